@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,10 +42,13 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def asked(file: BinaryIO, name: str, answered: set[str]) -> Iterator[dict[str, Any]]:
     """Give the prompts that have no answer; Invalid names the line that is no prompt."""
+    known = dict[str, str]()
     for number, (where, found) in enumerate(objects(file, name)):
         if ("prompt" in found) == ("messages" in found) or not found.keys() <= {*FIELDS}:
             raise sym.Invalid(f"{where}: give prompt or messages, and of {', '.join(FIELDS)} what else it takes")
-        if json.dumps(found["id"]) not in answered:
+        if (first := known.setdefault(given := json.dumps(found["id"]), where)) != where:
+            raise sym.Invalid(f"{where}: its id {given} is that of {first}")
+        if given not in answered:
             yield {"seed": number, **found}
 
 
@@ -68,9 +72,8 @@ async def answer(line: dict[str, Any], max_tokens: int, temperature: float) -> d
         else:
             tokens = await sym.aio.tokenize(line["prompt"])
         async with await sym.aio.kv_create() as kv:
-            most = line.get("max_tokens", max_tokens)
-            generation = await sym.aio.generate(kv, tokens, sampler=sampler, max_tokens=most)
-            return {"id": line["id"], "text": await generation.full_text(), "finish": generation.finish}
+            found = await sym.aio.generate(kv, tokens, sampler=sampler, max_tokens=line.get("max_tokens", max_tokens))
+            return {"id": line["id"], "text": await found.full_text(), "finish": found.finish}
     except (sym.Invalid, sym.TooLarge) as error:
         return {"id": line["id"], "error": str(error)}
 
@@ -108,11 +111,8 @@ def main() -> None:
         except BlockingIOError:
             raise sym.WouldBlock(f"{args.answers}: another run appends to it", errno.EAGAIN) from None
         lines = asked(prompts, args.prompts, answered(out, args.answers))
-
-        async def run() -> int:
-            return await answer_all(lines, out, args.streams, max_tokens=args.max_tokens, temperature=args.temperature)
-
-        if num_errors := anyio.run(run):
+        how = partial(answer_all, max_tokens=args.max_tokens, temperature=args.temperature)
+        if num_errors := anyio.run(how, lines, out, args.streams):
             raise sym.Invalid(f"answers that are errors, of this run: {num_errors} (see {args.answers})")
 
 

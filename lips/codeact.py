@@ -5,7 +5,7 @@
 
 The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
 Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
-(Wang et al. 2024)
+The status is 1 where it does not within --max-turns. (Wang et al. 2024)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def act(
     max_tokens: int = 200,
     seconds: float = 5.0,
 ) -> Iterator[str]:
-    """The model's code and what it printed, turn by turn, until it calls answer(); that comes last."""
+    """Yield the model's code and what it printed, turn by turn; last what it gave to answer(), or Invalid."""
     answers = list[object]()
     with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
@@ -40,6 +40,7 @@ def act(
                 yield f"answer: {answers[0]}"
                 return
             asked = f"Output:\n{printed[-1000:]}"
+    raise sym.Invalid(f"no answer came in {max_turns} turns: give more --max-turns")
 
 
 def main() -> None:

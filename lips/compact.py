@@ -11,6 +11,8 @@ summary, as the system's message, and goes on with the last turns, word for word
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import libsym as sym
 
 QUESTION = {"role": "user", "content": "Summarize our conversation so far: what was asked, and what was answered."}
@@ -19,6 +21,9 @@ TOP = "{system}\nThe conversation so far, in short: {summary}"
 
 def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> tuple[int, int]:
     """Make the file `path`; return how many tokens the conversation had, and how many it has there."""
+    with suppress(sym.NotFound):
+        sym.kv_stat(path)
+        raise sym.Exists(f"{path}: the name is taken; remove it first, or choose another")
     length, turns = kv.len(), [*(kv.stat().turns or ())]
     room = sym.model_info().max_positions - len(sym.chat_tokens([QUESTION], after_answer=True)) - max_tokens
     cuts = [at for at in [*turns, length][: max(len(turns) + 1 - keep, 0)] if at > 0]

@@ -4,7 +4,8 @@
     symphony run completion --max-tokens 100 --temperature 0.8 --seed 7 "The sea was"
 
 A server of completions has this loop inside. Here it is the program's own: each line of it can be changed, and the
-other programs are what comes of that. (`sym.generate` is the same loop where nothing is to be changed.)
+other programs are what comes of that. (`sym.generate` is the same loop where nothing is to be changed.) A full context
+ends the text as --max-tokens does; a prompt that is longer than the context is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str
     text, draws = sym.Detokenizer(), sampler.start()
     with sym.kv_create() as kv:
         tokens = sym.tokenize(prompt)
-        for _ in range(max_tokens):
+        for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):  # the last token needs no room
             dist = sym.pred(kv, tokens)  # appends the tokens to the file, and says what may come next
             token = draws.draw(dist)
             if token in end:

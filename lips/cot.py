@@ -31,18 +31,29 @@ class Path:
 def decode(kv: sym.KV, question: list[int], num_paths: int, max_tokens: int) -> list[Path]:
     """Return the paths on from a question, which `kv` has afterwards; the likeliest first token's is the first."""
     firsts = sym.pred(kv, question, top_k=num_paths).topk(num_paths)
-    ways = [sym.generate(kv.fork(), [token], max_tokens=max_tokens) for token, _ in firsts]
+    forks = [kv.fork() for _ in firsts]
+    ways = [sym.generate(fork, [token], max_tokens=max_tokens) for fork, (token, _) in zip(forks, firsts, strict=True)]
     texts = [sym.detokenize([token]) + way.full_text() for (token, _), way in zip(firsts, ways, strict=True)]
-    ask = sym.tokenize("\nSo the answer is")
-    answers = [sym.generate(way.kv, way.pending + ask, max_tokens=12, stop=[".", "\n"], logprobs=2) for way in ways]
-    found = []
-    for text, answer in zip(texts, answers, strict=True):
-        words = answer.full_text().strip(" :")
-        said = answer.dists[:-1] if answer.finish == "stop_text" else answer.dists
-        tops = [dist.topk(2) for dist in said if dist is not None]
-        gaps = [math.exp(first) - math.exp(second) for (_, first), (_, second) in tops]
-        found.append(Path(text, words, fmean(gaps) if gaps and words else 0.0))
-    return found
+    answers = [ended(*each) for each in zip(forks, ways, strict=True)]  # all have begun before the first is read
+    return [Path(text, *said(answer)) for text, answer in zip(texts, answers, strict=True)]
+
+
+def ended(kv: sym.KV, way: sym.Generation) -> sym.Generation | None:
+    """Have a path say its answer; None: the context has no room for the question."""
+    tokens = way.pending + sym.tokenize("\nSo the answer is")
+    if kv.room() < len(tokens):
+        return None
+    return sym.generate(kv, tokens, max_tokens=12, stop=[".", "\n"], logprobs=2)
+
+
+def said(answer: sym.Generation | None) -> tuple[str, float]:
+    """Return the words of an answer, and how sure they are."""
+    if answer is None or not (words := answer.full_text().strip(" :")):
+        return "", 0.0
+    dists = answer.dists[:-1] if answer.finish == "stop_text" else answer.dists
+    tops = [dist.topk(2) for dist in dists if dist is not None]
+    gaps = [math.exp(first) - math.exp(second) for (_, first), (_, second) in tops]
+    return words, fmean(gaps) if gaps else 0.0
 
 
 def ranked(paths: list[Path]) -> list[tuple[float, str]]:

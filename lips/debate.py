@@ -6,7 +6,7 @@
 The question is computed once; each agent is a conversation in a fork of it, and all of them answer in the same steps.
 In each further round an agent reads the others' last answers, and answers again. In the end each says its answer in a
 few words, and the one that most of them say is the debate's; where two are said equally often it is a tie, and the
-status is 1. (Du et al. 2023)
+status is 1, as it is where no agent says one. (Du et al. 2023)
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> None:
     ranked = votes(chats).most_common()
     for answer, count in ranked:
         sym.send_to_user(f"{count} of {args.agents}: {answer}\n")
-    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
+    if not ranked:
+        raise sym.Invalid("no agent says an answer: ask another way, or give more --agents")
+    if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
         raise sym.Invalid("the debate ends in a tie: give more --agents or --rounds")
 
 

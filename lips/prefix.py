@@ -32,7 +32,7 @@ def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
     conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}]
     with sym.kv_fork(prefix) as kv:
         tokens = sym.kv_rewind(kv, sym.chat_tokens(conversation))  # what is not in the prefix
-        while len(words) < max_tokens:
+        for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):  # the last token needs no room
             tokens = [sym.pred(kv, tokens).argmax()]
             if tokens[0] in end:
                 break

@@ -5,7 +5,8 @@
 The contexts are KV files, computed once (`cat atlas.txt > /kv/.symphony/text/atlas.kv`), as long and as many as you
 like. The model sees their names alone. Its code reads them on the text view of the mount, cuts and searches, and asks
 the model about one of them with `ask(name, question)`: a fork of that file, so nothing is computed again but the
-question. It runs in an `Interpreter`, which may read these texts and nothing else. (Zhang and Khattab 2025)
+question. It runs in an `Interpreter`, which may read these texts and nothing else.
+The status is 1 where no answer comes within --max-turns. (Zhang and Khattab 2025)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import libsym as sym
 
 
 def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens: int = 200) -> Iterator[str]:
-    """The code of each turn and what it printed, until it calls answer(); that comes last."""
+    """Yield the code of each turn and what it printed; last what it gave to answer(), or Invalid."""
     view = Path(sym.model_info().mount, ".symphony", "text")
     texts, answers = {name: str(view / name) for name in names}, list[object]()
 
@@ -47,6 +48,7 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
                 yield f"answer: {answers[0]}"
                 return
             asked = f"Output:\n{printed[-1000:]}"
+    raise sym.Invalid(f"no answer came in {max_turns} turns: give more --max-turns")
 
 
 def main() -> None:

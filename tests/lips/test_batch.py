@@ -88,11 +88,13 @@ def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tm
         2: ["id", "error"],
         3: ["id", "text", "finish"],
     }
-    for line, about in {"[1]": "give an object", "{": "no JSON", '{"prompt": "A", "top": 1}': "give prompt or"}.items():
+    wrong = {"[1]": "1: give an object", "{": "1: no JSON", '{"prompt": "A", "top": 1}': "1: give prompt or"}
+    twice = {'{"prompt": "A", "id": 2}\n{"prompt": "B"}': f"2: its id 2 is that of {prompts}, line 1"}
+    for line, about in {**wrong, **twice}.items():
         prompts.write_text(line)
         done = lips.finish("batch", str(prompts), str(answers))
         assert done.returncode == 1
-        assert done.stderr.startswith(f"batch: {prompts}, line 1: {about}")
+        assert done.stderr.startswith(f"batch: {prompts}, line {about}")
         assert done.stderr.count("\n") == 1
     with answers.open("a+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

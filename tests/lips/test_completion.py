@@ -21,6 +21,17 @@ def test_the_same_seed_draws_the_same_text_and_another_one_another(lips):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_a_full_context_ends_it_as_it_ends_the_loop_in_the_daemon(tiny):
+    greedy, most = sym.Sampler.greedy(), sym.model_info().max_positions
+    for room in (0, 3):
+        prompt = "a" * (most - room)
+        wanted = sym.generate(sym.kv_create(), sym.tokenize(prompt), sampler=greedy, max_tokens=12).full_text()
+        assert "".join(complete(prompt, greedy, 12)) == wanted
+        assert len(wanted) == room + 1, "the token behind the last entry is known, and needs no room"
+    with pytest.raises(sym.Invalid, match="beyond the model's context"):
+        list(complete("a" * (most + 1), greedy, 12))
+
+
 def test_a_wrong_temperature_is_told_in_one_line(lips):
     done = lips.finish("completion", "--temperature", "-1", PROMPT)
     assert (done.returncode, done.stdout) == (2, "")

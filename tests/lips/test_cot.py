@@ -42,6 +42,12 @@ def test_an_answer_is_as_sure_as_its_tokens_are_ahead_of_the_second_likeliest(li
     assert path.sureness == pytest.approx(sum(gaps) / len(gaps), abs=1e-3)
 
 
+def test_a_path_that_has_no_room_for_its_answer_is_shown_and_counts_nothing(tiny):
+    question = [97] * (sym.model_info().max_positions - 12)
+    found = cot.decode(sym.kv_create(), question, 3, 5)
+    assert [(len(path.text), path.answer, path.sureness) for path in found] == [(6, "", 0.0)] * 3
+
+
 def test_what_paths_are_sure_of_adds_up():
     paths = [cot.Path("", "5", 0.3), cot.Path("", "6", 0.5), cot.Path("", "5", 0.3), cot.Path("", "", 0.9)]
     assert cot.ranked(paths) == [(0.6, "5"), (0.5, "6")]

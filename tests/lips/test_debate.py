@@ -33,6 +33,12 @@ def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once
     assert "[round 2, agent 1] Three.\n" in shown
 
 
+def test_a_debate_without_answers_is_no_tie(lips, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["debate", "How many?", "--agents", "2", "--rounds", "1"])
+    with scripted(["One.", "Two.", " ", "."]), pytest.raises(sym.Invalid, match="no agent says an answer"):
+        debate.main()
+
+
 def test_a_tie_ends_with_status_1(lips):
     done = lips.finish("debate", "Say a number.", "--agents", "2", "--rounds", "1", "--max-tokens", "4", "--quiet")
     votes = [line for line in done.stdout.splitlines() if " of 2: " in line]
