@@ -8,8 +8,6 @@
 A question, an answer and a file are all there is to a conversation: `chat` is the same with a user who stays.
 """
 
-from __future__ import annotations
-
 import sys
 
 import libsym as sym

@@ -7,8 +7,6 @@ the result comes, the generation is cancelled where it is, within a step, the re
 behind it: the file is there, so an interruption costs the tokens of the result and no others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

@@ -8,8 +8,6 @@ and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} where ther
 when it has ended. A run after kill -9 cuts off the half of a line that is left, and asks only for what has no answer.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

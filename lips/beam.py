@@ -14,8 +14,6 @@ mostly alike: with --groups each group keeps its own best, and a token that grou
 costs --diversity for each time (Vijayakumar et al. 2016).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, replace

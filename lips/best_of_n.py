@@ -8,8 +8,6 @@ daemon's steps, and each has a seed of its own. The best is the one whose tokens
 (`score`); or with --judge the one that the model itself, asked whether the answer is good, says Yes to most surely.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

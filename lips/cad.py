@@ -6,8 +6,6 @@ The question lies in two files, behind the context and alone. Tokens that the co
 by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import libsym as sym

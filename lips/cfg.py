@@ -7,8 +7,6 @@ given each token that is drawn. What the instructions change in the model's opin
 decoding, 0 ignores them. (Sanchez et al. 2023)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import libsym as sym

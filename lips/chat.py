@@ -7,8 +7,6 @@ Lines are questions, `/help` lists the commands, Ctrl-C ends an answer or drops 
 chat service computes a long text again; here `/undo` is `kv_truncate`, and `/fork` is what `cp` does in a shell.
 """
 
-from __future__ import annotations
-
 import readline  # input() edits lines by it
 import sys
 

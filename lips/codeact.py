@@ -8,8 +8,6 @@ Its variables stay from turn to turn, as the conversation does in its KV file. W
 The status is 1 where it does not within --max-turns. (Wang et al. 2024)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ before the last --keep turns, so nothing is computed but the question and the an
 summary, as the system's message, and goes on with the last turns, word for word.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import libsym as sym

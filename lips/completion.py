@@ -8,8 +8,6 @@ other programs are what comes of that. (`sym.generate` is the same loop where no
 ends the text as --max-tokens does; a prompt that is longer than the context is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libsym as sym

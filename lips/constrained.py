@@ -9,8 +9,6 @@ speculation help each other: with --speculate names and values that stand in the
 next element, come several tokens in one step. What comes out is the same.
 """
 
-from __future__ import annotations
-
 import sys
 
 import libsym as sym

@@ -8,8 +8,6 @@ plausible counts, which is at least --alpha times as likely as its first. One da
 the same model, but it has read the last --window tokens alone. (Li et al. 2022; beta is O'Brien and Lewis's, 2023)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

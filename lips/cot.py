@@ -9,8 +9,6 @@ made to say its answer in a few words. The surer a path is of these words (how m
 likeliest, on average), the more its answer counts; equal answers add up. No prompt asks for steps. (Wang, Zhou 2024)
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass

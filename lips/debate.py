@@ -9,8 +9,6 @@ few words, and the one that most of them say is the debate's; where two are said
 status is 1, as it is where no agent says one. (Du et al. 2023)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import libsym as sym

@@ -11,8 +11,6 @@ of a program that knows what will be needed, where a server's cache can only gue
 - the KV of a deleted file is removed, and that of a file that nobody touches goes by itself (a longer TTL).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ order, missing, or too many) is counted here, and the best goes on. A merger has
 (Besta et al. 2024)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from itertools import pairwise

@@ -9,8 +9,6 @@ tokens have an r near 1. By chance -log(1 - r), summed over n tokens, has a gamm
 (Aaronson 2022)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -9,8 +9,6 @@ of it: these stay, and as many of the latest, which had no chance yet. Others go
 each head; the entries of a file are those of all heads, so here the sum over all of them decides. (Zhang et al. 2023)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import libsym as sym

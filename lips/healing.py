@@ -9,8 +9,6 @@ its place, but only among those that begin with its text. (Lundberg, "The Art of
 Token Healing", 2023.) Which ones these are is a set of tokens, made from the bytes of each.
 """
 
-from __future__ import annotations
-
 import libsym as sym
 
 

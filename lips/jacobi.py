@@ -9,8 +9,6 @@ change is right if all before it are. So each step finds one token at least; mor
 neither a draft model nor earlier text, but a model that was not trained for it gains little in prose.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile

@@ -7,8 +7,6 @@ The text is halved until each piece fits. Pieces are summarised side by side, ea
 which is computed once. The summaries together are the next text; the one that fits ends in the answer.
 """
 
-from __future__ import annotations
-
 import libsym as sym
 
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}

@@ -7,8 +7,6 @@ schemas, and of these a grammar is made: the model can name no tool that there i
 form. What a tool gives is appended to the conversation. This takes the package mcp (`symphony-os[programs]`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ A node keeps the best of its rollouts, where the method keeps their mean: nobody
 one expression, and with the mean it finds hardly more than chance.
 """
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -9,8 +9,6 @@ lost is that a module has not seen the others. The mean KL divergence of what co
 recomputed prompt, says how much that is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations

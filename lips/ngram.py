@@ -9,8 +9,6 @@ it agrees with saves a step. Guesses that were wrong are cut from the KV file. T
 whatever was guessed. `generate(draft="ngram")` does the same inside the daemon: compare with --builtin.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile

@@ -7,8 +7,6 @@ costs is the query: its fork has the prefix in constant time, and all of them sh
 puts what the threads ask for at the same time into the same steps of the model.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import libsym as sym

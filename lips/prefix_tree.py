@@ -8,8 +8,6 @@ directories on the mount (`find /kv/prefix_tree`): each file is a fork of the on
 the tokens that no other has, all answers are decoded at the same time, and the next run finds the tree as it is.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence

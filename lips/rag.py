@@ -8,8 +8,6 @@ the count outlives the program, and where memory runs short the daemon moves the
 budget the least asked is removed. A passage that has changed, or is gone, leaves the mount with the next question.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -9,8 +9,6 @@ whose KV file has stayed where it is. So a call of a tool costs the tokens of it
 again. A grammar holds a small model to the form. (Yao et al. 2022)
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import sqlite3

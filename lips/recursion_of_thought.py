@@ -8,8 +8,6 @@ long the sum is. In the paper the model says how to divide, for which it was tra
 numbers, for any model can be asked. Problems of one level are solved side by side. (Lee and Kim 2023)
 """
 
-from __future__ import annotations
-
 import libsym as sym
 
 EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 = 25\n"

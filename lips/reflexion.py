@@ -7,8 +7,6 @@ model makes of it stay in the conversation, which is one KV file: a new attempt 
 (Shinn et al. 2023)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libsym as sym

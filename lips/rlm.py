@@ -9,8 +9,6 @@ question. It runs in an `Interpreter`, which may read these texts and nothing el
 The status is 1 where no answer comes within --max-turns. (Zhang and Khattab 2025)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

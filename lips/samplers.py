@@ -7,8 +7,6 @@ Each of the first is a function of the probabilities, which gives those that are
 how to draw is three lines here, and no change to the daemon.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -8,8 +8,6 @@ windows, each of which begins half a context earlier than what it scores. Of end
 the same text, which is computed once, the likeliest first; and the mean of its tokens, where long endings lose nothing.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from statistics import fmean

@@ -6,8 +6,6 @@ The question is computed once. The ways are drawn on forks of its file, side by 
 vote; a way that is cut has none. (Wang et al. 2022)
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

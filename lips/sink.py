@@ -7,8 +7,6 @@ A model puts attention that it needs nowhere else on the first entries of a text
 four it stays near that of all entries. Positions are counted in the file: a text may exceed the context. (Xiao 2023)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libsym as sym

@@ -7,8 +7,6 @@ The points are written on forks of the file that holds question and outline, and
 (Ning et al. 2023)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libsym as sym

@@ -9,8 +9,6 @@ When the weights differ too much, particles are drawn anew by weight: the likely
 a text is drawn in proportion to its probability, given the rule. (Lew et al. 2023)
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

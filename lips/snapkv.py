@@ -9,8 +9,6 @@ belongs to it, so each counts as much as its most attended neighbour. The method
 a file are those of all heads, so here the sum over all of them decides. (Li et al. 2024)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import libsym as sym

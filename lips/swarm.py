@@ -7,8 +7,6 @@ coordinator's mailbox, reads all drafts on a topic, and votes for the one that i
 out. They run side by side, and their steps are shared.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -11,8 +11,6 @@ the entries of a file are those of all layers, so here the sum over all of them 
 transformer is an RNN with many states, hence Token Omission Via Attention)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import libsym as sym

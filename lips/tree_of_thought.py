@@ -8,8 +8,6 @@ are drawn side by side, and all judgements are one batch: how likely is Yes. Tho
 pages are free. (Yao et al. 2023)
 """
 
-from __future__ import annotations
-
 import math
 from itertools import count
 

@@ -9,8 +9,6 @@ al., "SpecInfer", 2024). The branch that the model agrees with longest is kept, 
 The tokens are those of greedy decoding, whatever was guessed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile

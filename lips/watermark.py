@@ -8,8 +8,6 @@ it takes the key and the text, and no model: chance has half of the tokens in th
 (Kirchenbauer et al. 2023)
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -7,8 +7,6 @@ once. But a model puts attention that it needs nowhere else on the first entries
 perplexity of all that follows jumps: `sink --compare` shows it, and mends it with four entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import libsym as sym
