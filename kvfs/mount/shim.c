@@ -267,6 +267,9 @@ static void on_init(void *userdata, struct fuse_conn_info *connection) {
     /* Dropping setuid bits on write needs the writer's credentials, which are not passed on: left to the kernel, which
      * then asks for it with a plain chmod. */
     connection->want &= ~(unsigned)FUSE_CAP_HANDLE_KILLPRIV;
+    /* An asynchronous direct write is answered before it ends, and the kernel drops cached pages of its range when it
+     * answers: pages that a buffered read brings in between would stay as they were. So io_submit(2) waits. */
+    connection->want &= ~(unsigned)FUSE_CAP_ASYNC_DIO;
     /* A read straight into our buffer is cheaper than one through a pipe. */
     connection->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;
     int descriptor = libfuse.session_fd(captured_session);

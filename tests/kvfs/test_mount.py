@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
+import platform
+import struct
 import subprocess
 from pathlib import Path
 
@@ -226,3 +230,24 @@ def test_a_mount_becomes_read_only_and_writable_again(mount: Mount) -> None:
     finally:
         mount.sh("mount -i -o remount,rw .")
     mount.sh("echo two > f")
+
+
+@pytest.mark.parametrize("num_bytes", [4096, 1 << 20])
+def test_an_asynchronous_direct_write_is_over_when_it_was_submitted(mount: Mount, num_bytes: int) -> None:
+    """Only then does the kernel drop the pages that buffered reads brought while the write was on its way."""
+    setup, submit, events, destroy = {"x86_64": (206, 209, 208, 207), "aarch64": (0, 2, 4, 1)}[platform.machine()]
+    system_call = ctypes.CDLL(None).syscall
+    path = mount.path / "direct"
+    path.write_bytes(bytes(num_bytes))
+    context, event = ctypes.c_ulong(), ctypes.create_string_buffer(32)
+    assert system_call(setup, 1, ctypes.byref(context)) == 0
+    with opened(path, os.O_WRONLY | os.O_DIRECT) as file, mmap.mmap(-1, num_bytes) as data:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        write = ctypes.create_string_buffer(struct.pack("<QQHhIQQqQQ", 0, 0, 1, 0, file, address, num_bytes, 0, 0, 0))
+        writes = ctypes.pointer(ctypes.pointer(write))
+        for i in range(1, 51):
+            data[:] = bytes([i]) * num_bytes
+            assert system_call(submit, context, ctypes.c_long(1), writes) == 1
+            assert system_call(events, context, ctypes.c_long(0), ctypes.c_long(1), event, None) == 1
+            assert path.read_bytes() == data[:]
+    assert system_call(destroy, context) == 0
