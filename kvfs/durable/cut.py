@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -196,9 +195,7 @@ class Cutter:
         cut.changes = self._with_closures(prefix, wanted)
         touched = self._take_names(cut)
         dirty = self._journal.dirty
-        writable = (inode for inode in dirty if inode not in left_out)
-        first = islice(writable, None if is_apart else 4 * num_others)
-        others = tuple(islice((each for each in first if is_gone(each) or self._is_named(cut, each)), num_others))
+        others = self._journal.others(lambda each: is_gone(each) or self._is_named(cut, each), num_others)
         gone = [each for each in others if is_gone(each)]
         written = [
             inode

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Callable, Container, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice, takewhile
@@ -30,6 +32,9 @@ OPERATIONS_A_SLICE = 512
 
 LOOKED_AT = 4 * OPERATIONS_A_SLICE
 """So many operations are looked at for a cut that takes what is ready apart from what is not."""
+
+DIRTY_LOOKED_AT = 512
+"""So many dirty inodes are looked at for a cut."""
 
 DIRECTORIES_ABOVE = 128
 """So far up a sync looks for renames of directories around a file: a tree may be deeper."""
@@ -95,6 +100,11 @@ class Journal(Changes):
         """Operations that `apart` has not looked at yet, the last one first."""
         self.num_passes = 0
         """How often `apart` has looked at all of them."""
+        self._dirty_pass: list[Inode] = []
+        """Inodes that `others` has not looked at yet, the last one first."""
+        self.num_dirty_passes = 0
+        """How often `others` has looked at all of them."""
+        self._counts = _Counts()
         self._held = _Held()
         self.directory: Callable[[int], Inode]
         """A directory, by its number."""
@@ -106,7 +116,7 @@ class Journal(Changes):
             self.noted[inode] = None
         if inode not in self.dirty and (inode.names or inode.parent is not None):
             self.number += 1
-            self.dirty[inode] = self.number
+            self._make_dirty(inode, self.number)
             if len(self.dirty) == 1:
                 self.when_changed()
 
@@ -128,15 +138,15 @@ class Journal(Changes):
     def is_empty(self) -> bool:
         return not self.dirty and not self.operations
 
-    def num_left(self, number: int) -> int:
-        """How much is not kept yet; 0 if nothing of it has changed by this number. As long as something is left out,
-        later changes do not count: so the number shows whether there is progress.
-        """
-        if self.left_out:
-            changes = (*self.operations, *self.dirty.values())
-            return sum(each <= number for each in changes)
-        is_left = self.has_operation(number) or any(since <= number for since in self.dirty.values())
-        return len(self.operations) + len(self.dirty) if is_left else 0
+    @contextmanager
+    def counting(self) -> Iterator[Callable[[], int]]:
+        """A function that tells how many of the changes until now are not kept yet."""
+        number = self.number
+        self._counts.mark(number)
+        try:
+            yield lambda: self._counts.up_to(number) + self.has_operation(number)
+        finally:
+            self._counts.unmark(number)
 
     def has_operation(self, number: int) -> bool:
         """Whether an operation up to this change is not kept yet."""
@@ -194,6 +204,21 @@ class Journal(Changes):
                 self._held.add(change)
             else:
                 taken.append(change)
+        return taken
+
+    def others(self, may_be_taken: Callable[[Inode], bool], most: int) -> list[Inode]:
+        """Dirty inodes, up to `most`, that a cut may take. After DIRTY_LOOKED_AT the next call goes on."""
+        taken: list[Inode] = []
+        if not most:
+            return taken
+        self._dirty_pass = self._dirty_pass or [*reversed(self.dirty)]
+        for _ in range(min(DIRTY_LOOKED_AT, len(self._dirty_pass))):
+            inode = self._dirty_pass.pop()
+            if inode in self.dirty and inode not in self.left_out and may_be_taken(inode):
+                taken.append(inode)
+                if len(taken) == most:
+                    break
+        self.num_dirty_passes += not self._dirty_pass
         return taken
 
     @property
@@ -331,13 +356,19 @@ class Journal(Changes):
             waiting = [self.directory(number) for each in new for number, _ in islice(each.names, SOME_NAMES)]
         return added
 
+    def _make_dirty(self, inode: Inode, since: int) -> None:
+        self.dirty[inode] = since
+        self._counts.add(since)
+
     def _add(self, change: NameChange) -> None:
         self.operations[change.number] = change
+        self._counts.add(change.number)
         for thing in change.things:
             self._about.setdefault(thing, {})[change.number] = change
 
     def _remove(self, change: NameChange) -> None:
         del self.operations[change.number]
+        self._counts.add(change.number, -1)
         for thing in change.things:
             self._remove_about(thing, change)
 
@@ -351,7 +382,14 @@ class Journal(Changes):
         """They are being committed: gives what `give_back` wants of the inodes."""
         for change in changes:
             self._remove(change)
-        return {inode: self.dirty.pop(inode, 0) for inode in inodes}
+        return {inode: self._pop_dirty(inode, 0) for inode in inodes}
+
+    def _pop_dirty(self, inode: Inode, default: int) -> int:
+        since = self.dirty.pop(inode, None)
+        if since is None:
+            return default
+        self._counts.add(since, -1)
+        return since
 
     def give_back(self, changes: Sequence[NameChange], inodes: dict[Inode, int]) -> None:
         """The commit failed."""
@@ -369,11 +407,12 @@ class Journal(Changes):
             self._pass = []
         for inode, since in inodes.items():
             if inode.names or inode.parent is not None:
-                self.dirty[inode] = min(since, self.dirty.get(inode, since))
+                self._make_dirty(inode, min(since, self._pop_dirty(inode, since)))
 
     def first_operations(self) -> list[NameChange]:
         """Those that the next commit may take."""
-        changes = self.operations.values()
+        numbers = reversed(self._pass[-LOOKED_AT:]) if self._pass else islice(self.operations, LOOKED_AT)
+        changes = (self.operations[number] for number in numbers if number in self.operations)
         return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
 
     def waits(self, change: NameChange) -> bool:
@@ -387,6 +426,32 @@ class Journal(Changes):
     def first_dirty(self, count: int) -> list[Inode]:
         """Inodes that have been dirty longest, and can be written."""
         return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
+
+
+class _Counts:
+    """How many changes are not kept yet: up to some numbers, the marks."""
+
+    def __init__(self) -> None:
+        self._marks: list[int] = []
+        """Ascending."""
+        self._counts = [0]
+        """Of changes up to each mark and beyond the mark before; then of those beyond all marks."""
+
+    def add(self, number: int, count: int = 1) -> None:
+        self._counts[bisect_left(self._marks, number)] += count
+
+    def mark(self, number: int) -> None:
+        """Count up to the last change from now on."""
+        self._marks.append(number)
+        self._counts.append(0)
+
+    def up_to(self, number: int) -> int:
+        return sum(self._counts[: bisect_right(self._marks, number)])
+
+    def unmark(self, number: int) -> None:
+        place = bisect_left(self._marks, number)
+        del self._marks[place]
+        self._counts[place] += self._counts.pop(place + 1)
 
 
 class _Held:

@@ -324,7 +324,10 @@ class Keeper:
 
     async def sync_all(self) -> None:
         """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
-        number = self._journal.number
+        with self._journal.counting() as num_changes_left:
+            await self._sync_all(num_changes_left)
+
+    async def _sync_all(self, num_changes_left: Callable[[], int]) -> None:
         self._cutter.try_again(tuple(self._journal.left_out))
         files: deque[_Wanted] = deque()
         for place, inode in enumerate(dict.fromkeys([*self._committing.inodes, *self._journal.dirty])):
@@ -335,14 +338,14 @@ class Keeper:
         def num_left() -> int:
             while files and self._cutter.knows(files[0].inode, files[0].extent):
                 files.popleft()
-            return len(files) + self._journal.num_left(number) + len(self._inherited)
+            return len(files) + num_changes_left() + len(self._inherited)
 
-        before, mark = -1, self._journal.num_passes
+        before, mark, dirty_mark = -1, self._journal.num_passes, self._journal.num_dirty_passes
         while True:
             error = await self._write_back()
             self._is_full = error is not None and error.errno == errno.ENOSPC
             left = await self._commit(num_left, others=OTHERS_A_CUT)  # with an error, too: what was removed makes room
-            is_stuck = left == before and self._has_looked(mark)
+            is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes > dirty_mark + 1
             if error is not None and (not left or is_stuck):
                 raise error
             if not left:
@@ -351,7 +354,7 @@ class Keeper:
             if is_stuck:
                 self._require_written()
             if left != before:
-                before, mark = left, self._journal.num_passes
+                before, mark, dirty_mark = left, self._journal.num_passes, self._journal.num_dirty_passes
 
     def _require_written(self, inode: Inode | None = None) -> None:
         """EIO: an inode (this one, or one that holds it up) is left out of all commits."""
@@ -605,8 +608,13 @@ class Keeper:
 
     async def _make_room(self) -> None:
         """Forget all that has been removed until now."""
-        number, mark = self._journal.number, self._journal.num_passes
-        while await self._commit_first(number, OTHERS_A_CUT, is_apart=True) or not self._has_looked(mark):
+        journal, number = self._journal, self._journal.number
+        mark, dirty_mark = journal.num_passes, journal.num_dirty_passes
+        while (
+            await self._commit_first(number, OTHERS_A_CUT, is_apart=True)
+            or not self._has_looked(mark)
+            or journal.num_dirty_passes == dirty_mark
+        ):
             pass
         await self.jobs.idle()
 

@@ -233,8 +233,8 @@ def test_a_disk_that_hangs_fails_who_waits_and_when_it_answers_all_is_well(
             assert house.tokens(kept) == FIRST + SECOND
             assert house.is_right(kept)
             disk.resume()
-            await house.keeper.jobs.idle()
             house.keeper.jobs.deadline_s = 30.0
+            await house.keeper.jobs.idle()
             await house.keeper.sync_all()
         async with running(House(disk.path / "state", num_pages=64)) as house:
             assert house.tokens(await house.open("a.kv")) == FIRST
@@ -265,8 +265,8 @@ def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_w
             house.append(kept, SECOND)
             assert house.is_right(kept)
             is_over = not disk.resume()
-            await house.keeper.jobs.idle()
             house.keeper.jobs.deadline_s = 30.0
+            await house.keeper.jobs.idle()
             await house.keeper.sync_all()
             names = house.names()
         async with running(House(disk.path / "state", num_pages=32)) as house:

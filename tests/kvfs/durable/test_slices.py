@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from kvfs.durable.cut import Cut, Cutter
-from kvfs.durable.journal import OPERATIONS_A_SLICE, Journal, NameChange
+from kvfs.durable.journal import DIRTY_LOOKED_AT, LOOKED_AT, OPERATIONS_A_SLICE, Journal, NameChange
 from kvfs.durable.keeper import SYNCS_A_CUT
 from kvfs.names.inode import Inode
 from libsym.errors import SymError
@@ -201,5 +201,70 @@ def test_a_full_disk_forgets_what_was_removed_in_slices(tmp_path: Path, monkeypa
             await house.sync("held2.kv")
             assert cuts.are_bounded(), (cuts.num_taken, cuts.num_walked)
             assert not house.keeper.pages_out.missing(house.fs.find(ROOT, "held2.kv").content, 320).size
+
+    trio.run(main)
+
+
+def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_looked, others = [0], Journal.others
+
+    def counted(journal: Journal, may_be_taken: Callable[[Inode], bool], most: int) -> list[Inode]:
+        num_looked.append(0)
+
+        def noted(inode: Inode) -> bool:
+            num_looked[-1] += 1
+            return may_be_taken(inode)
+
+        return others(journal, noted, most)
+
+    monkeypatch.setattr(Journal, "others", counted)
+
+    async def main() -> None:
+        async with running(House(tmp_path, num_pages=2 * MANY)) as house:
+            behind = house.create("behind.kv").inode
+            await house.keeper.sync_all()
+            for number in range(MANY):
+                house.fs.kv_close(house.create(f"{number}.kv", [1]))
+            behind.mode = 0o640
+            behind.changed()
+            house.keeper.limit(0, 30.0)
+            with pytest.raises(SymError) as raised:
+                await house.keeper.sync_all()
+            assert raised.value.errno == errno.ENOSPC
+            assert max(num_looked) <= DIRTY_LOOKED_AT
+
+    trio.run(main)
+    house = House(tmp_path)
+    house.keeper.close()
+    assert house.fs.find(ROOT, "behind.kv").mode == 0o640
+
+
+def test_a_sync_of_everything_beside_what_can_not_be_written_goes_through_no_list_of_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        plant = Plant(monkeypatch, "encode_inode")
+        async with running(House(tmp_path)) as house:
+            journal = house.keeper._journal
+            file = links(house)
+            plant.bad.add(file)
+            make_directory(house, "last")
+            asked: list[NameChange] = []
+            waits = Journal.waits
+            monkeypatch.setattr(Journal, "waits", lambda each, change: asked.append(change) or waits(each, change))
+            with journal.counting() as num_left:
+                assert num_left() == len(journal.operations) + len(journal.dirty) + 1
+                make_directory(house, "later")
+                with pytest.raises(SymError, match="left out"):
+                    await house.keeper.sync_all()
+                assert num_left() == MANY + 1 + 1 + 1, "of the file: its names and itself; and that there are some"
+                asked.clear()
+                journal.first_operations()
+                assert len(asked) <= LOOKED_AT
+                plant.bad.clear()
+                await house.keeper.sync_all()
+                assert num_left() == 0
 
     trio.run(main)
