@@ -149,7 +149,7 @@ def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
     if name in _QUOTAS and name in volume.domains.attributes(inode):
         volume.domains.remove_limit(inode, name, uid)
         return
-    if name == WEIGHT and name in inode.xattrs:
+    if name == WEIGHT and name in inode.xattrs and inode.domain is not None:
         volume.domains.remove_weight(inode, uid)
         return
     if name in _ADVICE and isinstance(inode.content, KvFile | PlainFile):

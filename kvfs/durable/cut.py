@@ -195,6 +195,7 @@ class Cutter:
         cut.changes = self._with_closures(prefix, wanted)
         touched = self._take_names(cut)
         dirty = self._journal.dirty
+        bounded = {put.after for change in cut.changes for put in change.puts if put.is_of_domain}
         others = self._journal.others(lambda each: is_gone(each) or self._is_named(cut, each), num_others)
         gone = [each for each in others if is_gone(each)]
         written = [
@@ -202,7 +203,7 @@ class Cutter:
             for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
             if inode not in left_out
             and self._is_named(cut, inode)
-            and (inode in dirty or not self._known(inode).num_names)
+            and (inode in dirty or inode in bounded or not self._known(inode).num_names)
         ]
         cut.inodes = self._journal.take(cut.changes, {*written, *gone})
         return cut, self._write_all(cut, written)
@@ -268,7 +269,8 @@ class Cutter:
         counts: dict[Inode, int] = {}
         for change in cut.changes:
             for put in change.puts:
-                final[put.key] = put.after
+                if not put.is_of_domain:
+                    final[put.key] = put.after
                 for inode, step in ((put.after, 1), (put.before, -1)):
                     if inode is not None:
                         counts[inode] = counts.get(inode, 0) + step
@@ -338,9 +340,8 @@ class Cutter:
             new = self._version(cut, number, content, old)
         cut.known[number] = new
         self._write_xattrs(cut, inode)
-        cut.rows.inodes.append(
-            (number, encode_inode(number, record_of(inode, new.backing, has_entries=new.kv is not None)))
-        )
+        record = record_of(inode, new.backing, self._journal.limits_of(inode), has_entries=new.kv is not None)
+        cut.rows.inodes.append((number, encode_inode(number, record)))
 
     def _write_xattrs(self, cut: Cut, inode: Inode) -> None:
         """The row of attributes that are not in the inode's own."""

@@ -18,11 +18,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
 from kvfs.names.content import KvFile
-from kvfs.names.inode import SOME_NAMES, Changes, Inode, NamePut
+from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
+from kvfs.pages.accounts import Limits
 
 OPERATIONS_A_CUT = 32
 """So many operations are taken at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
@@ -50,10 +51,12 @@ class NameChange:
     number: int
     """In the order of all operations."""
     puts: tuple[NamePut, ...]
-    previous: tuple[int, ...]
+    previous: list[int]
     """For each put, the operation that the name was changed by before; 0: none that is not kept yet."""
     since: int
     """The first change that it stands for: its own, or one that gave a name to a file that is gone by now."""
+    limits: Limits | None = None
+    """Of a directory that becomes a domain or stops being one: those that it had before."""
 
     def place_of(self, key: tuple[int, bytes]) -> int:
         """Return the number of the put that is about a name; -1: there is none."""
@@ -121,10 +124,16 @@ class Journal(Changes):
                 self.when_changed()
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
-        self.number += 1
-        previous = tuple(next(reversed(self._about.get(put.key, _NONE)), 0) for put in puts)
-        self._add(NameChange(self.number, puts, previous, self.number))
+        self._note(puts)
         self._gone |= {put.before: None for put in puts if put.before is not None and _is_gone_file(put.before)}
+
+    def of_domain(self, directory: Inode, limits: Limits | None) -> None:
+        self._note((NamePut(directory, OWN_NAME, directory, directory, None, 0),), limits)
+
+    def _note(self, puts: tuple[NamePut, ...], limits: Limits | None = None) -> None:
+        self.number += 1
+        previous = [next(reversed(self._about.get(put.key, _NONE)), 0) for put in puts]
+        self._add(NameChange(self.number, puts, previous, self.number, limits))
         if len(self.operations) == 1:
             self.when_changed()
 
@@ -286,7 +295,7 @@ class Journal(Changes):
         if not puts:
             self._remove(old)
             return
-        new = NameChange(old.number, tuple(puts), tuple(numbers), old.since if since is None else since)
+        new = NameChange(old.number, tuple(puts), numbers, old.since if since is None else since)
         self.operations[new.number] = new
         for thing in new.things:
             self._about.setdefault(thing, {})[new.number] = new
@@ -303,8 +312,8 @@ class Journal(Changes):
         """What the names of some inodes depend on besides some operations, in order: a directory's are those in it,
         too. Once it has more than `most`, it looks no further.
 
-        Of a directory that is gone nothing may be left, and a file that has another name by now must not be lost with
-        the one that it had.
+        Of a directory that is gone, becomes a domain or stops being one nothing may be left, and a file that has
+        another name by now must not be lost with the one that it had.
         """
         inodes: set[Inode] = set()
         seen: set[_Thing] = set()
@@ -327,6 +336,8 @@ class Journal(Changes):
                 chosen[number] = change
                 for put in change.puts:
                     waiting.append(put.key)
+                    if put.is_of_domain:
+                        waiting.append((put.directory,))
                     if put.before is not None:
                         waiting += self._add_with_directories(inodes, put.before)
                     if put.after is not None:
@@ -404,6 +415,8 @@ class Journal(Changes):
             self.operations = dict(sorted(self.operations.items()))
             for key in {put.key for change in changes for put in change.puts}:
                 self._about[key] = dict(sorted(self._about[key].items()))
+                for before, change in pairwise(self._about[key].values()):
+                    change.previous[change.place_of(key)] = before.number  # which was on its way when that came
             self._pass = []
         for inode, since in inodes.items():
             if inode.names or inode.parent is not None:
@@ -418,6 +431,13 @@ class Journal(Changes):
     def waits(self, change: NameChange) -> bool:
         """Whether it gives a name to a file that can't be written."""
         return any(put.after in self.left_out for put in change.puts)
+
+    def limits_of(self, directory: Inode) -> Limits | None:
+        """The limits of a domain before the first of its operations that is not kept yet; None: it was none."""
+        first: NameChange | None = next(iter(self._about.get((directory.number, OWN_NAME), _NONE).values()), None)
+        if first is not None:
+            return first.limits
+        return None if directory.domain is None else directory.domain.limits
 
     def look_at_noted(self) -> None:
         """Forget those whose attributes no commit has to put away any more."""

@@ -266,9 +266,8 @@ def _give_attributes(inode: Inode, record: InodeRecord) -> None:
         inode.xattrs = Xattrs(xattrs, apart)
 
 
-def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
-    """Return the record of an inode as it is now."""
-    domain = inode.domain
+def record_of(inode: Inode, backing: int, limits: Limits | None, *, has_entries: bool) -> InodeRecord:
+    """Return the record of an inode as it is now; `limits`: of a domain."""
     return InodeRecord(
         inode.file_type,
         inode.mode,
@@ -281,9 +280,9 @@ def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
         inode.used_ns,
         backing,
         inode.advice,
-        domain is not None,
-        None if domain is None else domain.limits.num_bytes,
-        None if domain is None else domain.limits.num_files,
+        limits is not None,
+        None if limits is None else limits.num_bytes,
+        None if limits is None else limits.num_files,
         inode.target,
         {} if inode.xattrs.are_large else inode.xattrs,
         has_entries,

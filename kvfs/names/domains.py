@@ -69,6 +69,7 @@ class Domains:
             domain.limits = limits
         else:
             self._require_empty(directory, "stops being a domain")
+            directory.changes.of_domain(directory, domain.limits)
             domain.close()
             directory.domain = None
             if WEIGHT in directory.xattrs:
@@ -100,6 +101,7 @@ class Domains:
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
         directory.account.holdings.require(Kind.DOMAIN, num_bytes=directory.account.pages.own_bytes)
+        directory.changes.of_domain(directory, None)
         self.restore(directory, limits, directory.xattrs)
 
     def restore(self, directory: Inode, limits: Limits, noted: Mapping[bytes, bytes]) -> None:

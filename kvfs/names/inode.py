@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kvfs.names.content import Content, KvFile
 from kvfs.names.order import NameOrder
 from kvfs.names.retention import NO_ADVICE
-from kvfs.pages.accounts import Account
+from kvfs.pages.accounts import Account, Limits
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.table import PageTable
 from libsym.errors import NoAccess, NotPermitted, SymError
@@ -36,6 +36,9 @@ MOST_IN_MEMORY = 1024
 
 MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
 """The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
+
+OWN_NAME = b"."
+"""A directory's name in itself: no file can have it."""
 
 UNKNOWN = 0
 """In place of a file type: the index is damaged where it says what the inode is."""
@@ -335,6 +338,11 @@ class NamePut:
     def key(self) -> tuple[int, bytes]:
         return self.directory.number, self.name
 
+    @property
+    def is_of_domain(self) -> bool:
+        """Whether it says that the directory becomes a domain or stops being one, and nothing of a name."""
+        return self.name == OWN_NAME
+
 
 class Changes:
     """Is told of every change, so that it can be kept; this one keeps nothing.
@@ -348,6 +356,12 @@ class Changes:
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
         """Note names that an operation has changed together."""
+
+    def of_domain(self, directory: Inode, limits: Limits | None) -> None:
+        """A directory becomes a domain or stops being one, behind all that it had in it; `limits`: what it had before.
+
+        An operation as those on names: a name that comes out of order would cross the domain's boundary.
+        """
 
     def of_xattrs_gone(self, inode: Inode) -> None:
         """Nothing leads to an inode any more whose attributes have a row of their own."""

@@ -418,6 +418,7 @@ class Tree:
             self._changes.of_xattrs_gone(inode)
         inode.order = None
         if inode.domain is not None:
+            self._changes.of_domain(inode, inode.domain.limits)
             inode.domain.close()
             inode.domain = None
         if not inode.lookups:

@@ -157,7 +157,7 @@ class NamesThatAreThere:
             return True
         gone = {put.before for put in operation.puts if put.before is not None and put.after != put.before}
         named_again = {put.after for put in operation.puts}
-        return any(put.key[0] in gone - named_again for put in earlier.puts)
+        return any(put.key[0] in (gone - named_again) | operation.bounded for put in earlier.puts)
 
     # What may overtake
 
@@ -193,7 +193,7 @@ class NamesThatAreThere:
                     keys |= {put.key for put in operation.puts}
                     inodes |= self._with_directories(operation.inodes | operation.directories)
                     gone = {put.before for put in operation.puts if put.before is not None and put.after is None}
-                    directories |= gone
+                    directories |= gone | operation.bounded
         return found
 
     def _with_directories(self, inodes: set[int]) -> set[int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvfs.names.inode import Inode
+from kvfs.names.inode import OWN_NAME, Inode
 from tests.kvfs.durable.contents import Content
 
 T = TypeVar("T")
@@ -77,6 +77,11 @@ class Operation:
     def inodes(self) -> set[int]:
         """Those that get a name, or lose one."""
         return {each for put in self.puts for each in (put.before, put.after) if each is not None}
+
+    @property
+    def bounded(self) -> set[int]:
+        """Directories that become a domain, or stop being one: behind all that they had in them."""
+        return {put.key[0] for put in self.puts if put.key[1] == OWN_NAME}
 
     @property
     def directories(self) -> set[int]:

@@ -25,10 +25,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
-from kvfs.names.inode import Inode
+from kvfs.names.inode import OWN_NAME, Inode
 from kvfs.names.plain import PlainFile
 from libsym.errors import SymError
 from tests.kvfs.durable.allowed_names import NamesThatAreThere
@@ -158,9 +159,10 @@ class Model:
         return [(0, 0), *((sync.begun, sync.ended or 0) for sync in mine)]
 
     def _judge_attributes(self, house: House, inode: Inode, now: int) -> None:
+        """A domain's quota is that of some moment by itself: names tell when it became one."""
         (since, _), found = max(self._promises(inode.number, now)), Attributes.of(inode)
         allowed = [state for _, state in self._lives[inode.number].attributes.between(since, now)]
-        if found not in allowed:
+        if found not in [replace(state, quota=each.quota) for state in allowed for each in allowed]:
             raise AssertionError(
                 f"{_called(house, inode)} is\n  {found}\nand was, since [{since}]\n"
                 + "\n".join(f"  {state}" for state in allowed)
@@ -196,10 +198,12 @@ class Model:
 
 
 def _names(house: House) -> dict[Key, int]:
-    """What every name leads to."""
-    return {
+    """What every name leads to; a domain has a name in itself."""
+    names = {
         (directory.number, name): child.number for directory in house.tree for name, child in directory.entries.items()
     }
+    domains = [inode.number for inode in house.tree if inode.domain is not None and inode.parent is not None]
+    return names | {(number, OWN_NAME): number for number in domains}
 
 
 async def _judge_pages(house: House, inode: Inode) -> None:

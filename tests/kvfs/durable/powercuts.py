@@ -79,8 +79,7 @@ def recorded_life(
 ) -> Model:
     """A house in a directory of the disk, which is told of all that the model knows; `before` judges how it begins.
 
-    Cuts of an odd seed take few operations, so that nearly every sync depends on more. No directory becomes a domain
-    there: its row may be kept before the last of the names that had to go first.
+    Cuts of an odd seed take few operations, so that nearly every sync depends on more.
 
     `has_faults`: the disk fails now and then. When it is well again, every KV file can be synced.
     """
@@ -94,7 +93,7 @@ def recorded_life(
                 await house.keeper.sync(house.tree.root)
             disk.mark(READY)
             model = Model(house, lambda moment: disk.mark(str(moment)), has_bytes=before is None)
-            workload = kind(house, model, seed, has_domains=journal is None)
+            workload = kind(house, model, seed)
             async with trio.open_nursery() as nursery:
                 if has_faults:
                     nursery.start_soon(

@@ -69,3 +69,19 @@ def test_a_file_that_got_its_name_back_from_one_that_is_gone_leaves_the_journal_
             assert not journal.operations
 
     trio.run(main)
+
+
+def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_when_that_has_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path)) as house:
+            journal = house.keeper._journal
+            house.create("a.kv")
+            committed = list(journal.operations.values())
+            dirty = journal.take(committed, journal.dirty.copy())
+            house.fs.kv_remove(ROOT, "a.kv")
+            journal.give_back(committed, dirty)
+            while journal.settle():
+                pass
+            assert not journal.operations
+
+    trio.run(main)

@@ -12,8 +12,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from kvfs.durable.index import Rows
 from kvfs.durable.journal import DIRECTORIES_ABOVE
+from kvfs.durable.keeper import OTHERS_A_CUT
+from kvfs.names.domains import QUOTA
 from kvfs.names.inode import SOME_NAMES
 from kvfs.names.plain import PlainFile
+from kvfs.xattrs import put, remove
 from tests.kvfs.durable.house import ROOT, House, running
 
 
@@ -204,3 +207,28 @@ def test_syncing_everything_syncs_bytes_whose_name_was_committed_without_them(tm
             assert not inode.content.is_dirty
 
     trio.run(work)
+
+
+def test_a_directory_becomes_a_domain_behind_the_names_that_it_had_and_has_names_behind_that(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running(House(tmp_path)) as house:
+            volume, first, second = house.volume, *(house.create(f"{name}.kv").inode for name in "ab")
+            for name in "de":
+                house.fs.kv_mkdir(ROOT, name, 0o700)
+            d, e = house.fs.find(ROOT, "d"), house.fs.find(ROOT, "e")
+            house.tree.link(first, d, b"a.kv")
+            put(volume, e, QUOTA, b"1M", 0)
+            await house.keeper.sync_all()
+            hold_back_names(house)
+            house.tree.unlink(d, b"a.kv")
+            put(volume, d, QUOTA, b"1M", 0)
+            await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
+            remove(volume, e, QUOTA, 0)
+            house.tree.link(second, e, b"b.kv")
+            await house.keeper.sync(second)
+            house.tree.unlink(e, b"b.kv")
+            put(volume, e, QUOTA, b"1M", 0)
+            await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
+
+    trio.run(work)
+    assert names_after(tmp_path) == ["/a.kv", "/b.kv", "/d", "/e", "/held.kv"]

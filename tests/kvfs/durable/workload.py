@@ -17,7 +17,7 @@ from kvfs.names.domains import QUOTA
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import RENAME_EXCHANGE
-from kvfs.xattrs import put
+from kvfs.xattrs import put, remove
 from libsym.abi import Advice
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House
@@ -34,8 +34,7 @@ MOST_SYNCS = 6
 class Workload:
     """Changes a house step by step, and has a model note it."""
 
-    def __init__(self, house: House, model: Model, seed: int, *, has_domains: bool = True) -> None:
-        self._has_domains = has_domains
+    def __init__(self, house: House, model: Model, seed: int) -> None:
         self.house, self.model, self.random = house, model, Random(seed)
         self.num_failed = 0
         """Syncs that did not return 0."""
@@ -82,7 +81,7 @@ class Workload:
             self._chmod: 3,
             self._set_attribute: 3,
             self._advise: 2,
-            self._make_domain: int(self._has_domains),
+            self._make_domain: 2,
             self._sync: 12,
             self._sync_directory: 3,
             self._sync_all: 2,
@@ -322,7 +321,16 @@ class Workload:
             self._let_go(handle)
 
     async def _make_domain(self, _nursery: trio.Nursery) -> None:
-        put(self.house.volume, self._directory(), QUOTA, b"64M", 0)
+        """Of a directory, behind the names of its files; or have one be no domain, perhaps."""
+        inode = self._directory()
+        if inode.domain is not None:
+            remove(self.house.volume, inode, QUOTA, 0)
+            return
+        if not inode.num_subdirectories and inode is not self.house.tree.root:
+            for name in sorted(inode.entries):
+                self.house.tree.unlink(inode, name)
+                self.model.note(self.house)
+        put(self.house.volume, inode, QUOTA, b"64M", 0)
 
     # Syncs
 
