@@ -75,6 +75,15 @@ FORMS = {
         table=('"median":', '"worst":', '"killed": 16', '"seconds":', '"rounds beside":', '"doctor": "clean"'),
         may_be_empty=('"what stays": {}', '"rounds that differ": 0'),
     ),
+    "bench/requests_beside.py": Form(
+        table=(
+            "`guided_json` obeyed",
+            "`frobnicate` named",
+            r"refused: temprature is no field: is temperature meant\?",
+            "symphony .*the generation ends",
+        ),
+        may_be_empty=(r'"temp\w+": 0',),
+    ),
     "bench/steps.py": Form(
         STREAMS,
         tuple(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts")),
@@ -111,6 +120,9 @@ GONE = (
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),
+    "bench/requests_beside.py": Broken(
+        "silent about 1 of the fields", "import http.client\nhttp.client.HTTPResponse.getheader = lambda *_: None"
+    ),
     "bench/steps.py": Broken(GONE, words=STREAMS),
     "fuzz/frames.py": Broken("the daemon ended"),
     "fuzz/images.py": Broken(
@@ -247,4 +259,6 @@ def test_every_script_has_a_quick_form():
     paths = [path for folder in folders for path in (ROOT / "scripts" / folder).glob("*.py")]
     scripts = {str(path.relative_to(ROOT / "scripts")) for path in paths if path.read_text().startswith("#!")}
     elsewhere = {"soak/attacks.py", "soak/conversations.py", "soak/conversation_mutants.py", "fuzz/recorded.py"}
-    assert scripts == (FORMS.keys() | elsewhere) - {"bench/kills.py", "bench/steps.py"}
+    assert scripts == (FORMS.keys() | elsewhere) - {
+        name for name in FORMS if name.count("/") == 1 and name.startswith("bench/")
+    }
