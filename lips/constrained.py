@@ -23,7 +23,7 @@ def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, specula
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("question", "what is to be answered")
-    arguments.text("--schema", "the answer is JSON of this schema (a file's: \"$(cat FILE)\")", metavar="JSON")
+    arguments.text("--schema", 'the answer is JSON of this schema, "$(cat FILE)" for one in a file', metavar="JSON")
     arguments.text("--regex", "this matches the whole answer")
     arguments.text("--lark", "the answer derives from start of this grammar, as Lark has it", metavar="GRAMMAR")
     arguments.add_argument("--speculate", action="store_true", help="try what followed the last tokens before")
