@@ -65,13 +65,15 @@ def is_there(pid: int | None) -> bool:
 def lines(programs: list[Row]) -> list[str]:
     """For people."""
     names = f"{'ID':8} {'NAME':16} {'PID':>8} {'USER':8} {'AGE':>4} {'TOKENS':>8}"
-    found = [f"{names} {'ISOLATION':9} {'STATUS':22} PROGRAM"]
-    for each in programs:
+    statuses = [_status(each) for each in programs]
+    width = max(map(len, ["STATUS", *statuses]))
+    found = [f"{names} {'ISOLATION':9} {'STATUS':{width}} PROGRAM"]
+    for each, status in zip(programs, statuses, strict=True):
         words = printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(not of this launcher)"
         tokens = each["usage"].get("tokens", 0)
         found.append(
             f"{each['id']:8} {printable(each['name']):16} {each['pid'] or '-':>8} {user_name(each['uid']):8} "
-            f"{_age(each['created']):>4} {tokens:>8} {each['isolation'] or '-':9} {_status(each):22} {words}"
+            f"{_age(each['created']):>4} {tokens:>8} {each['isolation'] or '-':9} {status:{width}} {words}"
         )
     return found
 

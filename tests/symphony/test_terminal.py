@@ -5,10 +5,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from symphony.launcher import listing
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import end_process
@@ -94,6 +96,14 @@ def test_a_wrong_option_is_answered_by_the_usage_of_its_command():
     assert done.stderr.startswith("usage: symphony ps [-h]")
     assert done.stderr.endswith("symphony ps: error: unrecognized arguments: --jsn: did you mean --json?\n")
     assert alone("serve", "--port", "3").stderr.endswith("unrecognized arguments: --port 3\n"), "as far from --quota"
+
+
+def test_the_columns_of_ps_are_as_wide_as_what_programs_wait_for():
+    about = {"id": "0a02b622", "uid": 0, "created": time.time(), "usage": {}, "isolation": "none", "reason": None}
+    waits = {"name": "worker", "pid": 42, "state": "waiting for a message", "call": "recv", "program": "worker.py"}
+    header, line = listing.lines([{**about, **waits, "args": []}])
+    assert line[header.index("STATUS") :] == "waiting for a message (recv) worker.py"
+    assert header.index("PROGRAM") == line.index("worker.py")
 
 
 def test_ps_leaves_out_commands_of_symphony_and_fails_without_a_daemon(daemon):
