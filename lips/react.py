@@ -90,8 +90,8 @@ def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: i
             made.add(call)
             try:
                 result = tools[name](argument.removesuffix("]"))
-            except (ValueError, SyntaxError, ArithmeticError, OSError, sqlite3.Error, sqlite3.Warning) as error:
-                result = f"{type(error).__name__}: {error}"  # the model may do better
+            except Exception as error:  # noqa: BLE001 - tools raise what they like, and the model may do better
+                result = f"{type(error).__name__}: {error}"
         yield (asked := f"Observation: {result}")
 
 

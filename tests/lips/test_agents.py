@@ -76,6 +76,13 @@ def test_react_stops_where_the_calls_are_used_up(lips):
     assert left == said[2:]
 
 
+def test_react_tells_the_model_what_a_tool_of_the_users_own_raises(lips):
+    said = ["Thought: I look.\nAction: weather[Berlin]", "Thought: Alas.\nAnswer: unknown"]
+    with sym.Chat(sym.kv_create()) as chat, scripted(said):
+        lines = list(react.react(chat, "Rain?", {"weather": {"Rome": "sun"}.__getitem__}, max_calls=1))
+    assert lines == [said[0], "Observation: KeyError: 'Berlin'", said[1]]
+
+
 def test_react_may_only_answer_when_its_calls_are_used_up_or_made_again(lips, monkeypatch):
     forms, ask = [], sym.Chat.ask
 
