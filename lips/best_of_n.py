@@ -25,7 +25,8 @@ def draw(kv: sym.KV, tokens: list[int], n: int, sampler: sym.Sampler, max_tokens
 def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
     """Of the answer's tokens behind `kv` and then the question's last token."""
     with sym.kv_fork(kv) as fork:
-        return fmean(sym.score(fork, [last, *answer])) if answer else -math.inf
+        found = sym.score(fork, [last, *answer][: fork.room()])  # the last token of a full context needed no room
+    return fmean(found or [-math.inf])
 
 
 def judged(question: str, answer: str) -> float:

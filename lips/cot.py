@@ -77,7 +77,7 @@ def main() -> None:
             sym.send_to_user(f"[{path.sureness:.3f}] {path.text.strip()!r} → {path.answer!r}\n")
     answers = ranked(paths)
     if not answers:
-        raise sym.Invalid("no path says an answer: give more --paths or --max-tokens")
+        raise sym.Invalid("no path says an answer: give more --paths or --max-tokens, or a shorter question")
     for total, answer in answers if args.all else answers[:1]:
         sym.send_to_user(f"{total:.3f}  {answer}\n" if args.all else f"{answer}\n")
 

@@ -90,7 +90,11 @@ def main() -> None:
     arguments.text("--topic", argparse.SUPPRESS)
     args = arguments.parse_args()
     if args.coordinator is not None:
-        agent(args.agents[0], args.coordinator, args.topic, args.max_tokens)
+        try:
+            agent(args.agents[0], args.coordinator, args.topic, args.max_tokens)
+        except sym.SymError as error:
+            sym.send(args.coordinator, {"from": args.agents[0], "end": str(error)})
+            raise
         return
     if len(set(args.agents)) < 2 or len(set(args.agents)) < len(args.agents):
         arguments.error("a swarm has two agents at least, and each has a role of its own")

@@ -204,6 +204,13 @@ def test_an_agent_that_dies_ends_the_swarm_in_one_line(tiny):
     assert re.fullmatch(r"swarm: town poet ended before its \w+ came: .+\n", err)
 
 
+def test_an_agent_that_fails_says_why(tiny):
+    question = "a" * sym.model_info().max_positions
+    done = tiny.daemon.symphony("run", "swarm", question, "--agents", "poet", "banker", check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"swarm: \w+ ended before its draft came: .+ beyond the model's context .+\n", done.stderr)
+
+
 def test_an_agent_judges_behind_the_whole_of_its_own_draft(tiny):
     with sym.Chat(sym.kv_create()) as chat:
         chat.ask("A town?", max_tokens=6).full_text()
