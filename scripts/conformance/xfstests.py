@@ -7,19 +7,21 @@ are that xfstests asks for, with the repository's interpreter:
 
     .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests    # the quick group
     .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests generic/020 generic/683
+    .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests --out run   # and a table
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = Path(__file__).with_name("expected.txt")
@@ -45,15 +47,15 @@ def mount(words: list[str]) -> int:
         return subprocess.call([real, *words])
     source, mountpoint = words[-2:]
     status = serve(Path(source.partition(":")[2]), mountpoint)
-    if status == 0 and "ro" in options:
-        return subprocess.call([real, "-i", "-o", "remount,ro", mountpoint])
-    return status
+    # The daemon's mounts are nosuid and nodev: tests of setuid programs and of devices would see that alone.
+    remount = ",".join(["remount", "suid", "dev", *options & {"ro", "nosuid", "nodev", "noexec"}])
+    return status or subprocess.call([real, "-i", "-o", remount, mountpoint])
 
 
 def serve(state: Path, mountpoint: str) -> int:
     """Start a daemon and wait for its mount."""
     command: list[str | Path] = [sys.executable, "-m", "symphony", "serve", "--model", "tiny", "--kv-memory", "64M"]
-    command += ["--mount", mountpoint, "--state", state, "--socket", f"{state}.socket"]
+    command += ["--disk", "3G", "--mount", mountpoint, "--state", state, "--socket", f"{state}.socket"]
     with Path(f"{state}.log").open("ab") as log:
         daemon = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
     Path(f"{state}.pid").write_text(str(daemon.pid))
@@ -80,8 +82,21 @@ def umount(words: list[str]) -> int:
     return status
 
 
-def run(xfstests: Path, tests: list[str], work: Path) -> tuple[set[str], set[str]]:
-    """The tests that ran, and those of them that failed."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A test's end: held, failed, or not run for a reason."""
+
+    name: str
+    status: str
+    seconds: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.status:7} {self.seconds:4} s  {self.reason}".rstrip()
+
+
+def run(xfstests: Path, tests: list[str], work: Path) -> list[Outcome]:
+    """Run tests below the directory `work`, and return how each of them ended."""
     programs = work / "bin"
     programs.mkdir()
     found = {name: shutil.which(name) for name in ("mount", "umount")}
@@ -97,19 +112,29 @@ def run(xfstests: Path, tests: list[str], work: Path) -> tuple[set[str], set[str
     config.write_text(CONFIG.format(work=work))
     environ = os.environ | {WORK: str(work), "HOST_OPTIONS": str(config), "PATH": f"{programs}:{os.environ['PATH']}"}
     environ |= {f"{WORK}_{name.upper()}": path for name, path in found.items() if path}
-    subprocess.run(["./check", *(tests or ["-g", "quick"])], cwd=xfstests, env=environ, check=False)
-    report = (work / "results" / "check.log").read_text()
+    subprocess.run(["./check", "-R", "xunit", *(tests or ["-g", "quick"])], cwd=xfstests, env=environ, check=False)
+    report = (work / "results" / "result.xml").read_text().replace(f"{work}/", "")
+    return [outcome(case) for case in ET.fromstring(report).iter("testcase")]
 
-    def told(what: str) -> set[str]:
-        return set(" ".join(re.findall(rf"^{what}: (.*)$", report, re.MULTILINE)).split())
 
-    return told("Ran") - told("Not run"), told("Failures")
+def outcome(case: ET.Element) -> Outcome:
+    """Read a test's end from xfstests' report."""
+    failure, skipped = case.find("failure"), case.find("skipped")
+    status = "failed" if failure is not None else "not run" if skipped is not None else "held"
+    reason = "" if skipped is None else skipped.get("message", "")
+    return Outcome(case.attrib["name"], status, int(case.attrib["time"]), reason)
 
 
 def clean_up(work: Path) -> None:
     for name in ("mnt-test", "mnt-scratch"):
         if os.path.ismount(work / name):
             subprocess.run(["umount", "--lazy", work / name], check=True)
+
+
+def keep(work: Path, out: Path) -> None:
+    shutil.copytree(work / "results", out, dirs_exist_ok=True)
+    for log in work.glob("*.log"):
+        shutil.copy(log, out)
 
 
 def expected() -> dict[str, str]:
@@ -123,15 +148,22 @@ def main() -> int:
         description="Run xfstests on the mount, and compare with what is expected to fail."
     )
     parser.add_argument("--xfstests", type=Path, required=True, help="the directory where xfstests was built")
+    parser.add_argument("--out", type=Path, help="keep what the tests printed, the daemons' logs and a table here")
     parser.add_argument("tests", nargs="*", help="like generic/020 (default: the quick group)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="symphony-xfstests-") as directory:
         work = Path(directory)
         work.chmod(0o755)  # some tests are other users
         try:
-            ran, failed = run(arguments.xfstests, arguments.tests, work)
+            outcomes = run(arguments.xfstests, arguments.tests, work)
         finally:
             clean_up(work)
+            if arguments.out:
+                keep(work, arguments.out)
+    if arguments.out:
+        (arguments.out / "table.txt").write_text("".join(f"{outcome}\n" for outcome in outcomes))
+    ran = {outcome.name for outcome in outcomes if outcome.status != "not run"}
+    failed = {outcome.name for outcome in outcomes if outcome.status == "failed"}
     reasons = expected()
     always = {name for name, reason in reasons.items() if not reason.startswith("sometimes")}
     for name in sorted(failed):
