@@ -312,22 +312,35 @@ class Journal(Changes):
         """What the names of some inodes depend on besides some operations, in order: a directory's are those in it,
         too. Once it has more than `most`, it looks no further.
 
+        Directories above are looked at as they are met, DIRECTORIES_ABOVE levels up. A directory further up, or of
+        another name, is found by the operation that made it, if that is not kept yet.
+
         Of a directory that is gone, becomes a domain or stops being one nothing may be left, and a file that has
         another name by now must not be lost with the one that it had.
         """
-        inodes: set[Inode] = set()
+        heights: dict[Inode, int] = {}
+        """Of each inode that was met: how far it lies above what is asked for, or above a name of an operation."""
         seen: set[_Thing] = set()
         chosen: dict[int, NameChange] = {}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]
+
+        def meet(inode: Inode | None, height: int = 0) -> None:
+            if inode is not None and inode not in heights and height < DIRECTORIES_ABOVE:
+                heights[inode] = height
+                waiting.append(inode)
+
         for inode in wanted:
-            waiting += self._add_with_directories(inodes, inode)
+            meet(inode)
         while waiting:
             thing = waiting.pop()
             if thing in seen:
                 continue
             seen.add(thing)
-            if isinstance(thing, Inode) and thing.is_directory and is_gone(thing):
-                waiting.append((thing,))
+            if isinstance(thing, Inode):
+                if thing.is_directory and is_gone(thing):
+                    waiting.append((thing,))
+                for directory, _ in islice(thing.names, SOME_NAMES):
+                    meet(self.directory(directory), heights[thing] + 1)
             for number, change in self._about.get(thing, _NONE).items():
                 if number in chosen or number in besides:
                     continue
@@ -338,34 +351,21 @@ class Journal(Changes):
                     waiting.append(put.key)
                     if put.is_of_domain:
                         waiting.append((put.directory,))
-                    if put.before is not None:
-                        waiting += self._add_with_directories(inodes, put.before)
+                    meet(put.before)
                     if put.after is not None:
-                        waiting += self._add_with_directories(inodes, put.after)
-                        waiting += self._add_with_directories(inodes, put.directory)
+                        meet(put.after)
+                        meet(put.directory)
         return [chosen[number] for number in sorted(chosen)]
 
     def directories_above(self, inodes: Iterable[Inode]) -> list[Inode]:
         """Directories that these lie in, DIRECTORIES_ABOVE levels up: a domain's quota is in its directory."""
         found: set[Inode] = set()
-        for inode in inodes:
-            self._add_with_directories(found, inode)
-        return [*found.difference(inodes)]
-
-    def _add_with_directories(self, inodes: set[Inode], inode: Inode) -> list[Inode]:
-        """The inode, and the directories that some of its names lie in; those that were not among `inodes`.
-
-        A directory further up, or of another name, is found by the operation that made it, if that is not kept yet.
-        """
-        waiting, added = [inode], list[Inode]()
+        waiting = [*inodes]
         for _ in range(DIRECTORIES_ABOVE):
-            new = [each for each in dict.fromkeys(waiting) if each not in inodes]
-            if not new:
-                break
-            inodes.update(new)
-            added += new
-            waiting = [self.directory(number) for each in new for number, _ in islice(each.names, SOME_NAMES)]
-        return added
+            waiting = [each for each in dict.fromkeys(waiting) if each not in found]
+            found.update(waiting)
+            waiting = [self.directory(number) for each in waiting for number, _ in islice(each.names, SOME_NAMES)]
+        return [*found.difference(inodes)]
 
     def _make_dirty(self, inode: Inode, since: int) -> None:
         self.dirty[inode] = since

@@ -25,11 +25,12 @@ PROMPT_S = 60.0
 
 
 class Cuts:
-    """Counts the operations of each cut of a house, and those that a walk of its journal gives."""
+    """Counts the operations of each cut of a house, those that a walk of its journal gives, and directories above."""
 
     def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_taken: list[int] = []
         self.num_walked: list[int] = []
+        self.num_above: list[int] = []
         take, closure = Cutter.take, Journal.closure
 
         def noted(cutter: Cutter, *arguments: object, **named: object) -> Cut:
@@ -39,7 +40,14 @@ class Cuts:
             assert sum(self.num_walked) - before <= 2 * OPERATIONS_A_SLICE
             return cut
 
+        def above(number: int) -> Inode:
+            self.num_above[-1:] = [sum(self.num_above[-1:]) + 1]
+            return house.tree.get(number)
+
+        house.keeper._journal.directory = above
+
         def walked(journal: Journal, *arguments: object, **named: object) -> list[NameChange]:
+            self.num_above.append(0)
             found = closure(journal, *arguments, **named)  # type: ignore[arg-type]
             self.num_walked.append(len(found))
             return found
@@ -48,7 +56,12 @@ class Cuts:
         monkeypatch.setattr(Journal, "closure", walked)
 
     def are_bounded(self) -> bool:
-        return max(self.num_taken) <= 2 * OPERATIONS_A_SLICE and max(self.num_walked) <= OPERATIONS_A_SLICE + 1
+        is_taken = max(self.num_taken) <= 2 * OPERATIONS_A_SLICE
+        return (
+            is_taken
+            and max(self.num_walked) <= OPERATIONS_A_SLICE + 1
+            and max(self.num_above) <= 2 * OPERATIONS_A_SLICE
+        )
 
 
 Names = dict[tuple[int, bytes], int]
