@@ -252,7 +252,8 @@ class Gateway:
         if num_tokens >= most:
             raise ApiError(
                 400,
-                f"the prompt has {num_tokens} tokens, and the context of {self.model.name} is {most}",
+                f"the prompt has {num_tokens} tokens, and the context of {self.model.name} is {most}: send fewer or "
+                "shorter messages",
                 code="context_length_exceeded",
             )
 
