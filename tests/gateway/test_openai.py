@@ -185,7 +185,7 @@ def test_many_prompts_of_one_request_share_steps(client, gateway):
         for choice in piece.choices:
             heard[choice.index] += choice.text
     assert all(heard[number].startswith(prompt) for number, prompt in enumerate(prompts))
-    with pytest.raises(openai.BadRequestError, match="context of .*: send fewer or shorter messages"):
+    with pytest.raises(openai.BadRequestError, match=r"context of .*: send fewer or shorter messages"):
         client.completions.create(prompt=[*prompts, "word " * 9000], model="any")
 
 
