@@ -55,6 +55,16 @@ MOVES = r"(\"\w+\": [\d.]+(, |})){5,6}"
 STREAMS = ("--quick", "--only=streams", "--model=tiny", "--precision=int8", "--rounds=1", "--patience=0", "--tries=1")
 RATES = r" +[\d.]+ tokens/s +[\d.]+ to [\d.]+  plain loop [\d.]+, ratio [\d.]+"
 
+PLAIN_CALLS = tuple(
+    rf"{what} +[\d.]+ +[\d.]+\n"
+    for what in (
+        *(f"{call}, MiB" for call in ("new", "first read after a sync", "read again", "overwrites")),
+        "sync",
+        *(f"4 KiB {call}" for call in ("overwrites after a sync", "overwrites again", "appends")),
+        *(f"random 4 KiB reads{when}" for when in ("", ", first after a sync")),
+    )
+)
+
 FORMS = {
     "bench/crowds/crowd.py": Form(
         table=("40 generations", r"median [\d.]+, worst [\d.]+", r"calls under way after each: \d+ \d+")
@@ -71,6 +81,7 @@ FORMS = {
     "bench/crowds/stats.py": Form(
         table=(r"(?s)(a stat each .*p50.*p99.*stats.*){2}(stats without a pause.*p50.*p99.*stats.*){2}",)
     ),
+    "bench/plain_files.py": Form(table=(r"summed in \d+ us", *PLAIN_CALLS)),
     "bench/kills.py": Form(
         table=('"median":', '"worst":', '"killed": 16', '"seconds":', '"rounds beside":', '"doctor": "clean"'),
         may_be_empty=('"what stays": {}', '"rounds that differ": 0'),
@@ -120,6 +131,7 @@ GONE = (
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),
+    "bench/plain_files.py": Broken(GONE),
     "bench/requests_beside.py": Broken(
         "silent about 1 of the fields", "import http.client\nhttp.client.HTTPResponse.getheader = lambda *_: None"
     ),

@@ -60,7 +60,17 @@ def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
         mount, socket, log = where / "kv", where / "socket", where / "log"
         mount.mkdir()
         tree = args.tree.resolve()
-        command = [sys.executable, "-m", "symphony.cli", "serve", "--model", args.model, "--mount", mount]
+        own = tree / ".venv/bin/python"
+        command = [
+            own if own.exists() else sys.executable,
+            "-m",
+            "symphony.cli",
+            "serve",
+            "--model",
+            args.model,
+            "--mount",
+            mount,
+        ]
         command += ["--socket", socket, "--state", where / "state", *options]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         with log.open("w") as errors:
