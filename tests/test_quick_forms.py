@@ -100,6 +100,17 @@ FORMS = {
         tuple(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts")),
         ("load up to 0.0", r"others took \d+% to \d+%"),
     ),
+    "conformance/odd_programs.py": Form(
+        table=(
+            "completion +nonsense +0  .",
+            "completion +too long +1  completion: .* beyond the model's context",
+            "compact +zero +2  symphony run compact: argument",
+            "compact +missing file +1  compact: none.kv: no such file",
+            "compact +Ctrl-C +130",
+            "held: 2 programs",
+        ),
+        may_be_empty=(" 0  ", "'(0|nan)'"),
+    ),
     "fuzz/frames.py": Form(
         table=("connections:", "frames:", "mutations:", "bytes searched:", "the gate took:", "honest rounds:"),
         may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
@@ -136,6 +147,7 @@ BROKEN = {
         "silent about 1 of the fields", "import http.client\nhttp.client.HTTPResponse.getheader = lambda *_: None"
     ),
     "bench/steps.py": Broken(GONE, words=STREAMS),
+    "conformance/odd_programs.py": Broken(GONE),
     "fuzz/frames.py": Broken("the daemon ended"),
     "fuzz/images.py": Broken(
         "FAILED seed 1: AssertionError",
@@ -271,6 +283,5 @@ def test_every_script_has_a_quick_form():
     paths = [path for folder in folders for path in (ROOT / "scripts" / folder).glob("*.py")]
     scripts = {str(path.relative_to(ROOT / "scripts")) for path in paths if path.read_text().startswith("#!")}
     elsewhere = {"soak/attacks.py", "soak/conversations.py", "soak/conversation_mutants.py", "fuzz/recorded.py"}
-    assert scripts == (FORMS.keys() | elsewhere) - {
-        name for name in FORMS if name.count("/") == 1 and name.startswith("bench/")
-    }
+    beside = {name for name in FORMS if name.startswith("conformance/") or re.fullmatch(r"bench/\w+\.py", name)}
+    assert scripts == (FORMS.keys() | elsewhere) - beside
