@@ -126,8 +126,8 @@ class Arguments(argparse.ArgumentParser):
 
         >>> arguments = sym.Arguments("A program.")
         >>> arguments.document("file", "what is to be summarized")
-        >>> arguments.parse_args(["/etc/hostname"]).file.name
-        'hostname'
+        >>> arguments.parse_args([sym.__file__]).file.name
+        '__init__.py'
         """
         self._add(name, about, None, _document, more)
 
