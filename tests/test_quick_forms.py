@@ -66,6 +66,14 @@ PLAIN_CALLS = tuple(
 )
 
 FORMS = {
+    "bench/branching.py": Form(
+        table=(
+            r"2 branch: [\d.]+ of the plain rate, [\d.]+ of its calls a step",
+            r"2 tasks, branch +[\d.]+",
+            r"ahead +[\d.]+",
+            r"beam +[\d.]+ s +\d+ steps",
+        ),
+    ),
     "bench/crowds/crowd.py": Form(
         table=("40 generations", r"median [\d.]+, worst [\d.]+", r"calls under way after each: \d+ \d+")
     ),
@@ -141,6 +149,7 @@ GONE = (
 """Words of a script whose daemon was killed; where the script was at that moment decides which."""
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
+    "bench/branching.py": Broken(GONE),
     "bench/kills.py": Broken(GONE),
     "bench/plain_files.py": Broken(GONE),
     "bench/requests_beside.py": Broken(
