@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -151,6 +152,21 @@ class Arguments(argparse.ArgumentParser):
         """
         self._add(name, about, default, _kv, more)
 
+    def parse_args(  # type: ignore[override] # argparse has overloads for namespaces of other classes
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the arguments. One that is not known ends the program, and its line names the option that is near.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.whole("--max-tokens", "of the answer", 64)
+        >>> arguments.parse_args([])
+        Namespace(max_tokens=64)
+        """
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(unrecognized(self, unknown))
+        return found
+
     def error(self, message: str) -> NoReturn:
         """End the program with one line, which `message` is in, and status 2.
 
@@ -169,6 +185,19 @@ class Arguments(argparse.ArgumentParser):
             if not name.startswith("-"):
                 more.setdefault("nargs", "?")
         self.add_argument(name, type=kind, help=about, **more)
+
+
+def unrecognized(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Return a message on arguments that a parser does not know."""
+    options = parser._option_string_actions  # noqa: SLF001 - it has no other name
+    return f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message on a word that is not known."""
+    names = {each.lstrip("-"): each for each in known}  # the dashes that all options have are no likeness
+    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f": did you mean {names[near[0]]}?" if near else ""
 
 
 def _program() -> str:

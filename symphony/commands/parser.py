@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from libsym.command_line import did_you_mean, unrecognized
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,8 +18,7 @@ class Parser(argparse.ArgumentParser):
         """Refuses unknown arguments in the parser that has met them: argparse would leave them to the whole command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            options = (option for action in self._actions for option in action.option_strings)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}")
+            self.error(unrecognized(self, unknown))
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -26,10 +26,3 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(value, action.choices) or f": `{self.prog} --help` lists them"
             self.exit(2, f"{self.prog}: there is no command {value!r}{hint}\n")
         super()._check_value(action, value)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message on a word that is not known."""
-    names = {each.lstrip("-"): each for each in known}  # the dashes that all options have are no likeness
-    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
-    return f": did you mean {names[near[0]]}?" if near else ""

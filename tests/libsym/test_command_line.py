@@ -81,6 +81,14 @@ def test_what_can_be_used_is_taken_as_what_it_is() -> None:
     assert arguments.parse_args([]).kv == "chat.kv"
 
 
+def test_an_option_that_is_not_known_is_answered_by_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = one(lambda arguments: arguments.number("--temperature"))
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse_args(["--tempature", "3"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --tempature 3: did you mean --temperature? (see " in capsys.readouterr().err
+
+
 def test_the_help_is_the_docstring_and_names_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = one(lambda arguments: arguments.whole("--it", "how many", 7))
     with pytest.raises(SystemExit) as ended:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import runpy
@@ -37,13 +36,13 @@ class Parsed(Exception):
 @pytest.fixture
 def parse(monkeypatch):
     """Runs a program as far as to its arguments: raises Parsed, or SystemExit where it refuses them."""
-    plain = argparse.ArgumentParser.parse_args
+    plain = sym.Arguments.parse_args
 
     def parse_args(parser, *arguments):
         plain(parser, *arguments)
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(sym.Arguments, "parse_args", parse_args)
 
     def run(name, *arguments):
         monkeypatch.setattr(sys, "argv", [str(PROGRAMS[name]), *arguments])
@@ -119,7 +118,7 @@ def parser_of(name):
     """What a program has made of its arguments, when it asks for them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(PROGRAMS[name])])
-        patch.setattr(argparse.ArgumentParser, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
+        patch.setattr(sym.Arguments, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
         with pytest.raises(Parsed) as found:
             runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
     return found.value.args[0]
