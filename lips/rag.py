@@ -25,10 +25,8 @@ def read(directory: Path) -> dict[str, str]:
     found = dict[str, str]()
     for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"} and path.is_file()):
         parts = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
-        passages = [passage for part in parts for passage in cut(part)]
-        found |= {
-            f"{path.relative_to(directory)}:{number}": text for number, text in enumerate(passages) if text.strip()
-        }
+        pieces = [piece for part in parts for piece in cut(part)]
+        found |= {f"{path.relative_to(directory)}:{number}": text for number, text in enumerate(pieces) if text.strip()}
     return found
 
 
@@ -64,7 +62,7 @@ class Shelf:
 
     def place(self, name: str, text: str) -> str:
         """A changed text has another place: what is computed at one never has to be looked at."""
-        digest = sha256(f"{name}\0{text}".encode()).hexdigest()
+        digest = sha256(f"{name}\0{text}".encode(errors="surrogateescape")).hexdigest()
         return f"{self.path}/{name.replace('/', '-')[-40:]}-{digest[:16]}.kv"
 
     def take(self, name: str, text: str) -> sym.KV:
@@ -105,13 +103,17 @@ def main() -> None:
     arguments.whole("--budget", "tokens of passages to keep", 50000)
     arguments.whole("--max-tokens", "of an answer", 48)
     place = (args := arguments.parse_args()).directory.resolve()  # others may have its name
-    shelf = Shelf(f"rag/{place.name}-{sha256(bytes(place)).hexdigest()[:8]}", args.budget)
+    shelf, failed = Shelf(f"rag/{place.name}-{sha256(bytes(place)).hexdigest()[:8]}", args.budget), ""
     for question in args.question:
         before = sym.getrusage().tokens
         if not (passages := read(args.directory)):
             arguments.error(f"{args.directory}: there is no text in files *.md or *.txt")
-        name, text = answer(shelf, passages, question, args.max_tokens)
-        sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")
+        try:
+            name, text = answer(shelf, passages, question, args.max_tokens)
+            sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")
+        except sym.Invalid as error:  # the question is beyond the context: others are answered first
+            failed = f"rag: {question[:40]!r}: {error}"
+    raise SystemExit(failed or 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Answers from documents, and a cache of one's own: what is asked for most stays."""
 
+import os
 from collections import Counter
 
 import pytest
@@ -132,6 +133,20 @@ def test_a_question_without_a_word_of_any_passage_is_not_answered_from_one(tiny,
     (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
     told = tiny.run("rag", str(tmp_path), "zzz qqq")
     assert told == "No passage has a word of this question.\n    (None; 0 tokens computed)\n"
+
+
+def test_a_question_beyond_the_context_leaves_others_their_answers(tiny, tmp_path):
+    (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
+    done = tiny.finish("rag", "--max-tokens", "3", str(tmp_path), "honey " * 900, ABOUT["bees.md"])
+    assert done.stdout.count("tokens computed") == 1
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("rag: 'honey honey ")
+    assert "beyond the model's context" in done.stderr
+
+
+def test_a_document_is_answered_from_whose_name_is_no_text(tiny):
+    name = os.fsdecode(b"\xff.md:0")
+    assert answer(Shelf("rag", 100), {name: DOCUMENTS["bees.md"]}, ABOUT["bees.md"], 3)[0] == name
 
 
 def test_a_long_passage_is_cut_between_lines_and_all_of_it_can_be_asked_about(tiny, tmp_path):
