@@ -3,8 +3,7 @@
     symphony run chat
     symphony run chat --system "You are a pirate." pirate.kv
 
-Lines are questions, `/help` lists the commands, Ctrl-C ends an answer or drops a line, arrow keys bring lines back. A
-chat service computes a long text again; here `/undo` is `kv_truncate`, and `/fork` is what `cp` does in a shell.
+Lines are questions, `/help` lists the commands, Ctrl-C ends an answer or drops a line, arrow keys bring lines back.
 """
 
 import readline  # input() edits lines by it
@@ -34,7 +33,8 @@ class Talk:
             return "from the next question on"
         if command == "/stats":
             return f"{self.chat.kv.len():,} of {sym.model_info().max_positions:,} tokens of the context are used"
-        return """/undo forgets the last question and its answer, /fork NAME keeps the conversation in another file,
+        wrong = "" if command in {"/help", "/fork", "/system"} else f"{command} is no command: "
+        return f"""{wrong}/undo forgets the last question and answer, /fork NAME keeps the conversation in another file,
 /system TEXT tells the model how to behave from now on, /stats says how full the context is, /quit leaves"""
 
     def answer(self, line: str) -> None:
@@ -45,7 +45,7 @@ class Talk:
             self.system = []
         except KeyboardInterrupt:
             self.chat.settle()
-        sym.send_to_user("\n")
+        sym.send_to_user("\n" if self.chat.kv.room() else "\n(the context is full: /undo makes room)\n")
 
     def go_on(self, line: str = "") -> None:
         """Answers line after line until the user leaves, after `line`."""
@@ -78,15 +78,15 @@ def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
 
 def prompted(prompt: str, at_end: str) -> str:
     """The user's next line, which can be edited on a terminal, and dropped by Ctrl-C; `at_end` where there is none."""
-    try:
-        sym.send_to_user("" if sys.stdin.isatty() else prompt)
-        return (input(prompt) if sys.stdin.isatty() else sym.recv_from_user()).strip()
-    except EOFError:
-        return at_end
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
-        return prompted(f"\n{prompt.lstrip()}", at_end)
+    interrupted = (KeyboardInterrupt,) if sys.stdin.isatty() else ()
+    while True:
+        try:
+            sym.send_to_user("" if interrupted else prompt)
+            return (input(prompt) if interrupted else sym.recv_from_user()).strip()
+        except EOFError:
+            return at_end
+        except interrupted:
+            sym.send_to_user("\n")
 
 
 def show(kv: sym.KV, mark: str = "a question") -> None:

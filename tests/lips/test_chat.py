@@ -2,12 +2,13 @@
 
 import io
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 import libsym as sym
-from lips.chat import Talk
+from lips.chat import Talk, prompted
 from tests.lips.conftest import Lips
 from tests.symphony.daemons import Daemon
 from tests.symphony.test_run_terminal import Terminal
@@ -133,8 +134,8 @@ def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
         told = said(conversation, *lines)
         assert [told[3], told[7]] == said(plain, *TURNS, "/quit", "never read")
     assert told[0] == "(chat.kv: there is no turn to undo)\n"
-    assert told[1] == told[2]
     assert told[1].startswith("(/undo forgets the last question")
+    assert told[2] == f"(/forget is no command: {told[1][1:]}"
     assert told[5].startswith("(a.kv: ")
     assert told[6].startswith("(no/dir.kv: ")
 
@@ -171,6 +172,17 @@ def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(
     assert again.status() == 0
 
 
+def test_ctrl_c_can_be_held_down_at_the_prompt(monkeypatch, capsys):
+    keys = iter([*[KeyboardInterrupt] * 2 * sys.getrecursionlimit(), EOFError])
+
+    def interrupted(_prompt):
+        raise next(keys)
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert prompted("> ", at_end="/quit") == "/quit"
+
+
 def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, said):
     with sym.Chat(sym.kv_create()) as conversation:
         said(conversation, TURNS[0], "/system You are a pirate.", TURNS[1])
@@ -182,7 +194,8 @@ def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, 
 
 
 def test_a_conversation_that_fills_the_context_goes_on_by_the_command_that_chat_names(tiny):
-    *_, told, stats = chat(tiny, "Who?", "And I?", "What?", "/stats", max_tokens=2500)
+    whole, cut, told, stats = chat(tiny, "Who?", "And I?", "What?", "/stats", max_tokens=2500)
+    assert [answer.endswith("\n(the context is full: /undo makes room)\n") for answer in (whole, cut)] == [False, True]
     assert "(symphony run compact FILE NEW)" in told
     assert stats == "(4,096 of 4,096 tokens of the context are used)\n"
     done = tiny.run("compact", "chat.kv", "new.kv", "--keep", "1", "--max-tokens", "9")
