@@ -179,7 +179,8 @@ class ClientChannel:
         if reason in (errno.EPROTO, errno.ENOMEM):
             return ProtocolError(f"a reply of the daemon at {self.name} could not be read: {os.strerror(reason)}")
         where = "" if "SYMPHONY_PROGRAM" in os.environ else f" at {self.name}"  # that of a launched program is its own
-        return NotConnected(f"the daemon{where} is gone: start it with `symphony serve`, then sym.connect()")
+        remedy = "start it with `symphony serve`, then run the program again, or sym.connect() in it"
+        return NotConnected(f"the daemon{where} is gone: {remedy}")
 
 
 def _nothing(_reply: Reply) -> None:

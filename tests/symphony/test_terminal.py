@@ -147,7 +147,8 @@ def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
         shown += chat.stdout.read(1)
     daemon.stop(9)
     _, error = chat.communicate("Again\n", timeout=60)
-    assert error == "chat: the daemon is gone: start it with `symphony serve`, then sym.connect()\n"
+    remedy = "start it with `symphony serve`, then run the program again, or sym.connect() in it"
+    assert error == f"chat: the daemon is gone: {remedy}\n"
     assert chat.returncode == 1
 
 
