@@ -394,7 +394,9 @@ def require(inode: Inode, creds: Credentials, wanted: int, what: object) -> None
     if not allows(inode, creds, wanted):
         verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
         message = f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it"
-        if inode.is_directory and wanted & WRITE and not inode.uid:
+        if not inode.is_directory:
+            message += f"; choose another file, or have uid {inode.uid} or root change its mode"
+        elif wanted & WRITE and not inode.uid:
             message += "; root would let all users make files there by chmod 1777, or by symphony serve --open"
         raise NoAccess(message)
 
