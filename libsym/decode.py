@@ -102,7 +102,12 @@ class Decoded:
         if self.stop_texts:
             self._stops = StopTexts(self.stop_texts, (yield from token_texts_script(self.channel)))
         if not (yield from self._has_room()):
-            raise Invalid(f"{self.files[0].name}: the tokens do not fit the context of {info.max_positions} positions")
+            given = zip(self.files, map(len, self.next), self._rooms, strict=True)
+            kv, num, room = next((kv, num, room) for kv, num, room in given if num > room)
+            raise Invalid(
+                f"{kv.name}: {num} tokens, where the model's context of {info.max_positions} has room for {room} more: "
+                "use fewer, begin anew in another file, or take some back (kv_truncate)"
+            )
 
     def _has_room(self) -> Script[bool]:
         """Whether each file has room for what it is given next."""

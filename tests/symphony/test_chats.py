@@ -568,8 +568,11 @@ def test_a_loop_ends_with_the_context(connected):
     sym.kv_write(kv, [65], most - 3)
     decoding = sym.decode(kv, [66], lambda dist: 67)
     assert (list(decoding), decoding.finish) == ([67, 67], "length")
-    with pytest.raises(sym.Invalid, match="do not fit"):
-        sym.decode(kv, [66, 66, 66], lambda dist: 67)
+    full = sym.kv_create("full.kv")
+    sym.kv_write(full, [65], most - 2)
+    with pytest.raises(sym.Invalid, match=rf"full\.kv: 2 tokens, .* {most} .* 1 more:"):
+        sym.decode(sym.kv_create(), [66], lambda dist: 67, beside=[(full, [66, 66])])
+    full.remove()
 
 
 def test_a_draw_that_fails_leaves_what_was_appended(connected):
