@@ -41,6 +41,9 @@ class Bounds:
 def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Bounds:
     """Return the bounds of a request. `own`: the grammar that its tools want, or a field of its interface alone."""
     sampling = replace(sampling, stop_tokens=tuple(_tokens(fields, "stop_token_ids", model, MAX_STOP_TOKENS)))
+    if beyond := [token for token in sampling.sampler.logit_bias if token >= model.vocab_size]:
+        what = f"logit_bias: {beyond[0]} is no token from 0 to {model.vocab_size - 1}"
+        raise ApiError(400, what, param="logit_bias")
     formats = [*(() if own is None else (own,)), *_formats(fields)]
     limits = [*_bad_words(fields), *_token_limits(fields, sampling, model)]
     named = [*formats, *limits]

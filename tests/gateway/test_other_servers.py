@@ -261,6 +261,7 @@ def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
         ({"stop_token_ids": [65] * 1025}, "stop_token_ids"),
         ({"stop_token_ids": [999]}, "999"),
         ({"logit_bias": {str(number): 1 for number in range(4097)}}, "4096 is the most"),
+        ({"logit_bias": {"259": 1}}, "259 is no token"),
         ({"continue_final_message": True}, "not an answer"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 1, "conversation": "x"}, "truncate_prompt_tokens"),
