@@ -140,7 +140,7 @@ def _keep(path: Path, text: str) -> None:
 
 
 def _read(path: Path, flags: int) -> str:
-    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb") as file:
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | flags)) as file:
         about = os.fstat(file.fileno())
         _check_is_private(about, path)
         return file.read(1 << 10).decode(errors="replace").strip()

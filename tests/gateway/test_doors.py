@@ -74,6 +74,8 @@ def test_a_key_is_read_from_the_environment_or_a_file_instead(state, tmp_path, m
     path.write_text("of-a-key-file-0123\n")
     path.chmod(0o600)
     assert one_key(path).text == "of-a-key-file-0123"
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        one_key(tmp_path)
     assert not state.exists()
 
 
