@@ -642,7 +642,7 @@ def opened(reply: Reply, name: str | None, *, writable: bool) -> KV:
 def _warn_of_lost(what: str) -> None:
     """Name the line of the program that opened the file, however many frames libsym and an event loop have below it."""
     frame, level = sys._getframe(), 1  # noqa: SLF001 - warnings count frames, too
-    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] == "libsym":
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "libsym":  # exec() may have no name
         frame, level = frame.f_back, level + 1
     warnings.warn(f"{what}: see symphony help user.kv.lost", RuntimeWarning, stacklevel=level)
 

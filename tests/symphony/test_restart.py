@@ -239,10 +239,11 @@ def test_after_a_full_disk_stat_counts_files_that_lost_entries_and_a_program_tha
             sym.kv_open_or_compute("a.kv", [1])
             async def main(): await sym.aio.kv_open("a.kv")
             trio.run(main)
+            exec("\\n" * (there + 3) + "sym.kv_open('a.kv')", {"sym": sym})
         print(*[(each.category.__name__, each.lineno - there) for each in told], told[0].message if told else "")
     """
     assert second.run(opened) == (
-        "('RuntimeWarning', 0) ('RuntimeWarning', 1) ('RuntimeWarning', 2) "
+        "('RuntimeWarning', 0) ('RuntimeWarning', 1) ('RuntimeWarning', 2) ('RuntimeWarning', 4) "
         "a.kv: 0 of its 640 entries are left: see symphony help user.kv.lost\n"
     )
     second.shell(f"setfattr -x user.kv.lost {second.mount}/a.kv")
