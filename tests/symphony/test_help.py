@@ -97,6 +97,7 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
         ("disk full", "kvfs(7): A full disk", "fails the syncs with ENOSPC"),
         ("full context", "libsym-chat(3): A FULL CONTEXT", "takes turns back"),
+        ("user.kv.lost", "kvfs(7): user.kv.lost", "setfattr -x user.kv.lost FILE"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
         ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
     ],
