@@ -274,7 +274,7 @@ def _described(kind: str, source: str) -> str:
                     json.dumps(schema), {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
                 )
             except (ValueError, RecursionError) as error:
-                raise Invalid(f"the schema is no JSON: {error}") from None
+                raise Invalid(f"the JSON schema can't be used: {error}") from None
         case "regex":
             return LLMatcher.grammar_from_regex(source)
         case "lark":

@@ -311,6 +311,7 @@ def test_what_is_kept_of_an_account_and_of_all_is_bounded_and_the_largest_user_g
         ("json", '{"contains": {}}', 'cannot hold "contains"'),
         ("json", '{"format": "frob"}', "frob"),
         ("json", "{", "JSON"),
+        ("compact_json", "[]", "JSON schema can't be used"),
         ("gbnf", 'start ::= "a"', "root"),
         ("gbnf", 'root ::= "', "gbnf"),
         ("gbnf", "root ::= " + "(" * 4000 + ")" * 4000, "recursion"),
