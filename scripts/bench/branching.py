@@ -80,7 +80,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one turn was: all by token, but for the rate."""
+    """Costs of one turn: the rate, and all else by token."""
 
     tokens_per_s: float
     calls_a_step: float
@@ -155,7 +155,7 @@ class Bench:
         )
 
     def in_turns(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
-        """Each case on each side, round after round; the first round warms up."""
+        """Run the cases on all sides, round after round; the first round warms up."""
         turns: dict[str, list[Found]] = {
             f"{what}{f', {side.name}' if side.name else ''}": [] for what in cases for side in self.sides
         }

@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Stream:
-    """What one thread or task does, and how long its calls took."""
+    """A thread or a task: its calls, and how long they took."""
 
     asked: Asked
     since_s: float
@@ -134,7 +134,7 @@ TASKS = {"task_plain": task_plain, "task_branch": task_branch}
 
 
 def begin() -> float:
-    """All processes have connected: when they begin."""
+    """Say that this process has connected, and return when all begin."""
     print("ready", flush=True)
     return float(sys.stdin.readline())
 

@@ -221,7 +221,7 @@ def said_of(body: dict[str, Any]) -> str:
 
 
 def verdicts(habit: Habit, seen: Seen) -> dict[str, str]:
-    """What became of each field that is looked at."""
+    """Return the fate of each field that is looked at."""
     if seen.status != 200:
         return {"": f"refused: {said_of(seen.body)}"}
     found = {}

@@ -75,14 +75,14 @@ ENDS_WELL = {"chat", "gateway"}
 MAKES = {"chat"}
 """A file that is missing is made."""
 QUIET = {"batch"}
-"""What it says is in a file."""
+"""Programs whose answers go to a file."""
 LOCK = "prefix_tree.kv"
 """A file without entries that is to stay."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is put in the place of the words of a plain run, and the statuses that may come of that."""
+    """Words in the place of those of a plain run, and the statuses that may come of that."""
 
     put: dict[str, str]
     statuses: tuple[int, ...]
@@ -183,7 +183,7 @@ class Runs:
         return f"{name:20} {kind:12} {status:4}  {told}"
 
     def words(self, word: str, put: dict[str, str]) -> list[str]:
-        """What stands for a word of the table."""
+        """Return what stands for a word of the table."""
         if word == "{server}":
             return put["server"].split()
         return [re.sub(r"\{(\w+)\}", lambda found: put[found[1]], word)]
@@ -195,7 +195,7 @@ class Runs:
         return bool(sym.daemon_stat()["num_tokens"] > before)
 
     def wrong(self, name: str, status: int, wanted: tuple[int, ...], said: str, errors: str) -> list[str]:
-        """What is wrong with a run, and with what it left, which is removed."""
+        """Return the faults of a run and of what it left, and remove that."""
         wrong = {
             "hangs": status == -1,
             f"status {status}, wanted {wanted}": status not in wanted,

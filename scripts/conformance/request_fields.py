@@ -400,7 +400,7 @@ def table(record: Fields, name_and_url: str) -> str:
 
 
 def before(url: str, route: str, name: str) -> str:
-    """What a gateway does of a parameter, as its answers show."""
+    """Return the fate of a parameter at a gateway, as its answers show."""
     least = {**(LEAST.get(route) or SAID), **BESIDE.get(name, {})}
     right = [*RIGHT, *TOOLS, *([least[name]] if name in least else [])]
     told = [posted(f"{url}{route}", {**least, name: value}) for value in WRONG]
