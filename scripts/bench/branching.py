@@ -31,13 +31,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
+
+from attacked import ROOT, Attacked, attacked, processor
+from branching_programs import Asked, window
+from load import Others
+
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE / "crowds")]
-
-from attacked import ROOT, Attacked, attacked, processor  # noqa: E402 - the path comes first
-from branching_programs import Asked, window  # noqa: E402
-from load import Others  # noqa: E402
-
 CONTEXT = 297
 STREAMS = (1, 8, 64)
 CONTEXTS = (1, 31, 32, 297, 7000)

@@ -32,7 +32,6 @@ class Asked:
     warm_s: float
     seconds: float
     think_s: float = 0.0
-    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ class Found(NamedTuple):
 
 def plain(stream: Stream, base: sym.KV) -> None:
     """A loop over `pred()`, that thinks between two calls if it was asked to."""
-    rng = random.Random(1000 * stream.asked.seed + stream.number)
+    rng = random.Random(stream.number)
     while time.monotonic() < stream.until_s:
         with sym.kv_fork(base) as kv:
             token = 1 + stream.number
@@ -186,7 +185,7 @@ def main() -> None:
     asked = Asked(**json.loads(sys.argv[1]))
     found = asyncio.run(by_tasks(asked)) if asked.way in TASKS else by_threads(asked)
     took_s = {
-        name: [each for stream in found.streams for each in stream.took_s[name]] for name in ("fork", "pred", "close")
+        name: [each for stream in found.streams for each in stream.took_s[name]] for name in found.streams[0].took_s
     }
     median_s = {name: statistics.median(each) for name, each in took_s.items() if each}
     num = sum(stream.num for stream in found.streams)
