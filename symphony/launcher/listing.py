@@ -64,18 +64,24 @@ def is_there(pid: int | None) -> bool:
 
 def lines(programs: list[Row]) -> list[str]:
     """For people."""
-    names = f"{'ID':8} {'NAME':16} {'PID':>8} {'USER':8} {'AGE':>4} {'TOKENS':>8}"
-    statuses = [_status(each) for each in programs]
-    width = max(map(len, ["STATUS", *statuses]))
-    found = [f"{names} {'ISOLATION':9} {'STATUS':{width}} PROGRAM"]
-    for each, status in zip(programs, statuses, strict=True):
-        words = printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(not of this launcher)"
-        tokens = each["usage"].get("tokens", 0)
-        found.append(
-            f"{each['id']:8} {printable(each['name']):16} {each['pid'] or '-':>8} {user_name(each['uid']):8} "
-            f"{_age(each['created']):>4} {tokens:>8} {each['isolation'] or '-':9} {status:{width}} {words}"
-        )
-    return found
+    rows = [("ID", "NAME", "PID", "USER", "AGE", "TOKENS", "ISOLATION", "STATUS", "PROGRAM"), *map(_cells, programs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = " ".join(f"{{:{side}{width}}}" for side, width in zip("<<><>><<", widths, strict=False))
+    return [f"{form.format(*cells)} {words}" for *cells, words in rows]
+
+
+def _cells(program: Row) -> tuple[str, ...]:
+    return (
+        program["id"],
+        printable(program["name"]),
+        str(program["pid"] or "-"),
+        user_name(program["uid"]),
+        _age(program["created"]),
+        str(program["usage"].get("tokens", 0)),
+        program["isolation"] or "-",
+        _status(program),
+        printable(" ".join([program["program"], *program["args"]])) if program["program"] else "(not of this launcher)",
+    )
 
 
 def printable(text: str) -> str:
