@@ -86,7 +86,7 @@ def sampling(
         stop_at_end=not fields.flag("ignore_eos"),
         keeps_stop=fields.flag("include_stop_str_in_output"),
         shows_special=not fields.flag("skip_special_tokens"),
-        max_tokens=next(iter([_max_tokens(fields, name) for name in max_tokens_names if fields.has(name)]), None),
+        max_tokens=_max_tokens(fields, max_tokens_names),
         n=fields.whole("n", 1, MAX_N, 1) or 1,
         seed=_seed(fields),
     )
@@ -154,11 +154,16 @@ def prompt_top(fields: Fields) -> int | None:
     return top
 
 
-def _max_tokens(fields: Fields, name: str) -> int | None:
-    """llama.cpp's -1 and -2 are as many as there is room for."""
-    if name == "n_predict" and fields.body[name] in (-1, -2):
-        return None
-    return fields.whole(name, 1, _MAX_WHOLE)
+def _max_tokens(fields: Fields, names: tuple[str, ...]) -> int | None:
+    """Return the most tokens of an answer, by any of the names; None: as many as there is room for."""
+    found = {
+        name: None if name == "n_predict" and fields.body[name] in (-1, -2) else fields.whole(name, 1, _MAX_WHOLE)
+        for name in names
+        if fields.has(name)
+    }
+    if len(set(found.values())) > 1:
+        raise ApiError(400, f"{' and '.join(found)} are one thing: give one", param=[*found][-1])
+    return next(iter(found.values()), None)
 
 
 def _bias(fields: Fields) -> dict[int, float]:

@@ -273,6 +273,7 @@ def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
         ({"dry_sequence_breakers": ["\0"]}, "dry_sequence_breakers"),
         ({"dry_sequence_breakers": ["nowhere"], "dry_multiplier": 1}, "'nowhere' is in no token"),
         ({"repeat_penalty": 2, "repetition_penalty": 2}, "give one"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens and max_tokens are one thing"),
     ],
     ids=lambda value: str(value)[:40],
 )
