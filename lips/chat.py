@@ -11,8 +11,6 @@ import sys
 
 import libsym as sym
 
-RECOVERABLE = (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory, sym.OverQuota)
-
 
 class Talk:
     """A user who talks in a conversation."""
@@ -60,7 +58,9 @@ class Talk:
                 with fork_of(self.chat, error) as self.chat:
                     self.go_on(line)
                 return
-            except RECOVERABLE as error:  # a name is taken, say, or the context is full: the conversation goes on
+            except (sym.NotConnected, sym.ProtocolError):
+                raise
+            except sym.SymError as error:  # a name is taken, say, or the context is full: the conversation goes on
                 sym.send_to_user(f"({error})\n")
             line = prompted("> ", at_end="/quit")
 
@@ -71,7 +71,7 @@ def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
     while name := prompted("(go on in a fork? its name, or nothing to leave) ", at_end=""):
         try:
             return chat.fork(name)
-        except RECOVERABLE as error:
+        except sym.SymError as error:
             sym.send_to_user(f"({error})\n")
     raise busy
 

@@ -129,15 +129,17 @@ def test_who_comes_second_goes_on_in_a_fork_if_he_wants(lips):
 
 
 def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
-    lines = ["/undo", "/fork", "/forget", TURNS[0], "/fork a.kv", "/fork a.kv", "/fork no/dir.kv", TURNS[1]]
+    names = ["a.kv", "a.kv", "no/dir.kv", "x" * 300]
+    lines = ["/undo", "/fork", "/forget", TURNS[0], *(f"/fork {name}" for name in names), TURNS[1]]
     with sym.Chat(sym.kv_create("chat.kv")) as conversation, sym.Chat(sym.kv_create()) as plain:
         told = said(conversation, *lines)
-        assert [told[3], told[7]] == said(plain, *TURNS, "/quit", "never read")
+        assert [told[3], told[8]] == said(plain, *TURNS, "/quit", "never read")
     assert told[0] == "(chat.kv: there is no turn to undo)\n"
     assert told[1].startswith("(/undo forgets the last question")
     assert told[2] == f"(/forget is no command: {told[1][1:]}"
     assert told[5].startswith("(a.kv: ")
     assert told[6].startswith("(no/dir.kv: ")
+    assert "255 bytes" in told[7]
 
 
 def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(lips, tmp_path):
