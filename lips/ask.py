@@ -36,6 +36,8 @@ def main() -> None:
         try:
             sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text())
             sym.send_to_user("\n")
+            if not kv.room():
+                sys.stderr.write("ask: the answer ends where the context is full\n")
         except BaseException:
             chat.settle()
             if args.kv and not args.resume and not kv.len():

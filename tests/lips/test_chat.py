@@ -223,6 +223,13 @@ def test_ask_takes_a_question_from_its_input_a_system_message_and_a_temperature(
     assert len(drawn) > 1
 
 
+def test_ask_says_where_an_answer_ends_because_the_context_is_full(tiny):
+    template = len(sym.chat_tokens([{"role": "user", "content": ""}]))
+    for room, told in ((3, "ask: the answer ends where the context is full\n"), (9, "")):
+        question = "a" * (sym.model_info().max_positions - template - room)
+        assert tiny.finish("ask", "--max-tokens", "6", question).stderr == told
+
+
 def test_an_ask_that_fails_leaves_no_empty_file(lips):
     done = lips.finish("ask", "--kv", "none.kv", "word " * 9000)
     assert done.returncode == 1
