@@ -59,7 +59,7 @@ def main() -> None:
         if len(tokens) < 2:
             raise sym.Invalid(f"{path}: a text of one token or none has no perplexity")
         logprobs = surprises(tokens, min(args.context or most, most))
-        sym.send_to_user(f"{math.exp(-fmean(logprobs)):9.3f}  {len(tokens)} tokens  {path}\n")
+        sym.send_to_user(f"{sym.perplexity(logprobs):9.3f}  {len(tokens)} tokens  {path}\n")
 
 
 if __name__ == "__main__":
