@@ -24,7 +24,7 @@ import libsym as sym
 FIELDS = ("id", "prompt", "messages", "max_tokens", "temperature", "seed")
 
 
-def objects(file: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects(file: BinaryIO, name: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give the objects of a file of JSON lines, each with the place where it stands."""
     for number, line in enumerate(file, 1):
         where = f"{name}, line {number}"
@@ -38,7 +38,7 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise sym.Invalid(f"{where}: give an object, one of {', '.join(FIELDS)} or more in it")
 
 
-def asked(file: BinaryIO, name: str, answered: set[str]) -> Iterator[dict[str, Any]]:
+def asked(file: BinaryIO, name: Path, answered: set[str]) -> Iterator[dict[str, Any]]:
     """Give the prompts that have no answer; Invalid names the line that is no prompt."""
     known = dict[str, str]()
     for number, (where, found) in enumerate(objects(file, name)):
@@ -95,13 +95,13 @@ async def answer_all(lines: Iterator[dict[str, Any]], out: BinaryIO, streams: in
 
 def main() -> None:
     arguments = sym.Arguments(__doc__)
-    arguments.text("prompts", "a file with a line of JSON for each prompt")
+    arguments.file("prompts", "a file with a line of JSON for each prompt")
     arguments.text("answers", "the file that answers are appended to")
     arguments.whole("--streams", "answers under way at the same time", 8, most=256)
     arguments.whole("--max-tokens", "of an answer", 256)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
-    with Path(args.prompts).open("rb") as prompts, Path(args.answers).open("a+b", buffering=0) as out:
+    with args.prompts.open("rb") as prompts, Path(args.answers).open("a+b", buffering=0) as out:
         if os.path.sameopenfile(prompts.fileno(), out.fileno()):
             raise sym.Invalid(f"{args.answers} has the prompts: give another file for the answers")
         try:

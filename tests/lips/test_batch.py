@@ -96,6 +96,8 @@ def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tm
         assert done.returncode == 1
         assert done.stderr.startswith(f"batch: {prompts}, line {about}")
         assert done.stderr.count("\n") == 1
+    missing = lips.finish("batch", str(tmp_path / "none"), str(answers))
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1), "an argument of no use, as of other programs"
     with answers.open("a+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         done = lips.finish("batch", str(prompts), str(answers))

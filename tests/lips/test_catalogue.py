@@ -92,7 +92,7 @@ def test_programs_are_listed_by_what_they_are_for_as_the_manual_has_them():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_examples_that_it_shows_are_taken(name, parse, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db))\b", docstring(name))):
+    for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db|jsonl))\b", docstring(name))):
         Path(word).write_text("a text") if "." in word else Path(word).mkdir()
     examples = re.findall(r"^ *symphony run (?:-\S+ \S+ )*(\w+)( .*)?$", docstring(name), re.MULTILINE)
     assert examples
