@@ -30,7 +30,7 @@ def hidden_line(path: str, cwd: str, arguments: Iterable[str], shows: Sequence[S
     visible = [*_system(), *(real for _, real, _ in shows)]
 
     def is_hidden(real: str) -> bool:
-        return not any(real == each or real.startswith(each.rstrip("/") + "/") for each in visible)
+        return real not in OWN and not any(real == each or real.startswith(f"{each.rstrip('/')}/") for each in visible)
 
     named, remedies = list[str](), dict[str, str]()
 
@@ -45,7 +45,7 @@ def hidden_line(path: str, cwd: str, arguments: Iterable[str], shows: Sequence[S
     for argument in arguments:
         file = os.path.join(cwd, argument.partition("=")[2] if argument.startswith("-") else argument)
         directory = os.path.dirname(os.path.abspath(file))
-        if file == os.path.join(cwd, "") or os.path.realpath(file) in OWN or not is_hidden(os.path.realpath(file)):
+        if file == os.path.join(cwd, "") or not is_hidden(os.path.realpath(file)):
             continue
         if os.path.exists(file):
             named.append(argument)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from symphony.launcher import listing
+from symphony.launcher.hidden import hidden_line
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import end_process
@@ -59,6 +60,10 @@ def test_of_a_program_that_ships_run_names_hidden_arguments_alone(launchers, hom
         f"symphony: the sandbox hides {home}/data.txt from the program; "
         f"to show it: symphony run --bind {home}/data.txt:ro ...\n"
     )
+
+
+def test_no_line_says_to_bind_a_directory_that_each_sandbox_has_of_its_own():
+    assert hidden_line("/program.py", "/", ["/new.txt", "/run/new.txt", "/"], []) is None
 
 
 def alone(*words: str, socket: str = "/nowhere.sock") -> subprocess.CompletedProcess[str]:
