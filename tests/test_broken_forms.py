@@ -1,0 +1,99 @@
+"""Quick forms of the scripts that try and measure: each fails when what it looks at is broken."""
+
+import re
+import signal
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.quick_forms import FORMS, LIMIT_S, MARKS, ROOT, STREAMS, a_place  # noqa: F401 - a fixture
+
+pytestmark = MARKS
+
+
+@dataclass(frozen=True)
+class Broken:
+    """How a script's quick form is broken, and what it says then."""
+
+    says: str
+    plant: str = ""
+    """Python that runs first, in the script's process. Nothing: the daemon is killed in the middle."""
+    words: tuple[str, ...] = field(default=("--quick",))
+
+
+GONE = (
+    r"NotConnected|NoDaemon|no daemon listens|does the daemon live|(ended|with) status -9"
+    "|Transport endpoint is not connected|caused connection abort|Connection reset|Broken pipe"
+)
+"""Words of a script whose daemon was killed; where the script was at that moment decides which."""
+BROKEN = {
+    **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
+    "bench/branching.py": Broken(GONE),
+    "bench/kills.py": Broken(GONE),
+    "bench/plain_files.py": Broken(GONE),
+    "bench/requests_beside.py": Broken(
+        "silent about 1 of the fields", "import http.client\nhttp.client.HTTPResponse.getheader = lambda *_: None"
+    ),
+    "bench/steps.py": Broken(GONE, words=STREAMS),
+    "conformance/odd_programs.py": Broken(GONE),
+    "fuzz/frames.py": Broken("the daemon ended"),
+    "fuzz/images.py": Broken(
+        "FAILED seed 1: AssertionError",
+        "from kvfs.images.importer import ImageImport\nImageImport.abandon = lambda self: None",
+    ),
+    "fuzz/recorded.py": Broken(
+        "FAILED seed 1",
+        "from scheduler.connection.under_way import UnderWay\nUnderWay.end = lambda *_: None\n"
+        "from tests.scheduler import hostile\nhostile.SETTLED_S = 5",
+    ),
+    "soak/attacks.py": Broken(r"metrics +\S"),
+    "soak/crashes.py": Broken(
+        r"after \d+ kills:\nclient",
+        "import crash_seen as it\nfrom crash_model import State\nseen = it.seen_in\n"
+        "it.seen_in = lambda *a: {n: State(s.kind, tuple(1 + e for e in s.content)) for n, s in seen(*a).items()}",
+    ),
+    "soak/fairness.py": Broken(
+        "nothing is withheld",
+        "from scheduler.batch.policy import Policy\nplan = Policy.plan\nPolicy.plan = lambda *a: 0 * plan(*a)",
+    ),
+    "soak/forks.py": Broken(GONE),
+    "soak/powercuts.py": Broken(
+        r"--first 0 --steps 60, \d+: cut at",
+        "import shutil\nfrom tests.disk import powercut as it\nmake = it.materialize\n"
+        "it.materialize = lambda state, where: [make(state, where), shutil.rmtree(where / 'state', True)]",
+    ),
+    "soak/service.py": Broken(GONE),
+    "soak/tier_programs.py": Broken("wrong: "),
+    "soak/tiers.py": Broken(
+        "seed 0: Lost",
+        "from kvfs.pages.table import PageTable\ncut = PageTable.truncate\n"
+        "PageTable.truncate = lambda self, length: cut(self, min(self.length, length + 1))",
+    ),
+}
+PLANTED = """
+import runpy, sys
+from pathlib import Path
+sys.argv[:] = sys.argv[1:]
+sys.path[:0] = [{root!r}, str(Path(sys.argv[0]).parent)]
+{plant}
+if __name__ == "__main__":
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_quick_form_fails_when_what_it_looks_at_is_broken(place, name):
+    broken, path = BROKEN[name], ROOT / "scripts" / name
+    if broken.plant:
+        planted = place.path / "planted.py"
+        planted.write_text(PLANTED.format(root=str(ROOT), plant=broken.plant))
+        command = [sys.executable, planted, path, *broken.words]
+    else:
+        command = [sys.executable, path, *broken.words]
+    with place.start(command) as script:
+        if not broken.plant:
+            place.kill_daemon(script)
+        said = "".join(script.communicate(timeout=LIMIT_S))
+    assert script.returncode not in (0, -signal.SIGKILL), said
+    assert re.search(broken.says, said), said
