@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import trio
 import trio.testing
 
 from kvfs.fs import FileSystem
+from kvfs.mount.buffers import BUFFER_BYTES
 from kvfs.mount.disk_work import INTERRUPT_GRACE_S, MAX_THREADS_OF_A_FILE
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
@@ -258,6 +260,26 @@ def test_bytes_that_a_disk_holds_up_are_written_as_they_were(run: Callable[[Test
         assert memoryview(found[2]).obj is memoryview(found[0]).obj
         await bench.answer()
         assert await bench.has(handle) == old
+
+    run(test)
+
+
+def test_requests_that_wait_for_the_disk_take_no_more_memory_than_they_have_bytes(run: Callable[[Test], None]) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    async def test(bench: Bench) -> None:
+        handles = [await bench.new(str(number), b"old") for number in range(100)]
+        bench.hang()
+        before = resident_bytes()
+        async with trio.open_nursery() as nursery:
+            for handle in handles:
+                nursery.start_soon(bench.files.write, handle, 0, b"new")
+                nursery.start_soon(bench.files.read, handle, 0, 1 << 20)
+            await trio.testing.wait_all_tasks_blocked()
+            taken = resident_bytes() - before
+            bench.trouble.go_on()
+        assert taken < len(handles) * BUFFER_BYTES / 4
 
     run(test)
 
