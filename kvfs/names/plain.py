@@ -79,7 +79,6 @@ class PlainFile:
         "_exists",
         "_file",
         "_inherited_bytes",
-        "_is_gone",
         "_lock",
         "_name",
         "_opening",
@@ -90,6 +89,7 @@ class PlainFile:
         "changes",
         "charged",
         "gaps",
+        "is_gone",
         "is_lost",
         "size",
         "sums",
@@ -132,10 +132,10 @@ class PlainFile:
         """Whether there may be a backing file."""
         self._inherited_bytes: int | None = None
         """The bytes of the backing file that count, if it may be longer."""
-        self._is_gone = False
+        self.is_gone = False
         """Whether the bytes were removed for good: no backing file must be made again."""
         self._lock = threading.Lock()
-        """Guards `_file` and `_is_gone`; nobody waits for the disk with it."""
+        """Guards `_file` and `is_gone`; nobody waits for the disk with it."""
         self._opening = threading.Lock()
         """Taken by workers alone: they wait for the disk with it."""
         self._syncing = threading.Lock()
@@ -236,7 +236,7 @@ class PlainFile:
         self.size = 0
         self.changes += 1
         with self._lock:
-            self._is_gone = True
+            self.is_gone = True
             file, self._file = self._file, None
         if self._exists:
             self._remove(self.path, file)
@@ -347,7 +347,7 @@ class PlainFile:
                 try:
                     file = self._opened(keep=False)
                 except OSError as error:
-                    if self._is_gone:
+                    if self.is_gone:
                         return
                     raise self._failed("sync", error) from error
                 try:
@@ -381,7 +381,7 @@ class PlainFile:
             file = self._opened(keep=keep)
             return room[: self._disk.pread(file.number, [room], offset)]
         except OSError as error:
-            if self._is_gone:
+            if self.is_gone:
                 return room[:0]
             raise self._failed("read", error) from error
 
@@ -394,7 +394,7 @@ class PlainFile:
     def _grown(self, size: int) -> None:
         """The file has so many bytes at least; but none that anybody sees once they were removed."""
         with self._lock:
-            if not self._is_gone:
+            if not self.is_gone:
                 self.size = max(self.size, size)
 
     def _written(self, doubtful: range, start: int, end: int) -> None:
@@ -415,7 +415,7 @@ class PlainFile:
         with self._opening:
             if self._file is not None:
                 return self._file
-            if self._is_gone:
+            if self.is_gone:
                 raise _removed()
             was_there, self._exists = self._exists, True
             try:
@@ -428,7 +428,7 @@ class PlainFile:
                     self._disk.ftruncate(made.number, self._inherited_bytes)
                 self._inherited_bytes = None
             with self._lock:
-                if not self._is_gone:
+                if not self.is_gone:
                     self._file = made if keep else self._file
                     return made
         if not was_there:  # made after it was removed, or just before
@@ -439,7 +439,7 @@ class PlainFile:
     def _failed(self, verb: str, error: OSError) -> SymError:
         code = errno.EIO if error.errno == errno.ENOENT else error.errno  # nobody asked for that name
         failure = SymError(f"can't {verb} backing file {self.path}: {error.strerror}", code)
-        if error.errno in _ASKED_FOR or self._is_gone:
+        if error.errno in _ASKED_FOR or self.is_gone:
             log.debug("%s", failure)
         else:
             log.warning("%s", failure)  # whoever made the request gets no more than the number

@@ -24,6 +24,7 @@ from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.sums import EXTENT_BYTES, Sums
 from libsym.errors import SymError
+from tests.kvfs.disks import TroubledDisk
 from tests.kvfs.durable.damage import flip, number_of, sql
 from tests.kvfs.durable.house import ROOT, House, running
 
@@ -157,6 +158,28 @@ def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path: Path
             await programs.read(note, 100, 10)
 
     live(tmp_path, life)
+
+
+def test_a_file_that_is_emptied_during_its_first_read_is_not_damaged(tmp_path: Path) -> None:
+    live(tmp_path, make_note)
+    trouble = TroubledDisk()
+
+    async def main() -> None:
+        async with running(House(tmp_path, disk=trouble.disk)) as house:
+            programs, note = Programs(house), house.fs.find(ROOT, "note")
+            before = plain(note)
+            trouble.stall("open")
+
+            async def read() -> None:
+                assert bytes(await programs.disk.read(before, 0, PIECE, math.inf)) == b""
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.to_thread.run_sync(trouble.entered.acquire)
+                house.volume.truncate(note, 0)
+                trouble.go_on()
+
+    trio.run(main)
 
 
 def test_a_reader_between_extents_has_few_bytes_read_twice(tmp_path: Path) -> None:
