@@ -196,7 +196,7 @@ class Cutter:
         touched = self._take_names(cut)
         dirty = self._journal.dirty
         bounded = {put.after for change in cut.changes for put in change.puts if put.is_of_domain}
-        others = self._journal.others(lambda each: is_gone(each) or self._is_named(cut, each), num_others)
+        others = self._journal.others(lambda each: is_gone(each) or self._gains(cut, each), num_others)
         gone = [each for each in others if is_gone(each)]
         written = [
             inode
@@ -313,6 +313,15 @@ class Cutter:
         known = cut.known.get(inode.number, self._known(inode))
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 
+    def _gains(self, cut: Cut, inode: Inode) -> bool:
+        """Whether the index would have more of a dirty inode after this cut: on a full disk many lack their entries."""
+        if inode not in self._journal.waiting:
+            return self._is_named(cut, inode)
+        content, known = inode.content, self._known(inode)
+        if isinstance(content, KvFile):
+            return known.kv is not content or self.durable_length(content) > known.length
+        return not isinstance(content, PlainFile) or not content.is_dirty
+
     def _knows_bytes(self, cut: Cut, content: PlainFile) -> bool:
         """Whether the index has a row that names the backing file, after this cut."""
         number = content.inode
@@ -424,7 +433,7 @@ class Cutter:
         self._kept_next_inode = cut.rows.next_inode or self._kept_next_inode
         for inode in cut.inodes:
             if not self.knows(inode, extent_of(inode.content)):
-                self._journal.of_inode(inode)  # what was not on disk yet
+                self._journal.of_rest(inode)
 
     def knows(self, inode: Inode, extent: int) -> bool:
         """Whether so much of what an inode has in it is on disk, or as many entries as there are left; nothing is

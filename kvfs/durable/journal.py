@@ -80,6 +80,8 @@ class Journal(Changes):
         """Operations that a cut takes from the front: as a rule, and where a sync depends on more than a slice."""
         self.dirty: dict[Inode, int] = {}
         """Each with the number of the change since when it has been."""
+        self.waiting: set[Inode] = set()
+        """Those of which the index has all but bytes or entries that were not on disk at the last commit."""
         self.operations: dict[int, NameChange] = {}
         """By number, in order."""
         self._about: dict[_Thing, dict[int, NameChange]] = {}
@@ -115,6 +117,7 @@ class Journal(Changes):
     # What `Changes` asks for
 
     def of_inode(self, inode: Inode) -> None:
+        self.waiting.discard(inode)
         if inode.xattrs.held_bytes and not is_gone(inode):
             self.noted[inode] = None
         if inode not in self.dirty and (inode.names or inode.parent is not None):
@@ -122,6 +125,12 @@ class Journal(Changes):
             self._make_dirty(inode, self.number)
             if len(self.dirty) == 1:
                 self.when_changed()
+
+    def of_rest(self, inode: Inode) -> None:
+        """Note that a commit has an inode without what was not on disk yet."""
+        if inode not in self.dirty:
+            self.of_inode(inode)
+            self.waiting.add(inode)
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
         self._note(puts)
@@ -229,6 +238,11 @@ class Journal(Changes):
                     break
         self.num_dirty_passes += not self._dirty_pass
         return taken
+
+    @property
+    def last_dirty_pass(self) -> int:
+        """The pass at whose end `others` has looked at all inodes that are dirty now."""
+        return self.num_dirty_passes + 1 + bool(self._dirty_pass)
 
     @property
     def is_in_pass(self) -> bool:
@@ -396,6 +410,7 @@ class Journal(Changes):
         return {inode: self._pop_dirty(inode, 0) for inode in inodes}
 
     def _pop_dirty(self, inode: Inode, default: int) -> int:
+        self.waiting.discard(inode)
         since = self.dirty.pop(inode, None)
         if since is None:
             return default

@@ -340,12 +340,12 @@ class Keeper:
                 files.popleft()
             return len(files) + num_changes_left() + len(self._inherited)
 
-        before, mark, dirty_mark = -1, self._journal.num_passes, self._journal.num_dirty_passes
+        before, mark, last_pass = -1, self._journal.num_passes, self._journal.last_dirty_pass
         while True:
             error = await self._write_back()
             self._is_full = error is not None and error.errno == errno.ENOSPC
             left = await self._commit(num_left, others=OTHERS_A_CUT)  # with an error, too: what was removed makes room
-            is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes > dirty_mark + 1
+            is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes >= last_pass
             if error is not None and (not left or is_stuck):
                 raise error
             if not left:
@@ -354,7 +354,7 @@ class Keeper:
             if is_stuck:
                 self._require_written()
             if left != before:
-                before, mark, dirty_mark = left, self._journal.num_passes, self._journal.num_dirty_passes
+                before, mark, last_pass = left, self._journal.num_passes, self._journal.last_dirty_pass
 
     def _require_written(self, inode: Inode | None = None) -> None:
         """EIO: an inode (this one, or one that holds it up) is left out of all commits."""
@@ -609,11 +609,11 @@ class Keeper:
     async def _make_room(self) -> None:
         """Forget all that has been removed until now."""
         journal, number = self._journal, self._journal.number
-        mark, dirty_mark = journal.num_passes, journal.num_dirty_passes
+        mark, last_pass = journal.num_passes, journal.last_dirty_pass
         while (
             await self._commit_first(number, OTHERS_A_CUT, is_apart=True)
             or not self._has_looked(mark)
-            or journal.num_dirty_passes == dirty_mark
+            or journal.num_dirty_passes < last_pass
         ):
             pass
         await self.jobs.idle()

@@ -12,7 +12,7 @@ import trio
 
 from kvfs.durable.cut import Cut, Cutter
 from kvfs.durable.journal import DIRTY_LOOKED_AT, LOOKED_AT, OPERATIONS_A_SLICE, Journal, NameChange
-from kvfs.durable.keeper import SYNCS_A_CUT
+from kvfs.durable.keeper import OTHERS_A_CUT, SYNCS_A_CUT
 from kvfs.names.inode import Inode
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House, running
@@ -252,6 +252,48 @@ def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_
     house = House(tmp_path)
     house.keeper.close()
     assert house.fs.find(ROOT, "behind.kv").mode == 0o640
+
+
+def test_a_full_disk_has_the_room_of_what_was_cut_while_a_pass_over_what_is_dirty_was_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path)) as house:
+            old, grown = house.create("old.kv", range(640)), house.create("grown.kv")
+            others = [house.create(f"{number}.kv").inode for number in range(2 * OTHERS_A_CUT)]
+            await house.keeper.sync_all()
+            for each in others:
+                each.changed()
+            await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
+            house.fs.kv_truncate(old, 0)
+            house.append(grown, range(1000, 1320))
+            house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
+            await house.sync("grown.kv")
+
+    trio.run(main)
+
+
+def test_a_full_disk_has_no_commits_of_files_that_lack_their_entries_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path, num_pages=4 * OTHERS_A_CUT)) as house:
+            files = [house.create(f"{number}.kv") for number in range(3 * OTHERS_A_CUT)]
+            await house.keeper.sync_all()
+            for number, file in enumerate(files):
+                house.append(file, [number])
+            house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
+            num_commits = []
+            for _ in range(2):
+                with pytest.raises(SymError) as raised:
+                    await house.sync("0.kv")
+                assert raised.value.errno == errno.ENOSPC
+                num_commits.append(house.keeper.statistics().num_commits)
+            assert num_commits[0] == num_commits[1]
+            house.keeper.limit(None, 30.0)
+            await house.keeper.sync_all()
+
+    trio.run(main)
+    house = House(tmp_path, num_pages=4 * OTHERS_A_CUT)
+    house.keeper.close()
+    assert not house.keeper.lost_files()
+    assert {house.fs.kv_stat(ROOT, name.decode()).tokens for name in house.tree.root.entries} == {1}
 
 
 def test_a_sync_of_everything_beside_what_can_not_be_written_goes_through_no_list_of_changes(
