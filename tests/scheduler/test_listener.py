@@ -267,5 +267,5 @@ def test_calls_that_take_long_let_others_have_their_turn_between_them():
         os.close(other_end)
 
     trio.run(main, clock=clock)
-    between = "".join("c" if each == "call" else "o" for each in order)
-    assert "cc" not in between, between
+    turns = "".join("c" if each == "call" else "o" for each in order).strip("o")
+    assert turns.count("o") >= 2, turns  # each round of trio's has a turn of each task, in any order

@@ -59,7 +59,7 @@ class Model:
         """Since when it was said to be, perhaps for a moment."""
         self._inodes: dict[int, Inode] = {}
         """Those that are gone, too: a crash may bring them back."""
-        self._seen: dict[int, tuple[object, int]] = {}
+        self._seen: dict[int, tuple[object, int, int]] = {}
         """The content whose state is known, and its count of changes."""
         self._lives: dict[int, Life] = {}
         self._look_at_files(house)
@@ -87,7 +87,7 @@ class Model:
         for number, inode in self._inodes.items():
             life = self._lives.setdefault(number, Life())
             life.attributes.add(self.moment, Attributes.of(inode))
-            seen = inode.content, getattr(inode.content, "changes", 0)
+            seen = inode.content, getattr(inode.content, "changes", 0), getattr(inode.content, "lost", 0)
             is_gone = inode.content is None and not inode.names and not inode.is_directory
             if self._seen.get(number) != seen and not is_gone:
                 self._seen[number] = seen
