@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,12 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-class Keys:
+class Keys(ABC):
     """Keys that a gateway answers."""
 
+    @abstractmethod
     def known(self) -> list[Key]:
         """Return the keys of this moment."""
-        raise NotImplementedError
 
     def find(self, presented: str) -> Key | None:
         """Return the key that a client presents. The time of the search tells nothing of a key that is close."""

@@ -170,9 +170,12 @@ def show(pairs: list[list[Files]]) -> None:
         cells += [f"{1e6 * median(each.daemon_s for each in side):18.1f}" for side in sides]
         if ratios:
             least_s = [min(each.daemon_s for each in side) for side in sides]
-            found = median(before.wall_s / now.wall_s for now, before in costs)
-            cells += [f"{found:8.2f}", f"{median(before.daemon_s / now.daemon_s for now, before in costs):8.2f}"]
-            cells.append(f"{least_s[1] / least_s[0]:8.2f}")
+            found = (
+                median(before.wall_s / now.wall_s for now, before in costs),
+                median(before.daemon_s / now.daemon_s for now, before in costs),
+                least_s[1] / least_s[0],
+            )
+            cells += map("{:8.2f}".format, found)
         print(f"  {what:40}{''.join(cells)}")
 
 

@@ -269,6 +269,9 @@ def test_a_full_disk_has_the_room_of_what_was_cut_while_a_pass_over_what_is_dirt
             await house.sync("grown.kv")
 
     trio.run(main)
+    house = House(tmp_path)
+    house.keeper.close()
+    assert [house.fs.kv_stat(ROOT, name).tokens for name in ("old.kv", "grown.kv")] == [0, 320]
 
 
 def test_a_full_disk_has_no_commits_of_files_that_lack_their_entries_alone(tmp_path: Path) -> None:
