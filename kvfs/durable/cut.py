@@ -88,7 +88,7 @@ class Cut:
 
 
 def extent_of(content: Content | None) -> int:
-    """How much a sync is about that begins now: entries, or changes of bytes."""
+    """Return the extent of a sync that begins now: a KV file's entries, or a plain file's changes of bytes."""
     if isinstance(content, PlainFile):
         return content.changes
     return 0 if content is None else content.table.length
@@ -114,7 +114,7 @@ class Cutter:
         """Told of each inode that a commit could not write."""
 
     def durable_length(self, kv: KvFile) -> int:
-        """How many of its first entries have slots."""
+        """Return how many of the file's first entries have slots."""
         return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length, PAGE_ENTRIES)
 
     def is_ready(self, put: NamePut) -> bool:
@@ -151,10 +151,10 @@ class Cutter:
         is_slice: bool = False,
         is_apart: bool = False,
     ) -> Cut:
-        """All that `wanted` depends on and is ready, the first operations of the journal, and some others.
+        """Take a cut: `wanted`, ready operations that its names depend on, the journal's first ones, and other inodes.
 
-        Together the wanted ones get a slice of operations: the last of many may have to ask again.
-        `is_slice`: so many are taken from the front, too. `is_apart`: what is ready does not wait for what is not.
+        Together the wanted inodes get a slice of operations: the last of many may have to ask again.
+        `is_slice`: a slice is taken from the front, too. `is_apart`: ready operations do not wait for unready ones.
 
         An inode that can't be written is left out, with the names that lead to it: then the cut is taken anew.
         """
@@ -461,7 +461,7 @@ class Cutter:
 
 
 def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:
-    """All slots of each identity at once: adding up takes numpy as long for one as for many."""
+    """Yield all slots of each identity in one array: numpy counts many in the time that it takes for one."""
     for identity in {each for each, _ in slots}:
         yield identity, np.concatenate([some for each, some in slots if each == identity])
 

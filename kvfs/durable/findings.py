@@ -1,4 +1,4 @@
-"""What fsck and scrub find, and how they say it."""
+"""Findings of fsck and scrub, and the lines that report them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """A defect, or a leftover, that fsck or scrub found."""
 
     kind: str
-    """One word, for scripts: see symphony(1)."""
+    """A word for scripts: see symphony(1)."""
     paths: tuple[str, ...]
     """Every file, directory, … that it touches, as it is called below the mount; of a file with many names some."""
     what: str
     repair: str
-    """What --repair does about it, or has done; empty: nothing."""
+    """The repair that --repair makes, or has made; empty: none."""
     is_damage: bool = True
     """No: an ordinary leftover of a daemon that was killed."""
 

@@ -1,12 +1,12 @@
-"""What has changed and is not kept yet: operations on names, in order, and inodes that differ from their rows.
+"""Journal: operations on names, in order, and inodes that differ from their rows: changes that the index lacks.
 
-A commit takes some of it (`prefix`, `closure`), and gives it back if it fails. Operations are taken from the front, so
-that what a crash leaves is a state that the tree has had. Where an operation gives a file a name, it waits until the
-entries that the file had at that moment are on disk, and those behind it wait as well. Only what somebody syncs
-overtakes them, with all that it depends on: an fsync waits for no other file's bytes.
+A commit takes changes (`prefix`, `closure`), and gives them back if it fails. Operations are taken from the front, so
+that a crash leaves a state that the tree has had. An operation that gives a file a name waits until the entries that
+the file had at that moment are on disk. Later operations wait behind it. Only a sync overtakes them, with all that its
+inode depends on: an fsync waits for no other file's bytes.
 
-A file that is gone by now takes its names out of the operations that gave them (`settle`). Its entries will never be on
-disk: until the operation that took a name away, the name leads where it led before.
+A file that is gone takes its names out of the operations that gave them (`settle`). Entries of such a file will never
+be on disk. Until the operation that took a name away, the name leads where it led before.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import Limits
 
 OPERATIONS_A_CUT = 32
-"""So many operations are taken at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
+"""Operations that a cut takes at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
 
 OPERATIONS_A_SLICE = 512
-"""So many a cut takes for syncs, and a sync looks at: an operation without a fork takes some 10 µs."""
+"""Operations that a cut takes for syncs, and a sync looks at: without a fork, an operation takes some 10 µs."""
 
 LOOKED_AT = 4 * OPERATIONS_A_SLICE
-"""So many operations are looked at for a cut that takes what is ready apart from what is not."""
+"""Operations that are looked at for a cut that takes ready ones apart from unready ones."""
 
 DIRTY_LOOKED_AT = 512
-"""So many dirty inodes are looked at for a cut."""
+"""Dirty inodes that are looked at for a cut."""
 
 DIRECTORIES_ABOVE = 128
-"""So far up a sync looks for renames of directories around a file: a tree may be deeper."""
+"""Levels that a sync looks up for renames of directories around a file: a tree may be deeper."""
 
 _Thing: TypeAlias = Inode | tuple[Inode] | tuple[int, bytes]
 _NONE: dict[int, Any] = {}
@@ -46,7 +46,7 @@ _NONE: dict[int, Any] = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameChange:
-    """One operation on names."""
+    """An operation on names."""
 
     number: int
     """In the order of all operations."""
@@ -64,7 +64,7 @@ class NameChange:
 
     @property
     def things(self) -> set[_Thing]:
-        """What it says something of."""
+        """Names, inodes and (in tuples) directories that the operation is about."""
         found: set[_Thing] = set()
         for put in self.puts:
             found.update((put.key, (put.directory,)))
@@ -79,9 +79,9 @@ class Journal(Changes):
         self.a_cut, self.a_slice = a_cut, a_slice
         """Operations that a cut takes from the front: as a rule, and where a sync depends on more than a slice."""
         self.dirty: dict[Inode, int] = {}
-        """Each with the number of the change since when it has been."""
+        """Dirty inodes, each with the number of the first change that the index lacks."""
         self.waiting: set[Inode] = set()
-        """Those of which the index has all but bytes or entries that were not on disk at the last commit."""
+        """Inodes of which the index has all but bytes or entries that were not on disk at the last commit."""
         self.operations: dict[int, NameChange] = {}
         """By number, in order."""
         self._about: dict[_Thing, dict[int, NameChange]] = {}
@@ -104,11 +104,11 @@ class Journal(Changes):
         self._pass: list[int] = []
         """Operations that `apart` has not looked at yet, the last one first."""
         self.num_passes = 0
-        """How often `apart` has looked at all of them."""
+        """Completed passes of `apart` over all operations."""
         self._dirty_pass: list[Inode] = []
         """Inodes that `others` has not looked at yet, the last one first."""
         self.num_dirty_passes = 0
-        """How often `others` has looked at all of them."""
+        """Completed passes of `others` over all dirty inodes."""
         self._counts = _Counts()
         self._held = _Held()
         self.directory: Callable[[int], Inode]
@@ -323,14 +323,15 @@ class Journal(Changes):
     def closure(
         self, wanted: Sequence[Inode], besides: Container[int] = frozenset(), most: float = math.inf
     ) -> list[NameChange]:
-        """What the names of some inodes depend on besides some operations, in order: a directory's are those in it,
-        too. Once it has more than `most`, it looks no further.
+        """Return the operations that the names of some inodes depend on besides some operations, in order.
+
+        Names of a directory include those in it. With more than `most` operations the search ends.
 
         Directories above are looked at as they are met, DIRECTORIES_ABOVE levels up. A directory further up, or of
         another name, is found by the operation that made it, if that is not kept yet.
 
-        Of a directory that is gone, becomes a domain or stops being one nothing may be left, and a file that has
-        another name by now must not be lost with the one that it had.
+        No name may be left in a directory that is gone, becomes a domain or stops being one. A file that has another
+        name by now must not be lost with its old one.
         """
         heights: dict[Inode, int] = {}
         """Of each inode that was met: how far it lies above what is asked for, or above a name of an operation."""
@@ -404,7 +405,7 @@ class Journal(Changes):
             del self._about[thing]
 
     def take(self, changes: Iterable[NameChange], inodes: Iterable[Inode]) -> dict[Inode, int]:
-        """They are being committed: gives what `give_back` wants of the inodes."""
+        """Take changes and inodes that are being committed; return what `give_back` wants of the inodes."""
         for change in changes:
             self._remove(change)
         return {inode: self._pop_dirty(inode, 0) for inode in inodes}
@@ -438,7 +439,7 @@ class Journal(Changes):
                 self._make_dirty(inode, min(since, self._pop_dirty(inode, since)))
 
     def first_operations(self) -> list[NameChange]:
-        """Those that the next commit may take."""
+        """Return operations that the next commit may take."""
         numbers = reversed(self._pass[-LOOKED_AT:]) if self._pass else islice(self.operations, LOOKED_AT)
         changes = (self.operations[number] for number in numbers if number in self.operations)
         return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
@@ -464,7 +465,7 @@ class Journal(Changes):
 
 
 class _Counts:
-    """How many changes are not kept yet: up to some numbers, the marks."""
+    """Counts of changes that are not kept yet: up to some numbers, the marks."""
 
     def __init__(self) -> None:
         self._marks: list[int] = []
@@ -490,7 +491,7 @@ class _Counts:
 
 
 class _Held:
-    """What operations that are held back are about: what comes behind them and touches it is held back as well."""
+    """Names, inodes and directories of operations that are held back: later operations on them are held back, too."""
 
     def __init__(self) -> None:
         self.keys: set[tuple[int, bytes]] = set()
@@ -520,7 +521,7 @@ def is_gone(inode: Inode) -> bool:
 
 
 def entries_needed(put: NamePut) -> int:
-    """How many entries have to be on disk before the name may lead to the file."""
+    """Return how many entries have to be on disk before the name may lead to the file."""
     if put.after is None or not stat.S_ISREG(put.after.file_type):
         return 0
     kv = put.after.content

@@ -58,13 +58,13 @@ WRITE_BACK_XATTRS_BYTES = 8 << 20
 GIVE_BACK_BYTES = 64 << 20
 """Of freed slots: a commit gives them back to the file system."""
 LOOK_S = 0.5
-"""How often it is looked whether so many bytes are dirty."""
+"""Time between two looks at how many bytes are dirty."""
 AGAIN_S = 5.0
 """After an error of the disk, the next try of what nobody waits for."""
 OTHERS_A_CUT = 32
 """Inodes that nobody asked for by name, that a commit takes."""
 LOOKED_AT = 512
-"""So many inodes are looked at before others have a turn."""
+"""Inodes that are looked at before other tasks have a turn."""
 NAMES_A_LINE = 20
 """Of the log, when not everything can be kept."""
 SYNCS_A_CUT = 32
@@ -83,7 +83,7 @@ class _Asked:
     others: int
     """And for so many inodes that nobody asked for by name."""
     num_left: Callable[[], int]
-    """How much of what he waits for is not kept yet: asked when no commit is under way."""
+    """Count of what the call waits for and is not kept yet: asked when no commit is under way."""
     is_slice: bool = False
     """And for a slice of the first operations."""
     is_apart: bool = False
@@ -105,8 +105,8 @@ class _Wanted:
 
     @property
     def extent(self) -> int:
-        """How much of it has to be known. What it has become meanwhile began with the same bytes, perhaps: a plain file
-        that was imported.
+        """The extent that has to be known. Content that came meanwhile may begin with the same bytes: a plain file was
+        imported.
         """
         content = self.inode.content
         if content is self._content:
@@ -277,7 +277,7 @@ class Keeper:
         return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), ended)
 
     async def sync(self, inode: Inode) -> None:
-        """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""
+        """Keep an inode as it is. A nameless inode has no promise; bytes of a plain file are on disk all the same."""
         number, wanted = self._journal.number, _Wanted(inode)
 
         def num_left() -> int:
@@ -478,7 +478,7 @@ class Keeper:
         return names
 
     async def _drained(self) -> list[str]:
-        """Nothing is left. A disk that answers late has all the time that there is."""
+        """Keep all, and return no name. A disk that answers late has all the time that there is."""
         while True:
             try:
                 await self.sync_all()
@@ -759,7 +759,7 @@ class Keeper:
         self.jobs.start(give_back, given)
 
     def _disowned(self, pages: IntArray, slots: IntArray) -> None:
-        """All of a file's pages are of one identity."""
+        """Disown the slots of a file's pages, which are of one identity."""
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
         identity = next(others, self._own)

@@ -180,7 +180,7 @@ class Mender:
         self._tell_of_slots(damage)
 
     def _cut_files_of(self, identity: int, damage: dict[tuple[int, int, str], list[int]]) -> None:
-        """All versions at once: there may be a hundred thousand."""
+        """Cut the files of an identity, all versions at once: there may be a hundred thousand."""
         survey, rows = self._slots[identity], self._rows.slots.get(identity, NO_SLOTS)
         versions = [each for each in self._plan.versions.items() if each[1].identity == identity and each[1].length]
         if not versions:

@@ -50,11 +50,11 @@ _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
 
 Mark = tuple[str, int]
-"""What computed the entries up to the number: see `KvFile.marks`."""
+"""Name of what computed entries, and the number of entries up to there: see `KvFile.marks`."""
 
 
 SEE_FSCK = "`symphony fsck` says what is lost, and with --repair keeps the rest"
-"""What messages about damage end with."""
+"""The end of messages about damage."""
 
 
 class Broken(Exception):  # noqa: N818 - as the errors of libsym
@@ -103,14 +103,14 @@ class VersionRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
-    """What is in a slot."""
+    """Content of a slot."""
 
     slot: int
     check: int
     kept: int
     """Entries of the page that the slot holds."""
     entries: bytes
-    """Their tokens, then their positions."""
+    """Tokens of the entries, then their positions."""
 
 
 class SumsRecord(NamedTuple):

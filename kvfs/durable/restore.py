@@ -34,7 +34,7 @@ from libsym.errors import SymError
 log = logging.getLogger(__name__)
 
 MOST_TOLD = 100
-"""So many damaged inodes are named in the log: all of a large state may be."""
+"""Damaged inodes that the log names at most: a large state may be damaged as a whole."""
 
 
 @dataclass(slots=True)
@@ -253,7 +253,7 @@ class Restorer:
 
 
 def _senseless(what: str) -> SymError:
-    """Each row is as it was written, and together they say what can't be."""
+    """Return an error for rows that are as they were written, and contradict each other."""
     return SymError(f"the index contradicts itself: {what}: {SEE_FSCK}", errno.EIO)
 
 

@@ -34,7 +34,7 @@ from libsym.errors import Busy, SymError
 log = logging.getLogger(__name__)
 
 TURN_S = 0.0003
-"""How long it goes on before others get their turn."""
+"""Time that a scrub goes on before other tasks get their turn."""
 READERS = 3
 """Jobs at a time, where no rate is wanted: a checksum is made while others wait for the disk."""
 STRETCH_S = 0.25
@@ -302,7 +302,7 @@ def _paths_of(volume: Volume, inode: Inode) -> tuple[str, ...]:
 
 
 class _Turn:
-    """How long somebody has had the thread."""
+    """Turn of a scrub on the trio thread."""
 
     def __init__(self) -> None:
         self._ends_s = perf_counter() + TURN_S

@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 QUIET_S = 5.0
 """A file that was not changed for so long is read for the sums that it lacks."""
 EXTENTS_A_JOB = 64
-"""So many extents are read at once: 16 MiB."""
+"""Extents that a job reads at once: 16 MiB."""
 FILES_A_COMMIT = 64
 """Of quiet files: one that is small is read in less time than a commit takes."""
 LOOKED_AT = 512
-"""So many files are looked at before others have a turn."""
+"""Files that are looked at before other tasks have a turn."""
 
 SumsTaken: TypeAlias = list[tuple[PlainFile, Taken | None]]
 """Files whose sums a commit has; None: it has none of them any more."""
