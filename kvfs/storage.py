@@ -116,7 +116,7 @@ class InMemory:
         return False
 
     async def catch_up(self) -> None:
-        """Nothing is ever kept."""
+        """Return at once: no attributes wait for a commit."""
 
     def require_room(self, num_bytes: int) -> None:
         """The file system below will say."""

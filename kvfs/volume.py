@@ -49,13 +49,13 @@ from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
 log = logging.getLogger(__name__)
 
 MAX_FILES = 1 << 31
-"""What `df -i` shows as the total: nothing here limits the number of files but memory."""
+"""Total of inodes that `df -i` shows: memory alone limits the number of files."""
 
 QUOTA_BLOCK_BYTES = 512
 """In which `df` counts in a domain; elsewhere a block is a page: so the sums come out exactly."""
 
 DIRECTORY_BYTES = 4096
-"""What `stat` says of a directory's size; it means nothing."""
+"""Size of a directory that `stat` shows: a constant without a meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class VolumeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What statfs(2) says: of the pool, or of a domain."""
+    """Figures of statfs(2): of the pool, or of a domain."""
 
     block_bytes: int
     num_bytes: int
@@ -92,7 +92,7 @@ class Space:
 
 
 class Volume:
-    """One tree over one pool. Backing files of plain files lie in `backing_dir`, which nobody else may use."""
+    """A tree over a pool. Backing files of plain files lie in `backing_dir`, which nobody else may use."""
 
     def __init__(
         self,
@@ -116,32 +116,32 @@ class Volume:
         self.image_format = ImageFormat(model)
         self._formats = {OWN: self.image_format}
         self.storage: Storage = InMemory()
-        """Whatever keeps it."""
+        """Storage that keeps the tree."""
         self.bits = bits
         self._same_bits = same_bits
         self.tree = Tree(
             pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes, self._require_room
         )
         self.alarms = Alarms()
-        """What happens at a time; somebody has to `run` them."""
+        """Alarms of the tree; a task has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
         self.pager = Pager(pool)
-        """Which pages are in memory."""
+        """Pager: decides which pages are in memory."""
         self.heat = Heat()
-        """Which files are used."""
+        """Heat: use of files in the last minutes."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
         self.pins = Pins(self.pager, pool, self.alarms, self._unpin)
-        """Which files stay in memory by advice."""
+        """Pins: files that stay in memory by advice."""
         self._files: dict[int, tuple[Inode, KvFile]] = {}
         """By row of the pager's: what shows the file, or did."""
         self.backing_dir = backing_dir
         self.disk = disk or Disk()
-        """What `backing_dir` lies on."""
+        """The disk that `backing_dir` lies on."""
         self.removals = Removals(self.disk)
         """Where backing files go that are not needed any more."""
         self.num_backing_files = 0
-        """So many were given a name: the last one's number."""
+        """Number of the last backing file that was given a name."""
         self._plain_io: dict[str, Any] = {"disk": self.disk, "removals": self.removals, "remove": self._let_go}
         self._let_go_files: dict[str, tuple[Path, Descriptor | None]] = {}
         self._kv_files: set[KvFile] = set()
@@ -168,7 +168,7 @@ class Volume:
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
-        """One user of a version less; the last one frees its pages."""
+        """Take a user away from a version; the last user frees its pages."""
         if kv.users == 1 and kv.identity == OWN:
             self._files.pop(kv.table.row, None)
             self.pager.remove(kv.table)
@@ -180,7 +180,7 @@ class Volume:
         self._formats[identity] = ImageFormat(facts)
 
     def format_of(self, kv: KvFile) -> ImageFormat:
-        """What the images of a file look like."""
+        """Return the format of a file's images."""
         return self._formats[kv.identity]
 
     def require_usable(self, kv: KvFile, what: object) -> None:
@@ -194,7 +194,7 @@ class Volume:
             )
 
     def size_of(self, inode: Inode) -> int:
-        """What `stat` says: an image's size for a KV file."""
+        """Return the size that `stat` shows: an image's for a KV file."""
         if isinstance(inode.content, KvFile):
             return self.image_bytes(inode.content)
         if isinstance(inode.content, PlainFile):
@@ -293,7 +293,7 @@ class Volume:
             self._note_priority(inode)
 
     def resume_pin(self, inode: Inode) -> None:
-        """What is pinned has other pages than before, or none in memory yet; it may be too much now."""
+        """Pin a file anew whose pages have changed, or are not in memory yet. The log says if that is too much now."""
         try:
             self.pins.note(inode, inode.advice, inode.advice)
         except SymError as error:
@@ -310,7 +310,7 @@ class Volume:
             self.pager.residents.priority[kv.table.row] = inode.advice.priority
 
     def _unpin(self, inode: Inode) -> None:
-        """Its lease is over."""
+        """End a pin whose lease is over."""
         self.advise(inode, replace(inode.advice, lease_end_s=None))
 
     def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
@@ -403,7 +403,7 @@ class Volume:
         inode.note_change()
 
     def _discard(self, inode: Inode) -> None:
-        """Nothing leads to the inode's content any more."""
+        """Discard the content of an inode that nothing leads to any more."""
         self._expiry.forget(inode)
         self.heat.forget(inode)
         self._give_up_content(inode)
@@ -483,7 +483,7 @@ class Volume:
         return partial(survey, self.pool, plan, _payer(inode))
 
     def abandon_import(self, incoming: ImageImport, inode: Inode) -> None:
-        """Its pages go back. The file may have been removed or emptied meanwhile."""
+        """Give up an import and its pages. The file may have been removed or emptied meanwhile."""
         content = self._imports.pop(incoming)
         incoming.abandon()
         self._is_changed(inode, content)
@@ -543,14 +543,14 @@ class Volume:
         )
 
     def _num_free_pages(self) -> int:
-        """What there is room for: plain files, and what is kept of other models, have their part of the disk."""
+        """Pages that there is room for: plain files, and pages of other models, have their part of the disk."""
         num_slots = self.storage.num_free_slots()
         return (
             self.pool.num_free if num_slots is None else min(self.pool.num_free, self.pool.store.num_free + num_slots)
         )
 
     def space_around(self, inode: Inode) -> Space:
-        """What there is for what lies where the inode does, or in it."""
+        """Return the space for files that lie where the inode does, or in it."""
         now = self.statistics()
         around = domain_below(inode)
         domains = () if around is None else tuple(each for each in around.chain() if each.is_domain)

@@ -1,25 +1,25 @@
-"""What waits for the disk below plain files: in workers, and not for ever.
+"""Work below plain files that waits for the disk: in workers, and not for ever.
 
-A disk may be slow, and it may hang: then a call to it never comes back, and no thread can be taken out of it. So a
-request waits for a worker no longer than a deadline, or a signal, and then leaves it behind: *left*. The worker goes
-on, and on its way back it still settles what it did, on the owner's thread: the charge, the times. Until then
+A disk may be slow, or it may hang: then a call to it never comes back, and its thread is stuck. A request waits for a
+worker until a deadline, or a signal, and then leaves it behind: *left*. The worker goes on. On its way back it still
+settles what it did, on the owner's thread: the charge, the times. Until then
 
 - the file is charged for what it may become, and has its old size (see `kvfs.names.plain`);
-- other changes of the file, and its test for an image, wait for that one, each until its own deadline: what was written
-  later can't be overwritten by what was written sooner. Reads go on, and so does what needs no disk: emptying the file,
-  which gives it another backing file, removing it, its attributes;
+- other changes of the file, and its test for an image, wait for that change, each until its own deadline. An earlier
+  write can't overwrite a later one. Reads go on, and so does work that needs no disk: emptying the file, which gives it
+  another backing file, removing it, its attributes;
 - the pages of an import stay its own: the worker may yet write to them.
 
-Whoever got ETIMEDOUT or EINTR for a write doesn't know whether it was done, as on NFS. If it is, the file's mtime says
-so then, and the kernel drops what it had cached.
+A program that got ETIMEDOUT or EINTR for a write can't know whether it was done, as on NFS. If the worker does it, the
+file's mtime says so then, and the kernel drops what it had cached.
 
-Threads are our own, not from trio's limiter: others want those. So many may be left behind that none is free; a few of
-one file at most. `trio.to_thread` takes more than twice as long, and of a thread that was left behind it tells nobody.
+Threads are our own, not from trio's limiter, whose threads have other uses. Up to MAX_THREADS may be left behind; of
+one file, MAX_THREADS_OF_A_FILE. `trio.to_thread` takes more than twice as long, and does not report on left threads.
 
-Most calls only copy bytes to or from memory, and take less time than a task that waits for them. So the owner's thread
-stays for a moment after it has asked, and takes the answer itself if it comes: 3,700 writes of 4 KiB a second instead
-of 1,600. If it does not come, none is waited for like that for a while: so a disk that hangs takes less than a
-hundredth of the thread's time.
+Most calls only copy bytes to or from memory, and take less time than a task that waits for them. The owner's thread
+therefore stays for a moment after it has asked, and takes the answer itself if it comes. With that, 3,700 writes of
+4 KiB are done a second instead of 1,600. If no answer comes, the thread does not stay again for IN_VAIN_S: a disk that
+hangs takes less than a hundredth of its time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_THREADS = 32
 MAX_THREADS_OF_A_FILE = 4
 
 INLINE_BYTES = 64 << 10
-"""What is in memory is read or written at once up to this size: copying more takes longer than a worker does."""
+"""Size up to which bytes in memory are read or written at once: copying more takes longer than a worker does."""
 
 MOMENT_S = 0.3e-3
 """A worker needs some 0.1 ms to wake up, to copy a few KiB, and to wake us up."""
@@ -75,7 +75,7 @@ class _Stopped(Exception):  # noqa: N818 - no error
 
 
 class _Job(Generic[_Result]):
-    """One call of a worker."""
+    """A call that a worker makes."""
 
     __slots__ = ("answer", "content", "done", "function", "is_awaited", "is_left", "is_long", "met", "settle")
 
@@ -96,7 +96,7 @@ class _Job(Generic[_Result]):
         self.is_left = False
         """Whether nobody waits for it any more."""
         self.answer: outcome.Outcome[_Result] | None = None
-        """What the worker came back with."""
+        """The outcome of the worker's call."""
         self.is_awaited = False
         """Whether the owner's thread waits for `met`. Both under `DiskWork._meeting`, until it has come back."""
         self.met = threading.Lock()
@@ -105,7 +105,7 @@ class _Job(Generic[_Result]):
         self.done = trio.Event()
 
     def end(self) -> None:
-        """It has its answer, or will not begin."""
+        """Settle the job, which has its answer or will not begin."""
         try:
             self.settle(self)
         except Exception:
@@ -114,7 +114,7 @@ class _Job(Generic[_Result]):
         self.done.set()
 
     def take(self) -> outcome.Outcome[_Result]:
-        """Its answer, for whom an error is raised: its frames hold this job, which must not hold it."""
+        """Hand over the answer: frames of an error in it hold this job, so the job must not hold the error."""
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
@@ -158,7 +158,7 @@ class DiskWork:
         self._at_work: Counter[PlainFile] = Counter()
         """Threads, by file."""
         self._changes: dict[PlainFile, _Job[Any]] = {}
-        """What changes a file, or imports it, just now."""
+        """Jobs that change a file, or import it, just now."""
         self._held: dict[PlainFile, tuple[int, int, bytes]] = {}
         """Verified bytes that nobody has asked for, in the order of reads: by file its `changes` then, and where they
         begin.
@@ -169,7 +169,7 @@ class DiskWork:
 
     @property
     def patience_s(self) -> float:
-        """How long a request waits for the disk."""
+        """Time that a request waits for the disk."""
         return self._volume.disk.deadline_s
 
     async def leave(self) -> None:
@@ -244,7 +244,7 @@ class DiskWork:
     async def write(
         self, inode: Inode, content: PlainFile, offset: int, data: bytes | memoryview, until_s: float
     ) -> None:
-        """All of `data`, which is copied before this waits for anything."""
+        """Write all of `data`, which is copied before this waits for anything."""
         stop = offset + len(data)
         is_small = len(data) <= INLINE_BYTES and self._volume.disk.nowait.writes
         if is_small and content not in self._changes and not content.sums.guards(offset, stop):

@@ -17,12 +17,12 @@ DISK_DEADLINE_S = 30.0
 a bad sector; shorter than what people wait for before they look for a defect of ours."""
 
 NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""What a file system says that can't promise not to wait: many for buffered writes, tmpfs for reads, too."""
+"""Errors of a file system that can't promise not to wait: many for buffered writes, tmpfs for reads, too."""
 
 
 @dataclass(slots=True)
 class Nowait:
-    """What the file system can do without waiting, as far as is known."""
+    """Calls that the file system can make without waiting, as far as is known."""
 
     reads: bool = True
     writes: bool = True
@@ -38,7 +38,7 @@ def _size(fd: int) -> int:
 
 @dataclass(slots=True)
 class Disk:
-    """One file system, and its calls. Tests replace some of them: by what fails, or waits. The deadline may change."""
+    """A file system, and its calls. Tests replace some calls by ones that fail, or wait. The deadline may change."""
 
     deadline_s: float = DISK_DEADLINE_S
     nowait: Nowait = field(default_factory=Nowait)

@@ -40,7 +40,7 @@ class Domains:
         self._accounts = accounts
 
     def attributes(self, directory: Inode) -> dict[bytes, bytes]:
-        """What a domain says of itself; nothing for any other inode."""
+        """Return the limits and the use of a domain as attributes; any other inode has none of them."""
         domain = directory.domain
         if domain is None:
             return {}

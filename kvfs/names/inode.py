@@ -26,7 +26,7 @@ READ, WRITE, SEARCH = 4, 2, 1
 """The bits of one class of a mode."""
 
 SOME_NAMES = 8
-"""So many of a file's names a call looks at: there may be 200,000."""
+"""Names of a file that a call looks at, at most: there may be 200,000."""
 
 ATTRIBUTE_BYTES = 64
 """Bytes that an attribute is charged beside its name and value: as many as Python takes for a short one."""
@@ -71,7 +71,7 @@ class Credentials:
 
 
 class XattrSums(NamedTuple):
-    """How much a user noted on a file."""
+    """Number and bytes of the attributes that a user noted on a file."""
 
     number: int = 0
     name_bytes: int = 0
@@ -113,12 +113,12 @@ class Xattrs(dict[bytes, bytes]):
         return self.sums.num_bytes > MOST_IN_MEMORY
 
     def growth(self, name: bytes, value: bytes) -> int:
-        """How many bytes more are charged if this one is set."""
+        """Return how many bytes more are charged if an attribute is set."""
         old = self.get(name)
         return len(value) - len(old) if old is not None else ATTRIBUTE_BYTES + len(name) + len(value)
 
     def memory_growth(self, num_bytes: int) -> int:
-        """How many bytes of memory more are charged once they have grown by so much."""
+        """Return how many bytes of memory more are charged once the attributes have grown by `num_bytes`."""
         num_bytes += self.sums.num_bytes
         return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self.held_bytes
 
@@ -273,7 +273,7 @@ class Inode:
 
     @property
     def num_files(self) -> int:
-        """How many files its account is charged for it: one, and one for each hard link after the first."""
+        """Number of files that the account is charged for: one, and one more for each hard link after the first."""
         return max(1, len(self.names))
 
     @property
@@ -299,7 +299,7 @@ class Inode:
         self.xattrs.weigh(None if self.account is None else self.account.holdings)
 
     def charge(self, num_bytes: int) -> None:
-        """Its account pays for so much more, or less."""
+        """Charge the inode's account for so many bytes more, or less."""
         if num_bytes and self.account is not None:
             self.account.charge_bytes(num_bytes)
 
@@ -364,7 +364,7 @@ class Changes:
         """
 
     def of_xattrs_gone(self, inode: Inode) -> None:
-        """Nothing leads to an inode any more whose attributes have a row of their own."""
+        """An inode has lost its last name and handle, and its attributes have a row of their own."""
 
 
 NOT_KEPT = Changes()

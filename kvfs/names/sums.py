@@ -37,7 +37,7 @@ class Expected(NamedTuple):
     """The length and the sum that an extent should have."""
 
     num_bytes: int
-    """So many of its first have the sum."""
+    """Bytes from the start of the extent that the sum covers."""
     value: int
     """UNCHECKED: there is no sum."""
 
@@ -228,7 +228,7 @@ class Sums:
                 self._hasher = None
 
     def failed(self, start: int, stop: int) -> None:
-        """Nobody knows what a change of these bytes has done."""
+        """Forget the sums of bytes that a failed change may have written."""
         self._forget_position()
         self._forget(self._fresh, start // EXTENT_BYTES, stop // EXTENT_BYTES)
 
@@ -253,7 +253,7 @@ class Sums:
         ]
 
     def _num_whole(self, size: int) -> int:
-        """How many extents have sums of all the bytes that they have in a file of this size."""
+        """Return how many extents have sums of all the bytes that they have in a file of this size."""
         return len(self._kept) if size == self.size else self.size // EXTENT_BYTES
 
     def is_lacking(self, size: int) -> bool:
