@@ -119,7 +119,7 @@ def run(tmp_path: Path) -> Callable[[Test], None]:
 
 
 class Outcome:
-    """What became of a request that was started in the background."""
+    """Outcome of a request that was started in the background."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -189,7 +189,7 @@ def test_a_write_that_the_disk_does_not_answer_is_given_up_and_may_still_be_done
 
 
 def test_what_comes_later_is_never_overwritten_by_what_was_given_up(run: Callable[[Test], None]) -> None:
-    """Each has a deadline of its own, which begins when it comes; what has timed out before it began is not done."""
+    """A request's deadline begins when the request comes. A write that times out before it began is not done."""
 
     async def test(bench: Bench) -> None:
         handle = await bench.new("a", b"old")

@@ -139,7 +139,7 @@ def test_a_fork_during_a_step_has_what_was_committed(fs: FileSystem) -> None:
 
 
 def assembled(fs: FileSystem, assembly: Assembly, path: str | None, mode: int = 0o600) -> OpenKv:
-    """What the gate does with an extract or a merge, in one thread."""
+    """Make a file of an assembly as the gate does, in one thread."""
     assembly.plan()
     assembly.reserve()
     assembly.fill()

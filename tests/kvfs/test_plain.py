@@ -304,7 +304,7 @@ def test_bytes_that_come_during_a_sync_are_for_the_next_one(tmp_path: Path) -> N
 
 
 def test_a_change_that_ends_after_a_sync_is_for_the_next_one(tmp_path: Path) -> None:
-    """It may have begun before it."""
+    """The change may have begun before the sync."""
     file = a_file(tmp_path, pwritev=lambda fd, data, offset, _flags: file.sync() or os.pwritev(fd, data, offset))
     file.write_at(0, b"y")
     assert file.is_dirty
@@ -411,7 +411,7 @@ def test_bytes_that_were_cut_off_are_in_doubt_no_longer(tmp_path: Path) -> None:
 
 
 def test_an_open_file_does_not_hold_up_the_end_of_its_process(tmp_path: Path) -> None:
-    """Nobody starts a thread any more that could close it."""
+    """No thread starts any more that could close the file."""
     program = f"""
 import sys
 from pathlib import Path

@@ -1,12 +1,12 @@
-"""Which names a crash may leave: those after the first k operations, and what fsyncs have made overtake them.
+"""Names that a crash may leave: those after the first k operations, and after operations that overtook with fsyncs.
 
-What has to have happened is found from below. A name that leads where only a later operation can have put it says that
-this one has happened; so do syncs that have returned. Each of them has happened as a whole, after all that it depends
-on. Then k is the last of them that no fsync can have taken along. If any of that puts a name where it is not, the names
-are none that were promised.
+The operations that must have happened are found from below. A name that leads where only a later operation can have put
+it proves that operation; so do syncs that have returned. An operation has happened as a whole, after all that it
+depends on. Then k is the last operation that no fsync can have taken along. If any of them puts a name where it is not,
+no promise allows the names.
 
-A name of a file that is gone by now may lead where it led before, unless a sync has made it durable: the file leaves
-the journal with all its names.
+A name of a file that is gone by now may lead where it led before: the file leaves the journal with all its names. A
+sync that has made the name durable rules that out.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class NamesThatAreThere:
         """When an inode got a name."""
         self._syncs = [each for each in syncs if each.begun <= now]
         self._chains: dict[Key, list[Operation]] = {}
-        """All operations on each name."""
+        """Operations on each name, in order."""
         self._directories: dict[int, set[int]] = {}
-        """Those in which an inode has ever been."""
+        """Directories in which an inode has ever been."""
         for (directory, _), inode in base.items():
             self._directories.setdefault(inode, set()).add(directory)
         for operation in self._operations:
@@ -59,16 +59,16 @@ class NamesThatAreThere:
                 if put.after is not None:
                     self._directories.setdefault(put.after, set()).add(put.key[0])
         self._places: dict[Key, int] = {}
-        """How many of them have happened."""
+        """Number of operations on a name that have happened."""
         self._because: dict[Operation, str] = {}
-        """What has happened, and why that is known."""
+        """Operations that have happened, and why that is known."""
         self._durable: set[Operation] = set()
         """Operations that syncs have made durable."""
         self._floors: dict[Key, int] = {}
-        """How many operations on a name they have."""
+        """Number of operations on a name, up to the last durable one."""
 
     def happened(self) -> list[Operation]:
-        """What must have happened, in order."""
+        """Return the operations that must have happened, in order."""
         for key in self._chains.keys() | self._base.keys() | self._found.keys():
             self._reach(key, 0, f"{_shown(key)} leads to {self._found.get(key)}")
         for sync in self._syncs:
@@ -90,7 +90,7 @@ class NamesThatAreThere:
         return [each for each in self._operations if each in self._because]
 
     def _parts(self, operation: Operation) -> Iterator[Operation]:
-        """What has to happen at once: each name that is about files alone which are gone stands by itself."""
+        """Split an operation into parts that happen at once: a name that is about gone files alone stands by itself."""
         rest = tuple(put for put in operation.puts if {put.before, put.after} - {None} - self.gone)
         if rest:
             yield Operation(operation.moment, rest)
@@ -99,7 +99,7 @@ class NamesThatAreThere:
                 yield Operation(operation.moment, (put,))
 
     def _reach(self, key: Key, least: int, why: str) -> None:
-        """So many operations on this name have happened, at least: as many as lead to where it leads."""
+        """Mark operations on a name as happened, `least` or more: as many as lead to where the name leads."""
         chain = self._chains.get(key, [])
         for place in range(max(least, self._places.get(key, 0)), len(chain) + 1):
             if self._found.get(key) in self._values(key, place):
@@ -162,7 +162,7 @@ class NamesThatAreThere:
     # What may overtake
 
     def _taken_along(self) -> set[Operation]:
-        """What fsyncs may have made overtake: each of what was not on disk, for sure, when it began."""
+        """Return operations that fsyncs may have taken along: those not surely on disk when the fsync began."""
         on_disk: set[Operation] = set()
         over = sorted((sync for sync in self._syncs if sync.ended is not None), key=lambda sync: sync.ended or 0)
         taken: set[Operation] = set()
@@ -206,7 +206,7 @@ class NamesThatAreThere:
         return found
 
     def _promised(self, sync: Sync) -> set[Operation]:
-        """What is on disk since a sync has returned 0."""
+        """Return the operations that are on disk since a sync has returned 0."""
         promised: set[Operation] = set()
         if sync.number is None or sync.promises(sync.number):
             for operation in reversed(self._operations):

@@ -1,4 +1,4 @@
-"""What happens to a tree, as the model of it remembers: operations on names, syncs, and what each file was when."""
+"""Events of a tree, as its model remembers them: operations on names, syncs, and what each file was when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = 1
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What an inode is beside its names and its entries."""
+    """Facts of an inode beside its names and its entries."""
 
     file_type: int
     mode: int
@@ -55,7 +55,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What a name led to before an operation, and leads to after it."""
+    """A name, with the inode that it led to before an operation, and leads to after it."""
 
     key: Key
     before: int | None
@@ -68,14 +68,14 @@ class Put:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation on names."""
+    """An operation on names."""
 
     moment: int
     puts: tuple[Put, ...]
 
     @property
     def inodes(self) -> set[int]:
-        """Those that get a name, or lose one."""
+        """Inodes that get a name, or lose one."""
         return {each for put in self.puts for each in (put.before, put.after) if each is not None}
 
     @property
@@ -85,7 +85,7 @@ class Operation:
 
     @property
     def directories(self) -> set[int]:
-        """Those that get a name in them."""
+        """Directories that get a name in them."""
         return {put.key[0] for put in self.puts if put.after is not None}
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Sync:
 
 
 class History(Generic[T]):
-    """What something was, from which moment on."""
+    """States of something, each with the moment from which on it held."""
 
     def __init__(self) -> None:
         self._states: list[tuple[int, T]] = []
@@ -137,7 +137,7 @@ class History(Generic[T]):
 
 @dataclass(slots=True)
 class Life:
-    """One inode, since it was made."""
+    """Life of an inode, since it was made."""
 
     attributes: History[Attributes] = field(default_factory=History)
     content: History[Content] = field(default_factory=History)

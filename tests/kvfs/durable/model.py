@@ -1,4 +1,4 @@
-"""What a crash may leave: every state that a tree has had, who synced what, and a judge of what came back.
+"""Model of what a crash may leave: every state that a tree has had, its syncs, and a judge of what came back.
 
     model = Model(house)                    # a tree as it is on disk: empty, or just restored
     ...                                     # one operation on the house
@@ -8,14 +8,15 @@
 
 A file is its inode's number, which survives. The promise, as it is judged here:
 
-- *Names* are those after the first k operations, and after those later ones that some fsync was to make durable, with
-  all that they depend on: earlier ones of the same names and files, those of the directories that they lie in, and
-  those in a directory that is gone. What an fsync was about that has returned 0 is there.
-  (Once the disk was full: after any of them, with what they depend on.) A name of a file that is gone by then may lead
-  where it led before.
-- *Entries* of a KV file are a prefix of what it had at some moment since it was synced, or was given a name that is
-  there. None is missing that it has had all the time since then. Its bytes are right, and it says how many are lost.
-- *Bytes* of a plain file that were not written since it was synced are there, and it has a length that it has had.
+- *Names* are those after the first k operations, and after later ones that some fsync was to make durable. An fsync
+  takes along earlier operations of the same names and files, of the directories that they lie in, and in a directory
+  that is gone. If an fsync has returned 0, the names that it was about are there.
+  (Once the disk was full: after any operations, with what they depend on.)
+  A name of a file that is gone by then may lead where it led before.
+- *Entries* of a KV file are a prefix of those at some moment since it was synced, or was given a name that is there.
+  No entry is missing that the file has had all the time since then. The bytes are right, and the file says how many
+  entries are lost.
+- *Bytes* of a plain file that were not written since it was synced are there. The file has a length that it has had.
   No checksum that the index has of them is wrong.
 - *Attributes* of an inode are those of some moment since it was synced.
 """
@@ -58,7 +59,7 @@ class Model:
         self._was_full = sys.maxsize
         """Since when it was said to be, perhaps for a moment."""
         self._inodes: dict[int, Inode] = {}
-        """Those that are gone, too: a crash may bring them back."""
+        """Inodes, also those that are gone: a crash may bring them back."""
         self._seen: dict[int, tuple[object, int, int]] = {}
         """The content whose state is known, and its count of changes."""
         self._lives: dict[int, Life] = {}
@@ -198,7 +199,7 @@ class Model:
 
 
 def _names(house: House) -> dict[Key, int]:
-    """What every name leads to; a domain has a name in itself."""
+    """Return the inode that each name leads to; a domain has a name in itself."""
     names = {
         (directory.number, name): child.number for directory in house.tree for name, child in directory.entries.items()
     }

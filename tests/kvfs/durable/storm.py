@@ -38,14 +38,14 @@ NUM_WORKERS = 8
 CHECKS_EACH = 500
 """Operations between two looks at the books."""
 STUCK_S = 60.0
-"""Nobody waits for so long: it is a deadlock."""
+"""Time after which a wait is a deadlock."""
 EXPECTED = {errno.ENOSPC, errno.EBUSY}
-"""What may be refused on a disk that is sound."""
+"""Errors that a sound disk may give to operations."""
 COUNTS = (1, 1, 1, 1, 2, 5, 31, 32, 33, 70)
 
 
 class Storm:
-    """One state directory, and the files that have to be in it."""
+    """A state directory, and the files that have to be in it."""
 
     def __init__(self, directory: Path, seed: int, disk: Disk | None = None, *, without: Collection[str] = ()) -> None:
         """`disk`: what the directory lies on, if that is to fail and hang now and then; `without` these operations."""
@@ -71,13 +71,13 @@ class Storm:
     # Lives
 
     async def lives(self, num_operations: int, num_lives: int) -> None:
-        """So many operations in all; then everything is removed."""
+        """Do `num_operations` in `num_lives` lives; then remove everything."""
         for number in range(num_lives):
             await self.life(num_operations // num_lives, ends_hard=self.rng.random() < 0.6 or number == 0)
         await self.remove_all()
 
     async def life(self, num_operations: int, *, ends_hard: bool) -> None:
-        """So many operations of one daemon. It is cut off in the middle of them, or drained."""
+        """Do `num_operations` on one daemon, which is then cut off in the middle of more, or drained."""
         self._house = House(
             self._directory, num_pages=NUM_FRAMES, num_on_disk=NUM_ON_DISK, deadline_s=0.5 if self._disk else 30.0
         )
@@ -103,7 +103,7 @@ class Storm:
         return [mine for mine in self.files if mine.path is not None]
 
     async def remove_all(self) -> None:
-        """One more life, in which all is removed: nothing is left of it in memory or on disk."""
+        """Remove all files in one more life: nothing is left of them in memory or on disk."""
         house = self._house = House(self._directory, num_pages=NUM_FRAMES, num_on_disk=NUM_ON_DISK)
         self.files = check_after_cut(house, self.files)
         async with running(house, drain=True):
@@ -153,7 +153,7 @@ class Storm:
             await trio.sleep(0.5)
 
     async def _come_to_rest(self) -> None:
-        """All jobs have ended, and nobody keeps anything in memory."""
+        """Wait until all jobs have ended, and nobody keeps anything in memory."""
         house = self.house
         house.keeper.limit(None, 30.0)
         with trio.move_on_after(STUCK_S):
@@ -209,7 +209,7 @@ class Storm:
                 await trio.lowlevel.checkpoint()
 
     def _one(self, *, is_idle: bool = True, has_handle: bool = False, has_name: bool = False) -> Mine | None:
-        """Some file of that kind; None: none was found."""
+        """Return a random file of that kind; None: none was found."""
         for _ in range(6):
             if not self.files:
                 return None
@@ -477,7 +477,7 @@ class Storm:
                 mine.syncs.remove(sync)
 
     async def _limit(self) -> None:
-        """What may be on disk is less, or more, or has no bounds."""
+        """Allow less on disk, or more, or set no bounds."""
         limit_bytes = self.rng.choice((None, None, self.rng.randrange(NUM_FRAMES, 300) * PAGE_BYTES))
         self.house.keeper.limit(limit_bytes, self.house.keeper.jobs.deadline_s)
 
@@ -558,4 +558,4 @@ WEIGHTS = {
     "look": 6, "read_image": 2, "sync": 1, "sync_all": 0.1, "limit": 0.2,
     "put_on_disk": 2, "put_in_memory": 2, "will_need": 4, "demote": 2, "pin": 2, "unpin": 1, "policy": 0.3,
 }  # fmt: skip
-"""How often each is done."""
+"""Weights of the operations: how often each is done."""

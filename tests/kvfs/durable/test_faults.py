@@ -23,7 +23,7 @@ FIRST, SECOND, BYTES = list(range(1, 50)), list(range(100, 110)), b"bytes of a p
 
 
 class Work:
-    """What is done to a house, and what was promised meanwhile."""
+    """Operations on a house, and what was promised meanwhile."""
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -102,7 +102,7 @@ def new_disk(tmp_path: Path) -> Iterator[Callable[[], Disk]]:
 
 
 async def work_with(disk: Disk, go_wrong: Callable[[Disk], None], *, heals: bool) -> tuple[Work, int]:
-    """How it went, and how many operations there were from when it could go wrong."""
+    """Return the work on a disk that goes wrong, and how many disk operations there were from then on."""
     async with running(House(disk.path / "state", num_pages=16)) as house:
         work, before = Work(house), disk.count("any")
         go_wrong(disk)
@@ -126,7 +126,7 @@ WAYS = [(code, heals) for code in (errno.EIO, errno.ENOSPC) for heals in (False,
 def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(
     new_disk: Callable[[], Disk],
 ) -> None:
-    """One after the other, with the next error each time; afterwards killed at once, or when all was synced again."""
+    """Operations of the disk fail in turn, with the next error each time; the house is killed then, or after a sync."""
 
     async def once(place: int) -> bool:
         """Whether there was an operation at that place."""

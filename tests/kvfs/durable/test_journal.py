@@ -1,4 +1,4 @@
-"""What the journal finds that names depend on."""
+"""Dependencies of names, as the journal finds them."""
 
 from __future__ import annotations
 

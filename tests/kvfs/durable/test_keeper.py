@@ -1,4 +1,4 @@
-"""What was synced is there after the daemon was cut off; what was not is a prefix."""
+"""Synced state is there after the daemon was cut off; of unsynced state a prefix is."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def hold_back_names(house: House) -> None:
 
 
 def names_after(directory: Path) -> list[str]:
-    """What a daemon finds that starts on this state."""
+    """Return the names that a daemon finds when it starts on this state."""
     house = House(directory)
     house.keeper.close()
     house.fs.check()

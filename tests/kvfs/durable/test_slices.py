@@ -72,7 +72,7 @@ def names_of(house: House) -> Names:
 
 
 def names_after(directory: Path) -> Names:
-    """What a daemon finds that starts on this state."""
+    """Return the names that a daemon finds when it starts on this state."""
     house = House(directory)
     house.keeper.close()
     house.fs.check()

@@ -94,7 +94,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], set[int], str]] = {
     "overwritten": (lambda path: path.write_bytes(bytes(len(BYTES))), {0, 1, 2, 3}, "bytes 0 to 787432 are not as"),
     "truncated": (lambda path: path.write_bytes(BYTES[:262149]), {1, 2, 3}, "262149 of the 787432 bytes that were syn"),
 }
-"""Each with the extents that it damages, and what fsck says of it."""
+"""Damages, each with its extents, and with what fsck says of it."""
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -444,7 +444,7 @@ def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
 def test_sums_of_a_commit_that_failed_and_was_made_all_the_same_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the first one that has the file."""
+    """The commit that failed is the first one with bytes of the file."""
 
     async def life(programs: Programs) -> None:
         index = programs.house.state.index

@@ -43,7 +43,7 @@ class Workload:
         self._is_quiet = trio.Event()
 
     async def run(self, num_steps: int) -> None:
-        """So many steps; some syncs may be under way when the last is over, and end before this returns."""
+        """Take so many steps. Syncs that are under way after the last step end before the return."""
         steps = self._steps()
         async with trio.open_nursery() as nursery:
             for _ in range(num_steps):
@@ -58,7 +58,7 @@ class Workload:
             self.model.note(self.house)
 
     def _steps(self) -> dict[Callable[[trio.Nursery], Awaitable[None]], int]:
-        """Each with how often it comes."""
+        """Return the steps, each with how often it comes."""
         return {
             self._create: 10,
             self._append: 14,
