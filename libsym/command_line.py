@@ -201,7 +201,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _program() -> str:
-    """How this program is run: by its name if it ships with Symphony, or else by its file."""
+    """Return this program's name if it ships with Symphony, or else its file."""
     file = sys.argv[0] if sys.argv else ""
     return program_name() if Path(file).is_relative_to(_SHIPPED) else file
 

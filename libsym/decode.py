@@ -63,7 +63,7 @@ def decode(
 
 
 class Decoded:
-    """What the two faces of a loop share: `Decoding` waits with the thread, `AsyncDecoding` with the task."""
+    """State that the two faces of a loop share: `Decoding` waits with the thread, `AsyncDecoding` with the task."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Decoded:
 
 
 class Loop:
-    """What can be asked of a loop without waiting."""
+    """State of a loop, read without waiting."""
 
     def __init__(self, state: Decoded) -> None:
         self._state = state
@@ -159,7 +159,7 @@ class Loop:
 
     @property
     def tokens(self) -> list[int]:
-        """Those that were drawn so far."""
+        """Tokens that were drawn so far."""
         return self._state.tokens
 
     @property
@@ -216,7 +216,7 @@ class Decoding(Loop):
             yield piece
 
     def full_text(self) -> str:
-        """All of the text, when the last token was drawn.
+        """Return all of the text, when the last token was drawn.
 
         >>> sym.decode(sym.kv_create(), [65], sym.Dist.argmax, max_tokens=3).full_text()
         'AAA'
@@ -224,7 +224,7 @@ class Decoding(Loop):
         return "".join(self.text())
 
     def _advance(self) -> bool:
-        """One more token. False: it is over."""
+        """Draw one more token. False: the loop is over."""
         state = self._state
         if state.finish is not None:
             return False

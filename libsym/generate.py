@@ -144,7 +144,7 @@ class Ngram:
 
 
 class AskOptions(TypedDict, total=False):
-    """What `generate` takes beside a file and its tokens, and `Chat.ask`, for calls that hand it on."""
+    """Options of `generate` and `Chat.ask`, for functions that hand them on."""
 
     sampler: Sampler | None
     temperature: float | None
@@ -165,7 +165,7 @@ class AskOptions(TypedDict, total=False):
 
 
 class Options(AskOptions, total=False):
-    """What `generate` takes, and a turn decides by itself."""
+    """Options of `generate`, with those that a turn decides by itself."""
 
     first_draw: int
     turn_at: int
@@ -258,7 +258,7 @@ _INTERNAL = frozenset({"came", "channel", "drop_stop", "fetch", "read_part", "st
 
 
 class Progress:
-    """What came of a generation so far. (`Generation` and its twin in `sym.aio` take the replies.)"""
+    """Results of a generation so far. (`Generation` and its twin in `sym.aio` take the replies.)"""
 
     def __init__(self, kv: OpenFile, started: Started) -> None:
         self._kv = kv  # an anonymous file must not be closed while this needs it
@@ -283,7 +283,7 @@ class Progress:
         self._is_over = False  # the last reply was taken
         self._has_failed = False  # by an error that nobody asked for
         self.num_read = self.num_read_bytes = 0
-        """How many of the tokens the program has read, one by one or by `tokens`; and how much of their text."""
+        """Numbers of tokens that the program has read, one by one or by `tokens`, and of bytes of their text."""
 
     @property
     def kv(self) -> OpenFile:
@@ -301,17 +301,17 @@ class Progress:
 
     @property
     def tokens(self) -> list[int]:
-        """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
+        """Tokens that have come so far, whether they were given out or not. Invalid: see `cancel`."""
         self._require_settled()
         self.num_read = len(self._tokens)
         return self._tokens
 
     @property
     def dists(self) -> list[ReducedDist | None]:
-        """What each of `tokens` was drawn from, where `logprobs` asked for it; None: a grammar forced that token.
+        """Distribution of each of `tokens`, where `logprobs` asked for it; None: a grammar forced that token.
 
-        Its `token` is the drawn one, `logprob(token)` how likely it was to the model, before temperature, penalties and
-        limits, and `topk(k)` are the likeliest.
+        A distribution's `token` is the drawn one, `logprob(token)` how likely it was to the model, before temperature,
+        penalties and limits, and `topk(k)` are the likeliest.
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2, logprobs=3)
         >>> tokens = list(generation)
@@ -324,7 +324,7 @@ class Progress:
         return self._dists
 
     def came(self, start: int, stop: int) -> tuple[list[int], list[ReducedDist | None]]:
-        """Some of the tokens, and what they were drawn from: they are not read by this.
+        """Return tokens, and the distributions that they were drawn from, without counting them as read.
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=3)
         >>> list(generation)[1:] == generation.came(1, 3)[0]
@@ -559,7 +559,7 @@ class Generation(Progress):
             yield piece
 
     def full_text(self) -> str:
-        """All of the text, when the last token has come.
+        """Return all of the text, when the last token has come.
 
         >>> sym.generate(sym.kv_create(), [65], grammar=sym.Grammar.regex("abc")).full_text()
         'abc'
@@ -647,12 +647,12 @@ class TextPieces:
 
     @property
     def num_bytes(self) -> int:
-        """How much of the text was given out."""
+        """Bytes of the text that were given out."""
         return self._num_decoded - len(self._decoder.getstate()[0])
 
     @property
     def num_tokens(self) -> int:
-        """How many of the tokens were given out whole."""
+        """Number of the tokens that were given out whole."""
         return bisect_right(self._ends, self.num_bytes)
 
     def add(self, tokens: Iterable[int]) -> str:
@@ -668,13 +668,13 @@ class TextPieces:
         return self._decoded(len(self._held) - self._num_open())
 
     def end(self, finish: str | None) -> str:
-        """What was held back, when nothing more comes."""
+        """Return the text that was held back, when nothing more comes."""
         if self._is_over or finish == "stop_text":
             return ""
         return self._decoded(len(self._held), final=True)
 
     def _decoded(self, num_bytes: int, *, final: bool = False) -> str:
-        """So much of what is held back, which is given out now."""
+        """Return the text of `num_bytes` bytes that were held back and are given out now."""
         sure, self._held = self._held[:num_bytes], self._held[num_bytes:]
         self._num_decoded += num_bytes
         return self._decoder.decode(sure, final=final)
@@ -692,12 +692,12 @@ class TextPieces:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a generation's progress has to know of its request."""
+    """Facts of a request that its generation's progress needs."""
 
     seed: int
     stop_texts: tuple[str, ...] = ()
     tokens: Sequence[int] = ()
-    """That were given."""
+    """Tokens that were given."""
     logprobs: int | None = None
     keeps_stop: bool = True
     """Whether a stop text stays in the file."""

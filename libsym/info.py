@@ -1,6 +1,6 @@
-"""What the daemon tells about the model and about files: JSON on the wire, frozen dataclasses here.
+"""Facts that the daemon tells about the model and about files: JSON on the wire, frozen dataclasses here.
 
-A newer daemon may say more than this library knows: what has no field is kept in `extra`, or left out.
+A newer daemon may say more than this library knows: a key without a field is kept in `extra`, or left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ModelInfo:
     """Tokens that stand for no text, though they are spelled out as some: marks of turns, the ends."""
     bos_id: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """How its makers draw tokens, for `Sampler(**sampling)`; empty where they do not say."""
+    """Settings that the model's makers draw tokens with, for `Sampler(**sampling)`; empty where they name none."""
     dtype: str = ""
     """Of the KV cache, as safetensors writes it."""
     page_entries: int = 0
@@ -42,7 +42,7 @@ class ModelInfo:
     mount: str = ""
     """Where the KV files are mounted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What a newer daemon says beyond this."""
+    """Facts that a newer daemon tells beyond these."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -54,7 +54,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KvStat:
-    """What is known of a file without reading it.
+    """Facts of a file that are known without reading it.
 
     `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier`, `memory_pages` and `turns` are None to a
     program that may not read the file.
@@ -81,11 +81,11 @@ class KvStat:
     mtime_ns: int = 0
     ctime_ns: int = 0
     pinned: bool | None = False
-    """It does not expire, and stays in memory: see `kv_advise`."""
+    """The file does not expire, and stays in memory: see `kv_advise`."""
     lease_s: float | None = 0.0
     """Seconds after which it is not pinned any more; 0: it is for good, or not at all."""
     ttl_s: float | None = 0.0
-    """It is removed so long after its last use; 0: never."""
+    """Seconds from the last use of the file to its removal; 0: never."""
     priority: int | None = 0
     lost_tokens: int = 0
     """Entries that it had when a daemon ended, and that were not on disk: it came back shorter. 0 once it is cut, be
@@ -93,10 +93,10 @@ class KvStat:
     tier: str | None = ""
     """Where the pages of a KV file are: memory, disk (and nowhere in memory), or mixed."""
     memory_pages: int | None = 0
-    """Those of its pages that are in memory."""
+    """Pages of the file that are in memory."""
     other_bits: int = 0
-    """Its first entries, up to the last that another instruction set or kind of device computed: other bits than this
-    daemon's."""
+    """First entries of the file, up to the last that another instruction set or kind of device computed: other bits
+    than this daemon's."""
     turns: Sequence[int] | None = ()
     """The lengths that the file had before the last turns of the conversation in it, 64 at most, as far as is known."""
 
@@ -107,7 +107,7 @@ class KvStat:
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """One name in a directory.
+    """A name in a directory.
 
     >>> sym.kv_create("a.kv").close()
     >>> [(entry.name, entry.kind, entry.tokens) for entry in sym.kv_list()]
@@ -140,11 +140,11 @@ class HotFile:
     uid: int = 0
     pinned: bool = False
     hits: int = 0
-    """How often it was opened, forked or read since the daemon began."""
+    """Times that the file was opened, forked or read since the daemon began."""
     opens: int = 0
     """By how many it is open now: handles of programs, open files of the mount."""
     heat: float = 0.0
-    """How much of the last minutes it was used in, 0 to 1; a minute ago counts half, two minutes ago one quarter."""
+    """Share of the last minutes with uses of the file, 0 to 1; a minute ago counts half, two minutes one quarter."""
     idle_s: float = 0.0
     """Seconds since its last use."""
     page_bytes: int = 0

@@ -33,7 +33,7 @@ Range = int | slice | range | Sequence[int | None]
 """Entries: the number of one, a slice, or (start, stop). None is the beginning or the end, negative numbers count from
 the end."""
 _SHOWN_TOKENS = 32
-"""Those of the end of a file that a notebook shows."""
+"""Tokens at the end of a file that a notebook shows."""
 
 
 class KV(OpenFile):
@@ -182,7 +182,7 @@ class KV(OpenFile):
         kv_truncate(self, num_tokens)
 
     def stat(self) -> KvStat:
-        """What is known of the file: see `libsym.kv_stat`.
+        """Return the facts of the file: see `libsym.kv_stat`.
 
         >>> sym.kv_create("a.kv", 0o640).stat().mode == 0o640
         True
@@ -206,7 +206,7 @@ class KV(OpenFile):
         return True  # an empty file is a file
 
     def room(self) -> int:
-        """How many more entries the model's context has room for, behind the last one.
+        """Return the number of entries that the model's context has room for, behind the last one.
 
         >>> kv = sym.kv_create()
         >>> room, length = kv.room(), sym.kv_write(kv, [7, 8, 9])
@@ -292,7 +292,10 @@ def kv_open(path: Path, flags: OpenFlags = "r") -> Script[KV]:
 
 
 def _open_or_create(path: Path) -> Script[KV]:
-    """Another program may create it, or remove it, between the two calls: then the other one is tried again, once."""
+    """Open a file for writing, or create it.
+
+    If another program creates or removes the file between the two calls, the other one is tried again, once.
+    """
     for _ in range(2):
         with suppress(NotFound):
             return (yield from script_of(kv_open)(path, "rw"))
@@ -451,7 +454,7 @@ def kv_merge(
 
 
 def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
-    """What only reads a file, of one that is open or, by its path, of one that is opened for this alone."""
+    """Run a script that only reads on an open file, or on one that is opened by its path for this alone."""
     if isinstance(kv, KV):
         return (yield from read(kv))
     opened = yield from script_of(kv_open)(kv, "r")
@@ -561,10 +564,10 @@ def kv_rewind(kv: KV, tokens: Iterable[int]) -> Script[list[int]]:
 
 @system_call
 def kv_stat(kv: KV | Path) -> Script[KvStat]:
-    """What is known of a file: its kind, length, owner, pages and times; and what only its readers are told.
+    """Return the facts of a file: its kind, length, owner, pages and times; and those that only its readers are told.
 
-    Like stat(2) it needs no permission on the file itself; without the one to read it, what getfattr(1) would refuse is
-    None: `exclusive_pages` and the advice.
+    Like stat(2), the call needs no permission on the file itself. Without permission to read it, facts that getfattr(1)
+    would refuse are None: `exclusive_pages` and the advice.
 
     >>> kv = sym.kv_create("a.kv")
     >>> length = sym.kv_write(kv, [1, 2, 3])
@@ -656,7 +659,7 @@ def _name_bytes(name: str | None) -> bytes:
 
 
 def _range_ends(wanted: Range) -> tuple[int, int]:
-    """Both ends of a range as they go over the wire; the daemon resolves what counts from the end."""
+    """Return both ends of a range as they go over the wire; the daemon resolves ends that count from the last entry."""
     if isinstance(wanted, (int, Integral)):
         entry = int64(wanted, "an entry")
         return entry, RANGE_END if entry == -1 else entry + 1

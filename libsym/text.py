@@ -16,7 +16,7 @@ from libsym.faces import system_call
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_CHARS = 64
-"""So many replacement characters at the end are no unfinished character any more, but what the model says."""
+"""Most replacement characters at the end that are an unfinished character; more are text that the model says."""
 _WINDOW_TOKENS = 32
 _CONTEXT_TOKENS = 8
 _LONGEST_CHAR_BYTES = 4
@@ -153,7 +153,7 @@ class TextWindow:
         return self._text[self._num_given_chars :]
 
     def flush(self) -> str:
-        """What was kept back; then the window is ready for a new text."""
+        """Return the text that was kept back; then the window is ready for a new text."""
         piece = self.held
         self._window, self._text, self._num_given_chars = [], "", 0
         return piece
@@ -203,7 +203,7 @@ class Detokenizer:
             return str(stop.value)
 
     def flush(self) -> str:
-        """What was kept back; then the Detokenizer is ready for a new text.
+        """Return the text that was kept back; then the Detokenizer is ready for a new text.
 
         >>> text = sym.Detokenizer()
         >>> text.add(sym.tokenize("é")[0]), text.flush()

@@ -76,7 +76,7 @@ class ClientChannel:
         args: tuple[int, int, int, int] = (0, 0, 0, 0),
         payload: bytes = b"",
     ) -> Reply:
-        """One call without a script: see `perform`."""
+        """Perform one call without a script: see `perform`."""
         return self.perform(Call(op, flags, handle, args, payload))
 
     def perform(self, request: Call) -> Reply:
@@ -164,7 +164,7 @@ class ClientChannel:
             raise self.failure(rc, payload_bytes)
 
     def failure(self, rc: int, payload_bytes: int = 0) -> SymError:
-        """What to raise when the C said -errno."""
+        """Return the error to raise for a C call that returned -errno."""
         if rc == -errno.EMSGSIZE:
             return TooLarge(
                 f"a message of {payload_bytes} bytes: {MAX_FRAME_BYTES - HEADER_BYTES} is the most, use several calls"

@@ -121,7 +121,7 @@ class Dist:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are.
+        """Number of tokens in the vocabulary.
 
         >>> import libsym as sym
         >>> sym.Dist.of([0.0, 2.0]).vocab_size
@@ -131,7 +131,7 @@ class Dist:
 
     @property
     def attention(self) -> Attention:
-        """How much each entry was attended to, if `pred` was asked for it.
+        """Attention that each entry got, if `pred` was asked for it.
 
         >>> sym.pred(sym.kv_create(), [65, 66], attention="entries").attention
         <Attention to 2 entries>
