@@ -23,7 +23,7 @@ import libsym as sym
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """One hypothesis. `kv` holds what comes before `pending`, which the next round computes."""
+    """A hypothesis. `kv` holds the tokens before `pending`, which the next round computes."""
 
     kv: sym.KV
     pending: list[int]

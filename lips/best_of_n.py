@@ -30,7 +30,7 @@ def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
 
 
 def judged(question: str, answer: str) -> float:
-    """How much likelier than No the model says Yes, asked whether the answer is good: a difference of logarithms."""
+    """Return the log-probability of Yes minus that of No, when the model is asked whether the answer is good."""
     yes, no = (sym.tokenize(word)[0] for word in ("Yes", "No"))
     prompt = sym.chat_tokens([{"role": "user", "content": JUDGE.format(question=question, answer=answer)}])
     with sym.kv_create() as kv:

@@ -20,7 +20,7 @@ SMALL = 4
 
 
 def faults(wanted: list[int], attempt: list[int]) -> int:
-    """How many neighbours are out of order, and how many digits are missing or too many."""
+    """Count the neighbours that are out of order, and the digits that are missing or too many."""
     missing, more = Counter(wanted) - Counter(attempt), Counter(attempt) - Counter(wanted)
     return sum(a > b for a, b in pairwise(attempt)) + missing.total() + more.total()
 

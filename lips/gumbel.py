@@ -42,7 +42,7 @@ def generate(kv: sym.KV, prompt: list[int], key: int, max_tokens: int) -> list[i
 
 
 def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
-    """How likely so great a sum is in a text that was drawn in another way. Runs that come again tell nothing."""
+    """Return the probability of so great a sum in a text drawn in another way. Runs that come again tell nothing."""
     runs = {tuple(tokens[at - NUM_BEFORE : at + 1]) for at in range(NUM_BEFORE, len(tokens))}
     total = sum(-math.log1p(-numbers(key, run[:-1], vocab_size)[run[-1]]) for run in runs)
     # Of a gamma distribution with a whole shape n: P(sum >= s) = exp(-s) * (1 + s + ... + s^(n-1) / (n-1)!)

@@ -14,7 +14,7 @@ import numpy as np
 import libsym as sym
 
 STEP = 16
-"""How many tokens are read, and how many entries go, at once."""
+"""Tokens that are read, and entries that go, at once."""
 
 
 class Cache:
@@ -62,7 +62,7 @@ class Cache:
 
 
 def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
-    """How surprising a continuation is, token by token, to a cache that has read the prompt."""
+    """Return the perplexity of a continuation, read token by token, to a cache that has read the prompt."""
     dist, logprobs = cache.append(prompt), list[float]()
     for token in continuation:
         logprobs.append(dist.logprob(token))

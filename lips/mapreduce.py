@@ -12,7 +12,7 @@ import libsym as sym
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
 
 AT_ONCE = 8
-"""So many pieces are in memory at the same time, each a context of its own."""
+"""Pieces that are in memory at the same time, each a context of its own."""
 
 
 def conversation(text: str) -> list[int]:
@@ -38,7 +38,7 @@ def summaries(instruction: sym.KV, texts: list[str], max_tokens: int) -> list[st
 
 
 def summarize(text: str, context: int, max_tokens: int) -> str:
-    """One summary of all of the text."""
+    """Return one summary of all of the text."""
     if context - len(conversation("")) < 5 * max_tokens:
         raise sym.Invalid(f"summaries of {max_tokens} tokens do not shorten what a context of {context} tokens holds")
     with sym.kv_create() as instruction:

@@ -17,7 +17,7 @@ import libsym as sym
 
 
 def draft(text: list[int], match: int, length: int) -> list[int]:
-    """What followed where the last `match` tokens came before, the latest time that they did."""
+    """Return the tokens behind the latest earlier place of the last `match` tokens."""
     for at in reversed(range(match, len(text))):
         if text[at - match : at] == text[-match:]:
             return text[at : at + length]

@@ -16,9 +16,9 @@ SYSTEM = "You answer in one short sentence."
 
 
 def open_prefix() -> sym.KV:
-    """What conversations with that system message begin with: from the mount, or computed once.
+    """Open the file that conversations with that system message begin with: from the mount, or computed once.
 
-    However many runs begin at the same time, one computes it; and it has its name when it is whole.
+    However many runs begin at the same time, one computes the file. A file has its name when it is whole.
     """
     system = [{"role": "system", "content": SYSTEM}]
     return sym.kv_open_or_compute(PREFIX, sym.chat_tokens(system, add_generation_prompt=False))

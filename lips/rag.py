@@ -54,7 +54,7 @@ def find(question: str, passages: dict[str, str]) -> str | None:
 
 
 class Shelf:
-    """Those passages that are KV files: at most `budget` tokens of them, in a directory of the mount."""
+    """Passages that are KV files: at most `budget` tokens of them, in a directory of the mount."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.path, self.budget = path, budget

@@ -14,7 +14,7 @@ EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 =
 
 
 def add(examples: sym.KV, pairs: list[tuple[int, int]]) -> list[int]:
-    """What the model says that the sums are, each in a context of its own."""
+    """Return the sums that the model gives, each in a context of its own."""
     number = sym.Grammar.regex(" [0-9]{1,20}\n")
     asked = [sym.generate(examples.fork(), sym.tokenize(f"{a} + {b} ="), grammar=number) for a, b in pairs]
     return [int(generation.full_text()) for generation in asked]

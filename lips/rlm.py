@@ -21,7 +21,7 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
     texts, answers = {name: str(view / name) for name in names}, list[object]()
 
     def ask(name: str, question: str) -> str:
-        """What the model says who has read that context."""
+        """Return the answer of the model when it has read that context."""
         if name not in names:
             raise ValueError(f"there is no context {name}: there are {', '.join(names)}")
         with sym.kv_fork(name) as kv:

@@ -21,7 +21,7 @@ def last_number(text: str) -> str | None:
 
 
 def votes(drawn: list[sym.Generation]) -> Counter[str]:
-    """How many of the answers come to which number. An answer that was cut has come to none."""
+    """Count the answers that come to each number. An answer that was cut has come to none."""
     texts = [generation.full_text() for generation in drawn]
     whole = (text for text, generation in zip(texts, drawn, strict=True) if generation.finish != "length")
     return Counter(number for text in whole if (number := last_number(text)) is not None)

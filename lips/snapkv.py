@@ -14,7 +14,7 @@ import numpy as np
 import libsym as sym
 
 WINDOW = 16
-"""How many tokens observe: the last of the prompt, which stay, too."""
+"""Tokens that observe: the last of the prompt, which stay, too."""
 NEIGHBOURS = 3
 """On each side."""
 

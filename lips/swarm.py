@@ -19,7 +19,7 @@ import libsym as sym
 
 
 def scores(chat: sym.Chat, question: str, drafts: dict[str, str]) -> dict[str, float]:
-    """How likely each draft is as the next answer of a conversation: its tokens' mean log-probability."""
+    """Return the likelihood of each draft as the next answer of a conversation: its tokens' mean log-probability."""
     asked = sym.chat_tokens([{"role": "user", "content": f"{question} Give the best answer."}], after_answer=True)
     found = {}
     for name, text in drafts.items():

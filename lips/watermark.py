@@ -20,7 +20,7 @@ GREEN = 0.5
 
 
 def green(key: int, before: int, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Which tokens are favoured behind the token `before`."""
+    """Return a mask of the tokens that are favoured behind the token `before`."""
     return np.random.default_rng((key, before)).random(vocab_size) < GREEN
 
 
@@ -36,7 +36,7 @@ def generate(kv: sym.KV, prompt: list[int], key: int, delta: float, max_tokens: 
 
 
 def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
-    """How likely so many favoured tokens are in a text without the watermark. Pairs that come again tell nothing."""
+    """Return the probability of so many favoured tokens without the watermark. Pairs that come again tell nothing."""
     pairs = set(pairwise(tokens))
     num_green = sum(bool(green(key, before, vocab_size)[token]) for before, token in pairs)
     z = (num_green - GREEN * len(pairs)) / math.sqrt(max(1, len(pairs)) * GREEN * (1 - GREEN))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import libsym as sym
 
 STEP = 16
-"""How many tokens come, and how many entries go, at once."""
+"""Tokens that come, and entries that go, at once."""
 
 
 def make_room(kv: sym.KV, window: int) -> None:

@@ -10,4 +10,4 @@ have no effect are named in a header of the answer, or refused; `--strict` refus
 """
 
 ISOLATION = "none"
-"""It listens, as no sandbox lets it, and reads a file of keys wherever that is."""
+"""The gateway listens, as no sandbox lets it, and reads a file of keys at any path."""

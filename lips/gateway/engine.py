@@ -30,12 +30,12 @@ Charge = Callable[[int], None]
 """Is told of tokens that were computed, whatever comes of them."""
 _ROOM_TRIES = 4
 _SETTLES_S = 10
-"""What was cancelled ends within a step; this is for a daemon that hangs."""
+"""A cancelled generation ends within a step; this limit is for a daemon that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be answered, and how."""
+    """Prompt and settings of the answers that a request wants."""
 
     tokens: Sequence[int] = ()
     """The whole prompt."""
@@ -55,7 +55,7 @@ class Wanted:
     """The grammar says what the answer is, so that no text in it is a call."""
     deadline_s: float | None = None
     is_streamed: bool = False
-    """Whoever asks has each piece as it comes; else nothing before all of it."""
+    """The client has each piece as it comes; else nothing before the whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """One of the n."""
+    """An answer: number `index` of the n that a request wants."""
 
     index: int
     generation: AsyncGeneration
@@ -77,7 +77,7 @@ class Answer:
     num_sent: tuple[int, int] = (0, 0)
     """Tokens, and bytes of their text, that were in pieces which were taken."""
     is_full: bool = False
-    """It ended where there was no more room for it: what has come is the answer."""
+    """The generation ended because room ran out: the text that has come is the answer."""
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """As they come; in the end every token was in one, but those of a stop text."""
@@ -111,7 +111,7 @@ class Answer:
         return Piece(text, tokens, () if self.sampling.logprobs is None else dists)
 
     def was_sent(self, *, is_streamed: bool) -> None:
-        """It broke off: nobody reads more of it than was sent."""
+        """Count the sent tokens alone as read: the answer broke off."""
         self.generation.num_read, self.generation.num_read_bytes = self.num_sent if is_streamed else (0, 0)
 
     @property
@@ -127,7 +127,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Answers:
-    """All that one request is answered."""
+    """Answers to one request, with the numbers of tokens in its prompt."""
 
     answers: list[Answer]
     num_prompt: int
@@ -243,7 +243,7 @@ async def _begin(
 
 
 async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> Found:
-    """What was begun. Where there is no room for it, what was not used for longest goes."""
+    """Return what `begin` gives. Where there is no room for it, the files that were not used for longest go."""
     for _ in range(_ROOM_TRIES):
         try:
             return await begin()

@@ -1,4 +1,4 @@
-"""What every interface of a server shares: the model, the tenants, and who is answered now."""
+"""State that every interface of a server shares: the model, the tenants, and the requests that are answered now."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Gateway:
-    """One server."""
+    """State of one server."""
 
     settings: Settings
     model: sym.ModelInfo
@@ -88,15 +88,15 @@ class Gateway:
     num_gone: int = 0
     """Generations that ended early, since their client had gone."""
     responses: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Those of /v1/responses that are being made, by tenant and id."""
+    """Responses of /v1/responses that are being made, by tenant and id."""
     background: anyio.abc.TaskGroup = field(init=False)
-    """What goes on without a client: `serve` gives it."""
+    """Tasks that go on without a client; `serve` sets it."""
     ending: anyio.Event = field(default_factory=anyio.Event)
     _making: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
     def sampling(self) -> Mapping[str, float]:
-        """How tokens are drawn where a request does not say."""
+        """Settings that tokens are drawn with where a request gives none."""
         return self.model.sampling or _SAMPLING
 
     async def tenant_of(self, request: Request) -> Tenant:

@@ -36,7 +36,7 @@ class KeyFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the file says of one."""
+    """A tenant's key, by its digest, with the tenant's quota and limits."""
 
     name: str
     digest: bytes

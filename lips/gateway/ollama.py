@@ -46,7 +46,7 @@ class Asked:
     parser: ToolParser | None
     is_chat: bool
     has_context: bool
-    """Its end has the tokens that a later request goes on from."""
+    """The end of the answer has the tokens that a later request goes on from."""
     began_ns: int = field(default_factory=time.monotonic_ns)
 
     def part(self, text: str, calls: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
@@ -242,7 +242,7 @@ async def _whole(asked: Asked) -> dict[str, Any]:
 
 
 async def _end(asked: Asked, answers: Answers, first_ns: int) -> dict[str, Any]:
-    """How it ended. Durations are nanoseconds; the model was loaded before."""
+    """Return the last message of an answer. Durations are nanoseconds; the model was loaded before."""
     answer, now_ns = answers.answers[0], time.monotonic_ns()
     ended: dict[str, Any] = {
         "done": True,

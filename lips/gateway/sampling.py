@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn: by the names of OpenAI's interfaces, and by those that other servers added."""
+"""Settings that a request wants its tokens drawn with, by the names of OpenAI's interfaces and of other servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_PART = 1e-9
 _NUM_PENALIZED = 64
 """Tokens that llama.cpp's repeat_penalty looks at where repeat_last_n is not given."""
 _DRY = sym.Dry()
-"""Its settings are llama.cpp's own."""
+"""DRY settings as llama.cpp has them."""
 _NEVER = -100.0
 """A bias that OpenAI's interface says is a ban."""
 
@@ -44,7 +44,7 @@ class Sampling:
     max_tokens: int | None = None
     n: int = 1
     logprobs: int | None = None
-    """So many of the likeliest tokens beside each that is drawn; None: how likely they were is not asked for."""
+    """Number of the likeliest tokens beside each drawn one; None: log-probabilities are not asked for."""
     seed: int | None = None
 
     def with_logprobs(self, top: int | None) -> Sampling:
@@ -54,7 +54,7 @@ class Sampling:
 def sampling(
     fields: Fields, defaults: Mapping[str, Any], *, max_tokens_names: tuple[str, ...] = MAX_TOKENS_NAMES
 ) -> Sampling:
-    """What the fields that all interfaces share say. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
+    """Return the settings that all interfaces share. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
     temperature = fields.number("temperature", 0, 100, defaults.get("temperature", 1.0))
     top_k = fields.whole("top_k", -1, _MAX_WHOLE, defaults.get("top_k"))
     top_p = fields.number("top_p", 0, 1, defaults.get("top_p"))

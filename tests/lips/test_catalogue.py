@@ -1,4 +1,4 @@
-"""What holds of every program that ships: its length, its words, its place in the README and in lips(7)."""
+"""Rules for every program that ships: its length, its words, its place in the README and in lips(7)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_it_explains_its_arguments_and_refuses_others(name, parse, capsys):
 
 
 def parser_of(name):
-    """What a program has made of its arguments, when it asks for them."""
+    """Return the parser that a program has made when it asks for its arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(PROGRAMS[name])])
         patch.setattr(sym.Arguments, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
@@ -136,7 +136,7 @@ def test_a_number_that_no_run_could_end_with_is_refused(name, option, capsys):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_value_of_no_use_is_refused_in_one_line(name, capsys):
-    """Each option of each program: an empty text; where it takes a number, NaN; and no tokens at all."""
+    """Options refuse an empty text; `--max-tokens` refuses NaN, 0 and -1, too."""
     parser = parser_of(name)
     assert type(parser) is sym.Arguments
     for action in parser._actions:

@@ -18,7 +18,7 @@ TURNS = ["My name is Ada.", "What is my name?"]
 
 
 def answers(output):
-    """What it said, line by line of its user's."""
+    """Return the program's answers, line by line of its user's."""
     return output.split("> ")[1:-1]
 
 
