@@ -38,7 +38,7 @@ GREETING_TIMEOUT_S = 5.0
 BACKLOG = 1024
 """Connections that wait to be accepted: as many as can be served. net.core.somaxconn may allow fewer."""
 KEPT_PART = 4
-"""One descriptor in so many is for the mount and its plain files, and for no connection."""
+"""Divisor: one descriptor in so many is for the mount and its plain files, and for no connection."""
 WARNING_PAUSE_S = 1.0
 """Between two lines of the log about connections that were refused: whoever is refused may try again at once."""
 _CALLS_AT_ONCE = 64
@@ -91,7 +91,7 @@ class Listener:
         self._nursery.start_soon(self._serve, PeerSocket(connection, self._threads, is_shared=True), program)
 
     async def _serve(self, connection: PeerSocket, program: Program | None = None) -> None:
-        """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
+        """Serve one connection, from the handshake to the end; no failure of it reaches the others."""
         lip = None
         with connection, ExitStack() as place:
             try:
@@ -200,7 +200,7 @@ class Listener:
 
 
 async def _greeting(connection: PeerSocket) -> bytes:
-    """What the other side says first. SymError: it does not come in time."""
+    """Return the client's greeting. SymError: it does not come in time."""
     greeting = b""
     with trio.move_on_after(GREETING_TIMEOUT_S):
         while len(greeting) < GREETING_BYTES:
@@ -229,7 +229,7 @@ def keep_descriptors(*fds: int) -> None:
 
 
 async def _wait_for_hangup(connection: PeerSocket, scope: trio.CancelScope) -> None:
-    """Nothing more is ever sent on the socket: when it is readable, the program has gone (or breaks the protocol)."""
+    """Cancel `scope` when the socket is readable: the program has gone, or breaks the protocol by sending more."""
     await connection.wait_readable()
     scope.cancel()
 

@@ -31,7 +31,7 @@ _MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is printed of either command."""
+    """Result of `fsck` or `scrub`, to be printed."""
 
     what: str
     findings: Sequence[Finding]
@@ -105,7 +105,7 @@ def _daemon_answers(socket: Path | None) -> bool:
 
 
 def _fsck_of_daemon(args: argparse.Namespace) -> Checked:
-    """Its books, then what is on disk."""
+    """Check the daemon's books, then the disk."""
     books: list[Finding] = []
     try:
         libsym.daemon_check()
@@ -129,7 +129,7 @@ def _scrubbed(*, rate: int | None, repair: bool) -> Checked:
 
 
 class _ProgressLine:
-    """How far it is, on a terminal alone; nothing is left of it."""
+    """A line with the progress, on a terminal alone; the end erases it."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()

@@ -68,7 +68,7 @@ from symphony.weights_loading import WeightsLoading
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 1e-4
-"""How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
+"""Seconds that a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
 OWN_ROOT, SHARED_ROOT = 0o755, 0o1777
 """Modes of a new mount: of whoever starts the daemon, and of a daemon for all users, as a service is."""
@@ -204,7 +204,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
 
 
 def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:
-    """How many pages may be on disk, those that are there included."""
+    """Return the number of pages that may be on disk, those that are there included."""
     slot_bytes, memory_bytes = slot_bytes_of(arena.page_bytes), arena.num_pages * arena.page_bytes
     there = shutil.disk_usage(config.state).free + num_restored * slot_bytes
     if there < memory_bytes:
@@ -273,7 +273,7 @@ def _changes_of_tiers(fs: FileSystem, gate: Gate) -> dict[str, Apply]:
 
 
 def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
-    """All that `symphony stat` and `sym.daemon_stat()` show."""
+    """Return the facts that `symphony stat` and `sym.daemon_stat()` show."""
     steps = house.batches.statistics
     return {
         "pid": os.getpid(),
@@ -393,8 +393,8 @@ def _allow_many_descriptors() -> None:
 
 @contextmanager
 def _nothing_is_garbage() -> Iterator[None]:
-    """What is made meanwhile stays. The garbage collector does not look at it now (with 100,000 files it takes 1.5 s of
-    a start, and finds nothing), nor ever after, on the trio thread.
+    """Keep objects that are made meanwhile from the garbage collector, for good. With 100,000 files, collections take
+    1.5 s of a start, and find nothing; later collections would be on the trio thread.
     """
     gc.disable()
     try:
@@ -446,7 +446,7 @@ def give_back_freed_memory() -> None:
 
 @asynccontextmanager
 async def _kept(house: House, ending: Ending) -> AsyncIterator[None]:
-    """What changes is written back; at the end everything is, for a restart is to lose nothing."""
+    """Write back changes while the daemon runs, and the rest at the end: a restart is to lose nothing."""
     async with trio.open_nursery() as nursery:
         await nursery.start(house.keeper.run)
         try:

@@ -41,7 +41,7 @@ class Entry:
     text: str
 
     def score(self, words: Iterable[str]) -> float:
-        """How well it fits words that all stand in it, at the beginning of words of its own; 0: one does not."""
+        """Rate how well the entry fits words that all begin words in it; 0: one of them does not."""
         heading, found = _WORD.findall(self.heading.casefold()), _WORD.findall(self.text.casefold())
         counts = [
             len(found) * sum(each.startswith(word) for each in heading) + sum(each.startswith(word) for each in found)

@@ -66,7 +66,7 @@ def user_line(user: dict[str, Any]) -> str:
 
 
 def memory_line(tiers: dict[str, Any], page_bytes: int) -> str:
-    """How full it is, what is kept there, and what is on disk alone."""
+    """Return a line on memory: pages in use, pages that are kept there, and pages on disk alone."""
     used = human_bytes((tiers["num_frames"] - tiers["num_free_frames"]) * page_bytes)
     line = f"{used} of {human_bytes(tiers['num_frames'] * page_bytes)} in use"
     line += f"; {human_bytes(tiers['num_on_disk_alone'] * page_bytes)} on disk alone"
@@ -91,13 +91,13 @@ def _weights(state: str, seconds: float) -> str:
 
 
 def _costs(kinds: dict[str, Any]) -> str:
-    """How well it is known what steps take."""
+    """Return a line on the errors of the expected times of steps."""
     told = ", ".join(f"{100 * kind['median_error']:.0f} % ({name})" for name, kind in kinds.items())
     return f"steps take what was expected within {told}" if told else "no step was expected yet"
 
 
 def _held(held: dict[str, Any]) -> str:
-    """How long the daemon's main thread did nothing else than one thing."""
+    """Return a line on how long the daemon's main thread did nothing else than one thing."""
     line = (
         f"longest {1000 * held['longest_s']:.1f} ms; "
         f"{held['num_long']:,} of {held['num']:,} times over {1000 * held['long_s']:g} ms"
@@ -132,7 +132,7 @@ def disk_lines(usage: dict[str, Any]) -> list[str]:
 
 
 def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
-    """Who owns what: EXCLUSIVE is what `rm` of that file alone would free; `-` where only its readers are told."""
+    """List the bytes of paths. EXCLUSIVE: freed by `rm` of that file alone; `-` where only its readers are told."""
     lines = [f"{'EXCLUSIVE':>9} {'SHARED':>7} {'TOKENS':>8}  PATH"]
     lines += [_du_line(row["path"], row, page_bytes) for row in usage["rows"]]
     lines.append(_du_line("total", usage["total"], page_bytes))

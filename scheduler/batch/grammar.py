@@ -34,7 +34,7 @@ from scheduler.batch.call import Decision
 MAX_SOURCE_BYTES = 256 << 10
 """Of a schema or a grammar."""
 MAX_GBNF_CHARS = 16 << 10
-"""Its translation is Python, and takes 0.5 s for as many rules that name each other."""
+"""The translation of GBNF is Python, and takes 0.5 s for as many rules that name each other."""
 NUM_KEPT = 32
 """Compiled grammars of one account that are kept for the next call with the same."""
 MAX_KEPT_BYTES = 512 << 10
@@ -56,7 +56,7 @@ _SEPARATOR = "\x02"
 
 
 class GrammarText(Protocol):
-    """What grammars need of the model's text side."""
+    """Facts of the model's text side that grammars need."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -117,7 +117,7 @@ class Grammar:
 
     @property
     def is_over(self) -> bool:
-        """Nothing but the end may follow."""
+        """Whether only the end may follow."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:
@@ -297,6 +297,6 @@ def _lark_of(source: str) -> str:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What llguidance says, on one line."""
+    """Return llguidance's error on one line."""
     said = " ".join(matcher.get_error().split())[:500]
     return re.sub(r"Unimplemented keys: \[(.*?)\]", r"a grammar cannot hold \1", said)

@@ -22,7 +22,7 @@ AHEAD_POOL_SHARE = 16
 
 @dataclass(slots=True)
 class Room:
-    """What calls may have."""
+    """Pages, positions and entries that calls may have."""
 
     fs: FileSystem
     max_positions: int
@@ -78,7 +78,7 @@ class Room:
         return max(0, min(ahead, self.max_positions - next_position))
 
     def _positions(self, call: FileCall) -> IntArray:
-        """Those that were given; else they go on after the last entry's."""
+        """Return the positions that were given, or else those behind the last entry's."""
         if call.positions is not None:
             return call.positions
         first = call.file.table.next_position

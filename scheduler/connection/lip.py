@@ -43,7 +43,7 @@ class Cancellable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lip:
-    """One connected program. Handles are its own: no number that it sends can name another's file."""
+    """A connected program. Handles are its own: no number that it sends can name another's file."""
 
     pid: int
     credentials: Credentials
@@ -53,24 +53,24 @@ class Lip:
     num_later: int = 0
     """Calls that are under way and will be answered when something has happened."""
     calls: dict[int, Cancellable] = field(default_factory=dict)
-    """Those that CANCEL can end, or whose answer it can take back, by the request's id."""
+    """Calls that CANCEL can end, or whose answer it can take back, by the request's id."""
     tied: dict[int, set[Cancellable]] = field(default_factory=dict)
     """By handle: generations, which end when something else is done to their file; and the claim that the handle is,
     which can be taken back while it is open."""
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of whoever waits for the program to ring."""
     when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
-    """What held back its replies, by whoever did: called once, when none waits for room in the ring any more."""
+    """Functions, by the object that held back replies: called once, when no reply waits for room in the ring."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
     """Bytes of its requests."""
     holdings: Holdings = field(default_factory=Holdings)
     """Things that the daemon keeps for its user; for nobody until it has joined."""
     launched: Program | None = None
-    """What its launcher says that it is of."""
+    """Program that the launcher says the connection belongs to."""
     program: Program = field(init=False)
-    """What it is of. Until it has joined: one of its own."""
+    """Program that the connection belongs to: one of its own until the connection has joined."""
     slots: Slots = field(init=False)
-    """Who waits for result slots."""
+    """Calls that wait for result slots, and the slots."""
     _next_handle: int = 1
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Lip:
 
     @property
     def waits_for(self) -> Counter[Op]:
-        """What its calls are that will be answered when something has happened."""
+        """Count, by operation, the calls that will be answered when something has happened."""
         return Counter(call.request.op for call in self.calls.values() if not call.is_answered)
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""What `.symphony` shows: the model, the state of the daemon, each program; and how texts become KV.
+"""Contents of `.symphony`: the model, the state of the daemon, each program; and how texts become KV.
 
 Satisfies kvfs's `ControlFiles`, by structure.
 """
@@ -34,7 +34,7 @@ from scheduler.status.metrics import Metric
 
 
 class TextSource(TextModel, Protocol):
-    """What the text view asks of the model, beside what the gate does."""
+    """Facts of the model that the text view asks for, beside those of the gate."""
 
     @property
     def token_texts(self) -> Sequence[bytes]:
@@ -222,7 +222,7 @@ class Control:
         return found
 
     def status(self, pid: int) -> str:
-        """One program's state, as in `/proc/PID/status`."""
+        """Return one program's state, as in `/proc/PID/status`."""
         program = next((each for each in self._programs.with_pids() if each.pid == pid), None)
         if program is None:
             raise NotFound(f"process {pid} is no program any more")
@@ -296,7 +296,7 @@ def _shown(used: Used) -> list[tuple[str, float]]:
 def _usage_metrics(
     label: str, which: str, users: Mapping[str, Used], what: Mapping[str, str] | None = None
 ) -> list[Metric]:
-    """One counter for each thing that is used, if there is anybody."""
+    """Return a counter for each thing that is used, if there are users."""
     if not users:
         return []
     found = []
@@ -322,4 +322,4 @@ _MEASURED = {
     "bytes_in": "bytes of requests",
     "bytes_out": "bytes of replies",
 }
-"""What is not counted as it is used, and of no domain."""
+"""Usage that is measured when it is read, and that domains do not have."""

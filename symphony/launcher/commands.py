@@ -83,7 +83,7 @@ def _spec(args: argparse.Namespace) -> Message:
 
 
 def _sandbox(args: argparse.Namespace, path: str, cwd: str, env: dict[str, str], venv: str | None) -> Message:
-    """What is asked for of a sandbox. Refused: it has no sense."""
+    """Return the part of a request that describes the sandbox. Refused: the options make no sense."""
     if venv is not None:
         confinement.packages_of(venv)
     binds, grants = confinement.binds(args.bind), [parse_grant(each) for each in args.allow_net]
@@ -122,7 +122,7 @@ def ps_command(args: argparse.Namespace, socket: Path | None) -> int:
 
 
 def kill_command(args: argparse.Namespace, socket: Path | None) -> int:
-    """Each gets it that can; the status is the last error's."""
+    """Send the signal to each program that can get it; the status is the last error's."""
     status = 0
     for who in args.who:
         try:

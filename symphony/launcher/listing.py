@@ -1,4 +1,4 @@
-"""What `symphony ps` lists: the programs that the launcher has, and what the daemon says of them and of others."""
+"""Rows of `symphony ps`: the programs that the launcher has, and the daemon's facts of them and of others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 OWN_NAME = "symphony"
 """Of the processes of Symphony's own commands, which the kernel tells the daemon."""
 _OF_LAUNCHER = ("program", "args", "cwd", "detached", "tty", "isolation", "created", "restarts")
-"""What the daemon does not know of a program."""
+"""Facts of a program that the daemon does not know."""
 
 
 def rows(places: Places, socket: str, *, ended: bool) -> tuple[list[Row], sym.NotConnected | None]:
@@ -85,7 +85,7 @@ def _cells(program: Row) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """One line that any terminal shows: what is in arguments is not ours, and of names not even our user's."""
+    """Return one line that any terminal shows: arguments are not ours, and names are not even our user's."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

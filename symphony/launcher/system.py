@@ -1,4 +1,4 @@
-"""What the standard library has no name for: prctl(2), and the C level of Python that runs a script."""
+"""Functions that the standard library lacks: prctl(2), and the C level of Python that runs a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 READY = b"+"
-"""What a process reports that is about to be a program."""
+"""Report of a process that is about to be a program."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

@@ -22,7 +22,7 @@ ANN, BOB = Owner(1000, 0), Owner(1001, 0)
 
 
 class Text:
-    """What the daemon makes of a tokenizer."""
+    """The text side of a tokenizer, as the daemon makes it."""
 
     def __init__(self, tokenizer):
         self.vocab_size = tokenizer.vocab_size

@@ -1,4 +1,4 @@
-"""Who is let in: handshakes that are never finished, users that want every connection, and descriptors."""
+"""Admission of connections: handshakes that are never finished, users that want every connection, and descriptors."""
 
 import errno
 import gc

@@ -65,7 +65,7 @@ class CountingSteps(Steps):
 
 
 class Standing(Bench):
-    """One program with rings, and steps that are held."""
+    """A program with rings, and steps that are held."""
 
     def __init__(self, directory, limits=None):
         super().__init__(directory, num_pages=512, limits=limits or Limits())
@@ -86,7 +86,7 @@ class Standing(Bench):
         return handle
 
     def decode_on(self, handle, file, number, token=8):
-        """One more of its calls, by the gate."""
+        """Submit one more call of the program by the gate."""
         slot = self.program.channel.take_rows(1)
         request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
         call = SystemCall(self.program, request)
@@ -463,7 +463,7 @@ def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(benc
 
 
 def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
-    """It was computed already, while it was not known."""
+    """The end token was computed before the grammar had told that it is the end."""
     slow = SlowGrammar(is_over_after=2)
 
     async def scenario():
@@ -568,7 +568,7 @@ def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn
 
 
 def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
-    """Whoever looks at files takes the news of all members, and the run does not ring for these any more."""
+    """A reader of files takes the news of all members, and the run does not ring for these any more."""
 
     async def scenario():
         bench.steps.hold()
@@ -749,7 +749,7 @@ HELD_S = 0.2
 
 
 def beyond(times, seconds):
-    """How many took longer."""
+    """Count the times that are longer."""
     return sum(times.nums[bisect_left(TIME_BOUNDS_S, seconds) :])
 
 

@@ -245,7 +245,7 @@ def test_a_fork_leaves_an_answer_under_way_alone_and_is_as_the_conversation_was_
 
 
 def test_a_fork_by_another_handle_ends_with_the_last_ended_turn(connected):
-    """So does `Chat.fork`, which `symphony run chat` offers where another talks."""
+    """`Chat.fork` ends there, too: `symphony run chat` offers it where another talks."""
     with sym.Chat(sym.kv_create("talked.kv")) as chat, sym.Chat(sym.kv_open("talked.kv", "rw")) as other:
         first = chat.ask("One?", max_tokens=4).full_text()
         ended = text_of(chat.kv, chat.pending)
@@ -350,7 +350,7 @@ def test_a_stop_text_that_nobody_was_shown_is_no_part_of_the_conversation(connec
 
 
 def test_an_interrupted_answer_stays_as_far_as_its_text_was_read(connected):
-    """What may be the beginning of a stop text was held back."""
+    """Text that may be the beginning of a stop text was held back."""
     with sym.Chat(sym.kv_create()) as chat:
         form = sym.Grammar.regex("Yes[.]\nObserva.{300}")
         answer = chat.ask("One?", grammar=form, stop="\nObservation:")

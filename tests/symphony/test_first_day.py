@@ -91,7 +91,7 @@ def test_every_public_class_has_a_repr_of_its_own():
 
 
 def test_a_generation_says_that_it_failed_when_it_has():
-    """Its end and why it ended are two facts: between them it is under way."""
+    """The end of a generation and its reason are two facts: between them the generation is under way."""
     seen = []
 
     class Watched(sym.Generation):

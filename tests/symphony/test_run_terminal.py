@@ -42,7 +42,7 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def status(self) -> int:
-        """How the command ended; its terminal goes."""
+        """Return the command's exit status, and close its terminal."""
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.master)
         return status
