@@ -14,7 +14,7 @@ pytestmark = MARKS
 
 @dataclass(frozen=True)
 class Broken:
-    """How a script's quick form is broken, and what it says then."""
+    """A way to break a script's quick form, and the words that the script says then."""
 
     says: str
     plant: str = ""

@@ -42,12 +42,12 @@ UNCOUNTED = ("threads", "frames", "programs", "log")
 COUNTED_PART = 0.5
 """Of threads some have not called yet."""
 TRIES = 3
-"""So often a percentile has to be beyond MOST, or memory not to come back, before it is believed."""
+"""Tries that must all show a percentile beyond MOST, or memory that does not come back, before either is believed."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long the attacker makes things of one kind, and how exactly the victim is looked at."""
+    """Effort of a trial: how long the attacker makes things of one kind, and how exactly the victim is looked at."""
 
     seconds: float
     processes: int
@@ -511,8 +511,9 @@ def disk_bytes(served: Daemon) -> int:
 
 @contextmanager
 def small_memory() -> Iterator[Callable[[], None]]:
-    """What is started inside has GROUP_BYTES of memory, until what this gives is called; the machine's where no control
-    group of version 1 can be made.
+    """Give processes started inside GROUP_BYTES of memory, until the function that is yielded is called.
+
+    Where no control group of version 1 can be made, processes have the machine's memory.
     """
     own = next((line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), "")
     above = Path("/sys/fs/cgroup/memory") / own.rpartition(":")[2].lstrip("/")

@@ -89,7 +89,7 @@ class Habit:
     route: str
     body: dict[str, Any]
     shows: dict[str, Shows] = field(default_factory=dict)
-    """Its fields that are looked at."""
+    """Fields of the request that are looked at."""
 
 
 def never(_: Seen) -> bool:

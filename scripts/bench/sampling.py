@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What a draw from a row of 49,152 logits costs: the C part alone, and from Python. Times are in microseconds.
+"""Cost of a draw from a row of 49,152 logits: the C part alone, and from Python. Times are in microseconds.
 
 Rows: `sharp` as a model gives them where it is sure, `open` where it is not, `flat` nearly without a preference (its
-nucleus has tens of thousands of tokens: the worst case). Each draw takes the next of `--rows` rows, which come from
+nucleus has tens of thousands of tokens: the worst case). A draw takes the next of `--rows` rows, which come from
 memory as far from the processor as they are large: 64 rows are 12 MiB.
 """
 

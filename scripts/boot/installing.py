@@ -93,7 +93,7 @@ def rollback(s: Service) -> str:
 
 
 def uninstall(s: Service) -> str:
-    """All but the state goes."""
+    """Remove everything but the state."""
     began_s = time.monotonic()
     s.run(UNINSTALL)
     took_s = time.monotonic() - began_s

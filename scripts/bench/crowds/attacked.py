@@ -43,7 +43,7 @@ class Attacked:
 
 
 def arguments(description: str | None, model: str = "tiny") -> argparse.ArgumentParser:
-    """What every crowd takes; it may add its own."""
+    """Return a parser with the options of every crowd, which may add its own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is crowded")
     parser.add_argument("--model", default=model)
