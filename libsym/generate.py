@@ -310,8 +310,8 @@ class Progress:
     def dists(self) -> list[ReducedDist | None]:
         """Distribution of each of `tokens`, where `logprobs` asked for it; None: a grammar forced that token.
 
-        A distribution's `token` is the drawn one, `logprob(token)` how likely it was to the model, before temperature,
-        penalties and limits, and `topk(k)` are the likeliest.
+        A distribution's `token` is the drawn one, and `topk(k)` are the likeliest. `logprob(token)` is of the
+        model alone, before temperature, penalties and limits.
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2, logprobs=3)
         >>> tokens = list(generation)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Cost of a draw from a row of 49,152 logits: the C part alone, and from Python. Times are in microseconds.
 
-Rows: `sharp` as a model gives them where it is sure, `open` where it is not, `flat` nearly without a preference (its
-nucleus has tens of thousands of tokens: the worst case). A draw takes the next of `--rows` rows, which come from
-memory as far from the processor as they are large: 64 rows are 12 MiB.
+Rows: `sharp` as a model gives them where it is sure, `open` where it is not, `flat` nearly without a preference. The
+nucleus of `flat` has tens of thousands of tokens: the worst case. A draw takes the next of `--rows` rows. More rows
+come from memory that is further from the processor: 64 rows are 12 MiB.
 """
 
 from __future__ import annotations
