@@ -75,7 +75,7 @@ async def chat(request: Request) -> Work | Response:
 
 async def generate(request: Request) -> Work | Response:
     gateway, tenant, fields = await _fields(request)
-    if fields.has("context") and fields.has("system"):
+    if fields.list("context") and fields.has("system"):
         request.scope[IGNORED].add("system", is_known=True)
     if not fields.text("prompt"):
         return _loaded(gateway, fields, is_chat=False)
@@ -113,15 +113,15 @@ async def _prompt(gateway: Gateway, fields: Fields) -> list[int]:
     prompt, system = fields.text("prompt", "") or "", fields.text("system")
     if fields.flag("raw"):
         for name in ("system", "context"):
-            if fields.has(name):
+            if fields.body.get(name):
                 raise ApiError(400, f"{name}: a raw prompt is all that the model sees", param=name)
         return await sym.aio.tokenize(prompt)
     turn: list[Message] = [{"role": "user", "content": prompt}]
-    if (context := fields.list("context")) is None:
+    if not (context := fields.list("context")):
         return await sym.aio.chat_tokens([*([{"role": "system", "content": system}] if system else []), *turn])
     if not all(type(token) is int and 0 <= token < gateway.model.vocab_size for token in context):
         raise fields.wrong("context", f"a list of tokens from 0 to {gateway.model.vocab_size - 1}")
-    return context + await sym.aio.chat_tokens(turn, after_answer=bool(context))
+    return context + await sym.aio.chat_tokens(turn, after_answer=True)
 
 
 def _grammar(fields: Fields) -> sym.Grammar | None:

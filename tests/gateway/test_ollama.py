@@ -115,7 +115,10 @@ def test_a_generation_goes_on_from_its_context(client, http):
     assert second.context[: len(first.context)] == first.context
     both = {"prompt": "Hi", "system": "Be brief.", "context": list(first.context), "stream": False, "options": GREEDY}
     assert http.post("/api/generate", json=both).headers["symphony-ignored"] == "system"
-    raw = client.generate("any", "The capital of France is", raw=True, options=GREEDY)
+    fresh = client.generate("any", "My name is Ann.", system="You are brief.", context=[], options=GREEDY)
+    assert fresh.context == first.context, "an empty context is none"
+    nothing = {"raw": True, "system": "", "context": []}
+    raw = client.generate("any", "The capital of France is", **nothing, options=GREEDY)
     assert "Paris" in raw.response
     assert raw.context is None
     for name, value in (("system", "x"), ("context", [1])):
