@@ -95,9 +95,17 @@ def _of_libsym() -> Iterator[Entry]:
         thing = getattr(libsym, name)
         if callable(thing) and inspect.getdoc(thing):
             yield _of_object(name, thing)
-        for part in vars(thing) if inspect.isclass(thing) else ():
+        for part in _parts(thing) if inspect.isclass(thing) else ():
             if not part.startswith("_") and inspect.getdoc(getattr(thing, part)):
                 yield _of_object(f"{name}.{part}", getattr(thing, part))
+
+
+def _parts(of: type) -> list[str]:
+    """Names that a class defines, or inherits from bases without an entry, as far as completion offers them."""
+    bases = [each for each in of.__mro__[1:] if each.__module__.startswith("libsym.")]
+    inherited = {part for each in bases if each.__name__ not in libsym.__all__ for part in vars(each)}
+    offered = object.__new__(of).__dir__() if inherited else ()
+    return [*vars(of), *(part for part in sorted(inherited & {*offered}) if part not in vars(of))]
 
 
 def _of_object(name: str, thing: object) -> Entry:

@@ -89,6 +89,7 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("pred", "libsym-generation(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
         ("Sampler", "libsym-generation(3): Sampler(temperature=1.0", "How a token is drawn"),
         ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "The likeliest token"),
+        ("is_complete", "libsym.Generation.is_complete", "ended by itself"),
         ("react", "symphony run react", "ReAct: the model thinks"),
         ("quota", "symphony-serve(1): --quota SIZE", "symphony.toml(5): quota (size; reload)"),
         ("quota", "symphony-serve(1): --quota SIZE", "setfattr -n user.kv.quota -v 512M DIR"),
