@@ -57,6 +57,8 @@ class AsyncChat(Turns[AsyncGeneration]):
         >>> chat = sym.aio.Chat(await sym.aio.kv_create())
         >>> len([token async for token in await chat.ask("Who?", max_tokens=3)])
         3
+        >>> (await sym.aio.Chat(await sym.aio.kv_create(), seed=7).ask("Who?", max_tokens=3)).seed
+        7
         """
         await self._cancel()
         tokens = await run(self.kv.channel, self._question(content, role, begin))
@@ -80,7 +82,7 @@ class AsyncChat(Turns[AsyncGeneration]):
             priority=priority,
             deadline=deadline,
         )
-        call, state = generate_call(self.kv, tokens, options)
+        call, state = generate_call(self.kv, tokens, self._with_settings(options))
         answer = self._answered_by(AsyncGeneration(self.kv, call, state))
         await answer.fetch()
         return answer

@@ -6,14 +6,14 @@ import logging
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from libsym.arguments import Path, shown
 from libsym.channel.scripts import Script
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError, WouldBlock
 from libsym.faces import script_of
-from libsym.generate import GOES_ON, Generation, Grammar, Ngram, Options, Progress, generate_call
+from libsym.generate import GOES_ON, Generation, Grammar, Ngram, Options, Progress, generate_call, sampler_of
 from libsym.kv import KV, kv_close, kv_fork, kv_lock, kv_read, kv_stat, kv_truncate
 from libsym.open_file import channel_of
 from libsym.pred import write_script
@@ -32,8 +32,21 @@ _JOINED_TOKENS = 8
 class Turns(Generic[G]):
     """What the two faces of a conversation share: `Chat` waits with the thread, `AsyncChat` with the task."""
 
-    def __init__(self, kv: KV, messages: str | Sequence[Message] = (), tools: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        kv: KV,
+        messages: str | Sequence[Message] = (),
+        tools: Sequence[Any] | None = None,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+    ) -> None:
         channel_of(kv, type(self).__name__)
+        self._settings = Options(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        sampler_of(self._settings)  # says what is wrong in them
         self.kv = kv
         """The file: it can be forked, read and advised as any other."""
         self._top = [{"role": "system", "content": messages}] if isinstance(messages, str) else list(messages)
@@ -151,6 +164,11 @@ class Turns(Generic[G]):
             tokens += yield from script_of(tokenize)(begin, special=False)
         return pending + tokens
 
+    def _with_settings(self, options: Options) -> Options:
+        """The options of a question; where it names no sampler, with the conversation's settings that it leaves out."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return options if "sampler" in given else cast(Options, {**options, **self._settings, **given})
+
     def _answered_by(self, answer: G) -> G:
         """From here on what is pending is the answer's affair."""
         self._before, self._answer = self._pending, answer
@@ -197,6 +215,7 @@ class Turns(Generic[G]):
         if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
             yield from script_of(kv_truncate)(kv, length)
         fork = type(self)(kv, self._top, self._tools)
+        fork._settings = self._settings  # noqa: SLF001 - of this class
         fork._pending, fork._length = [*pending], (yield from script_of(kv_stat)(kv)).tokens  # noqa: SLF001 - of this class
         return fork
 
@@ -232,6 +251,7 @@ class Chat(Turns[Generation]):
     `kv`: open for writing. Where it is empty, the conversation begins with `messages` (a text is the system message)
     and `tools`; where it holds one, perhaps of an earlier run, that goes on. Nothing is computed before the first
     question. One thread at a time may use it.
+    `temperature`, `top_k`, `top_p`, `min_p`, `seed`: of answers whose question names none of its own, and no sampler.
 
     From its first question or `undo` on, until it is closed, it has the lock of a file with a name (see `kv_lock`), and
     nobody else talks in that: `WouldBlock` says who does. A lock that the program has taken by `kv` is left as it is.
@@ -295,7 +315,7 @@ class Chat(Turns[Generation]):
             priority=priority,
             deadline=deadline,
         )
-        return self._answered_by(Generation(self.kv, *generate_call(self.kv, tokens, options)))
+        return self._answered_by(Generation(self.kv, *generate_call(self.kv, tokens, self._with_settings(options))))
 
     def undo(self) -> None:
         r"""Cuts off the last turn: the user's question and all that came after it. The file is as it was before.

@@ -34,6 +34,14 @@ def test_settings_are_taken_without_a_sampler_and_beside_one():
     assert tokens_of(asked) == expected
     said = [sym.Chat(sym.kv_create()).ask("Who?", temperature=9.0, seed=seed, max_tokens=12) for seed in (1, 1, 2)]
     assert len({answer.full_text() for answer in said}) == 2
+    chat = sym.Chat(sym.kv_create(), temperature=9.0, seed=1)
+    assert chat.fork().ask("Who?", max_tokens=12).full_text() == said[0].full_text()
+    assert chat.ask("Who?", seed=2, max_tokens=12).full_text() == said[2].full_text(), "a question's own go first"
+    chat.undo()
+    plain = sym.Chat(sym.kv_create()).ask("Who?", max_tokens=12).full_text()
+    assert chat.ask("Who?", sampler=sym.Sampler.greedy(), max_tokens=12).full_text() == plain
+    with pytest.raises(sym.Invalid, match="top_p=2"):
+        sym.Chat(sym.kv_create(), top_p=2)
     with pytest.raises(sym.Invalid, match="temperature=-1"):
         sym.generate(sym.kv_create(), [65], temperature=-1)
 
