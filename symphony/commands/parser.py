@@ -23,6 +23,10 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # noqa: SLF001 - it has no other name
+            from symphony.launcher.finding import shipped  # noqa: PLC0415 - a slip alone needs it
+
             hint = did_you_mean(value, action.choices) or f": `{self.prog} --help` lists them"
+            if "run" in action.choices and value in shipped():
+                hint = f": did you mean run {value}?"
             self.exit(2, f"{self.prog}: there is no command {value!r}{hint}\n")
         super()._check_value(action, value)

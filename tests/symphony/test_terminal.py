@@ -86,6 +86,7 @@ def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(d
     ("words", "status", "said"),
     [
         ("rnu", 2, "symphony: there is no command 'rnu': did you mean run?\n"),
+        ("chat", 2, "symphony: there is no command 'chat': did you mean run chat?\n"),
         ("config chek", 2, "symphony config: there is no command 'chek': did you mean check?\n"),
         ("run asck", 127, "symphony: no program asck: did you mean ask?\n"),
     ],
