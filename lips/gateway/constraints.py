@@ -23,7 +23,7 @@ MAX_ALLOWED = 4096
 MAX_STOP_TOKENS = 1024
 MAX_LEAST_TOKENS = 4096
 _NEVER = float("-inf")
-_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:))")
+_LARK = re.compile(r"(?m)^\s*(%llguidance\b|[?!]?start\s*:(?!:))")
 Named = tuple[str, sym.Grammar]
 """A grammar, and the field that wants it."""
 

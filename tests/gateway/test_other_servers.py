@@ -47,6 +47,7 @@ def streamed(http, route, **options):
         ({"guided_grammar": 'root ::= "yes" | "no"'}, "yes|no"),
         ({"grammar": 'root ::= item+\nitem ::= "a" [0-9] "."\n', "stop": "."}, "a[0-9]"),
         ({"grammar": 'start: "yes" | "no"'}, "yes|no"),
+        ({"guided_grammar": '\n    ?start: word\n    ?word: "yes" | "no"\n'}, "yes|no"),
         ({"structured_outputs": {"json": OBJECT, "disable_any_whitespace": True}}, r'\{"a":[12]\}'),
         ({"structured_outputs": {"regex": "[x-z]{3}"}}, "[x-z]{3}"),
         ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
