@@ -16,7 +16,7 @@ class Talk:
     """A user who talks in a conversation."""
 
     def __init__(self, chat: sym.Chat, sampler: sym.Sampler, max_tokens: int) -> None:
-        self.chat, self.sampler, self.max_tokens, self.system = chat, sampler, max_tokens, list[dict[str, str]]()
+        self.chat, self.sampler, self.most, self.system, self.at = chat, sampler, max_tokens, list[dict[str, str]](), 0
 
     def obey(self, command: str, rest: str) -> str:
         """Does what a line that begins with `/` says; gives what the user is told."""
@@ -27,7 +27,7 @@ class Talk:
             self.chat.fork(rest).close()
             return f"kept as {rest}"
         if command == "/system" and rest:
-            self.system = [{"role": "system", "content": rest}]
+            self.system, self.at = [{"role": "system", "content": rest}], sys.maxsize  # said nowhere yet
             return "from the next question on"
         if command == "/stats":
             return f"{self.chat.kv.len():,} of {sym.model_info().max_positions:,} tokens of the context are used"
@@ -37,10 +37,10 @@ class Talk:
 
     def answer(self, line: str) -> None:
         """Streams an answer. Ctrl-C ends it: the conversation has as much of it as was shown."""
-        question = [*self.system, {"role": "user", "content": line}]
+        length, question = self.chat.kv.len() + len(self.chat.pending), {"role": "user", "content": line}
+        system, self.at = self.system if length <= self.at else [], min(length, self.at)
         try:
-            sym.send_to_user(self.chat.ask(question, sampler=self.sampler, max_tokens=self.max_tokens).text())
-            self.system = []
+            sym.send_to_user(self.chat.ask([*system, question], sampler=self.sampler, max_tokens=self.most).text())
         except KeyboardInterrupt:
             self.chat.settle()
         sym.send_to_user("\n" if self.chat.kv.room() else "\n(the context is full: /undo makes room)\n")

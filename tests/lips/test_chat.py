@@ -187,8 +187,9 @@ def test_ctrl_c_can_be_held_down_at_the_prompt(monkeypatch, capsys):
 
 def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, said):
     with sym.Chat(sym.kv_create()) as conversation:
-        said(conversation, TURNS[0], "/system You are a pirate.", TURNS[1])
-        assert "<|im_start|>system\nYou are a pirate." in sym.detokenize(conversation.kv.read()[0])
+        said(conversation, TURNS[0], "/system You are a pirate.", TURNS[1], "/undo", TURNS[1], TURNS[0])
+        text = sym.detokenize(conversation.kv.read()[0])
+        assert text.count("<|im_start|>system\nYou are a pirate.") == 1, "also for a question in place of the first"
         told = said(conversation, "word " * 9000, "/undo")
     assert "beyond the model's context of" in told[0]
     assert "piece by piece" in told[0]
