@@ -60,7 +60,7 @@ TEXT
 
 PROGRAMS
     Arguments                                      what a program is given: its docstring is the help
-    main                                           runs a program's main function, and ends as a command ends
+    command, main                                  runs a program's main function, and ends as a command ends
     spawn, wait, kill                              start another, a Child; hear how it Ended; end it
     Interpreter                                    runs a model's Python code, confined by the kernel
     Budget                                         what a search may still spend
@@ -100,7 +100,6 @@ EVENT LOOPS. `await sym.aio.pred(kv, tokens)`: see help(sym.aio).
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
@@ -180,15 +179,15 @@ from libsym.vocabulary import token_set, vocabulary
 if TYPE_CHECKING:
     from libsym import aio as aio
     from libsym.command_line import Arguments as Arguments
+    from libsym.command_line import command as command
 
 
-def __getattr__(name: str) -> ModuleType | type:
-    """`aio` and `Arguments` are loaded when a program first asks for them: what they import takes time."""
+def __getattr__(name: str) -> object:
+    """`aio`, `Arguments` and `command` are loaded when a program first asks for them: what they import takes time."""
     if name == "aio":
         return importlib.import_module("libsym.aio")
-    if name == "Arguments":
-        found: type = importlib.import_module("libsym.command_line").Arguments
-        return found
+    if name in {"Arguments", "command"}:
+        return getattr(importlib.import_module("libsym.command_line"), name)
     raise AttributeError(f"module 'libsym' has no attribute {name!r}")
 
 
@@ -268,6 +267,7 @@ __all__ = [
     "chat_template",
     "chat_tokens",
     "close",
+    "command",
     "connect",
     "connection",
     "daemon_check",

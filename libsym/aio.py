@@ -527,13 +527,13 @@ async def token_set(wanted: Iterable[int] | Callable[[bytes], bool]) -> TokenSet
     return await run(channel, token_set_script(channel, wanted))
 
 
-async def send_to_user(x: Any) -> None:
+async def send_to_user(x: Any, *more: Any) -> None:
     r"""As `libsym.send_to_user`; a user who does not read stops this task, not the loop.
 
     >>> await sym.aio.send_to_user("hello\n")
     hello
     """
-    await to_thread.run_sync(user.send_to_user, x)
+    await to_thread.run_sync(user.send_to_user, x, *more)
 
 
 async def recv_from_user() -> str:

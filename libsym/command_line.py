@@ -9,12 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from libsym.arguments import path_text, shown, utf8
 from libsym.errors import Invalid, one_line
-from libsym.program import program_name
+from libsym.program import main, program_name
 
 MOST = (1 << 31) - 1
 _UNUSABLE = 2
@@ -185,6 +186,27 @@ class Arguments(argparse.ArgumentParser):
             if not name.startswith("-"):
                 more.setdefault("nargs", "?")
         self.add_argument(name, type=kind, help=about, **more)
+
+
+Main = TypeVar("Main", bound=Callable[[Arguments], object])
+
+
+def command(program: Main) -> Main:
+    r"""Make a function the main function of its file, which is called with the `Arguments` of the file's docstring.
+
+    It runs, as `main` runs it, where the file is what was started, so it stands at the file's end. A file that another
+    one imports runs nothing: there the function is what it was.
+
+    >>> @sym.command
+    ... def greet(arguments):
+    ...     arguments.text("name")
+    ...     sym.send_to_user("Hello, ", arguments.parse_args(["Ada"]).name, ".\n")
+    >>> greet(sym.Arguments("Greets."))
+    Hello, Ada.
+    """
+    if program.__module__ == "__main__":
+        main(partial(program, Arguments(sys.modules["__main__"].__doc__)))
+    return program
 
 
 def unrecognized(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:

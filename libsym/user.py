@@ -20,22 +20,27 @@ from libsym.errors import Invalid
 _CHUNK_BYTES = 64 << 10
 
 
-def send_to_user(x: Any) -> None:
-    r"""Sends text to whoever launched this program: to standard output, at once.
+def send_to_user(x: Any, *more: Any) -> None:
+    r"""Sends text to whoever launched this program: to standard output, at once, one thing after the other.
 
     Text and bytes go as they are, an iterator of them piece by piece as each comes; anything else as a line of JSON.
 
     >>> sym.send_to_user("hello\n")
     hello
-    >>> sym.send_to_user(piece for piece in ("hel", "lo\n"))
+    >>> sym.send_to_user((piece for piece in ("hel", "lo")), "\n")
     hello
     >>> sym.send_to_user({"answer": 42})
     {"answer": 42}
     """
-    if isinstance(x, Iterator):
-        for piece in x:
-            send_to_user(piece)
-        return
+    for each in (x, *more):
+        if isinstance(each, Iterator):
+            for piece in each:
+                send_to_user(piece)
+        else:
+            _send(each)
+
+
+def _send(x: Any) -> None:
     if isinstance(x, (bytes, bytearray, memoryview)):
         sys.stdout.flush()
         sys.stdout.buffer.write(x)

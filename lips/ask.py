@@ -13,8 +13,8 @@ import sys
 import libsym as sym
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question", "- reads it from standard input")
     arguments.kv("--kv", "keep the conversation in this KV file", metavar="PATH")
     arguments.add_argument("--resume", action="store_true", help="go on with the conversation in --kv")
@@ -34,8 +34,7 @@ def main() -> None:
         sys.exit(f"ask: {error}, or go on with the conversation in it by --resume")
     with sym.Chat(kv, args.system or ()) as chat:
         try:
-            sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text())
-            sym.send_to_user("\n")
+            sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text(), "\n")
             if not kv.room():
                 sys.stderr.write("ask: the answer ends where the context is full\n")
         except BaseException:
@@ -43,7 +42,3 @@ def main() -> None:
             if args.kv and not args.resume and not kv.len():
                 kv.remove()  # nothing was answered: the next try may have the name
             raise
-
-
-if __name__ == "__main__":
-    sym.main(main)

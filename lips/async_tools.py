@@ -59,20 +59,12 @@ def search(directory: Path) -> Tool:
     return found
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+async def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.directory("--files", "texts to search (default: here)", Path(), metavar="DIR")
     arguments.whole("--max-tokens", "before and after the result", 64)
     args = arguments.parse_args()
-
-    async def program() -> None:
-        async with await sym.aio.kv_create() as kv:
-            await write(kv, args.question, search(args.files), sym.send_to_user, args.max_tokens)
-        sym.send_to_user("\n")
-
-    anyio.run(program)
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    async with await sym.aio.kv_create() as kv:
+        await write(kv, args.question, search(args.files), sym.send_to_user, args.max_tokens)
+    sym.send_to_user("\n")

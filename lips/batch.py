@@ -93,8 +93,8 @@ async def answer_all(lines: Iterator[dict[str, Any]], out: BinaryIO, streams: in
     return num_errors
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.file("prompts", "a file with a line of JSON for each prompt")
     arguments.text("answers", "the file that answers are appended to")
     arguments.whole("--streams", "answers under way at the same time", 8, most=256)
@@ -112,7 +112,3 @@ def main() -> None:
         how = partial(answer_all, max_tokens=args.max_tokens, temperature=args.temperature)
         if num_errors := anyio.run(how, lines, out, args.streams):
             raise sym.Invalid(f"answers that are errors, of this run: {num_errors} (see {args.answers})")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -83,8 +83,8 @@ def growing(row: list[Beam], normalize: float) -> list[Beam]:
     return [beam for beam in row if not beam.is_over]
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--width", "hypotheses side by side", 4, most=64)
     arguments.whole("--max-tokens", "length of each", 32)
@@ -99,7 +99,3 @@ def main() -> None:
         for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens, *how):
             tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
             sym.send_to_user(f"{beam.score(args.normalize):8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -38,8 +38,8 @@ def judged(question: str, answer: str) -> float:
     return said.logprob(yes) - said.logprob(no)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question", "what is to be answered")
     arguments.whole("-n", "answers that are drawn", 4, most=256)
     arguments.number("--temperature", "how they are drawn", 0.8, least=0)
@@ -57,7 +57,3 @@ def main() -> None:
     ranked.sort(reverse=True)
     for score, text in ranked if args.all else ranked[:1]:
         sym.send_to_user(f"[{score:.3f}] {text}\n" if args.all else f"{text}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

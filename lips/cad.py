@@ -27,17 +27,12 @@ def answer(context: str, question: str, strength: float, max_tokens: int) -> sym
     )
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question", "the text to go on with")
     arguments.text("--context", "what to believe", required=True)
     arguments.number("--strength", default=1.0)
     arguments.whole("--max-tokens", default=16)
     args = arguments.parse_args()
     sym.send_to_user(args.question)
-    sym.send_to_user(answer(args.context, args.question, args.strength, args.max_tokens).text())
-    sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    sym.send_to_user(answer(args.context, args.question, args.strength, args.max_tokens).text(), "\n")

@@ -28,17 +28,12 @@ def answer(question: str, system: str, negative: str | None, scale: float, max_t
     return sym.decode(sym.kv_create(), tokens, guided(scale), beside=[(sym.kv_create(), plain)], max_tokens=max_tokens)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.text("--system", "the instructions to follow", required=True)
     arguments.text("--negative", "instructions to keep away from, in place of none")
     arguments.number("--scale", "of the guidance", 2.0)
     arguments.whole("--max-tokens", default=64)
     args = arguments.parse_args()
-    sym.send_to_user(answer(args.question, args.system, args.negative, args.scale, args.max_tokens).text())
-    sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    sym.send_to_user(answer(args.question, args.system, args.negative, args.scale, args.max_tokens).text(), "\n")

@@ -101,8 +101,8 @@ def show(kv: sym.KV, mark: str = "a question") -> None:
     sym.send_to_user("".join(turns[-2:]).strip() + "\n" * bool(turns))
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.kv("file", "the conversation", "chat.kv")
     arguments.text("--system", "how a new conversation begins (default: You are a helpful assistant.)")
     arguments.whole("--max-tokens", "of an answer", 256)
@@ -114,7 +114,3 @@ def main() -> None:
         if sys.stdin.isatty():
             show(chat.kv)
         Talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens).go_on()
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -41,8 +41,8 @@ def act(
     raise sym.Invalid(f"no answer came in {max_turns} turns: give more --max-turns")
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.file("--read", "a file that the code may read; may come again", action="append", metavar="PATH")
     arguments.whole("--max-turns", default=4)
@@ -52,7 +52,3 @@ def main() -> None:
     with sym.Chat(sym.kv_create(), SYSTEM + files) as chat:
         for text in act(chat, args.question, {}, read, args.max_turns):
             print(text.rstrip(), end="\n\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -43,8 +43,8 @@ def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> t
         return length, new.len()
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.kv("file", "the conversation")
     arguments.kv("new", "the shorter one, which is made")
     arguments.whole("--keep", "turns that stay as they are", 2, least=0)
@@ -54,7 +54,3 @@ def main() -> None:
     with sym.kv_fork(args.file, ended=True) as kv:
         before, after = compact(kv, args.new, args.keep, args.max_tokens, args.system)
     sym.send_to_user(f"{args.file} has {before} tokens, {args.new} {after}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -29,16 +29,12 @@ def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str
     yield text.flush()
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text that is to go on")
     arguments.whole("--max-tokens", "how long it gets", 64)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     arguments.whole("--seed", "the same seed draws the same tokens", least=0)
     args = arguments.parse_args()
-    sym.send_to_user(complete(args.prompt, sym.Sampler(temperature=args.temperature, seed=args.seed), args.max_tokens))
-    sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    sampler = sym.Sampler(temperature=args.temperature, seed=args.seed)
+    sym.send_to_user(complete(args.prompt, sampler, args.max_tokens), "\n")

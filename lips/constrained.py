@@ -20,8 +20,8 @@ def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, specula
     return chat.ask(question, grammar=grammar, draft="ngram" if speculate else None, max_tokens=max_tokens)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question", "what is to be answered")
     arguments.text("--schema", 'the answer is JSON of this schema, "$(cat FILE)" for one in a file', metavar="JSON")
     arguments.text("--regex", "this matches the whole answer")
@@ -38,12 +38,7 @@ def main() -> None:
     else:
         grammar = sym.Grammar.lark(args.lark)
     answer = constrained(args.question, grammar, args.max_tokens, speculate=args.speculate)
-    sym.send_to_user(answer.text())
-    sym.send_to_user("\n")
+    sym.send_to_user(answer.text(), "\n")
     print(f"{len(answer.tokens)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
     if answer.finish == "length":
         sys.exit(f"constrained: the answer is not whole: it ended after {args.max_tokens} tokens")
-
-
-if __name__ == "__main__":
-    sym.main(main)

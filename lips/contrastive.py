@@ -47,8 +47,8 @@ def decode(prompt: list[int], window: int, alpha: float, beta: float, max_tokens
     return found
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with")
     arguments.whole("--window", "tokens the amateur remembers", 4)
     arguments.number("--alpha", "how plausible a token must be", 0.1, least=0, most=1)
@@ -57,7 +57,3 @@ def main() -> None:
     args = arguments.parse_args()
     found = decode(sym.tokenize(args.prompt), args.window, args.alpha, args.beta, args.max_tokens)
     print(args.prompt + sym.detokenize(found))
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -62,8 +62,8 @@ def ranked(paths: list[Path]) -> list[tuple[float, str]]:
     return sorted(((total, answer) for answer, total in sums.items() if answer), reverse=True)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.whole("--paths", "first tokens that are tried", 8, most=64)
     arguments.whole("--max-tokens", "of each path before its answer", 60)
@@ -80,7 +80,3 @@ def main() -> None:
         raise sym.Invalid("no path says an answer: give more --paths or --max-tokens, or a shorter question")
     for total, answer in answers if args.all else answers[:1]:
         sym.send_to_user(f"{total:.3f}  {answer}\n" if args.all else f"{answer}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

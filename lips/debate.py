@@ -34,8 +34,8 @@ def votes(chats: list[sym.Chat]) -> Counter[str]:
     return Counter(text for text in texts if text)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.whole("--agents", "how many answer", 3, least=2, most=16)
     arguments.whole("--rounds", "how often each answers", 2)
@@ -61,7 +61,3 @@ def main() -> None:
         raise sym.Invalid("no agent says an answer: ask another way, or give more --agents")
     if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
         raise sym.Invalid("the debate ends in a tie: give more --agents or --rounds")
-
-
-if __name__ == "__main__":
-    sym.main(main)

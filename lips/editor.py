@@ -90,8 +90,8 @@ def end_of_change(old: str, new: str) -> int:
     return len(new) - len(after)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.directory("directory")
     arguments.number("--undo-s", "of what may be undone", 60.0, least=0.01)
     arguments.number("--idle-s", "of an untouched file", 1800.0, least=0.01)
@@ -111,7 +111,3 @@ def main() -> None:
             except (sym.Invalid, FileNotFoundError, PermissionError) as error:  # or longer than the context
                 line = str(error)
             sym.send_to_user(f"{name}: {line} ({sym.getrusage().tokens - before} tokens computed)\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -50,8 +50,8 @@ def sort(examples: sym.KV, digits: list[int], ways: int) -> list[int]:
     return done[0]
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.whole("digits", "to be sorted", least=0, most=9, nargs="+", metavar="DIGIT")
     arguments.whole("--ways", "attempts at each part", 4, most=64)
     args = arguments.parse_args()
@@ -60,7 +60,3 @@ def main() -> None:
         found = sort(examples, args.digits, args.ways)
     print(*found)
     print(f"{faults(args.digits, found)} faults")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -50,8 +50,8 @@ def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
     return math.fsum(terms) if runs else 1.0
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "to go on with, or with --detect to look at")
     arguments.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
     arguments.whole("--key", "who knows it finds the watermark", 1, least=0)
@@ -63,7 +63,3 @@ def main() -> None:
     else:
         with sym.kv_create() as kv:
             print(sym.detokenize(generate(kv, tokens, args.key, args.max_tokens)))
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -70,8 +70,8 @@ def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> floa
     return sym.perplexity(logprobs)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with")
     arguments.document("--context", "a text that comes before it", metavar="FILE")
     arguments.whole("--budget", "entries of the file", 128, least=2 * STEP)
@@ -84,9 +84,4 @@ def main() -> None:
         for cache in (Cache(len(prompt) + len(judged)), Cache(args.budget)):
             print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")
         return
-    sym.send_to_user(Cache(args.budget).generate(prompt, args.max_tokens).text())
-    sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    sym.send_to_user(Cache(args.budget).generate(prompt, args.max_tokens).text(), "\n")

@@ -20,8 +20,8 @@ def heal(kv: sym.KV, tokens: list[int]) -> int:
     return sym.pred(kv, tokens[:-1]).argmax(allowed=beginning - special)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with: two tokens at least")
     arguments.whole("--max-tokens", "tokens to generate", 20)
     args = arguments.parse_args()
@@ -34,7 +34,3 @@ def main() -> None:
         healed = heal(whole, tokens)
         answer = sym.generate(whole, [healed], max_tokens=args.max_tokens)
         sym.send_to_user(f"healed:   {sym.detokenize([*tokens[:-1], healed, *answer])}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -35,8 +35,8 @@ def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int
         guesses = (corrected + pending * window)[:window]  # the window moves on by what was found
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--max-tokens", "tokens to generate", 60)
     arguments.whole("--window", "tokens guessed at once", 6, most=64)
@@ -47,7 +47,3 @@ def main() -> None:
         answer = list(takewhile(lambda token: token not in end, islice(found, args.max_tokens)))
     sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
     print(f"{len(answer)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sym.main(main)

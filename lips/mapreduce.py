@@ -54,8 +54,8 @@ def summarize(text: str, context: int, max_tokens: int) -> str:
                 return text
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.document("file", "a text file")
     arguments.whole("--context", "tokens that the model is given at once (default: all it takes)")
     arguments.whole("--max-tokens", "of one summary", 120)
@@ -63,7 +63,3 @@ def main() -> None:
     most = sym.model_info().max_positions
     context = most if args.context is None else min(args.context, most)
     sym.send_to_user(summarize(args.file.text, context, args.max_tokens) + "\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

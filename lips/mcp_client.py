@@ -11,8 +11,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import anyio
-
 import libsym as sym
 
 try:
@@ -66,23 +64,15 @@ def leaf(errors: BaseExceptionGroup[MCPError]) -> MCPError:
     return leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+async def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.text("server", "the command of the MCP server, behind --", nargs="+")
     arguments.whole("--max-calls", "of tools", 3, least=0)
     args = arguments.parse_args()
-
-    async def program() -> None:
-        try:
-            async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:
-                async for line in converse(client, args.question, args.max_calls):
-                    print(line)
-        except* MCPError as errors:
-            raise ConnectionError(f"the server {args.server[0]}: {leaf(errors)}") from None
-
-    anyio.run(program)
-
-
-if __name__ == "__main__":
-    sym.main(main)
+    try:
+        async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:
+            async for line in converse(client, args.question, args.max_calls):
+                print(line)
+    except* MCPError as errors:
+        raise ConnectionError(f"the server {args.server[0]}: {leaf(errors)}") from None

@@ -86,8 +86,8 @@ class Search:
             each.visits, each.best = each.visits + 1, max(each.best, value)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.whole("target", "the value that the expression is to have", least=-1_000_000)
     arguments.whole("--tokens", "what the search may compute", 600)
     arguments.whole("--seed", "of the rollouts", 0, least=0)
@@ -96,7 +96,3 @@ def main() -> None:
     while budget and search.best[0] < 1:
         search.step()
     print(f"{search.best[1]} = {eval(search.best[1])}, {search.root.visits} rollouts")  # noqa: S307
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -71,8 +71,8 @@ def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
     return Joined(texts[0], texts[1], kl, num_joined, len(tail))
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.document("file", "a text: a module", nargs="+")
     arguments.whole("--choose", "ask over each combination of so many (default: over all of them)")
@@ -88,7 +88,3 @@ def main() -> None:
             sym.send_to_user(f"{' + '.join(name for name, _ in chosen)}: {found.answer}\n")
             sym.send_to_user(f"    recomputed: {found.recomputed}\n    KL {found.kl:.3f} nats a token; ")
             sym.send_to_user(f"{found.num_computed} of {found.num_joined + found.num_computed} tokens computed\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

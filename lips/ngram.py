@@ -40,8 +40,8 @@ def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) ->
             return
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--max-tokens", "tokens to generate", 100)
     arguments.whole("--match", "tokens that must have come before", 2, most=16)
@@ -60,7 +60,3 @@ def main() -> None:
     sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
     used = sym.getrusage()
     print(f"{len(answer)} tokens in {used.steps} steps, {used.calls} calls", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sym.main(main)

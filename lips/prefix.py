@@ -38,8 +38,8 @@ def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
     sym.send_to_user(f"{query} {sym.detokenize(words).strip()}\n")
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("query", "a question", nargs="+")
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
@@ -48,7 +48,3 @@ def main() -> None:
             begun = [threads.submit(answer, prefix, query, args.max_tokens) for query in args.query]
         for each in begun:
             each.result()  # a query that has failed says so here, when all have ended
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -48,8 +48,8 @@ def level(role: str, texts: Sequence[tuple[str, str]]) -> Level:
     return {name: {"role": role, "content": text} for name, (_, text) in zip(names, texts, strict=True)}
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question", nargs="+")
     arguments.document("--document", "a text file; may come again", action="append", required=True)
     arguments.text("--system", "a system message; may come again", action="append")
@@ -72,7 +72,3 @@ def main() -> None:
             sym.send_to_user(f"{path}: {text}\n")
     if too_long:
         sys.exit(f"prefix_tree: {too_long} prompts are longer than the context")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -96,8 +96,8 @@ def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: in
         return name, sym.generate(kv, sym.kv_rewind(kv, conversation), max_tokens=max_tokens).full_text().strip()
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.directory("directory", "with text in files *.md and *.txt")
     arguments.text("question", nargs="+")
     arguments.whole("--budget", "tokens of passages to keep", 50000)
@@ -114,7 +114,3 @@ def main() -> None:
         except sym.Invalid as error:  # the question is beyond the context: others are answered first
             failed = f"rag: {question[:40]!r}: {error}"
     raise SystemExit(failed or 0)
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -95,8 +95,8 @@ def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: i
         yield (asked := f"Observation: {result}")
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.directory("--files", "texts that may be searched", metavar="DIR")
     arguments.file("--database", "an SQLite database that may be read", metavar="FILE")
@@ -112,7 +112,3 @@ def main() -> None:
             print(line)
     if "Answer: " not in line:
         sys.exit("react: the model's context is full, and there is no answer")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -30,15 +30,11 @@ def solve(examples: sym.KV, problem: list[int]) -> tuple[int, int]:
     return problem[0], depth
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.whole("numbers", "to be added", least=0, most=10**12, nargs="+", metavar="NUMBER")
     args = arguments.parse_args()
     with sym.kv_create() as examples:
         examples.write(sym.tokenize(EXAMPLES))
         found, depth = solve(examples, args.numbers)
     print(f"{found} (it is {sum(args.numbers)}), {depth} levels")
-
-
-if __name__ == "__main__":
-    sym.main(main)

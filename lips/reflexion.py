@@ -29,8 +29,8 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
             asked = "Write the code again, without that mistake."
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("task", "what the code is to be")
     arguments.text("--test", "Python that fails where the code is wrong", required=True)
     arguments.whole("--attempts", "at most so many", 3)
@@ -41,7 +41,3 @@ def main() -> None:
             print(code, f"# {wrong or 'passed'}", sep="\n", end="\n\n")
     if wrong:
         arguments.exit(1, f"reflexion: no attempt of {args.attempts} has passed\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

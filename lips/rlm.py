@@ -49,8 +49,8 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
     raise sym.Invalid(f"no answer came in {max_turns} turns: give more --max-turns")
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.kv("contexts", "KV files, by their paths on the mount", nargs="+")
     arguments.whole("--max-turns", default=4)
@@ -59,7 +59,3 @@ def main() -> None:
         sym.kv_open(name).close()  # one that is not there, or not to be read, is told of now
     for text in explore(args.question, args.contexts, args.max_turns):
         print(text.rstrip(), end="\n\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

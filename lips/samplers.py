@@ -69,8 +69,8 @@ def generate(kv: sym.KV, prompt: list[int], sampler: Sampler | sym.Sampler, seed
     return sym.decode(kv, prompt, draw, max_tokens=max_tokens)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with")
     arguments.add_argument("--sampler", choices=SAMPLERS, default="min_p", help="(default: %(default)s)")
     arguments.whole("--seed", default=0, least=0)
@@ -80,7 +80,3 @@ def main() -> None:
         found = generate(kv, sym.tokenize(args.prompt), SAMPLERS[args.sampler], args.seed, args.max_tokens)
         sym.send_to_user(found.text())
     sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -43,8 +43,8 @@ def endings(text: str, ends: list[str]) -> list[tuple[float, float, str]]:
     return sorted(found, reverse=True)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("texts", "files; with --after endings", nargs="+")
     arguments.text("--after", "rank endings of this text", metavar="TEXT")
     arguments.whole("--context", "tokens that are read at once of a file (default: all that the model takes)", least=2)
@@ -60,7 +60,3 @@ def main() -> None:
             raise sym.Invalid(f"{path}: a text of one token or none has no perplexity")
         logprobs = surprises(tokens, min(args.context or most, most))
         sym.send_to_user(f"{sym.perplexity(logprobs):9.3f}  {len(tokens)} tokens  {path}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -27,8 +27,8 @@ def votes(drawn: list[sym.Generation]) -> Counter[str]:
     return Counter(number for text in whole if (number := last_number(text)) is not None)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.whole("-n", "how many ways are drawn", 5, most=256)
     arguments.number("--temperature", "of the draws", 0.7, least=0)
@@ -42,7 +42,3 @@ def main() -> None:
         sys.exit(f"self_consistency: none of {args.n} answers comes to a number within {args.max_tokens} tokens")
     for number, count in found.most_common():
         print(f"{count} of {args.n}: {number}")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -44,8 +44,8 @@ def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens:
         pending = part.pending
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with", "Once upon a time")
     arguments.whole("--window", "entries of the file", 128)
     arguments.whole("--sinks", "of these the first of the text", 4, least=0)
@@ -63,7 +63,3 @@ def main() -> None:
         return
     kv, prompt = sym.kv_create(), sym.tokenize(args.prompt)
     print(sym.detokenize(generate(kv, prompt, args.window, args.sinks, args.max_tokens)))
-
-
-if __name__ == "__main__":
-    sym.main(main)

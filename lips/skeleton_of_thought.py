@@ -28,8 +28,8 @@ def answer(kv: sym.KV, question: str, num_points: int, max_tokens: int) -> Itera
         yield point, text.full_text().strip()
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.whole("--points", "of the outline", 3, most=20)
     arguments.whole("--max-tokens", "about each point", 60)
@@ -37,7 +37,3 @@ def main() -> None:
     with sym.kv_create() as kv:
         for point, text in answer(kv, args.question, args.points, args.max_tokens):
             print(f"{point}\n   {text}")
-
-
-if __name__ == "__main__":
-    sym.main(main)

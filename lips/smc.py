@@ -92,8 +92,8 @@ def rule(longest: int) -> tuple[Allowed, After]:
     return sets.__getitem__, lambda state, token: min(runs[token][-1] + state * (len(runs[token]) == 1), longest)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--longest", "letters of a word", 5, most=64)
     arguments.whole("--particles", "texts side by side", 8, most=32)
@@ -107,7 +107,3 @@ def main() -> None:
     [drawn] = rng.choices(found, [math.exp(each.weight - most) for each in found])
     tokens = drawn.tokens[:-1] if drawn.is_over else drawn.tokens
     sym.send_to_user(f"{args.text}{sym.detokenize(list(tokens))}\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

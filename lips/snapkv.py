@@ -33,8 +33,8 @@ def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
     kv.keep([*kept.tolist(), (-WINDOW, None)], rebase=False)
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with")
     arguments.document("--context", "a text that comes before it", metavar="FILE")
     arguments.whole("--budget", "entries of the prompt to keep", 128, least=2 * WINDOW)
@@ -54,7 +54,3 @@ def main() -> None:
             return
         sym.send_to_user(sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text())
     sym.send_to_user("\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -81,8 +81,8 @@ def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[s
     return drafts, Counter(agents.hear("vote").values())
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.text("--agents", "who they are", ["poet", "engineer", "banker"], nargs="+", metavar="ROLE")
     arguments.whole("--max-tokens", "of a draft", 40)
@@ -101,7 +101,3 @@ def main() -> None:
     drafts, votes = coordinate(args.question, args.agents, args.max_tokens)
     for name, draft in sorted(drafts.items(), key=lambda each: -votes[each[0]]):
         print(f"{votes[name]} {name}: {draft}")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -56,8 +56,8 @@ def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max
     return frontier
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("task")
     arguments.whole("--breadth", "steps proposed for each", 3, most=64)
     arguments.whole("--keep", "of a level", 2)
@@ -70,7 +70,3 @@ def main() -> None:
     root.pending = root.pending[-1:]
     for leaf in think(root, args.breadth, args.keep, args.depth):
         print(f"{leaf.score:.2f}", *(f"  {thought.name}: {thought.text}" for thought in leaf.line()[1:]), sep="\n")
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -64,8 +64,8 @@ def speculate(kv: sym.KV, tokens: list[int], match: int = 2, width: int = 4, len
         text = text + found
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--max-tokens", "tokens to generate", 100)
     arguments.whole("--match", "tokens that must have come before", 2)
@@ -79,7 +79,3 @@ def main() -> None:
         answer = list(takewhile(lambda token: token not in end, found))
     sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
     print(f"{len(answer)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -36,8 +36,8 @@ def generate(kv: sym.KV, prompt: list[int], window: int, max_tokens: int) -> Ite
         pending = part.pending
 
 
-def main() -> None:
-    arguments = sym.Arguments(__doc__)
+@sym.command
+def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with")
     arguments.whole("--window", "entries of the file", 128, least=2 * STEP)
     arguments.whole("--max-tokens", default=64)
@@ -46,7 +46,3 @@ def main() -> None:
         arguments.error(f"--window {args.window}: the model's context has {context} entries")
     with sym.kv_create() as kv:
         print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.max_tokens)))
-
-
-if __name__ == "__main__":
-    sym.main(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,25 @@ def test_the_help_is_the_docstring_and_names_defaults(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "\nDoes it.\n\n    symphony run it 7\n" in out
     assert "how many (default: 7)" in out
+
+
+@pytest.mark.parametrize("how", ["", "async "])
+def test_a_command_runs_where_its_file_was_started_and_not_where_it_is_imported(tmp_path: Path, how: str) -> None:
+    source = f"""'''Doubles it.'''
+import libsym as sym
+
+@sym.command
+{how}def main(arguments):
+    arguments.whole("it")
+    sym.send_to_user(2 * arguments.parse_args().it)
+"""
+    (tmp_path / "double.py").write_text(source)
+    ran = [
+        subprocess.run([sys.executable, *words], cwd=tmp_path, check=False, capture_output=True, text=True)
+        for words in (["double.py", "21"], ["double.py", "x"], ["double.py", "--help"], ["-c", "import double"])
+    ]
+    assert [each.returncode for each in ran] == [0, 2, 0, 0]
+    assert [ran[0].stdout, "Doubles it." in ran[2].stdout, ran[3].stdout] == ["42\n", True, ""]
 
 
 def test_a_program_of_the_users_own_is_named_by_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

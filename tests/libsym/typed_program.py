@@ -166,7 +166,7 @@ def others() -> None:
     assert_type(sym.send("news", {"a": 1}) + sym.send(sym.getpid(), "hello"), int)
     assert_type(sym.recv("news", timeout=1.0), Any)
     sym.unsubscribe("news")
-    sym.send_to_user(sym.recv_from_user())
+    sym.send_to_user(sym.recv_from_user(), "\n")
     assert_type(sym.getrusage().rejected_tokens, int)
     assert_type(sym.getrusage(), sym.Usage)
     assert_type(sym.daemon_stat(), dict[str, Any])
@@ -179,6 +179,11 @@ def program() -> None:
     arguments.whole("--max-tokens", "of the answer", 64, most=4096)
     arguments.file("--context", metavar="FILE", required=True)
     sym.main(program)
+
+
+@sym.command
+async def command(arguments: sym.Arguments) -> None:
+    assert_type(arguments, sym.Arguments)
 
 
 def programs() -> None:

@@ -24,7 +24,7 @@ def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once
             return given(chat, content, **how)
 
         patch.setattr(sym.Chat, "ask", ask)
-        debate.main()
+        debate.main(sym.Arguments(debate.__doc__))
     assert not left
     assert asked[3] == debate.READ.format(others="Two.\n\nTwo!")
     assert asked[5] == debate.READ.format(others="One.\n\nTwo.")
@@ -36,7 +36,7 @@ def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once
 def test_a_debate_without_answers_is_no_tie(lips, monkeypatch):
     monkeypatch.setattr("sys.argv", ["debate", "How many?", "--agents", "2", "--rounds", "1"])
     with scripted(["One.", "Two.", " ", "."]), pytest.raises(sym.Invalid, match="no agent says an answer"):
-        debate.main()
+        debate.main(sym.Arguments(debate.__doc__))
 
 
 def test_a_tie_ends_with_status_1(lips):

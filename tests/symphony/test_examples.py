@@ -133,5 +133,5 @@ def test_coroutines_have_the_names_and_the_arguments_of_the_functions():
         if inspect.isfunction(function):
             assert arguments(coroutine) == arguments(function), name
     functions = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))}
-    wait_for_nothing = {"TTL", "PRIORITY", "main", "perplexity"}  # main() runs coroutine functions, too
+    wait_for_nothing = {"TTL", "PRIORITY", "command", "main", "perplexity"}  # two run coroutine functions, too
     assert functions - set(sym.aio.__all__) == wait_for_nothing
