@@ -6,25 +6,20 @@ The question lies in two files, behind the context and alone. Tokens that the co
 by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import libsym as sym
 
 
-def aware(strength: float) -> Callable[[sym.Dist, sym.Dist], int]:
+def aware(reading: sym.Dist, remembering: sym.Dist, strength: float) -> int:
     """Draws the likeliest token where what the context changes counts once more, `strength` times."""
-
-    def draw(reading: sym.Dist, remembering: sym.Dist) -> int:
-        return sym.Dist.mixed([(reading, 1 + strength), (remembering, -strength)]).argmax()
-
-    return draw
+    return sym.Dist.mixed([(reading, 1 + strength), (remembering, -strength)]).argmax()
 
 
 def answer(context: str, question: str, strength: float, max_tokens: int) -> sym.Decoding:
-    reading, remembering = sym.tokenize(f"{context}\n{question}"), sym.tokenize(question)
-    return sym.decode(
-        sym.kv_create(), reading, aware(strength), beside=[(sym.kv_create(), remembering)], max_tokens=max_tokens
-    )
+    reading, alone = sym.tokenize(f"{context}\n{question}"), [(sym.kv_create(), sym.tokenize(question))]
+    draw = partial(aware, strength=strength)
+    return sym.decode(sym.kv_create(), reading, draw, beside=alone, max_tokens=max_tokens)
 
 
 @sym.command
@@ -34,5 +29,5 @@ def main(arguments: sym.Arguments) -> None:
     arguments.number("--strength", default=1.0)
     arguments.whole("--max-tokens", default=16)
     args = arguments.parse_args()
-    sym.send_to_user(args.question)
-    sym.send_to_user(answer(args.context, args.question, args.strength, args.max_tokens).text(), "\n")
+    answered = answer(args.context, args.question, args.strength, args.max_tokens)
+    sym.send_to_user(args.question, answered.text(), "\n")

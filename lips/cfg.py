@@ -7,25 +7,22 @@ given each token that is drawn. What the instructions change in the model's opin
 decoding, 0 ignores them. (Sanchez et al. 2023)
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import libsym as sym
 
 
-def guided(scale: float) -> Callable[[sym.Dist, sym.Dist], int]:
+def guided(with_: sym.Dist, without: sym.Dist, scale: float) -> int:
     """Draws the likeliest token where the guidance is `scale` times as strong as it is."""
-
-    def draw(with_: sym.Dist, without: sym.Dist) -> int:
-        return sym.Dist.mixed([(with_, scale), (without, 1 - scale)]).argmax()
-
-    return draw
+    return sym.Dist.mixed([(with_, scale), (without, 1 - scale)]).argmax()
 
 
 def answer(question: str, system: str, negative: str | None, scale: float, max_tokens: int) -> sym.Decoding:
     asked = {"role": "user", "content": question}
     tokens = sym.chat_tokens([{"role": "system", "content": system}, asked])
     plain = sym.chat_tokens([asked] if negative is None else [{"role": "system", "content": negative}, asked])
-    return sym.decode(sym.kv_create(), tokens, guided(scale), beside=[(sym.kv_create(), plain)], max_tokens=max_tokens)
+    draw, beside = partial(guided, scale=scale), [(sym.kv_create(), plain)]
+    return sym.decode(sym.kv_create(), tokens, draw, beside=beside, max_tokens=max_tokens)
 
 
 @sym.command

@@ -9,7 +9,7 @@ the same model, but it has read the last --window tokens alone. (Li et al. 2022;
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 
 import libsym as sym
 
@@ -22,24 +22,20 @@ def plausible(expert: sym.Dist, alpha: float) -> list[int]:
     return [token for token, logprob in likeliest if math.exp(logprob - first) >= alpha]
 
 
-def contrast(alpha: float, beta: float) -> Callable[[sym.Dist, sym.Dist], int]:
+def contrast(expert: sym.Dist, amateur: sym.Dist, alpha: float, beta: float) -> int:
     """Draws the plausible token that the expert prefers most, by itself and beside the amateur."""
-
-    def draw(expert: sym.Dist, amateur: sym.Dist) -> int:
-        preferred = sym.Dist.mixed([(expert, 1 + beta), (amateur, -beta)])
-        return preferred.argmax(allowed=plausible(expert, alpha))
-
-    return draw
+    return sym.Dist.mixed([(expert, 1 + beta), (amateur, -beta)]).argmax(allowed=plausible(expert, alpha))
 
 
 def decode(prompt: list[int], window: int, alpha: float, beta: float, max_tokens: int) -> list[int]:
     """Goes on with the prompt. The amateur's file is begun anew when it has read twice the window."""
     expert, found, pending = sym.kv_create(), list[int](), prompt
+    draw = partial(contrast, alpha=alpha, beta=beta)
     while len(found) < max_tokens:
         memory = (prompt + found)[-window:]
         with sym.kv_create() as amateur:
             rest = min(window, max_tokens - len(found))
-            part = sym.decode(expert, pending, contrast(alpha, beta), beside=[(amateur, memory)], max_tokens=rest)
+            part = sym.decode(expert, pending, draw, beside=[(amateur, memory)], max_tokens=rest)
             found += list(part)
         if part.finish == "stop_token" or not expert.room():
             break

@@ -74,7 +74,7 @@ def score(prompt, answer):
 def test_each_step_moves_toward_the_instructions_as_the_scale_grows():
     for follows, ignores in zip(random_rows(20), random_rows(40)[20:], strict=True):
         gain = np.asarray(follows) - np.asarray(ignores)
-        chosen = [cfg.guided(scale)(follows, ignores) for scale in (0, 0.5, 1, 2, 5, 1000)]
+        chosen = [cfg.guided(follows, ignores, scale) for scale in (0, 0.5, 1, 2, 5, 1000)]
         assert chosen[0] == ignores.argmax()
         assert chosen[2] == follows.argmax()
         assert chosen[-1] == gain.argmax()
@@ -87,24 +87,25 @@ def test_the_contrast_chooses_among_what_the_expert_finds_plausible():
         knows = np.log(np.asarray(expert.probs(), np.float64))
         guesses = np.log(np.asarray(amateur.probs(), np.float64))
         for alpha, beta in ((0.1, 1), (0.01, 5), (0, 1)):
-            token = contrastive.contrast(alpha, beta)(expert, amateur)
+            token = contrastive.contrast(expert, amateur, alpha, beta)
             plausible = [each for each in range(50) if np.exp(knows[each]) >= alpha * np.exp(knows.max())]
             assert token == max(plausible, key=lambda each: (1 + beta) * knows[each] - beta * guesses[each])
             changed += token != expert.argmax()
-        assert contrastive.contrast(0.1, 0)(expert, amateur) == expert.argmax(), "beta 0 is plain decoding"
-        assert contrastive.contrast(1, 9)(expert, amateur) == expert.argmax(), "nothing else is plausible"
+        assert contrastive.contrast(expert, amateur, 0.1, 0) == expert.argmax(), "beta 0 is plain decoding"
+        assert contrastive.contrast(expert, amateur, 1, 9) == expert.argmax(), "nothing else is plausible"
     assert changed > 20
 
 
 def test_the_amateur_remembers_the_last_tokens_alone(lips, computed):
     """Against a loop that gives both the whole of what they are to remember, from nothing, at each step."""
     prompt, window, max_tokens = sym.tokenize(PROMPT), 3, 8
-    choose, expected = contrastive.contrast(0.1, 1), list[int]()
+    expected = list[int]()
     for step in range(max_tokens):
         read = prompt + expected
         remembered = read[-window - step % window :]
         with sym.kv_create() as expert, sym.kv_create() as amateur:
-            expected.append(choose(*sym.pred_batch([sym.Pred(expert, read), sym.Pred(amateur, remembered)])))
+            dists = sym.pred_batch([sym.Pred(expert, read), sym.Pred(amateur, remembered)])
+            expected.append(contrastive.contrast(*dists, alpha=0.1, beta=1))
     found, num_computed = computed(contrastive.decode, prompt, window, 0.1, 1, max_tokens)
     assert found == expected != greedy(prompt, max_tokens)
     num_parts = -(-max_tokens // window)
