@@ -27,14 +27,13 @@ def main(arguments: sym.Arguments) -> None:
     question = sys.stdin.read() if args.question == "-" else args.question
     if not question.strip():
         arguments.error("the question is empty")
-    sampler = sym.Sampler(args.temperature)
     try:
         kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
     except sym.Exists as error:
         sys.exit(f"ask: {error}, or go on with the conversation in it by --resume")
     with sym.Chat(kv, args.system or ()) as chat:
         try:
-            sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text(), "\n")
+            sym.send_to_user(chat.ask(question, temperature=args.temperature, max_tokens=args.max_tokens).text(), "\n")
             if not kv.room():
                 sys.stderr.write("ask: the answer ends where the context is full\n")
         except BaseException:

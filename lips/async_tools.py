@@ -8,6 +8,7 @@ behind it: the file is there, so an interruption costs the tokens of the result 
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -43,20 +44,14 @@ async def write(kv: sym.KV, question: str, tool: Tool, show: Show, max_tokens: i
         show(piece)
 
 
-def search(directory: Path) -> Tool:
-    def lines(word: str) -> str:
-        found = (
-            line.strip()
-            for path in sorted(directory.rglob("*.txt")) + sorted(directory.rglob("*.md"))
-            for line in path.read_text(errors="replace").splitlines()
-            if word in line.casefold()
-        )
-        return next(found, "nothing found")
-
-    async def found(word: str) -> str:
-        return await anyio.to_thread.run_sync(lines, word)
-
-    return found
+def search(directory: Path, word: str) -> str:
+    found = (
+        line.strip()
+        for path in sorted(directory.rglob("*.txt")) + sorted(directory.rglob("*.md"))
+        for line in path.read_text(errors="replace").splitlines()
+        if word in line.casefold()
+    )
+    return next(found, "nothing found")
 
 
 @sym.command
@@ -65,6 +60,6 @@ async def main(arguments: sym.Arguments) -> None:
     arguments.directory("--files", "texts to search (default: here)", Path(), metavar="DIR")
     arguments.whole("--max-tokens", "before and after the result", 64)
     args = arguments.parse_args()
-    async with await sym.aio.kv_create() as kv:
-        await write(kv, args.question, search(args.files), sym.send_to_user, args.max_tokens)
+    tool = partial(anyio.to_thread.run_sync, partial(search, args.files))
+    await write(await sym.aio.kv_create(), args.question, tool, sym.send_to_user, args.max_tokens)
     sym.send_to_user("\n")

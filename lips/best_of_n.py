@@ -16,12 +16,6 @@ import libsym as sym
 JUDGE = "Question: {question}\nAnswer: {answer}\nIs this answer correct and complete? Say Yes or No."
 
 
-def draw(kv: sym.KV, tokens: list[int], n: int, sampler: sym.Sampler, max_tokens: int) -> list[list[int]]:
-    """Appends `tokens`, but for the last, and draws `n` continuations, each on a fork; the same ones each time."""
-    begun = sym.generate_n(kv, tokens, n, sampler=sampler, seed=0, max_tokens=max_tokens)
-    return [list(generation) for generation in begun]
-
-
 def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
     """Of the answer's tokens behind `kv` and then the question's last token."""
     with sym.kv_fork(kv) as fork:
@@ -47,13 +41,12 @@ def main(arguments: sym.Arguments) -> None:
     arguments.add_argument("--judge", action="store_true", help="rank by the model's own verdict, not by likelihood")
     arguments.add_argument("--all", action="store_true", help="show all answers with their scores, the best first")
     args = arguments.parse_args()
-    with sym.kv_create() as kv:
-        question = sym.chat_tokens([{"role": "user", "content": args.question}])
-        sampler = sym.Sampler(temperature=args.temperature)
-        ranked = []
-        for tokens in draw(kv, question, args.n, sampler, args.max_tokens):
-            text = sym.detokenize(tokens)
-            ranked.append((judged(args.question, text) if args.judge else mean_logprob(kv, question[-1], tokens), text))
+    kv, question = sym.kv_create(), sym.chat_tokens([{"role": "user", "content": args.question}])
+    how, ranked = sym.Sampler(args.temperature, seed=0), []  # the same answers each time
+    for answer in sym.generate_n(kv, question, args.n, sampler=how, max_tokens=args.max_tokens):
+        text = answer.full_text()
+        score = judged(args.question, text) if args.judge else mean_logprob(kv, question[-1], answer.tokens)
+        ranked.append((score, text))
     ranked.sort(reverse=True)
     for score, text in ranked if args.all else ranked[:1]:
         sym.send_to_user(f"[{score:.3f}] {text}\n" if args.all else f"{text}\n")

@@ -15,8 +15,8 @@ import libsym as sym
 class Talk:
     """A user who talks in a conversation."""
 
-    def __init__(self, chat: sym.Chat, sampler: sym.Sampler, max_tokens: int) -> None:
-        self.chat, self.sampler, self.most, self.system, self.at = chat, sampler, max_tokens, list[dict[str, str]](), 0
+    def __init__(self, chat: sym.Chat, max_tokens: int) -> None:
+        self.chat, self.most, self.system, self.at = chat, max_tokens, list[dict[str, str]](), 0
 
     def obey(self, command: str, rest: str) -> str:
         """Does what a line that begins with `/` says; gives what the user is told."""
@@ -40,7 +40,7 @@ class Talk:
         length, question = self.chat.kv.len() + len(self.chat.pending), {"role": "user", "content": line}
         system, self.at = self.system if length <= self.at else [], min(length, self.at)
         try:
-            sym.send_to_user(self.chat.ask([*system, question], sampler=self.sampler, max_tokens=self.most).text())
+            sym.send_to_user(self.chat.ask([*system, question], max_tokens=self.most).text())
         except KeyboardInterrupt:
             self.chat.settle()
         sym.send_to_user("\n" if self.chat.kv.room() else "\n(the context is full: /undo makes room)\n")
@@ -108,9 +108,10 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--max-tokens", "of an answer", 256)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
-    with sym.Chat(sym.kv_open(args.file, "a"), args.system or "You are a helpful assistant.") as chat:
-        if args.system and chat.kv.len():
+    kv, system = sym.kv_open(args.file, "a"), args.system or "You are a helpful assistant."
+    with sym.Chat(kv, system, temperature=args.temperature) as chat:
+        if args.system and kv.len():
             sym.send_to_user("(the conversation goes on as it began: /system TEXT changes how the model behaves)\n")
         if sys.stdin.isatty():
-            show(chat.kv)
-        Talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens).go_on()
+            show(kv)
+        Talk(chat, args.max_tokens).go_on()

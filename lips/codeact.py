@@ -49,6 +49,5 @@ def main(arguments: sym.Arguments) -> None:
     args = arguments.parse_args()
     read = args.read or []
     files = f" You may open: {', '.join(str(path.resolve()) for path in read)}." if read else ""
-    with sym.Chat(sym.kv_create(), SYSTEM + files) as chat:
-        for text in act(chat, args.question, {}, read, args.max_turns):
-            print(text.rstrip(), end="\n\n")
+    for text in act(sym.Chat(sym.kv_create(), SYSTEM + files), args.question, {}, read, args.max_turns):
+        print(text.rstrip(), end="\n\n")

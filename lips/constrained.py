@@ -14,12 +14,6 @@ import sys
 import libsym as sym
 
 
-def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, speculate: bool) -> sym.Generation:
-    """The answer to a question, of which every beginning is the beginning of a sentence of the grammar."""
-    chat = sym.Chat(sym.kv_create())
-    return chat.ask(question, grammar=grammar, draft="ngram" if speculate else None, max_tokens=max_tokens)
-
-
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.text("question", "what is to be answered")
@@ -37,7 +31,8 @@ def main(arguments: sym.Arguments) -> None:
         grammar = sym.Grammar.regex(args.regex)
     else:
         grammar = sym.Grammar.lark(args.lark)
-    answer = constrained(args.question, grammar, args.max_tokens, speculate=args.speculate)
+    chat, draft = sym.Chat(sym.kv_create()), sym.Ngram() if args.speculate else None
+    answer = chat.ask(args.question, grammar=grammar, draft=draft, max_tokens=args.max_tokens)
     sym.send_to_user(answer.text(), "\n")
     print(f"{len(answer.tokens)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
     if answer.finish == "length":

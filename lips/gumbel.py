@@ -61,5 +61,4 @@ def main(arguments: sym.Arguments) -> None:
     if args.detect:
         print(f"p = {p_value(tokens, args.key, sym.model_info().vocab_size):.3g}")
     else:
-        with sym.kv_create() as kv:
-            print(sym.detokenize(generate(kv, tokens, args.key, args.max_tokens)))
+        print(sym.detokenize(generate(sym.kv_create(), tokens, args.key, args.max_tokens)))

@@ -13,8 +13,7 @@ import numpy as np
 
 import libsym as sym
 
-STEP = 16
-"""Tokens that are read, and entries that go, at once."""
+STEP = 16  # so many tokens are read, and so many entries go, at once
 
 
 class Cache:

@@ -10,9 +10,7 @@ which is computed once. The summaries together are the next text; the one that f
 import libsym as sym
 
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
-
-AT_ONCE = 8
-"""Pieces that are in memory at the same time, each a context of its own."""
+AT_ONCE = 8  # pieces that are in memory at the same time, each a context of its own
 
 
 def conversation(text: str) -> list[int]:
@@ -61,5 +59,4 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--max-tokens", "of one summary", 120)
     args = arguments.parse_args()
     most = sym.model_info().max_positions
-    context = most if args.context is None else min(args.context, most)
-    sym.send_to_user(summarize(args.file.text, context, args.max_tokens) + "\n")
+    sym.send_to_user(summarize(args.file.text, min(args.context or most, most), args.max_tokens), "\n")

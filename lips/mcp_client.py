@@ -19,9 +19,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("mcp_client needs the package mcp: pip install 'symphony-os[programs]'") from None
 
-
-MAX_TOKENS = 256
-"""Of a call, or of the answer."""
+MAX_TOKENS = 256  # of a call, or of the answer
 
 
 def form(tools: Sequence[Tool]) -> sym.Grammar:
@@ -58,12 +56,6 @@ async def converse(client: Client, question: str, max_calls: int) -> AsyncIterat
             yield asked
 
 
-def leaf(errors: BaseExceptionGroup[MCPError]) -> MCPError:
-    """The first error in a group of groups."""
-    first = errors.exceptions[0]
-    return leaf(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 @sym.command
 async def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
@@ -75,4 +67,7 @@ async def main(arguments: sym.Arguments) -> None:
             async for line in converse(client, args.question, args.max_calls):
                 print(line)
     except* MCPError as errors:
-        raise ConnectionError(f"the server {args.server[0]}: {leaf(errors)}") from None
+        first: BaseException = errors  # a group of groups, of the tasks that it ended
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise ConnectionError(f"the server {args.server[0]}: {first}") from None

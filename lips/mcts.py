@@ -19,12 +19,11 @@ LENGTH = 7
 
 
 class Node(sym.Tree):
-    """An expression as far as it goes; `dist` is what the model would write next."""
+    """An expression as far as it goes. Its file holds the tokens before `token`, the last."""
 
     token: int
     text = ""
     prior, visits, best = 1.0, 0, 0.0
-    moves: list[tuple[int, float]]
 
     def worth(self) -> float:
         """Where to look next: the best that was found below it, and what the model expects while little is known."""

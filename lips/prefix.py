@@ -26,16 +26,11 @@ def open_prefix() -> sym.KV:
 
 def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
     """Answer one query on a fork of the prefix."""
-    end, words = sym.model_info().eos_ids, list[int]()
     conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}]
     with sym.kv_fork(prefix) as kv:
         tokens = sym.kv_rewind(kv, sym.chat_tokens(conversation))  # what is not in the prefix
-        for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):  # the last token needs no room
-            tokens = [sym.pred(kv, tokens).argmax()]
-            if tokens[0] in end:
-                break
-            words += tokens
-    sym.send_to_user(f"{query} {sym.detokenize(words).strip()}\n")
+        words = sym.decode(kv, tokens, sym.Dist.argmax, max_tokens=max_tokens).full_text()
+    sym.send_to_user(f"{query} {words.strip()}\n")
 
 
 @sym.command

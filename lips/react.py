@@ -107,8 +107,7 @@ def main(arguments: sym.Arguments) -> None:
         tools["search"] = search(args.files)
     if args.database is not None:
         tools["query"] = query(args.database)
-    with sym.Chat(sym.kv_create(), prompt(tools)) as chat:
-        for line in react(chat, args.question, tools, args.max_calls):
-            print(line)
+    for line in react(sym.Chat(sym.kv_create(), prompt(tools)), args.question, tools, args.max_calls):
+        print(line)
     if "Answer: " not in line:
         sys.exit("react: the model's context is full, and there is no answer")

@@ -76,7 +76,6 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--seed", default=0, least=0)
     arguments.whole("--max-tokens", default=64)
     args = arguments.parse_args()
-    with sym.kv_create() as kv:
-        found = generate(kv, sym.tokenize(args.prompt), SAMPLERS[args.sampler], args.seed, args.max_tokens)
-        sym.send_to_user(found.text())
-    sym.send_to_user("\n")
+    kv, prompt = sym.kv_create(), sym.tokenize(args.prompt)
+    found = generate(kv, prompt, SAMPLERS[args.sampler], args.seed, args.max_tokens)
+    sym.send_to_user(found.text(), "\n")

@@ -35,9 +35,8 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--max-tokens", "of each way", 160)
     args = arguments.parse_args()
     question = sym.chat_tokens([{"role": "user", "content": f"{args.question} Think, then give the number."}])
-    with sym.kv_create() as kv:
-        how = sym.Sampler(args.temperature, seed=0)
-        found = votes(sym.generate_n(kv, question, args.n, sampler=how, max_tokens=args.max_tokens))
+    how = sym.Sampler(args.temperature, seed=0)
+    found = votes(sym.generate_n(sym.kv_create(), question, args.n, sampler=how, max_tokens=args.max_tokens))
     if not found:
         sys.exit(f"self_consistency: none of {args.n} answers comes to a number within {args.max_tokens} tokens")
     for number, count in found.most_common():

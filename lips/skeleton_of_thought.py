@@ -34,6 +34,5 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--points", "of the outline", 3, most=20)
     arguments.whole("--max-tokens", "about each point", 60)
     args = arguments.parse_args()
-    with sym.kv_create() as kv:
-        for point, text in answer(kv, args.question, args.points, args.max_tokens):
-            print(f"{point}\n   {text}")
+    for point, text in answer(sym.kv_create(), args.question, args.points, args.max_tokens):
+        print(f"{point}\n   {text}")

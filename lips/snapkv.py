@@ -13,10 +13,8 @@ import numpy as np
 
 import libsym as sym
 
-WINDOW = 16
-"""Tokens that observe: the last of the prompt, which stay, too."""
-NEIGHBOURS = 3
-"""On each side."""
+WINDOW = 16  # tokens that observe: the last of the prompt, which stay, too
+NEIGHBOURS = 3  # on each side
 
 
 def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
@@ -42,15 +40,12 @@ def main(arguments: sym.Arguments) -> None:
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
     context = args.context.text + "\n\n" if args.context else ""
-    prompt = sym.tokenize(context + args.prompt)
-    with sym.kv_create() as kv:
-        compress(kv, prompt[:-1], args.budget)
-        if args.compare:
-            full = sym.kv_create()
-            compress(full, prompt[:-1], len(prompt))
-            for each in (full, kv):
-                judged = prompt[-1:] + sym.tokenize(args.compare)
-                print(f"{each.len()} entries: perplexity {sym.perplexity(sym.score(each, judged)):.2f}")
-            return
-        sym.send_to_user(sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text())
-    sym.send_to_user("\n")
+    kv, prompt = sym.kv_create(), sym.tokenize(context + args.prompt)
+    compress(kv, prompt[:-1], args.budget)
+    if args.compare:
+        full, judged = sym.kv_create(), prompt[-1:] + sym.tokenize(args.compare)
+        compress(full, prompt[:-1], len(prompt))
+        for each in (full, kv):
+            print(f"{each.len()} entries: perplexity {sym.perplexity(sym.score(each, judged)):.2f}")
+    else:
+        sym.send_to_user(sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text(), "\n")

@@ -49,36 +49,30 @@ def watch(child: sym.Child, name: str) -> None:
     sym.send(sym.getpid(), {"from": name, "end": ended.reason})
 
 
-class Agents:
-    """Agents that draft and vote, each in its own time; an agent that ends before it has said its part is an error."""
+def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[str, str], Counter[str]]:
+    """The drafts and the votes of a swarm; an agent that ends before it has said its part is an error."""
+    me, said = sym.getpid(), dict[tuple[str, str], Any]()
+    topic = f"swarm-{me}"
+    words = [question, "--coordinator", str(me), "--topic", topic, "--max-tokens", str(max_tokens), "--agents"]
+    for name in names:
+        child = sym.spawn(__file__, [*words, name], name=re.sub(r"\W+", "-", f"swarm-{name}"))
+        threading.Thread(target=watch, args=(child, name), daemon=True).start()
 
-    def __init__(self, names: list[str], arguments: list[str]) -> None:
-        self.names, self.said = names, dict[tuple[str, str], Any]()
-        for name in names:
-            child = sym.spawn(__file__, [*arguments, "--agents", name], name=re.sub(r"\W+", "-", f"swarm-{name}"))
-            threading.Thread(target=watch, args=(child, name), daemon=True).start()
-
-    def hear(self, what: str) -> dict[str, Any]:
+    def hear(what: str) -> dict[str, Any]:
         """Of each agent its draft, say."""
-        while missing := [name for name in self.names if (name, what) not in self.said]:
-            if gone := [name for name in missing if (name, "end") in self.said]:
-                raise ChildProcessError(f"{gone[0]} ended before its {what} came: {self.said[gone[0], 'end']}")
+        while missing := [name for name in names if (name, what) not in said]:
+            if gone := [name for name in missing if (name, "end") in said]:
+                raise ChildProcessError(f"{gone[0]} ended before its {what} came: {said[gone[0], 'end']}")
             message = sym.recv()
             (kind,) = message.keys() - {"from"}
-            self.said[message["from"], kind] = message[kind]
-        return {name: self.said[name, what] for name in self.names}
+            said[message["from"], kind] = message[kind]
+        return {name: said[name, what] for name in names}
 
-
-def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[str, str], Counter[str]]:
-    """The drafts and the votes of a swarm."""
-    me = sym.getpid()
-    topic = f"swarm-{me}"
-    agents = Agents(names, [question, "--coordinator", str(me), "--topic", topic, "--max-tokens", str(max_tokens)])
-    for pid in agents.hear("pid").values():
+    for pid in hear("pid").values():
         sym.send(pid, question)
-    drafts = agents.hear("draft")
+    drafts = hear("draft")
     sym.send(topic, drafts)
-    return drafts, Counter(agents.hear("vote").values())
+    return drafts, Counter(hear("vote").values())
 
 
 @sym.command

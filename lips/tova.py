@@ -15,8 +15,7 @@ import numpy as np
 
 import libsym as sym
 
-STEP = 16
-"""Entries that go at once."""
+STEP = 16  # entries that go at once
 
 
 class Cache:

@@ -35,16 +35,14 @@ def judge(thoughts: list[Thought]) -> None:
 
 def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max_tokens: int = 24) -> list[Thought]:
     """The best thoughts of the last level, the best first."""
-    sampler, seeds, frontier = sym.Sampler(temperature=0.8), count(seed), [root]
+    seeds, frontier = count(seed), [root]
     for level in range(1, depth + 1):
         step = sym.tokenize(f"\nStep {level}:")
         thoughts = [node.fork() for node in frontier for _ in range(breadth)]
         drawn = []
         for thought in thoughts:
-            tokens = thought.line()[-2].pending + step
-            drawn.append(
-                sym.generate(thought.kv, tokens, sampler=sampler, seed=next(seeds), stop="\n", max_tokens=max_tokens)
-            )
+            kv, tokens, seed = thought.kv, thought.line()[-2].pending + step, next(seeds)
+            drawn.append(sym.generate(kv, tokens, temperature=0.8, seed=seed, stop="\n", max_tokens=max_tokens))
         for thought, generation in zip(thoughts, drawn, strict=True):
             thought.text = generation.full_text().strip()
             thought.pending = generation.pending

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import libsym as sym
 
-STEP = 16
-"""Tokens that come, and entries that go, at once."""
+STEP = 16  # so many tokens come, and so many entries go, at once
 
 
 def make_room(kv: sym.KV, window: int) -> None:
@@ -44,5 +43,4 @@ def main(arguments: sym.Arguments) -> None:
     args = arguments.parse_args()
     if args.window > (context := sym.model_info().max_positions):
         arguments.error(f"--window {args.window}: the model's context has {context} entries")
-    with sym.kv_create() as kv:
-        print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.max_tokens)))
+    print(sym.detokenize(generate(sym.kv_create(), sym.tokenize(args.prompt), args.window, args.max_tokens)))

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 import libsym as sym
-from lips.best_of_n import JUDGE, draw
+from lips.best_of_n import JUDGE
 
 pytestmark = pytest.mark.slow
 QUESTION = "Why is the sky blue?"
@@ -18,7 +18,8 @@ OPTIONS = ["-n", "3", "--max-tokens", "12", "--temperature", "0.8"]
 def draws() -> list[list[int]]:
     """As the command draws them with these options."""
     question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
-    return draw(sym.kv_create(), question, 3, sym.Sampler(temperature=0.8), 12)
+    drawn = sym.generate_n(sym.kv_create(), question, 3, temperature=0.8, seed=0, max_tokens=12)
+    return [list(each) for each in drawn]
 
 
 def likelihood(answer: list[int]) -> float:

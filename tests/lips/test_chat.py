@@ -32,7 +32,7 @@ def said(monkeypatch, capsys):
 
     def say(conversation, *lines):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        Talk(conversation, sym.Sampler.greedy(), 6).go_on()
+        Talk(conversation, 6).go_on()
         return answers(capsys.readouterr().out)
 
     return say

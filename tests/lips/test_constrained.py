@@ -8,7 +8,6 @@ import re
 import pytest
 
 import libsym as sym
-from lips.constrained import constrained
 
 pytestmark = pytest.mark.slow
 PERSON = {
@@ -42,9 +41,9 @@ def has_the_form(form: str, text: str) -> bool:
 def test_the_answer_has_the_form_and_speculation_only_saves_steps(lips, form):
     question, grammar = FORMS[form]
     answers, steps = [], []
-    for speculate in (False, True):
+    for draft in (None, "ngram"):
         before = sym.getrusage().steps
-        answer = constrained(question, grammar, 100, speculate=speculate)
+        answer = sym.Chat(sym.kv_create()).ask(question, grammar=grammar, draft=draft, max_tokens=100)
         assert has_the_form(form, answer.full_text())
         assert answer.finish == "grammar"
         answers.append(answer.tokens)
@@ -56,7 +55,7 @@ def test_the_answer_has_the_form_and_speculation_only_saves_steps(lips, form):
 def test_what_the_grammar_leaves_no_choice_in_takes_no_steps(lips):
     const = {"name": "Ada Lovelace", "born": 1815}
     before = sym.getrusage().steps
-    answer = constrained("Who?", sym.Grammar.json({"const": const}, compact=True), 100, speculate=False)
+    answer = sym.Chat(sym.kv_create()).ask("Who?", grammar=sym.Grammar.json({"const": const}, compact=True))
     assert json.loads(answer.full_text()) == const
     assert len(answer.tokens) > 10
     assert sym.getrusage().steps - before <= 2

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import libsym as sym
 from lips.beam import beam_search
-from lips.best_of_n import draw
-from lips.constrained import constrained
 from lips.jacobi import iterate
 from lips.ngram import speculate
 from scripts.bench.figures import Row
@@ -88,7 +86,8 @@ def _speculation(name: str, prompt: list[int]) -> Iterator[Row]:
 
 def _constrained(name: str, question: str, grammar: sym.Grammar) -> Iterator[Row]:
     def answer(*, speculate: bool) -> list[int]:
-        return list(constrained(question, grammar, 150, speculate=speculate))
+        chat, draft = sym.Chat(sym.kv_create()), sym.Ngram() if speculate else None
+        return list(chat.ask(question, grammar=grammar, draft=draft, max_tokens=150))
 
     tokens, steps, _ = used(lambda: answer(speculate=False))
     yield Row("constrained", f"{name}: {len(tokens)} tokens in", steps, "steps", len(tokens))
@@ -108,8 +107,10 @@ def _shared() -> Iterator[Row]:
     stats = [sym.kv_stat(beam.kv) for beam in beams]
     pages = sum(stat.exclusive_pages or 0 for stat in stats)
     yield Row("beam", f"{what}: of their own", pages, "pages", sum(stat.pages for stat in stats))
-    answers, _, computed = used(lambda: draw(sym.kv_create(), prompt, width, sym.Sampler(), length))
-    apart = sum(len(prompt) + len(answer) - 1 for answer in answers)
+    drawn, _, computed = used(
+        lambda: [list(each) for each in sym.generate_n(sym.kv_create(), prompt, width, seed=0, max_tokens=length)]
+    )
+    apart = sum(len(prompt) + len(answer) - 1 for answer in drawn)
     yield Row(
         "best_of_n", f"{width} answers of {length} tokens behind {len(prompt)}: computed", computed, "tokens", apart
     )
