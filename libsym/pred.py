@@ -32,6 +32,7 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
+from libsym.info import KvStat
 from libsym.open_file import OpenFile, channel_of, not_open
 from libsym.rows.attention import Attention, AttentionColumns, AttentionRows, attention_block
 from libsym.rows.dist import Dist
@@ -226,13 +227,13 @@ def pred(
 
 
 def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> int:
-    """Appends tokens as `pred` does, without asking for a distribution; gives the new length.
+    """Appends tokens, or none, as `pred` does, without asking for a distribution; gives the new length.
 
     >>> kv = sym.kv_create()
-    >>> sym.kv_write(kv, [72, 105])
-    2
+    >>> sym.kv_write(kv, [72, 105]), sym.kv_write(kv, [])
+    (2, 2)
     """
-    return channel_of(kv, "kv_write").perform(write_request(kv, tokens, positions)).args[2]
+    return channel_of(kv, "kv_write").run(write_script(kv, tokens, positions))
 
 
 def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
@@ -263,7 +264,11 @@ def pred_script(wanted: Pred) -> Script[Dist | ReducedDist]:
 
 
 def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> Script[int]:
-    reply = yield write_request(kv, tokens, positions)
+    request = write_request(kv, tokens, positions)
+    if not request.args[0]:  # of no tokens, as of no bytes to write(2): the length stays
+        reply = yield Call(Op.KV_STAT, handle=kv.handle)
+        return KvStat.from_json(reply.payload).tokens
+    reply = yield request
     return reply.args[2]
 
 

@@ -50,8 +50,7 @@ def beam_search(
     """
     end = sym.model_info().eos_ids
     with sym.kv_fork(kv) as base:
-        if tokens[1:]:
-            base.write(tokens[:-1])  # once for all groups
+        base.write(tokens[:-1])  # once for all groups
         rows = [[Beam(sym.kv_fork(base), tokens[-1:])] for _ in range(groups)]
         room = base.room()
     for _ in range(max(1, min(max_tokens, room))):
@@ -95,7 +94,6 @@ def main(arguments: sym.Arguments) -> None:
     if args.width % args.groups:
         arguments.error(f"--groups {args.groups}: --width {args.width} is no multiple of it")
     how = (args.normalize, args.groups, args.diversity)
-    with sym.kv_create() as kv:
-        for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens, *how):
-            tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
-            sym.send_to_user(f"{beam.score(args.normalize):8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
+    for beam in beam_search(sym.kv_create(), sym.tokenize(args.text), args.width, args.max_tokens, *how):
+        tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
+        sym.send_to_user(f"{beam.score(args.normalize):8.2f}  {args.text + sym.detokenize(tokens)!r}\n")

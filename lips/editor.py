@@ -63,8 +63,7 @@ class Document:
         with open_state(before, now) as kv:
             sym.kv_advise(before, sym.TTL(self.undo_s))
             sym.kv_advise(now, sym.TTL(self.idle_s))
-            if missing := sym.kv_rewind(kv, self.tokens(text))[:-1]:
-                kv.write(missing)
+            kv.write(sym.kv_rewind(kv, self.tokens(text))[:-1])
             with sym.kv_fork(kv) as fork:  # what is suggested is not in the text yet
                 missing = sym.kv_rewind(fork, self.tokens(text[:cursor]))
                 return sym.generate(fork, missing, stop="\n", max_tokens=max_tokens).full_text()

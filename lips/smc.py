@@ -42,8 +42,7 @@ def steer(
 
     A full context ends them as `max_tokens` does.
     """
-    if tokens[1:]:
-        kv.write(tokens[:-1])
+    kv.write(tokens[:-1])
     end, state = sym.model_info().eos_ids, reduce(after, tokens, 0)
     particles = [Particle(kv.fork(), tokens[-1:], state) for _ in range(count)]
     for _ in range(max(1, min(max_tokens, kv.room()))):

@@ -20,8 +20,7 @@ NEIGHBOURS = 3  # on each side
 def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
     """Appends a prompt to an empty file, and keeps `budget` of its entries."""
     if len(tokens) <= budget:
-        if tokens:
-            kv.write(tokens)
+        kv.write(tokens)
         return
     kv.write(tokens[:-WINDOW])
     seen = sym.pred(kv, tokens[-WINDOW:], top_k=1, attention="entries").attention

@@ -26,10 +26,8 @@ class Cache:
 
     def append(self, tokens: list[int]) -> sym.Dist:
         """Reads tokens; gives the distribution of the next. The last has a call of its own, because it decides."""
-        *before, latest = tokens
-        if before:
-            self.kv.write(before)
-        dist = sym.pred(self.kv, [latest], attention="entries")
+        self.kv.write(tokens[:-1])
+        dist = sym.pred(self.kv, tokens[-1:], attention="entries")
         self.evict(dist)
         return dist
 
@@ -42,8 +40,7 @@ class Cache:
 
     def generate(self, tokens: list[int], max_tokens: int) -> sym.Decoding:
         """Reads tokens, and goes on with the likeliest."""
-        if tokens[:-1]:
-            self.kv.write(tokens[:-1])
+        self.kv.write(tokens[:-1])
         return sym.decode(self.kv, tokens[-1:], self.draw, attention="entries", max_tokens=max_tokens)
 
     def draw(self, dist: sym.Dist) -> int:
