@@ -8,7 +8,7 @@ Its variables stay from turn to turn, as the conversation does in its KV file. W
 The status is 1 where it does not within --max-turns. (Wang et al. 2024)
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,17 @@ SYSTEM = "You answer by writing Python in ```python blocks. Print what you want 
 
 
 def act(
-    chat: sym.Chat,
-    question: str,
-    functions: dict[str, Callable[..., Any]],
-    read: Iterable[Path] = (),
-    max_turns: int = 4,
-    max_tokens: int = 200,
-    seconds: float = 5.0,
+    chat: sym.Chat, question: str, read: Iterable[Path] = (), max_turns: int = 4, seconds: float = 5.0, **functions: Any
 ) -> Iterator[str]:
-    """Yield the model's code and what it printed, turn by turn; last what it gave to answer(), or Invalid."""
+    """Yield the model's code and what it printed, turn by turn; last what it gave to answer(), or Invalid.
+
+    The code may call the functions, too: they are tools of the program's own.
+    """
     answers = list[object]()
     with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
         for _ in range(max_turns):
-            code, printed = python.ask(chat, asked, max_tokens=max_tokens)
+            code, printed = python.ask(chat, asked, max_tokens=200)
             yield code
             yield printed
             if answers:
@@ -49,5 +46,5 @@ def main(arguments: sym.Arguments) -> None:
     args = arguments.parse_args()
     read = args.read or []
     files = f" You may open: {', '.join(str(path.resolve()) for path in read)}." if read else ""
-    for text in act(sym.Chat(sym.kv_create(), SYSTEM + files), args.question, {}, read, args.max_turns):
+    for text in act(sym.Chat(sym.kv_create(), SYSTEM + files), args.question, read, args.max_turns):
         print(text.rstrip(), end="\n\n")

@@ -40,10 +40,9 @@ class Search:
         self.texts = sym.vocabulary()
         self.digits = sym.token_set(lambda text: text.isdigit() and len(text) == 1)
         self.signs = sym.token_set(lambda text: text in {b"+", b"-", b"*"})
-        prompt = sym.tokenize(PROMPT.format(target))
         self.root = Node(sym.kv_create())
-        self.root.kv.write(prompt[:-1])
-        self.root.token = prompt[-1]
+        *before, self.root.token = sym.tokenize(PROMPT.format(target))
+        self.root.kv.write(before)
         self.best = (-math.inf, "")
 
     def moves(self, kv: sym.KV, token: int, length: int) -> list[tuple[int, float]]:

@@ -49,14 +49,13 @@ def main(arguments: sym.Arguments) -> None:
     arguments.add_argument("--builtin", action="store_true", help="have the daemon do it, in one call")
     args = arguments.parse_args()
     end = sym.model_info().eos_ids
-    with sym.kv_create() as kv:
-        prompt = sym.tokenize(args.text)
-        if args.builtin:
-            how = sym.Ngram(max_tokens=args.length, min_match=args.match)
-            answer = list(sym.generate(kv, prompt, draft=how, max_tokens=args.max_tokens))
-        else:
-            found = (token for step in speculate(kv, prompt, args.match, args.length) for token in step)
-            answer = list(takewhile(lambda token: token not in end, islice(found, args.max_tokens)))
+    kv, prompt = sym.kv_create(), sym.tokenize(args.text)
+    if args.builtin:
+        how = sym.Ngram(max_tokens=args.length, min_match=args.match)
+        answer = list(sym.generate(kv, prompt, draft=how, max_tokens=args.max_tokens))
+    else:
+        found = (token for step in speculate(kv, prompt, args.match, args.length) for token in step)
+        answer = list(takewhile(lambda token: token not in end, islice(found, args.max_tokens)))
     sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
     used = sym.getrusage()
     print(f"{len(answer)} tokens in {used.steps} steps, {used.calls} calls", file=sys.stderr)

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import libsym as sym
 
 Message = Mapping[str, str]
-Level = Mapping[str, Message]
-"""The messages that may stand at one place of the conversation, by the names of their nodes."""
+Level = Mapping[str, Message]  # those that may stand at one place of the conversation, by the names of their nodes
 
 
 def grow(

@@ -35,9 +35,8 @@ def main(arguments: sym.Arguments) -> None:
     arguments.text("--test", "Python that fails where the code is wrong", required=True)
     arguments.whole("--attempts", "at most so many", 3)
     args = arguments.parse_args()
-    wrong = ""
-    with sym.Chat(sym.kv_create(), "You are a careful programmer.") as chat:
-        for code, wrong in attempts(chat, args.task, args.test, args.attempts):
-            print(code, f"# {wrong or 'passed'}", sep="\n", end="\n\n")
+    chat, wrong = sym.Chat(sym.kv_create(), "You are a careful programmer."), ""
+    for code, wrong in attempts(chat, args.task, args.test, args.attempts):
+        print(code, f"# {wrong or 'passed'}", sep="\n", end="\n\n")
     if wrong:
         arguments.exit(1, f"reflexion: no attempt of {args.attempts} has passed\n")

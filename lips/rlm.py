@@ -15,7 +15,7 @@ from pathlib import Path
 import libsym as sym
 
 
-def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens: int = 200) -> Iterator[str]:
+def explore(question: str, names: Sequence[str], max_turns: int = 4) -> Iterator[str]:
     """Yield the code of each turn and what it printed; last what it gave to answer(), or Invalid."""
     view = Path(sym.model_info().mount, ".symphony", "text")
     texts, answers = {name: str(view / name) for name in names}, list[object]()
@@ -32,14 +32,11 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
         f"You answer by writing Python in ```python blocks. paths = {texts} has the texts: open them, search them. "
         "ask(name, question) asks a reader of one text. Print what you want to see. Call answer(x) when you know."
     )
-    with (
-        sym.Chat(sym.kv_create(), system) as chat,
-        sym.Interpreter({"ask": ask, "answer": answers.append}, read=texts.values()) as python,
-    ):
+    chat, asked = sym.Chat(sym.kv_create(), system), question
+    with sym.Interpreter({"ask": ask, "answer": answers.append}, read=texts.values()) as python:
         python.run(f"paths = {texts!r}")
-        asked = question
         for _ in range(max_turns):
-            code, printed = python.ask(chat, asked, max_tokens=max_tokens)
+            code, printed = python.ask(chat, asked, max_tokens=200)
             yield code
             yield printed
             if answers:

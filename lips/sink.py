@@ -52,7 +52,7 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--max-tokens", default=64)
     arguments.document("--compare", "print perplexities of this text instead", metavar="FILE")
     args = arguments.parse_args()
-    if args.sinks < 0 or args.window < args.sinks + 2 * STEP:
+    if args.window < args.sinks + 2 * STEP:
         arguments.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
     if args.window > (context := sym.model_info().max_positions):
         arguments.error(f"--window {args.window}: the model's context has {context} entries")
@@ -61,5 +61,5 @@ def main(arguments: sym.Arguments) -> None:
         for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):
             print(f"{window} entries, {sinks} of them sinks: perplexity {perplexity(tokens, window, sinks):.2f}")
         return
-    kv, prompt = sym.kv_create(), sym.tokenize(args.prompt)
-    print(sym.detokenize(generate(kv, prompt, args.window, args.sinks, args.max_tokens)))
+    prompt = sym.tokenize(args.prompt)
+    print(sym.detokenize(generate(sym.kv_create(), prompt, args.window, args.sinks, args.max_tokens)))

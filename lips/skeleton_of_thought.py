@@ -16,14 +16,11 @@ def answer(kv: sym.KV, question: str, num_points: int, max_tokens: int) -> Itera
     """The points of the outline, each with what is said about it."""
     chat = sym.Chat(kv, "You answer briefly.")
     form = "\n".join(rf"{number}\. [A-Z][^\n.]{{4,40}}" for number in range(1, num_points + 1))
-    asked = f"{question} Answer with an outline of {num_points} short points."
-    points = chat.ask(asked, grammar=sym.Grammar.regex(form)).full_text().splitlines()
-    forks = [chat.fork() for _ in points]
+    outline = f"{question} Answer with an outline of {num_points} short points."
+    points = chat.ask(outline, grammar=sym.Grammar.regex(form)).full_text().splitlines()
     sentence = sym.Grammar.regex(r"[A-Z][^\n.!?]{20,200}\.")
-    texts = [
-        fork.ask(f"Explain in one sentence: {point[3:]}", grammar=sentence, max_tokens=max_tokens)
-        for fork, point in zip(forks, points, strict=True)
-    ]
+    asked = [f"Explain in one sentence: {point[3:]}" for point in points]
+    texts = [chat.fork().ask(each, grammar=sentence, max_tokens=max_tokens) for each in asked]
     for point, text in zip(points, texts, strict=True):
         yield point, text.full_text().strip()
 

@@ -131,7 +131,7 @@ def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(lips, comput
         "answer(len(primes))",
     ]
     with sym.Chat(sym.kv_create(), codeact.SYSTEM) as chat, scripted(said):
-        turns, num_tokens = computed(lambda: list(codeact.act(chat, "How many primes are below 20?", {})))
+        turns, num_tokens = computed(lambda: list(codeact.act(chat, "How many primes are below 20?")))
         assert turns == [said[0], "[2, 3, 5, 7, 11, 13, 17, 19]\n", said[1], "", "answer: 8"]
         assert num_tokens == chat.kv.len() + len(said), "no turn is prefilled again"
 
@@ -147,7 +147,7 @@ def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
     with sym.Chat(sym.kv_create()) as chat, scripted(said):
         turns = []
         with pytest.raises(sym.Invalid, match="no answer came in 4 turns"):
-            turns.extend(codeact.act(chat, "?", {"double": lambda n: 2 * n}, [tmp_path / "log.txt"], seconds=1))
+            turns.extend(codeact.act(chat, "?", [tmp_path / "log.txt"], seconds=1, double=lambda n: 2 * n))
     assert turns[1] == "['error two\\n'] 8\n"
     assert turns[3].endswith("PermissionError: [Errno 1] Operation not permitted\n")
     assert turns[5].endswith("PermissionError: [Errno 13] Permission denied: '/etc/passwd'\n")
