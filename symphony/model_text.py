@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from decoder.model import Model
@@ -44,7 +44,7 @@ class LoadedText:
     def encode(self, text: str, *, special: bool) -> list[int]:
         return self._model.tokenizer.encode(text, special=special)
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         return self._model.tokenizer.decode(tokens)
 
     def cut(self, text: str) -> Cut | None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from decoder.text.chat import ChatTemplate, local_time
-from decoder.text.cuts import ByteCutter, Cut
+from decoder.text.cuts import ByteCutter, Cut, joined_bytes, spans
 from decoder.text.marks import Marks, Prompt, Render
 from libsym.errors import Invalid
 
@@ -240,11 +240,11 @@ class ByteCodec:
     _CUTTER = ByteCutter(tuple(_SPECIAL))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        if not special:
-            return list(text.encode())
         tokens: list[int] = []
-        for part in self._SPLIT.split(text):
-            tokens.extend([self._SPECIAL[part]] if part in self._SPECIAL else part.encode())
+        for start, end in spans(text, self.cut):
+            piece = text[start:end]
+            for part in self._SPLIT.split(piece) if special else [piece]:
+                tokens.extend([self._SPECIAL[part]] if special and part in self._SPECIAL else part.encode())
         return tokens
 
     def split(self, text: str) -> list[Part]:
@@ -260,7 +260,7 @@ class ByteCodec:
         return self._SPECIAL
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
+        return joined_bytes(self.token_bytes, tokens).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < self.BOS else self._TEXT_OF.get(token, b"")

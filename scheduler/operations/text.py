@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 NUM_WORKERS = 2
 """That long texts may keep busy: others need the cores, too."""
+AT_ONCE = 8192
+"""Tokens that one call of C's converts: it holds the interpreter's lock, 0.2 ms for so many."""
 MAX_CHAT_TEXTS = 20_000
 MAX_CHAT_OTHER_BYTES = 64 << 10
 """Some thousands of messages: 20 ms in which nothing else runs, at worst."""
@@ -51,7 +54,7 @@ class TextModel(Protocol):
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
 
-    def decode(self, tokens: list[int]) -> str: ...
+    def decode(self, tokens: Sequence[int]) -> str: ...
 
     def chat_template(
         self,
@@ -110,15 +113,14 @@ class Texts:
         return trio.to_thread.run_sync(answer, call.request, limiter=self._workers)
 
     def _tokenize(self, request: Request) -> Reply:
-        tokens = self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL))
-        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+        return _packed(self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL)))
 
     def _detokenize(self, request: Request) -> Reply:
         if len(request.payload) % 4:
             raise Invalid("detokenize() takes 32-bit token ids")
         tokens = np.frombuffer(request.payload, np.int32)
         check_range("token", tokens, self._text.vocab_size, "the vocabulary")
-        return Reply((), self._text.decode(tokens.tolist()).encode())
+        return Reply((), self._text.decode(array("i", request.payload)).encode())
 
     def _chat_template(self, request: Request) -> Reply:
         form = _chat_form(request)
@@ -144,7 +146,7 @@ class Texts:
             variables=form.get("variables") or {},
             checkpoint=trio.from_thread.check_cancelled,  # of a call that is cancelled, or whose program has gone
         )
-        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+        return _packed(tokens)
 
     def _vocabulary(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         return trio.to_thread.run_sync(self._window, call.request.args[0])
@@ -158,6 +160,15 @@ class Texts:
         count = int(np.searchsorted(np.cumsum(lengths + 4, dtype=np.int64), PAYLOAD_BYTES, "right"))
         payload = lengths[:count].tobytes() + b"".join(texts[first : first + count])
         return Reply((count, len(texts)), payload)
+
+
+def _packed(tokens: list[int]) -> Reply:
+    """The reply with these tokens, which the list has no more: AT_ONCE are converted, and freed, in one call."""
+    count, parts = len(tokens), list[bytes]()
+    while tokens:
+        parts.append(np.asarray(tokens[-AT_ONCE:], np.int32).tobytes())
+        del tokens[-AT_ONCE:]
+    return Reply((count,), b"".join(reversed(parts)))
 
 
 def _chat_form(request: Request) -> dict[str, Any]:

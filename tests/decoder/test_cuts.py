@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.checkpoints.gguf import read_gguf
+from decoder.text import codecs, cuts
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
 from tests.decoder.checkpoints import VOCAB_SIZE, small_library, write_gguf
@@ -129,6 +130,34 @@ def test_sentencepiece_is_cut_at_spaces(piece_families, kind):
 def test_a_sentencepiece_vocabulary_with_pieces_across_words_is_never_cut(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", piece_metadata(), {})
     assert gguf_tokenizer(read_gguf(path), 1 << 12).cut("the theatre there " * 20) is None
+
+
+def test_no_call_converts_many_tokens_of_a_text_and_its_tokens_are_those_of_the_whole(monkeypatch, piece_families):
+    """With special tokens, without, and with those that a chat template has written."""
+    families = [smollm(), byte_family(), gguf_family("llama-bpe"), gguf_family("qwen2"), *piece_families.values()]
+
+    def tokenized(at_once):
+        monkeypatch.setattr(cuts, "AT_ONCE", at_once)
+        return [
+            (
+                tokenizer.encode(text),
+                tokenizer.encode(text, special=False),
+                (codec := tokenizer._codec).encode_parts(codec.split(text)),
+            )
+            for tokenizer in families
+            for text in (*TEXTS, "the theatre there " * 30)
+        ]
+
+    whole = tokenized(1 << 20)
+    converted, ids = list[int](), codecs._ids
+    monkeypatch.setattr(codecs, "_ids", lambda library, text: converted.append(len(text)) or ids(library, text))
+    assert tokenized(64) == whole
+    converted.clear()
+    for tokenizer in (smollm(), *piece_families.values()):
+        tokenizer.encode("the theatre there " * 30)
+    assert max(converted) <= 64
+    pieces = [end - start for start, end in cuts.spans("the theatre there " * 30, byte_family().cut)]
+    assert max(pieces) <= 64
 
 
 def huggingface(tmp_path, change):

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.gate import FILES_A_TURN
 from scheduler.operations.claims import PATIENCE_S
 from scheduler.operations.registry import all_operations
+from scheduler.operations.text import AT_ONCE, Texts
 from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
 
@@ -392,6 +394,24 @@ def test_a_call_cancelled_before_it_began_to_wait_is_answered_once(bench):
         assert lip.channel.errors == {2: 0, 1: errno.ECANCELED}
 
     trio.run(main)
+
+
+def test_no_call_converts_many_tokens_of_a_reply(monkeypatch):
+    """A call of C's holds the interpreter's lock, and so the trio thread."""
+    converted, asarray = list[int](), np.asarray
+
+    def noted(tokens, kind):
+        converted.append(len(tokens))
+        return asarray(tokens, kind)
+
+    model = SimpleNamespace(encode=lambda text, **_how: list(range(len(text))))
+    tokenize = Texts(model).table()[Op.TOKENIZE].begin
+    call = SimpleNamespace(request=request(Op.TOKENIZE, 1, payload=b"x" * 100_000))
+    monkeypatch.setattr(np, "asarray", noted)
+    reply = trio.run(tokenize, call)
+    assert max(converted) <= AT_ONCE
+    assert reply.args == (100_000,)
+    assert reply.payload == np.arange(100_000, dtype=np.int32).tobytes()
 
 
 @pytest.mark.parametrize("ended_by", ["CANCEL", "the program's end", None])
