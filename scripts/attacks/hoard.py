@@ -5,8 +5,10 @@
 
 Once with quotas and once with the defaults, in a control group of GROUP_BYTES where that can be made. For each kind
 the daemon's memory may grow by what it has charged to the user and SLACK_BYTES, and by his quota of memory and
-SLACK_BYTES; its disk by as much, its log by LOG_BYTES. Another user's pred() meanwhile has a 99th percentile within
-MOST of that beside as many harmless programs. Everything comes back when his processes and his files are gone.
+SLACK_BYTES; its log by LOG_BYTES. Its disk may grow by SLACK_BYTES and his quota of memory, for each file takes a
+block; or by the bytes that his files are charged, where those are more. --quota and --disk bound these; with the
+defaults the room of the file system does, symphony-serve(1). Another user's pred() meanwhile has a 99th percentile
+within MOST of that beside as many harmless programs. Everything comes back when his processes and files are gone.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ GROUP_BYTES = 1 << 30
 MOST = 1.5
 QUOTAS = ("--quota", "8M", "--quota-files", 2000, "--programs", 2)
 MEMORY, QUICK_MEMORY = "16M", "2M"
-NOTHING = {"memory_bytes": 0, "quota_memory": 0, "holds": {}}
+NOTHING = {"used_bytes": 0, "memory_bytes": 0, "quota_memory": 0, "holds": {}}
 UNCOUNTED = ("threads", "frames", "programs", "log")
 """Of these the daemon has fewer when it is asked, or none (a thread that has ended), or counts them elsewhere."""
 COUNTED_PART = 0.5
@@ -457,8 +459,8 @@ class Trial:
             broken.append(f"{made} {case} take {mib(held - had)}, and {mib(charged_bytes)} are charged")
         if grown > quota_bytes + SLACK_BYTES:
             broken.append(f"{case} take {mib(grown)} of {mib(quota_bytes)}")
-        if disk > quota_bytes + SLACK_BYTES:
-            broken.append(f"{case} take {mib(disk)} of disk")
+        if disk > max(quota_bytes, holdings["used_bytes"]) + SLACK_BYTES:
+            broken.append(f"{case} take {mib(disk)} of disk, and {mib(holdings['used_bytes'])} are charged")
         if log > LOG_BYTES:
             broken.append(f"{case} have the log grow by {mib(log)}")
         if not freed or left:
