@@ -9,21 +9,24 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
 
 from kvfs.fs import FileSystem
+from kvfs.pages.accounts import StillCharged
 from kvfs.pages.holdings import Kind
+from kvfs.patience import when_forgotten
 from libsym.abi import Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.connection.lip import Lip
+from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
-from scheduler.operations.operation import Outcome
+from scheduler.operations.operation import Operation, Outcome
 from scheduler.operations.pressure import Pressing
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import TextModel
@@ -32,6 +35,8 @@ from scheduler.replies import Reply
 
 _LET_GO = frozenset({Op.CANCEL, Op.KV_CLOSE, Op.KV_UNLOCK, Op.UNSUBSCRIBE, Op.GETRUSAGE, Op.PING})
 """What a program may still ask for that has reached a limit."""
+_MAKING = frozenset({Op.KV_CREATE, Op.KV_FORK, Op.KV_MKDIR})
+"""Operations that make a name at once. They change nothing where there is no room."""
 FILES_A_TURN = 32
 """Closed before others get their turn, when a program has gone: 1 ms."""
 
@@ -93,7 +98,13 @@ class Gate:
             call.check_may_wait(operation.max_waiting)
         if operation.opens:
             call.lip.holdings.require(Kind.HANDLE)
-        return operation.begin(call)
+        try:
+            return operation.begin(call)
+        except StillCharged:
+            if request.op not in _MAKING:
+                raise
+            call.check_may_wait(MAX_LATER)
+            return when_forgotten(partial(_attempt, operation, call))
 
     def welcome(self, lip: Lip) -> None:
         """A program has connected: its calls count to it, and messages may be sent to it from now on."""
@@ -125,6 +136,12 @@ class Gate:
         lip.forget_calls()
         self._programs.leave(lip, lip.program)
         lip.channel.close()
+
+
+async def _attempt(operation: Operation, call: SystemCall) -> Reply:
+    reply = operation.begin(call)
+    assert isinstance(reply, Reply)
+    return reply
 
 
 async def _go_on(call: SystemCall, rest: Coroutine[Any, Any, Reply | None], scope: trio.CancelScope) -> None:

@@ -23,7 +23,9 @@ import trio
 from kvfs.mount import shim
 from kvfs.mount.eager import LEFT, Eager
 from kvfs.mount.pace import QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.pages.accounts import StillCharged
 from kvfs.pages.holdings import Holdings, Kind
+from kvfs.patience import when_forgotten
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class Requests:
         try:
             self._catch_up()
             return handler(*arguments)
+        except StillCharged:
+            return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
         except Exception as error:  # noqa: BLE001 - nothing may reach C
             return -errno_of(error, handler, arguments)
 
@@ -94,10 +98,23 @@ class Requests:
             self._catch_up()
             status = self._eager.start(coroutine)
         except Exception as error:  # noqa: BLE001
+            # What is written is C's, and there until now.
+            if isinstance(error, StillCharged) and not any(isinstance(each, memoryview) for each in arguments):
+                return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
             return -errno_of(error, handler, arguments)
         if isinstance(status, int):
             return status
         assert status is LEFT
+        return self._later(request, coroutine, handler, arguments)
+
+    def _later(
+        self,
+        request: Any,
+        coroutine: Coroutine[Any, Any, int],
+        handler: Quick | Slow,
+        arguments: Sequence[object],
+    ) -> int:
+        """By a task."""
         assert self._nursery is not None
         self._nursery.start_soon(self._finish, request, coroutine, handler, arguments)
         return shim.LATER
@@ -142,8 +159,19 @@ class Requests:
 
     # Tasks
 
+    async def _when_forgotten(self, handler: Quick | Slow, request: Any, arguments: Sequence[object]) -> int:
+        """Answer a request, from its beginning, when the user's account has the room that it lacked."""
+
+        async def attempt() -> int:
+            self._latest = request
+            self._catch_up()
+            answer = handler(*arguments)
+            return answer if isinstance(answer, int) else await answer
+
+        return await when_forgotten(attempt)
+
     async def _finish(
-        self, request: Any, coroutine: Coroutine[Any, Any, int], handler: Slow, arguments: Sequence[object]
+        self, request: Any, coroutine: Coroutine[Any, Any, int], handler: Quick | Slow, arguments: Sequence[object]
     ) -> None:
         status = -errno.EINTR
         holdings = self._holdings(shim.uid(request))

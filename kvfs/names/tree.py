@@ -91,6 +91,8 @@ class Tree:
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
         self.num_names = 0
+        self._lingering: dict[int, Account] = {}
+        """Accounts, by inode, of those that nothing but the kernel has."""
 
     def __len__(self) -> int:
         return len(self._inodes)
@@ -421,12 +423,19 @@ class Tree:
             self._changes.of_domain(inode, inode.domain.limits)
             inode.domain.close()
             inode.domain = None
-        if not inode.lookups:
-            assert inode.account is not None
-            inode.charge(-inode.other_bytes)
-            inode.account.refund_files()
-            inode.account = None
-            del self._inodes[inode.number]
+        assert inode.account is not None
+        if inode.lookups:
+            if inode.number not in self._lingering:
+                self._lingering[inode.number] = inode.account
+                inode.account.linger(len(inode.target))
+            return
+        inode.charge(-inode.other_bytes)
+        inode.account.refund_files()
+        inode.account = None
+        del self._inodes[inode.number]
+        lingered = self._lingering.pop(inode.number, None)
+        if lingered is not None:
+            lingered.forgotten(len(inode.target))
 
     # The books
 

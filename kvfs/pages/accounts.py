@@ -14,7 +14,7 @@ Owned by the daemon's trio thread; limits are checked before anything changes.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,6 +65,14 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+class StillCharged(OverQuota):
+    """An account lacks room that it has as soon as the kernel forgets files which were removed."""
+
+    def __init__(self, message: str, account: Account) -> None:
+        super().__init__(message)
+        self.account = account
+
+
 class Account:
     """What one uid or domain has. What is charged to it is charged to its parents as well."""
 
@@ -74,14 +82,17 @@ class Account:
         "describe",
         "is_open",
         "limits",
+        "lingering_bytes",
         "num_domains",
         "num_files",
+        "num_lingering",
         "number",
         "other_bytes",
         "page_bytes",
         "pages",
         "parent",
         "total",
+        "waiting",
         "watchers",
         "weight",
     )
@@ -111,6 +122,10 @@ class Account:
         self.num_files = 0
         self.num_domains = 0
         """Domains that are open in it, itself included."""
+        self.num_lingering = self.lingering_bytes = 0
+        """Files, and other bytes of theirs, that are charged until the kernel forgets them: nothing else has them."""
+        self.waiting: deque[Callable[[], None]] = deque()
+        """Functions that are called one by one, at each file that the kernel has forgotten."""
         self._holdings = Holdings(describe, limits.memory_bytes)
         """Of a uid."""
         self.weight = DEFAULT_WEIGHT
@@ -186,11 +201,12 @@ class Account:
         """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
         for account in self.chain():
             account.limit_bytes(0, other_bytes, num_files=count)
-            limit = account.limits.num_files
-            if limit is not None and account.num_files + count > limit:
-                raise OverQuota(
+            limit, wanted = account.limits.num_files, account.num_files + count
+            if limit is not None and wanted > limit:
+                raise account.refusal(
                     f"{account.describe()} is at its quota of {limit} files: it has {account.num_files}; "
-                    "remove some, or have the quota raised"
+                    "remove some, or have the quota raised",
+                    is_passing=wanted - account.num_lingering <= limit,
                 )
         self.holdings.require(Kind.FILE, count)
 
@@ -206,11 +222,17 @@ class Account:
         wanted = num_pages * (page_bytes or self.page_bytes) + other_bytes
         if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
             quota = "--quota" if self.parent is None else "user.kv.quota"
-            raise OverQuota(
+            lingering = names_bytes(self.num_files) - names_bytes(self.num_files - self.num_lingering)
+            raise self.refusal(
                 f"{self.describe()} is at its quota of {limit} bytes: {self.num_bytes} are used "
                 f"({self.pages.num_pages} pages, {others} bytes of names, plain files and attributes), {wanted} more "
-                f"are wanted; remove files or forks (`symphony du` shows them), or have {quota} raised"
+                f"are wanted; remove files or forks (`symphony du` shows them), or have {quota} raised",
+                is_passing=self.num_bytes + wanted - self.lingering_bytes - lingering <= limit,
             )
+
+    def refusal(self, message: str, *, is_passing: bool) -> OverQuota:
+        """Return the error of an account without room. `is_passing`: files that linger have that room."""
+        return StillCharged(message, self) if is_passing else OverQuota(message)
 
     # Charges
 
@@ -264,6 +286,20 @@ class Account:
         self.total.num_files += count
         self.holdings.charge(Kind.FILE, count)
 
+    def linger(self, num_bytes: int) -> None:
+        """A file with so many other bytes is charged until the kernel forgets it."""
+        for account in self.chain():
+            account.num_lingering += 1
+            account.lingering_bytes += num_bytes
+
+    def forgotten(self, num_bytes: int) -> None:
+        """The kernel has forgotten such a file."""
+        for account in self.chain():
+            account.num_lingering -= 1
+            account.lingering_bytes -= num_bytes
+            if account.waiting:
+                account.waiting.popleft()()
+
     def refund_files(self, count: int = 1) -> None:
         self.charge_files(-count)
 
@@ -282,6 +318,10 @@ class Account:
         self.charge_domains(domain.num_domains)
         domain.parent.refund_files(domain.num_files)
         self.charge_files(domain.num_files)
+        for accounts, sign in ((domain.parent.chain(), -1), (self.chain(), 1)):
+            for account in accounts:
+                account.num_lingering += sign * domain.num_lingering
+                account.lingering_bytes += sign * domain.lingering_bytes
         domain.parent = self
 
 

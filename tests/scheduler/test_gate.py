@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.names.tree import Credentials
+from kvfs.pages.accounts import Limits
 from libsym.abi import ANY_OWNER, LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS
@@ -380,6 +381,26 @@ def test_a_call_that_waits_can_be_cancelled_and_then_holds_nothing(bench):
         assert lip.num_later == 0
 
     trio.run(main)
+
+
+def test_a_file_is_made_at_the_quota_as_soon_as_the_kernel_has_forgotten_a_removed_one(bench):
+    async def main():
+        lip, tree = bench.lip(1000), bench.tree
+        tree.root.mode = 0o1777
+        file = bench.fs.kv_create(lip.credentials, "a.kv")
+        bench.fs.pool.accounts.limit(Limits(num_files=1))
+        file.inode.lookups = 1
+        bench.fs.kv_close(file)
+        bench.fs.kv_remove(lip.credentials, "a.kv")
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(Op.KV_CREATE, 1, args=(0o600, 0), payload=b"b.kv"), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert lip.channel.errors == {}
+            tree.forget(file.inode, 1)
+        assert lip.channel.errors == {1: 0}
+        assert (lip.num_later, len(lip.handles)) == (0, 1)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
 def test_a_call_cancelled_before_it_began_to_wait_is_answered_once(bench):

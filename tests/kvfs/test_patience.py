@@ -1,0 +1,116 @@
+"""Files that the kernel is about to forget: who waits for that, and for how long."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Tree
+from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Accounts, Limits, StillCharged
+from kvfs.patience import PATIENCE_S, when_forgotten
+from libsym.errors import OverQuota
+
+UID, OTHER = 7, 8
+
+
+class House:
+    """A tree whose users have limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.tree = Tree(Accounts(0, 1, limits), 0, 0, lambda _inode: None)
+
+    def make(self, name: str, uid: int = UID) -> Inode:
+        return self.tree.make(self.tree.root, name.encode(), stat.S_IFREG, mode=0o644, uid=uid, gid=0)
+
+    def remove(self, inode: Inode, name: str) -> None:
+        """The kernel remembers it still."""
+        inode.lookups = 1
+        self.tree.unlink(self.tree.root, name.encode())
+
+
+def refused(make: Callable[[], object]) -> type[OverQuota]:
+    with pytest.raises(OverQuota) as caught:
+        make()
+    return type(caught.value)
+
+
+def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody() -> None:
+    house = House(Limits(num_files=2))
+    held, kept = house.make("held"), house.make("kept")
+    others = house.make("a", OTHER), house.make("b", OTHER)
+    assert refused(lambda: house.make("new")) is OverQuota
+    house.remove(held, "held")
+    assert refused(lambda: house.make("new")) is StillCharged
+    assert refused(lambda: held.account.require_files(2)) is OverQuota
+    assert refused(lambda: house.make("new", OTHER)) is OverQuota
+    house.tree.opened(held)
+    house.tree.closed(held)
+    house.tree.forget(held, 1)
+    house.make("new")
+    assert refused(lambda: house.make("newer")) is OverQuota, "nothing lingers any more"
+    assert kept.names
+    assert all(each.names for each in others)
+
+
+def test_bytes_of_names_and_links_are_waited_for_alike() -> None:
+    house = House(Limits(num_bytes=NAME_BYTES + 1000))
+    for number in range(FREE_NAMES):
+        house.make(str(number))
+    link = house.tree.make(
+        house.tree.root, b"link", stat.S_IFLNK, mode=0o777, uid=UID, gid=0, target=bytes(b"x" * 1000)
+    )
+    assert refused(lambda: link.account.require_bytes(1)) is OverQuota
+    house.remove(link, "link")
+    assert refused(lambda: link.account.require_bytes(1000 + NAME_BYTES)) is StillCharged
+    assert refused(lambda: link.account.require_bytes(1001 + NAME_BYTES)) is OverQuota
+
+
+def test_a_domain_takes_its_lingering_files_along_to_another_owner() -> None:
+    accounts = Accounts(0, 1)
+    old, new = accounts.of(UID), accounts.of(OTHER)
+    domain = accounts.new_domain(old, Limits(), lambda: "a domain")
+    domain.charge_files()
+    domain.linger(100)
+    new.adopt(domain)
+    domain.forgotten(100)
+    assert [(each.num_lingering, each.lingering_bytes) for each in (old, new, domain)] == [(0, 0)] * 3
+
+
+def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounded_time() -> None:
+    house = House(Limits(num_files=3))
+    held = [house.make(name) for name in "abc"]
+    for inode, name in zip(held, "abc", strict=True):
+        house.remove(inode, name)
+    attempts, made = list[int](), list[int]()
+
+    async def maker(number: int) -> None:
+        async def attempt() -> None:
+            attempts.append(number)
+            house.make(str(number))
+
+        await when_forgotten(attempt)
+        made.append(number)
+
+    async def main() -> None:
+        began_s = trio.current_time()
+        with pytest.raises(StillCharged):
+            await maker(0)
+        assert trio.current_time() - began_s == pytest.approx(PATIENCE_S)
+        assert attempts == [0]
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2):
+                nursery.start_soon(maker, number)
+                await trio.testing.wait_all_tasks_blocked()
+            for number in (1, 2):
+                house.tree.forget(held.pop(), 1)
+                await trio.testing.wait_all_tasks_blocked()
+                assert made[-1] == number
+        assert attempts == [0, 1, 2, 1, 2]
+        assert not house.tree.root.account.waiting
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
