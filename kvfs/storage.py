@@ -82,6 +82,10 @@ class Storage(Protocol):
         """NoSpace: what is no page may not grow by so much."""
         ...
 
+    def require_noted(self, num_bytes: int) -> None:
+        """NoSpace: attributes, and paths in symbolic links, may not grow by so much."""
+        ...
+
     def num_free_slots(self) -> int | None:
         """Pages that there is room for on disk; None: as many as there may be at all."""
         ...
@@ -120,6 +124,9 @@ class InMemory:
 
     def require_room(self, num_bytes: int) -> None:
         """The file system below will say."""
+
+    def require_noted(self, num_bytes: int) -> None:
+        """Memory will say."""
 
     def num_free_slots(self) -> int | None:
         return None

@@ -120,7 +120,15 @@ class Volume:
         self.bits = bits
         self._same_bits = same_bits
         self.tree = Tree(
-            pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes, self._require_room
+            pool.accounts,
+            uid,
+            gid,
+            self._discard,
+            root_mode,
+            self._note_idle,
+            changes,
+            self._require_room,
+            self._require_noted,
         )
         self.alarms = Alarms()
         """Alarms of the tree; a task has to `run` them."""
@@ -338,6 +346,9 @@ class Volume:
 
     def _require_room(self, num_bytes: int) -> None:
         self.storage.require_room(num_bytes)
+
+    def _require_noted(self, num_bytes: int) -> None:
+        self.storage.require_noted(num_bytes)
 
     def _note_idle(self, inode: Inode) -> None:
         self._expiry.note_use(inode)

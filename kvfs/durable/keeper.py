@@ -29,6 +29,7 @@ import trio
 
 from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
 from kvfs.durable.disk_jobs import DiskJobs
+from kvfs.durable.disk_room import DiskRoom
 from kvfs.durable.journal import Journal, NameChange
 from kvfs.durable.kept import Kept
 from kvfs.durable.pages_in import PagesIn, as_ours
@@ -168,6 +169,7 @@ class Keeper:
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
+        self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes)
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
@@ -185,10 +187,9 @@ class Keeper:
         journal.when_changed = self._note_change
         journal.directory = volume.tree.get
         self._doubtful: list[tuple[int, IntArray]] = []
-        self._num_commits = 0
+        self._num_commits, self._error = 0, ""
         self._something_spare = trio.Event()
         self._bringing = trio.Lock()
-        self._error = ""
         self._told: SymError | None = None
         """The error that the log has of what is not on disk yet."""
         self._has_no_room = self._is_full = self._is_running = False
@@ -405,6 +406,10 @@ class Keeper:
                 "daemon with more --disk"
             )
 
+    def require_noted(self, num_bytes: int) -> None:
+        self.require_room(num_bytes)
+        self._disk_room.require(num_bytes)
+
     def num_free_slots(self) -> int | None:
         room = 0 if self._is_full or self._has_no_room else self._room_bytes()
         return None if room is None else max(0, room) // self._files[self._own].slot_bytes
@@ -530,8 +535,11 @@ class Keeper:
         return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
 
     def _used_bytes(self) -> int:
-        other_bytes = self._volume.pool.accounts.total.num_bytes
-        return other_bytes + sum(self.slots[each].num_used * file.slot_bytes for each, file in self._files.items())
+        slots = sum(self.slots[each].num_used * file.slot_bytes for each, file in self._files.items())
+        return self._other_bytes() + slots
+
+    def _other_bytes(self) -> int:
+        return self._volume.pool.accounts.total.num_bytes
 
     # Writing back
 
@@ -691,6 +699,7 @@ class Keeper:
         return error
 
     async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
+        other_bytes = self._other_bytes()
         error = await self._error_of(self._sync_slots) if covered.size else None
         if error is not None:
             self.pages_out.sync_failed(covered)
@@ -708,6 +717,7 @@ class Keeper:
             self.slots[identity].need_no_more(slots)
         self._doubtful = []
         self._free(cut)
+        self._disk_room.look_again(other_bytes)
         if self._state.index.has_spare:
             self._something_spare.set()
         return None

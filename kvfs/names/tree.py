@@ -75,10 +75,14 @@ class Tree:
         idle: Callable[[Inode], None] = lambda _inode: None,
         changes: Changes = NOT_KEPT,
         require_room: Callable[[int], None] = lambda _num_bytes: None,
+        require_noted: Callable[[int], None] = lambda _num_bytes: None,
     ) -> None:
-        """`require_room`: NoSpace where the disk has no room for so many bytes more."""
+        """`require_room`: NoSpace where the disk has no room for so many bytes more.
+
+        `require_noted`: the same for bytes of attributes, and of paths in symbolic links.
+        """
         self._changes = changes
-        self._require_room = require_room
+        self._require_room, self._require_noted = require_room, require_noted
         self._puts: dict[tuple[int, bytes], tuple[Inode, Inode | None, Inode | None]] = {}  # of the operation under way
         self._accounts = accounts
         self._discard = discard
@@ -152,7 +156,7 @@ class Tree:
             inode.account.holdings.require(Kind.FILE, 0, inode.xattrs.memory_growth(num_bytes))
         if num_bytes > 0:
             inode.account.require_bytes(num_bytes)
-            self._require_room(num_bytes)
+            self._require_noted(num_bytes)
 
     def new_inode(
         self, file_type: int, mode: int, uid: int, gid: int, account: Account | None = None, target: bytes = b""
@@ -163,6 +167,8 @@ class Tree:
         """
         account = account or self._accounts.of(uid)
         self.require_one_more(account, len(target))
+        if target:
+            self._require_noted(len(target))
         account.charge_files()
         inode = Inode(self.next_number, file_type, mode & 0o7777, uid, gid, account, self._changes)
         inode.target = target

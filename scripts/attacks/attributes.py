@@ -5,18 +5,22 @@
 
 Each file has 64 KiB of attributes, and there are links and long names. Under a quota he gets no more than that; with
 `--disk` alone, no more than the disk has, and little of it is in the daemon's memory, also after a restart. When the
-files are gone the index is small again. Needs root.
+files are gone the index is small again. With neither he fills a small file system: another user's file can be synced
+meanwhile, and everything when his files are gone. Needs root.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from attacked import ATTACKER, ROOT, Daemon, as_user, daemon, memory_bytes, options, verdict
+from attacked import ATTACKER, ROOT, VICTIM, Daemon, as_user, daemon, memory_bytes, options, verdict
 
 FILES, QUICK_FILES = 20_000, 600
 QUOTA_BYTES = 1 << 20
@@ -28,6 +32,8 @@ MOST_BYTES = 32 << 20
 EMPTY_BYTES = 14 << 20
 """Of an index and its log when the files are gone: few pages that are free, for what comes next."""
 SHRINKS_S = 60
+SMALL_MIB = 96
+"""Of a file system; enough for attributes, and little of the suite's time."""
 
 HOARD = """
     where, number = sys.argv[1], int(sys.argv[2])
@@ -70,6 +76,44 @@ def hoarded(served: Daemon, number: int) -> dict[str, int]:
     assert made.returncode == 0, made.stderr
     found: dict[str, int] = json.loads(made.stdout)
     return found
+
+
+SYNCED = """
+    path = sys.argv[1]
+    sym.kv_create(path).close()
+    file = os.open(sys.argv[2] + "/" + path, os.O_RDONLY)
+    os.fsync(file)
+"""
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system of SMALL_MIB."""
+    image, where = directory / "image", directory / "small"
+    where.mkdir()
+    with image.open("wb") as file:
+        file.truncate(SMALL_MIB << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, where], check=True)
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+def filled(directory: Path, tree: Path) -> list[str]:
+    """What is broken when a small file system has been filled with the defaults."""
+    broken = []
+    with small_disk(directory) as small, daemon("--kv-memory", "16M", "--state", small / "state", tree=tree) as served:
+        hoarded(served, 2 * (SMALL_MIB << 20) // 65000)
+        if (synced := as_user(VICTIM, SYNCED, "a.kv", served.mount, served=served)).returncode:
+            broken.append(f"on a small disk another user's sync fails: {synced.stderr.strip()[-200:]}")
+        as_user(ATTACKER, ["rm", "-r", served.mount / "mine"], timeout=600)
+        try:
+            sync(served)
+        except AssertionError as error:
+            broken.append(f"on a small disk nothing is kept when the attributes are gone: {error}")
+    return broken
 
 
 def index_bytes(state: Path) -> int:
@@ -119,6 +163,7 @@ def main() -> int:
             left = smallest_index(served, state)
             if (check := as_user(0, "print(sym.daemon_check())", served=served)).returncode:
                 broken.append(f"the books do not balance: {check.stderr.strip()[-200:]}")
+        broken += filled(Path(directory), args.tree)
     sizes = (
         f"{sum(sums.values()) >> 20} MiB in attributes and names take {grown >> 20} MiB of memory, {grown_again >> 20} "
         f"after a restart; the index has {full >> 20} MiB, {left >> 20} when they are gone"
@@ -127,7 +172,7 @@ def main() -> int:
         broken.append(f"memory grows: {sizes}")
     if left > EMPTY_BYTES:
         broken.append(f"the index does not shrink: {sizes}")
-    return verdict(f"a quota holds, and the disk; {sizes}", broken)
+    return verdict(f"a quota holds, and the limit of a disk, and a small disk; {sizes}", broken)
 
 
 if __name__ == "__main__":

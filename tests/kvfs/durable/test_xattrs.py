@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import random
 import re
+import shutil
 import sqlite3
 import stat
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from kvfs import xattrs
 from kvfs.durable import index as index_module
+from kvfs.durable.disk_room import RESERVE_BYTES
 from kvfs.durable.fsck import fsck
 from kvfs.durable.index import SPARE_PAGES, Index, Rows
 from kvfs.durable.keeper import LOOKED_AT, WRITE_BACK_XATTRS_BYTES
@@ -221,6 +224,36 @@ def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
         put(house, inode, "y", bytes(10_000))
 
     lives(tmp_path, live, disk_limit=60_000)
+
+
+def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit: an index that had filled the disk could never be told what was removed."""
+    there = RESERVE_BYTES + 100_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=there))
+
+    async def live(house: House) -> None:
+        nonlocal there
+        root = house.tree.root
+        put(house, file(house, "a"), "x", bytes(60_000))
+        with pytest.raises(NoSpace, match=r"has 3\d{7} bytes left"):
+            put(house, file(house, "b"), "x", bytes(60_000))
+        there -= 60_000
+        await house.keeper.sync_all()
+        await house.keeper.jobs.idle()
+        put(house, file(house, "c"), "x", bytes(20_000))
+        with pytest.raises(NoSpace):
+            house.tree.make(root, b"l", stat.S_IFLNK, mode=0o777, uid=ANN, gid=0, target=bytes(30_000))
+        for number in range(2 * FREE_NAMES):
+            file(house, f"{number}")  # a name is few bytes, and what is computed goes on
+        there += 100_000 + NAME_BYTES * 2 * FREE_NAMES
+        with pytest.raises(NoSpace):
+            put(house, file(house, "d"), "x", bytes(60_000))
+        await house.keeper.jobs.idle()
+        put(house, file(house, "e"), "x", bytes(60_000))
+
+    lives(tmp_path, live)
 
 
 def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
