@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
@@ -22,7 +23,7 @@ from scheduler.replies import Reply
 SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 NUM_WORKERS = 2
-"""That long texts may keep busy: others need the cores, too."""
+"""That long texts may keep busy, each user's one: others need the cores, and the interpreter's lock, too."""
 AT_ONCE = 8192
 """Tokens that one call of C's converts: it holds the interpreter's lock, 0.2 ms for so many."""
 MAX_CHAT_TEXTS = 20_000
@@ -89,6 +90,8 @@ class Texts:
     def __init__(self, text: TextModel) -> None:
         self._text = text
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
+        self._turns: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
+        """One for each uid that has a text in a worker, or waiting for one."""
 
     def table(self) -> Table:
         def quick(answer: Callable[[Request], Reply]) -> Operation:
@@ -110,7 +113,12 @@ class Texts:
         return self._in_worker(answer, call)
 
     def _in_worker(self, answer: Callable[[Request], Reply], call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        return trio.to_thread.run_sync(answer, call.request, limiter=self._workers)
+        turn = self._turns.setdefault(call.lip.uid, trio.CapacityLimiter(1))
+        return self._in_turn(turn, answer, call.request)
+
+    async def _in_turn(self, turn: trio.CapacityLimiter, answer: Callable[[Request], Reply], request: Request) -> Reply:
+        async with turn:
+            return await trio.to_thread.run_sync(answer, request, limiter=self._workers)
 
     def _tokenize(self, request: Request) -> Reply:
         return _packed(self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL)))

@@ -427,12 +427,37 @@ def test_no_call_converts_many_tokens_of_a_reply(monkeypatch):
 
     model = SimpleNamespace(encode=lambda text, **_how: list(range(len(text))))
     tokenize = Texts(model).table()[Op.TOKENIZE].begin
-    call = SimpleNamespace(request=request(Op.TOKENIZE, 1, payload=b"x" * 100_000))
+    call = SimpleNamespace(request=request(Op.TOKENIZE, 1, payload=b"x" * 100_000), lip=SimpleNamespace(uid=0))
     monkeypatch.setattr(np, "asarray", noted)
     reply = trio.run(tokenize, call)
     assert max(converted) <= AT_ONCE
     assert reply.args == (100_000,)
     assert reply.payload == np.arange(100_000, dtype=np.int32).tobytes()
+
+
+def test_a_user_has_one_text_in_a_worker_and_another_user_is_not_behind_his_others(bench):
+    begin, begun = trio.open_memory_channel(3)
+    may_end = threading.Event()
+
+    def encode(text, **_how):
+        trio.from_thread.run_sync(begin.send_nowait, text[:1])
+        may_end.wait(30)
+        return [1]
+
+    bench.text = SimpleNamespace(encode=encode)
+
+    async def main():
+        hoarder, other = bench.lip(1000), bench.lip(1001)
+        async with trio.open_nursery() as nursery:
+            for lip, number, letter in ((hoarder, 1, b"a"), (hoarder, 2, b"b"), (other, 1, b"c")):
+                bench.gate.handle(lip, request(Op.TOKENIZE, number, payload=letter * 5000), nursery)
+                await trio.testing.wait_all_tasks_blocked()
+            assert {await begun.receive(), await begun.receive()} == {"a", "c"}
+            may_end.set()
+            assert await begun.receive() == "b"
+        assert (hoarder.channel.errors, other.channel.errors) == ({1: 0, 2: 0}, {1: 0})
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("ended_by", ["CANCEL", "the program's end", None])
