@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 7u
+#define SYM_ABI_VERSION 8u
 #define SYM_ABI_OLDEST 5u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
 
 #define SYM_FRAME_ALIGN 64u
@@ -259,7 +259,7 @@ enum sym_slot_state {
 struct sym_request {
     uint32_t frame_bytes; /* header and payload, without the padding */
     uint16_t op;
-    uint16_t reserved0;
+    uint16_t stream; /* the thread or task that waits for the answer; 0: unknown. A hint: see libsym-abi(7) */
     uint32_t flags;
     uint32_t reserved1;
     uint64_t id; /* comes back in the reply; 0: the client will not look at the reply */

@@ -22,11 +22,13 @@ typedef struct sym_hot_call {
     int64_t slot;
     float *row; /* of the slot */
     int32_t token;
+    uint32_t stream; /* whose call it is */
 } sym_hot_call;
 
 enum sym_hot_outcome {
-    SYM_HOT_COLD = -1, /* what comes next on this connection is something else */
-    SYM_HOT_NONE = 0,  /* nothing for this file */
+    SYM_HOT_OTHER = -2, /* what comes next is a call of another file */
+    SYM_HOT_COLD = -1,  /* what comes next on this connection is something else */
+    SYM_HOT_NONE = 0,   /* nothing has come */
     SYM_HOT_TAKEN = 1,
 };
 

@@ -70,6 +70,7 @@ class Gate:
         """Take one system call: answer it now, or see to it that it will be answered."""
         self._batches.sync()
         self.num_calls[request.op] += 1
+        lip.stream = request.stream
         call = SystemCall(lip, request)
         try:
             outcome = self._begin(call)

@@ -92,6 +92,13 @@ FORMS = {
         ),
         may_be_empty=(r'"temp\w+": 0',),
     ),
+    "bench/returns.py": Form(
+        table=(
+            r"\| 32 (\| \d+, [\d.]+ ms, \*\*[01]\.\d\d\*\* ){5}\|",
+            r"\| 64 (\| \d+, [\d.]+ ms, \*\*[01]\.\d\d\*\* ){4}\|",
+        ),
+        may_be_empty=(r"\d+, 0 ms",),
+    ),
     "bench/steps.py": Form(
         STREAMS,
         tuple(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts")),

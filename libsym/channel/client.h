@@ -78,7 +78,7 @@ void sym_answer_drop(sym_answer *answer);
 
 sym_event_loop *sym_event_loop_new(sym_client *client);
 int sym_event_loop_fd(sym_event_loop *loop);
-int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, const char *payload,
+int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, uint16_t stream, const char *payload,
                           uint32_t payload_bytes);
 void sym_event_loop_want_nothing(sym_event_loop *loop);
 int sym_event_loop_take(sym_event_loop *loop, uint64_t *tags, int most);

@@ -99,7 +99,7 @@ void call_forget_ready(sym_call *call) {
 }
 
 /* Writes the request. 0; -EAGAIN: no room now, the loop will wake when there may be some; else it failed for good. */
-int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, const char *payload,
+int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, uint16_t stream, const char *payload,
                           uint32_t payload_bytes) {
     sym_client *client = loop->client;
     if (disowned(client))
@@ -109,6 +109,7 @@ int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, co
     if (atomic_load(&client->dead) != 0 || atomic_load(&client->region->gone) != 0)
         return -ENOTCONN;
     call->tag = tag;
+    call->stream = stream;
     const int rc = client_try_submit(client, call, loop, payload, payload_bytes);
     pthread_mutex_lock(&client->table_lock);
     stop_wanting(loop);

@@ -59,6 +59,15 @@ void client_send_later(sym_client *client) {
     pthread_mutex_unlock(&client->submit_lock);
 }
 
+/* The stream of calls that this thread makes and waits for. */
+static uint16_t this_thread(void) {
+    static _Atomic uint16_t last;
+    static _Thread_local uint16_t stream;
+    while (stream == 0)
+        stream = (uint16_t)(atomic_fetch_add(&last, 1) + 1);
+    return stream;
+}
+
 /* Under submit_lock. 0, or -EBUSY: too many calls under way. */
 static int enter_table(sym_client *client, sym_call *call, sym_event_loop *loop) {
     int rc = -EBUSY;
@@ -84,6 +93,7 @@ int client_try_submit(sym_client *client, sym_call *call, sym_event_loop *loop, 
                       uint32_t payload_bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof(struct sym_request) + payload_bytes,
                                   .op = call->op,
+                                  .stream = call->stream != 0 ? call->stream : this_thread(),
                                   .flags = call->flags,
                                   .handle = call->handle};
     const uint64_t needed = padded(request.frame_bytes);

@@ -50,7 +50,7 @@ struct sym_call {
     int is_cancelled;
     uint64_t tag;  /* what its loop knows it by */
     uint64_t id;
-    uint16_t op;
+    uint16_t op, stream; /* 0: the thread's that submits it */
     uint32_t flags;
     uint64_t handle;
     int64_t request_args[4];

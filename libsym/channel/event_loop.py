@@ -28,6 +28,8 @@ from libsym.errors import Invalid
 T = TypeVar("T")
 
 _TAKE_AT_ONCE = 256
+_ODD = 0x9E3779B1
+"""Spreads addresses."""
 
 
 async def run(channel: ClientChannel, script: Script[T]) -> T:
@@ -114,12 +116,14 @@ class AsyncStream:
 class _Waiter:
     """A task that waits for a reply to its call, or first for room to send it."""
 
-    __slots__ = ("_event", "call", "is_sent", "payload", "rc")
+    __slots__ = ("_event", "call", "is_sent", "payload", "rc", "stream")
 
     def __init__(self, call: Any, payload: bytes | None) -> None:
         self.call = call
         self.payload = payload or b""
         self.is_sent = payload is None
+        self.stream = hash(anyio.get_current_task().id) * _ODD >> 16 & 0xFFFF or 1
+        """The task, in few bits: the daemon may wait for its next call."""
         self.rc = 0
         """-errno: nothing will come."""
         self._event: anyio.Event | None = None
@@ -200,7 +204,8 @@ class _Waits:
 
     def _send(self, waiter: _Waiter) -> bool:
         """False: there is no room now. What fails for good counts as sent, and its task is told."""
-        rc = lib.sym_event_loop_submit(self._loop, waiter.call, _tag(waiter.call), waiter.payload, len(waiter.payload))
+        payload = waiter.payload
+        rc = lib.sym_event_loop_submit(self._loop, waiter.call, _tag(waiter.call), waiter.stream, payload, len(payload))
         if rc == -errno.EAGAIN:
             return False
         waiter.is_sent = rc == 0

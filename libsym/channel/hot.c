@@ -10,9 +10,9 @@
 /* Whether a copied request is a hot one at all; whose, and whether it is sane, comes later. */
 static int looks_hot(const struct sym_request *request) {
     const int64_t num_positions = request->args[1];
-    return request->op == SYM_PRED && request->flags == SYM_ROWS_LAST && request->reserved0 == 0 &&
-           request->reserved1 == 0 && request->args[0] == 1 && (num_positions == 0 || num_positions == 1) &&
-           request->args[2] == 0 && request->args[3] == 0 &&
+    return request->op == SYM_PRED && request->flags == SYM_ROWS_LAST && request->reserved1 == 0 &&
+           request->args[0] == 1 && (num_positions == 0 || num_positions == 1) && request->args[2] == 0 &&
+           request->args[3] == 0 &&
            request->frame_bytes == sizeof *request + sizeof(int32_t) * (size_t)(1 + num_positions);
 }
 
@@ -30,7 +30,7 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
     if (!looks_hot(&request) || padded(request.frame_bytes) > (uint64_t)bytes)
         return SYM_HOT_COLD;
     if (request.handle != handle)
-        return SYM_HOT_NONE;
+        return SYM_HOT_OTHER;
     ring_read(ring, SYM_RING_BYTES, server->submit_head + sizeof request, numbers,
               request.frame_bytes - sizeof request);
     if (numbers[0] < 0 || (uint32_t)numbers[0] >= server->plan.vocab_size || numbers[1] != position)
@@ -41,7 +41,11 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
     sym_server_took_requests(server, server->submit_head + padded(request.frame_bytes));
     atomic_fetch_add(&server->num_open, 1);
     char *row = server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes;
-    *call = (sym_hot_call){.id = request.id, .slot = slot, .row = (float *)(void *)row, .token = numbers[0]};
+    *call = (sym_hot_call){.id = request.id,
+                           .slot = slot,
+                           .row = (float *)(void *)row,
+                           .token = numbers[0],
+                           .stream = stream_of_call(request.stream, handle)};
     return SYM_HOT_TAKEN;
 }
 

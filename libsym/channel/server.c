@@ -104,13 +104,14 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
         memcpy(&request, server->inbox + server->inbox_at, sizeof request);
         const uint64_t there = server->inbox_end - server->inbox_at;
         if (request.frame_bytes < sizeof request || request.frame_bytes > SYM_MAX_FRAME_BYTES ||
-            padded(request.frame_bytes) > there || request.reserved0 != 0 || request.reserved1 != 0)
+            padded(request.frame_bytes) > there || request.reserved1 != 0)
             return -EPROTO;
         struct sym_taken *taken = &server->taken[count];
         *taken = (struct sym_taken){.id = request.id,
                                     .handle = request.handle,
                                     .flags = request.flags,
                                     .op = request.op,
+                                    .stream = stream_of_call(request.stream, request.handle),
                                     .payload_at = (uint32_t)(server->inbox_at + sizeof request),
                                     .payload_bytes = request.frame_bytes - (uint32_t)sizeof request};
         memcpy(taken->args, request.args, sizeof taken->args);

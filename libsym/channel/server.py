@@ -40,7 +40,7 @@ MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
 
 PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
-_TAKEN = struct.Struct("=QQ4qIIII")  # struct sym_taken of server_state.h
+_TAKEN = struct.Struct("=QQ4qIIIII4x")  # struct sym_taken of server_state.h
 _OPS = {int(op): op for op in Op}
 _RELEASES = "it is of another release than the program's libsym"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -55,6 +55,8 @@ class Request(NamedTuple):
     handle: int
     args: tuple[int, int, int, int]
     payload: bytes
+    stream: int = 0
+    """Which thread or task of the program waits for its answer: see libsym-abi(7)."""
 
 
 def _nothing() -> None:
@@ -198,8 +200,16 @@ class ServerChannel:
         taken = self._taken[: count * _TAKEN.size].tobytes()
         try:
             return [
-                Request(_OPS[op], flags, call_id, handle, (a, b, c, d), bytes(inbox[at : at + size]) if size else b"")
-                for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken)
+                Request(
+                    _OPS[op],
+                    flags,
+                    call_id,
+                    handle,
+                    (a, b, c, d),
+                    bytes(inbox[at : at + size]) if size else b"",
+                    stream,
+                )
+                for call_id, handle, a, b, c, d, flags, op, stream, at, size in _TAKEN.iter_unpack(taken)
             ]
         except KeyError:
             return self._known(taken)
@@ -207,10 +217,10 @@ class ServerChannel:
     def _known(self, taken: bytes) -> list[Request]:
         """The requests whose operation there is; all others are answered: their client is newer, or older."""
         known = list[Request]()
-        for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken):
+        for call_id, handle, a, b, c, d, flags, op, stream, at, size in _TAKEN.iter_unpack(taken):
             if op in _OPS:
                 payload = bytes(self._inbox[at : at + size])
-                known.append(Request(_OPS[op], flags, call_id, handle, (a, b, c, d), payload))
+                known.append(Request(_OPS[op], flags, call_id, handle, (a, b, c, d), payload, stream))
             else:
                 self.reply(call_id, error=SymError(f"this daemon has no operation {op}: {_RELEASES}", errno.ENOSYS))
         return known

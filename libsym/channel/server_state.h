@@ -11,7 +11,7 @@
 struct sym_taken {
     uint64_t id, handle;
     int64_t args[4];
-    uint32_t flags, op;
+    uint32_t flags, op, stream;
     uint32_t payload_at, payload_bytes; /* in the inbox */
 };
 
@@ -37,6 +37,11 @@ struct sym_server {
     struct sym_taken taken[SYM_MAX_TAKEN];
     char inbox[SYM_RING_BYTES]; /* frames are copied here before anybody looks at them */
 };
+
+/* What a call is told by: the stream that its program names, else its file. */
+static inline uint32_t stream_of_call(uint16_t stream, uint64_t handle) {
+    return stream != 0 ? stream : 0x10000u + (uint32_t)(handle & 0xffff);
+}
 
 /* Under receive_lock: bytes in the ring that nobody has taken; -EPROTO: the tail is not in the ring. */
 static inline int64_t submitted_bytes(const sym_server *server) {

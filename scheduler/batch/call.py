@@ -45,6 +45,11 @@ class Caller(Protocol):
     def uid(self) -> int: ...
 
     @property
+    def stream(self) -> int:
+        """Stream of the call that is handled now: see libsym-abi(7)."""
+        ...
+
+    @property
     def program(self) -> Program:
         """Who its calls count to."""
         ...
@@ -110,6 +115,7 @@ class FileCall(ABC):
         self.number = next(_numbers)
         """For traces."""
         self.caller = caller
+        self.stream = caller.stream
         self.file = file
         self.priority = priority
         self.deadline_s = deadline_s

@@ -36,7 +36,7 @@ class Calls(Protocol):
 
     def leave(self, call: FileCall, error: SymError | None) -> None: ...
 
-    def leave_answered(self, call: FileCall, *, thinks: bool) -> None: ...
+    def leave_answered(self, call: FileCall) -> None: ...
 
     def replace(self, call: FileCall, other: FileCall) -> None: ...
 
@@ -128,12 +128,10 @@ class Ends:
         if ended.num_done == 0:
             call.cancelled = call.cancelled or member.cancelled_id is not None
             return partial(self._calls.leave, call, error)
-        if call.is_dropped:
-            return partial(self._calls.leave_answered, call, thinks=False)
-        if ended.end == lib.SYM_END_UNSENT:
+        if not call.is_dropped and ended.end == lib.SYM_END_UNSENT:
             hot.answer(ended.call_id, ended.slot, call.file.table.length)
-        if ended.num_tokens == 0:
-            return partial(self._calls.leave_answered, call, thinks=True)
+        if call.is_dropped or ended.num_tokens == 0:
+            return partial(self._calls.leave_answered, call)
         again = hot.again(ended.call_id, ended.slot, ended.token)
         self._calls.replace(call, again)
         again.cancelled = member.cancelled_id == ended.call_id

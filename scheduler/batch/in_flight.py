@@ -25,12 +25,11 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import Caller, CallState, FileCall, HotPred, PredCall
+from scheduler.batch.call import Caller, CallState, FileCall, HotPred
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.ends import Ends
 from scheduler.batch.member import Member
 from scheduler.batch.queues import Action, FileQueues, Job, do
-from scheduler.batch.returning import Returning
 from scheduler.batch.room import Room
 from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, StandingRun
 from scheduler.batch.traced import note_answer, note_arrival
@@ -61,7 +60,6 @@ class CallsInFlight:
         self._room = room
         self._run = run
         self._accounting = accounting
-        self._returning = Returning(run)
         self._expect = expect
         self._recorder = recorder
         self._queues = FileQueues(self._start)
@@ -92,7 +90,6 @@ class CallsInFlight:
     def submit(self, call: FileCall) -> None:
         """It runs after everything submitted before it for the same file."""
         self._submit(call)
-        self._returning.note_call(call.caller)  # now: a step that waits for its program is to find it there
 
     def _submit(self, call: FileCall) -> None:
         self.deadlines.add(call)
@@ -153,7 +150,7 @@ class CallsInFlight:
 
     def drop(self, caller: Caller) -> None:
         """Nobody waits for its calls any more; what a step is computing is given back when the step ends."""
-        self._returning.forget(caller)
+        self._run.gone(caller)
         calls = self._queues.calls_of(caller)
         for call in calls:
             call.is_dropped = True
@@ -420,13 +417,6 @@ class CallsInFlight:
         if member.is_elsewhere:
             member.must_settle = True
             return
-        self._run.expect(1)  # until it is answered, and then until its program comes: see `Returning`
-        try:
-            self._settle(member)
-        finally:
-            self._run.expect(-1)
-
-    def _settle(self, member: Member) -> None:
         self._run.take_back(member)
         self._leaving.discard(member)
         go_on = self.ends.settle(member)
@@ -470,14 +460,12 @@ class CallsInFlight:
         self._report(call, error)
         self._queues.next(call)
 
-    def leave_answered(self, call: FileCall, *, thinks: bool) -> None:
-        """The run has answered it; its program may be about to come with the next."""
+    def leave_answered(self, call: FileCall) -> None:
+        """Start the file's next job: the run has answered the call."""
         self.deadlines.forget(call)
         if self._recorder.is_on:
             note_answer(self._recorder, call, None)
         call.let_go()
-        if thinks:
-            self._returning.note_answer(call.caller)
         self._queues.next(call)
 
     def replace(self, call: FileCall, other: FileCall) -> None:
@@ -495,8 +483,6 @@ class CallsInFlight:
         call.let_go()
         if call.is_dropped:
             return
-        if error is None and isinstance(call, PredCall):
-            self._returning.note_answer(call.caller)
         call.end(error)
 
 

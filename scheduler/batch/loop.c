@@ -22,8 +22,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define SPINS_BEFORE_YIELD 20 /* then whoever wants this core, or the lock, gets it */
+#define SPIN_NS 300000        /* for so long; then the core is left to those that are waited for */
+#define LOOK_NS 50000         /* between two looks at the rings after that: who joins wakes the loop sooner */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
     sym_loop *loop = calloc(1, sizeof *loop);
@@ -32,18 +35,27 @@ sym_loop *sym_loop_new(const sym_loop_plan *plan) {
     loop->plan = *plan;
     loop->engine = (sym_engine){.wake_fd = -1, .guide_fd = -1};
     loop->layout.stamps = calloc((size_t)plan->num_pages, sizeof *loop->layout.stamps);
-    if (loop->layout.stamps == NULL) {
+    loop->streams = sym_streams_new();
+    if (loop->layout.stamps == NULL || loop->streams == NULL) {
+        free(loop->streams);
+        free(loop->layout.stamps);
         free(loop);
         return NULL;
     }
     pthread_mutex_init(&loop->lock, NULL);
-    pthread_cond_init(&loop->has_work, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&loop->has_work, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     return loop;
 }
 
 void sym_loop_free(sym_loop *loop) {
     struct layout *layout = &loop->layout;
     sym_scratch_free(loop->scratch);
+    if (loop->streams != NULL)
+        sym_streams_free(loop->streams);
     for (int32_t i = 0; i < layout->num_scratch; i++)
         free(layout->scratch[i]);
     void *const arrays[] = {layout->tokens,   layout->positions,  layout->first_row, layout->start,  layout->first_page,
@@ -105,72 +117,91 @@ static void unwatch_all(sym_loop *loop) {
         unwatch(loop, i);
 }
 
-/* Takes every call that is there; how many that usually come soon are still to come, and how many are there. */
-static int32_t poll_calls(sym_loop *loop, int64_t patience_ns, int64_t now_ns, int32_t *num_ready) {
-    int32_t num_missing = loop->num_expected;
-    *num_ready = 0;
+/* Its call would be in a step that began now. */
+static void add_ready(const sym_loop *loop, const sym_member *member, sym_ready *ready) {
+    const int32_t account = loop->shares[member->share].parent;
+    ready->account = ready->num_calls == 0 || ready->account == account ? account : SYM_SEVERAL;
+    ready->num_calls++;
+    ready->is_hurried |= member->deadline_ns != SYM_NO_DEADLINE || member->priority > 0;
+}
+
+/* Takes every call that is there. What is first in a ring and no member's is the gate's, and at once: calls of members may
+ * come after it. */
+static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
+    *ready = (sym_ready){.account = SYM_NOBODY, .began_ns = ready->began_ns};
+    for (int32_t i = 0; i < loop->num_servers; i++)
+        loop->servers[i].num_asked = loop->servers[i].num_other = 0;
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        *num_ready += member->state == SYM_COMPUTING;
-        num_missing += member->state == SYM_ENDED && member->end == SYM_END_DONE; /* it is being answered */
+        if (member->state == SYM_COMPUTING)
+            add_ready(loop, member, ready);
         if (member->state != SYM_WAITING || entries(member) >= member->capacity)
             continue;
+        struct watched *watched = &loop->servers[member->server_index];
         sym_hot_call call;
         const int outcome =
             loop->plan.hot->take(member->server, member->handle, member->position, &loop->closed, &call);
+        watched->num_asked++;
+        watched->num_other += outcome == SYM_HOT_OTHER;
         if (outcome == SYM_HOT_TAKEN) {
-            sym_continue_with(loop, member, &call, now_ns);
+            sym_continue_with(loop, member, &call, loop->looked_ns, now_ns);
             loop->counts.num_taken++;
-            ++*num_ready;
+            add_ready(loop, member, ready);
         } else if (outcome == SYM_HOT_COLD) {
-            unwatch(loop, member->server_index); /* the gate's, and at once */
-        } else {
-            num_missing += member->think_ns < patience_ns;
+            unwatch(loop, member->server_index);
         }
     }
-    return num_missing;
+    loop->looked_ns = now_ns;
+    for (int32_t i = 0; i < loop->num_servers; i++)
+        if (loop->servers[i].num_other > 0 && loop->servers[i].num_other == loop->servers[i].num_asked)
+            unwatch(loop, i);
 }
 
-/* Those that were waited for in vain think longer than they used to. */
-static void give_up(sym_loop *loop, int64_t patience_ns) {
-    for (int32_t i = 0; i < loop->num_places; i++) {
-        sym_member *member = loop->members[i];
-        if (member->state == SYM_WAITING && member->think_ns < patience_ns)
-            member->think_ns = 2 * patience_ns;
-    }
-    if (loop->num_expected > 0) {
-        loop->misses++; /* first: else who is expected in between would stay so, and nobody would take it back */
-        loop->num_expected = 0;
-    }
+/* Until when to wait for calls that are about to come: see streams.c. Of one request they come at once. */
+static int64_t wait_until(sym_loop *loop, const sym_ready *ready, int64_t now_ns) {
+    const sym_loop_plan *plan = &loop->plan;
+    const int64_t until_ns = sym_streams_wait_until(loop->streams, ready, &plan->wait, &plan->limits, &loop->cost,
+                                                    &loop->work, loop->num_seats, loop->shares, now_ns);
+    const int64_t submitted_ns = ready->began_ns + sym_policy_wait_ns(&plan->wait, loop->counts.last_step_ns);
+    return loop->num_expected > 0 && submitted_ns > until_ns ? submitted_ns : until_ns;
 }
 
-/* For programs that come back within a share of a step, so that a batch does not fall apart into halves that take turns.
- * Whoever comes in time saves a step; whoever is there loses the wait. So it is no longer than what it can bring. */
-static void wait_for_returning(sym_loop *loop) {
-    const int64_t began_ns = sym_now_ns(), step_ns = loop->counts.last_step_ns;
-    const int64_t patience_ns = sym_policy_wait_ns(&loop->plan.wait, step_ns);
-    int64_t now_ns = began_ns;
-    int32_t num_missing, num_ready;
-    for (int64_t spins = 0; (num_missing = poll_calls(loop, patience_ns, now_ns, &num_ready)) > 0; spins++) {
+/* Or until somebody joins, or has come by the gate. */
+static void sleep_until(sym_loop *loop, int64_t until_ns) {
+    const struct timespec until = {.tv_sec = until_ns / 1000000000L, .tv_nsec = until_ns % 1000000000L};
+    loop->is_asleep = 1;
+    pthread_cond_timedwait(&loop->has_work, &loop->lock, &until);
+    loop->is_asleep = 0;
+}
+
+/* For streams that are about to come back, so that a batch does not fall apart into halves that take turns: as long as
+ * that is expected to bring more tokens a second than going does. */
+static void wait_for_calls(sym_loop *loop) {
+    sym_ready ready = {.began_ns = sym_now_ns()};
+    int64_t now_ns = ready.began_ns;
+    for (int64_t spins = 0;; spins++) {
+        poll_calls(loop, now_ns, &ready);
         sym_tell(loop);
-        int64_t worth_ns = num_ready == 0 ? patience_ns : step_ns * num_missing / num_ready;
-        worth_ns = worth_ns < loop->plan.wait.min_ns ? loop->plan.wait.min_ns : worth_ns;
-        if (now_ns - began_ns >= (worth_ns < patience_ns ? worth_ns : patience_ns) || is_closed(loop))
+        const int64_t until_ns = wait_until(loop, &ready, now_ns);
+        if (until_ns <= now_ns || is_closed(loop))
             break;
-        pthread_mutex_unlock(&loop->lock);
-        if (spins > SPINS_BEFORE_YIELD)
-            sched_yield();
-        pthread_mutex_lock(&loop->lock);
+        if (now_ns - ready.began_ns > SPIN_NS) {
+            sleep_until(loop, until_ns < now_ns + LOOK_NS ? until_ns : now_ns + LOOK_NS);
+        } else {
+            pthread_mutex_unlock(&loop->lock);
+            if (spins > SPINS_BEFORE_YIELD)
+                sched_yield();
+            pthread_mutex_lock(&loop->lock);
+        }
         now_ns = sym_now_ns();
     }
-    if (num_missing > 0)
-        give_up(loop, patience_ns);
-    loop->counts.waited_ns += now_ns - began_ns;
+    sym_streams_charge(loop->streams, &ready, loop->shares, now_ns);
+    loop->counts.waited_ns += now_ns - ready.began_ns;
 }
 
 /* Those whose calls the loop sees are watched: see `watch`. */
 static void gather(sym_loop *loop) {
-    wait_for_returning(loop);
+    wait_for_calls(loop);
     unwatch_all(loop);
     sym_tell(loop);
 }
@@ -286,10 +317,8 @@ void sym_loop_run(sym_loop *loop, const sym_engine *engine) {
             loop->counts.num_sleeps++;
             pthread_cond_wait(&loop->has_work, &loop->lock);
             loop->is_asleep = 0;
-            if (loop->num_expected > 0) { /* of one request others follow at once */
-                watch(loop);
-                gather(loop);
-            }
+            watch(loop);
+            gather(loop);
         }
     }
     loop->engine = (sym_engine){.wake_fd = -1, .guide_fd = -1};

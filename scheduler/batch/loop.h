@@ -80,11 +80,13 @@ typedef struct sym_member {
     uint64_t draw_index; /* of the next draw */
     const int32_t *stop_tokens;
     int32_t num_stop_tokens, num_to_emit;
-    int64_t think_ns; /* what its program took lately between an answer and the next call */
+    int64_t connection;
+    uint32_t stream; /* of its call */
     /* Set by the loop. */
     int32_t state, end, error, leave;
     int32_t num_computed; /* of the stretch */
     int32_t num_done; /* entries that count */
+    int32_t is_under_way; /* its call, for its stream */
     int32_t in_step, has_news, is_low, was_told_low, is_rung;
     int32_t token; /* the one token of a stretch that was drawn or came from a ring */
     int32_t stop_text; /* that was found; -1 */
@@ -196,8 +198,9 @@ int64_t sym_loop_progress(const sym_loop *loop);
 /* So many more programs (or fewer) are about to come with calls that the loop does not see. Neither this nor the next waits
  * for the loop. */
 void sym_loop_expect(sym_loop *loop, int32_t more);
-/* How long it waits for such a program at the moment; `misses` counts how often it did in vain. */
-int64_t sym_loop_patience_ns(const sym_loop *loop, int64_t *misses);
+/* A connection, whose streams are waited for: its number, or -1 without memory. */
+int64_t sym_loop_connect(sym_loop *loop);
+void sym_loop_disconnect(sym_loop *loop, int64_t connection);
 
 /* Tokens that guided members drew: [][4] place, number of the call, token (-1: none yet), draws so far; how many. */
 int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max);

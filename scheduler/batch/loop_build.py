@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
-_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "times.c")
+_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
@@ -21,14 +21,15 @@ ffi.cdef(_declarations(_LIBSYM / "steps.h"))
 ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
 ffi.cdef(_declarations(_HERE / "cost.h"))
 ffi.cdef(_declarations(_HERE / "policy.h"))
+ffi.cdef(_declarations(_HERE / "streams.h"))
 ffi.cdef(_declarations(_HERE / "loop.h"))
 ffi.set_source(
     "scheduler._loop",
-    '#include "loop.h"\n#include "policy.h"\n',
+    '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n',
     sources=[os.path.relpath(_HERE / name) for name in _SOURCES],
     include_dirs=[str(_HERE), str(_LIBSYM)],
     depends=[
-        *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h")),
+        *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h", "streams.h")),
         *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
     ],
     extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

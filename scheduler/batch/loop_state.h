@@ -3,6 +3,7 @@
 #define SYM_LOOP_STATE_H
 
 #include "loop.h"
+#include "streams.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,6 +27,8 @@ struct watched {
     sym_server *server;
     int32_t num_members;
     int slept;
+    int32_t num_asked,
+        num_other; /* of its members in one look at the rings; those for which another's call came first */
 };
 
 /* Arrays of a batch, as long as steps have needed them. */
@@ -53,13 +56,14 @@ struct sym_loop {
     pthread_cond_t has_work;
     int closed; /* atomic */
     _Atomic int32_t num_expected;
-    _Atomic int64_t misses;
     /* Under the lock: */
     sym_member **members; /* each where it is as long as it lives */
     int32_t num_places, room_places;
     int32_t *free_places, num_free_places;
     int32_t *news, num_news;
     int must_tell, is_told; /* something that the scheduler has to act on; it was rung for */
+    sym_streams *streams;
+    int64_t looked_ns; /* at the rings, the latest time */
     struct watched *servers;
     int32_t num_servers, room_servers;
     sym_share *shares;
@@ -105,6 +109,11 @@ void sym_end_member(sym_loop *loop, int32_t index, int32_t why);
 void sym_tell(sym_loop *loop);
 void sym_call_guides(sym_loop *loop);
 
+/* A member's call, which came between two times, is in the run; it is over, and its program is told now (or it is not). Under
+ * the lock. */
+void sym_called(sym_loop *loop, sym_member *member, int64_t earliest_ns, int64_t latest_ns);
+void sym_over(sym_loop *loop, sym_member *member, int is_answered, int64_t now_ns);
+
 /* layout.c: what the next step holds. 0: nothing; or so many calls; or -ENOMEM. Under the lock. */
 int32_t sym_lay_out(sym_loop *loop, int64_t now_ns);
 
@@ -113,6 +122,7 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error);
 /* Under the lock: members that were undecided, and are not any more, go on. 1: it was released to draw, so that more may have
  * been decided since. */
 int sym_take_decisions(sym_loop *loop);
-void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t now_ns);
+void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t earliest_ns,
+                       int64_t now_ns);
 
 #endif

@@ -18,7 +18,7 @@ from scheduler.batch.scratch import Scratch
 class Member:
     """One file in the run."""
 
-    def __init__(self, call: FileCall, share: int, scratch: Scratch) -> None:
+    def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int) -> None:
         self.call = call
         self.hot = call.hot
         """How it goes on by itself: as it was when it joined."""
@@ -45,13 +45,13 @@ class Member:
         """Memory of ours for what Python, or what is decided later, looks at."""
         self._scratch = scratch
         self._keep: list[Any] = []
-        self._member = self._describe(share)
+        self._member = self._describe(share, connection)
 
     @property
     def pointer(self) -> Any:
         return self._member
 
-    def _describe(self, share: int) -> Any:
+    def _describe(self, share: int, connection: int) -> Any:
         call, reservation = self.call, self.call.reservation
         assert reservation is not None
         pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
@@ -72,6 +72,8 @@ class Member:
                 "asked_ns": arrived_ns if call.joined_s is None else now_ns,
                 "deadline_ns": deadline_ns,
                 "share": share,
+                "connection": connection,
+                "stream": call.stream,
                 "priority": call.priority,
                 "program": call.caller.pid,
                 "pages": ints(pages),

@@ -68,8 +68,20 @@ void sym_act_on(sym_loop *loop, int32_t index) {
     loop->must_tell = 1;
 }
 
+void sym_called(sym_loop *loop, sym_member *member, int64_t earliest_ns, int64_t latest_ns) {
+    sym_streams_called(loop->streams, member->connection, member->stream, member->share, earliest_ns, latest_ns);
+    member->is_under_way = 1;
+}
+
+void sym_over(sym_loop *loop, sym_member *member, int is_answered, int64_t now_ns) {
+    if (member->is_under_way)
+        sym_streams_over(loop->streams, member->connection, member->stream, is_answered, now_ns);
+    member->is_under_way = 0;
+}
+
 void sym_end_member(sym_loop *loop, int32_t index, int32_t why) {
     sym_member *member = loop->members[index];
+    sym_over(loop, member, why != SYM_END_ASKED && why != SYM_END_STEP && why != SYM_END_ROOM, sym_now_ns());
     member->state = SYM_ENDED;
     member->end = why;
     sym_act_on(loop, index);
@@ -145,12 +157,29 @@ int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
                 loop->servers[place->server_index].num_members++;
             }
         }
+        if (index >= 0) {
+            const int64_t now_ns = sym_now_ns();
+            sym_called(loop, place, now_ns, now_ns);
+        }
         if (member->was_drawn)
             ring(loop->engine.guide_fd);
         wake_loop(loop);
     }
     pthread_mutex_unlock(&loop->lock);
     return index < 0 ? -ENOMEM : index;
+}
+
+int64_t sym_loop_connect(sym_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    const int64_t connection = sym_streams_connect(loop->streams);
+    pthread_mutex_unlock(&loop->lock);
+    return connection;
+}
+
+void sym_loop_disconnect(sym_loop *loop, int64_t connection) {
+    pthread_mutex_lock(&loop->lock);
+    sym_streams_disconnect(loop->streams, connection);
+    pthread_mutex_unlock(&loop->lock);
 }
 
 int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
@@ -194,7 +223,8 @@ int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int
     const int continues = position < 0 || position == member->position;
     const int waits = member->state == SYM_WAITING && continues && entries(member) < member->capacity;
     if (waits) {
-        sym_continue_with(loop, member, call, sym_now_ns());
+        const int64_t now_ns = sym_now_ns();
+        sym_continue_with(loop, member, call, now_ns, now_ns);
         wake_loop(loop);
     }
     pthread_mutex_unlock(&loop->lock);
@@ -289,11 +319,6 @@ void sym_loop_expect(sym_loop *loop, int32_t more) {
     do
         after = before + more < 0 ? 0 : before + more; /* they were waited for in vain, and are not expected any more */
     while (!atomic_compare_exchange_weak(&loop->num_expected, &before, after));
-}
-
-int64_t sym_loop_patience_ns(const sym_loop *loop, int64_t *misses) {
-    *misses = loop->misses;
-    return sym_policy_wait_ns(&loop->plan.wait, __atomic_load_n(&loop->counts.last_step_ns, __ATOMIC_RELAXED));
 }
 
 /* ---- guides */

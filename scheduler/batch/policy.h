@@ -62,7 +62,7 @@ int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *s
                         const sym_limits *limits, const sym_cost *cost, int64_t now_ns, int32_t *num_now,
                         sym_scratch *scratch);
 
-/* `step_ns`: what the next step is expected to take. */
+/* For calls of other accounts. `step_ns`: what the next step is expected to take. */
 int64_t sym_policy_wait_ns(const sym_wait *wait, int64_t step_ns);
 
 #endif

@@ -26,6 +26,9 @@ CALL_TOKENS = 512
 class TextPrefill:
     """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
 
+    stream = 0
+    """Nobody waits for an answer."""
+
     def __init__(
         self,
         batches: BatchScheduler,

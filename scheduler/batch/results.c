@@ -66,6 +66,7 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     }
     count_stretch(loop, index, now_ns);
     member->num_calls++;
+    sym_over(loop, member, 1, now_ns);
     if (loop->plan.hot->answer(member->server, member->call_id, member->slot, entries(member)) != 0)
         sym_end_member(loop, index, SYM_END_UNSENT);
     else if (member->leave == SYM_LEAVE_ANSWERED)
@@ -75,12 +76,10 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->answered_ns = now_ns;
 }
 
-void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t now_ns) {
-    (void)loop;
-    const int64_t took_ns = now_ns - member->answered_ns;
-    /* One long pause is no reason to take it for slow for long. */
-    const int64_t before_ns = member->think_ns < 4 * took_ns ? member->think_ns : 4 * took_ns;
-    member->think_ns = (before_ns + took_ns) / 2;
+void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t earliest_ns,
+                       int64_t now_ns) {
+    member->stream = call->stream;
+    sym_called(loop, member, earliest_ns, now_ns);
     member->call_id = call->id;
     member->slot = call->slot;
     member->row = call->row;

@@ -26,7 +26,7 @@ from libsym.channel.server import ServerChannel
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.aside import Aside
-from scheduler.batch.call import CallState, FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.call import Caller, CallState, FileCall, HotGeneration, HotPred, PredCall
 from scheduler.batch.member import Member
 from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
@@ -96,6 +96,8 @@ class StandingRun:
         """By their place."""
         self._of: dict[PageTable, Member] = {}
         self._news = ffi.new("sym_news[]", _MAX_NEWS)
+        self._connections: dict[Caller, int] = {}
+        """Numbers of connections in the run."""
         self._synced = 0
         self._ended: list[Member] = []
         """To be settled."""
@@ -149,7 +151,7 @@ class StandingRun:
         table = call.file.table
         share = self.shares.of(call.caller.program, table)
         try:
-            member = Member(call, share, self._scratch)
+            member = Member(call, share, self._scratch, self._connection_of(call))
         except BaseException:
             self.shares.over(call.caller.program)
             raise
@@ -174,6 +176,7 @@ class StandingRun:
             return False
         found = ffi.new("sym_hot_call *")
         found.id, found.slot, found.token = hot.request_id, hot.slot, int(call.tokens[0])
+        found.stream = call.stream
         found.row = ffi.from_buffer("float[]", call.rows[0], require_writable=True)
         position = -1 if call.positions is None else int(call.positions[0])
         taken = bool(lib.sym_loop_inject(self.loop, member.index, found, position))
@@ -293,12 +296,18 @@ class StandingRun:
         low, self._low = self._low, []
         return ended, low
 
-    # ---- how long it waits for those that come by the gate
+    # ---- whose calls it waits for
 
-    def patience(self) -> tuple[float, int]:
-        misses = ffi.new("int64_t *")
-        patience_ns = lib.sym_loop_patience_ns(self.loop, misses)
-        return patience_ns * 1e-9, misses[0]
+    def gone(self, caller: Caller) -> None:
+        """Forget the streams of a connection."""
+        if (connection := self._connections.pop(caller, None)) is not None:
+            lib.sym_loop_disconnect(self.loop, connection)
+
+    def _connection_of(self, call: FileCall) -> int:
+        """Its number in the run; -1: the connection has gone."""
+        if call.caller not in self._connections and not call.is_dropped:
+            self._connections[call.caller] = int(lib.sym_loop_connect(self.loop))
+        return self._connections.get(call.caller, -1)
 
     def expect(self, more: int) -> None:
         lib.sym_loop_expect(self.loop, more)

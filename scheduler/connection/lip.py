@@ -69,6 +69,8 @@ class Lip:
     """Program that the launcher says the connection belongs to."""
     program: Program = field(init=False)
     """Program that the connection belongs to: one of its own until the connection has joined."""
+    stream: int = 0
+    """Stream of the call that is handled now: see libsym-abi(7)."""
     slots: Slots = field(init=False)
     """Calls that wait for result slots, and the slots."""
     _next_handle: int = 1

@@ -133,7 +133,7 @@ static void advance(sym_event_loop *loop, sym_call **place, int *left, int threa
         const uint16_t ops[] = {SYM_PING, SYM_PRED, SYM_GENERATE, SYM_KV_CREATE};
         const int number = (*left)--;
         *place = sym_call_new(client, ops[number % 4], 0, 0, 0, 0, number, thread);
-        const int rc = sym_event_loop_submit(loop, *place, (uint64_t)number, NULL, 0);
+        const int rc = sym_event_loop_submit(loop, *place, (uint64_t)number, (uint16_t)number, NULL, 0);
         CHECK(rc == 0 || rc == -EAGAIN);
         if (rc == -EAGAIN) {
             sym_call_drop(*place);

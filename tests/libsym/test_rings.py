@@ -52,7 +52,7 @@ def client() -> Iterator[Client]:
 
 
 def frame(payload: bytes = b"", *, op: int = abi.Op.PING, size: int | None = None, zero: int = 0) -> bytes:
-    header = struct.pack("=IHHIIQQ4q", 64 + len(payload) if size is None else size, op, zero, 0, 0, 7, 0, 1, 2, 3, 4)
+    header = struct.pack("=IHHIIQQ4q", 64 + len(payload) if size is None else size, op, 0, 0, zero, 7, 0, 1, 2, 3, 4)
     return header + payload + bytes(-len(payload) % 64)
 
 
@@ -330,7 +330,7 @@ def take_hot(memory: tuple[object, object], *, stop: int = 0, handle: int = 5) -
 
 def test_a_loop_takes_the_call_that_it_waits_for_unless_it_was_stopped(client: Client) -> None:
     client.submit(decode_frame())
-    assert take_hot(client.server.memory, handle=6) == 0
+    assert take_hot(client.server.memory, handle=6) == lib.SYM_HOT_OTHER
     assert take_hot(client.server.memory, stop=1) == 0, "what it was stopped for comes first"
     assert take_hot(client.server.memory) == 1
     assert take_hot(client.server.memory) == 0

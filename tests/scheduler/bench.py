@@ -175,6 +175,7 @@ class Program:
 
     pid: int = 1
     uid: int = 0
+    stream: int = 1
     program: programs.Program = field(init=False)
 
     def __post_init__(self) -> None:

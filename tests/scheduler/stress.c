@@ -197,6 +197,7 @@ struct file {
 
 static struct file files[NUM_FILES];
 static sym_loop *loop;
+static int64_t connection;
 static _Atomic int over;
 
 static sym_server *server;
@@ -234,6 +235,8 @@ static void join(struct file *file) {
                                .deadline_ns = SYM_NO_DEADLINE,
                                .share = file->share,
                                .program = (int32_t)(file - files),
+                               .connection = connection,
+                               .stream = (uint32_t)(file - files) + 1,
                                .server = server,
                                .handle = (uint64_t)(file - files) + 1,
                                .call_id = file->call_id,
@@ -458,6 +461,7 @@ static void serve_programs(const struct model *m, const char *isa) {
     loop = sym_loop_new(&loop_plan);
     CHECK(loop != NULL);
     memset(files, 0, sizeof files);
+    connection = sym_loop_connect(loop);
     const int32_t root = sym_loop_new_share(loop, -1, 1), account = sym_loop_new_share(loop, root, 1);
     for (int i = 0; i < NUM_FILES; i++) {
         files[i].index = -1;

@@ -283,7 +283,8 @@ static int take(sym_server *server, uint64_t handle, int32_t position, const int
     } else if (next->id == handle) {
         outcome = next->position >= 0 && next->position != position ? SYM_HOT_COLD : SYM_HOT_TAKEN;
         if (outcome == SYM_HOT_TAKEN) {
-            *call = (sym_hot_call){next->id, (int64_t)next->id, programs[handle - 1].row, next->tokens[0]};
+            *call = (sym_hot_call){next->id, (int64_t)next->id, programs[handle - 1].row, next->tokens[0],
+                                   (uint32_t)handle};
             take_out(server, 0);
         }
     }
@@ -521,6 +522,7 @@ struct file {
 };
 
 static sym_loop *loop;
+static int64_t connections[3];
 static struct file files[NUM_FILES];
 static struct share shares[NUM_SHARES];
 static int32_t account;
@@ -564,6 +566,13 @@ static void join(struct file *file, sym_member *member, const int32_t *tokens, i
     member->share = file->share->number;
     member->priority = below(&chance, 3);
     member->program = (int32_t)(file - files);
+    int64_t *connection = &connections[below(&chance, 3)];
+    if (below(&chance, 8) == 0) { /* its calls may still be under way */
+        sym_loop_disconnect(loop, *connection);
+        *connection = sym_loop_connect(loop);
+    }
+    member->connection = *connection;
+    member->stream = (uint32_t)below(&chance, 300);
     member->tokens = keep(file, copy_of(tokens, (size_t)num_tokens * sizeof *tokens));
     member->num_tokens = num_tokens;
     member->position = next_position(file);
@@ -663,7 +672,7 @@ static void accept(const struct request *request) {
         return;
     }
     CHECK(!file->has_call);
-    const sym_hot_call call = {request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0]};
+    const sym_hot_call call = {request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0], 1};
     if (request->num_tokens == 1 && file->index >= 0 && sym_loop_inject(loop, file->index, &call, request->position)) {
         num_injected++;
         return;
@@ -1198,7 +1207,7 @@ static void set_cost(uint64_t *random) {
 
 static void *observe(void *unused) {
     uint64_t random = 5;
-    int64_t number = 0, progress = 0, misses;
+    int64_t number = 0, progress = 0;
     int32_t index[MAX_CALLS], count;
     for (long round = 0; !over; round++) {
         const int64_t now = sym_loop_progress(loop);
@@ -1211,7 +1220,6 @@ static void *observe(void *unused) {
         for (int32_t i = 0; i < count; i++)
             CHECK(index[i] >= 0 && index[i] < NUM_FILES);
         sym_loop_is_stepping(loop);
-        CHECK(sym_loop_patience_ns(loop, &misses) > 0);
         for (int s = 0; s < NUM_SERVERS; s++)
             CHECK(sym_loop_find(loop, &servers[s], (uint64_t)below(&random, NUM_PROGRAMS) + 1) < NUM_FILES);
         sym_loop_expect(loop, 1);
@@ -1242,6 +1250,8 @@ int main(void) {
     CHECK(loop != NULL);
     CHECK(sym_loop_new_share(loop, -1, 1) == 0);
     account = sym_loop_new_share(loop, 0, 1);
+    for (int c = 0; c < 3; c++)
+        connections[c] = sym_loop_connect(loop);
     uint64_t random = 3;
     set_cost(&random);
     gate_fd = eventfd(0, EFD_NONBLOCK);

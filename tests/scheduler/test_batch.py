@@ -10,7 +10,7 @@ import trio.testing
 
 from kvfs.names.tree import Credentials
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
-from scheduler.batch import standing
+from scheduler._loop import ffi
 from tests.scheduler.bench import ME, NUM_PAGES, Program
 
 
@@ -215,49 +215,28 @@ def test_a_defect_in_one_job_does_not_keep_the_file_from_the_next(bench, monkeyp
     bench.run(scenario)
 
 
-def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench, monkeypatch):
+def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
     program = Program()
-    patience(monkeypatch, 20)  # longer than this test may take
+
+    def submit(stream, file, token):
+        program.stream = stream
+        return bench.submit(file, [token], program=program)
 
     async def scenario():
+        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # longer than this test may take
         files = [bench.file() for _ in range(3)]
-        bench.steps.hold()
-        results = [bench.submit(file, [1], program=program) for file in files]
-        await bench.steps.wait_entered()
-        bench.steps.gate.set()
-        for result in results:
-            await result.wait()
+        for token in (1, 2):  # a stream is expected once it has come back
+            for result in [submit(stream, file, token) for stream, file in enumerate(files, 1)]:
+                await result.wait()
         num_steps = len(bench.steps.batches)
         again = []
-        for file in files:
+        for stream, file in enumerate(files, 1):
             await trio.testing.wait_all_tasks_blocked()
             assert len(bench.steps.batches) == num_steps
-            again.append(bench.submit(file, [2], program=program))
+            again.append(submit(stream, file, 3))
         for result in again:
             await result.wait()
-        assert bench.steps.batches[num_steps:] == [[(1, 1), (1, 1), (1, 1)]]
-
-    bench.run(scenario)
-
-
-def patience(monkeypatch, seconds):
-    for name in ("WAIT_MIN_NS", "WAIT_MAX_NS"):
-        monkeypatch.setattr(standing, name, int(seconds * 1e9))
-
-
-@pytest.mark.slow
-def test_a_program_that_stays_away_is_waited_for_once(bench, monkeypatch):
-    stays_away, works = Program(1), Program(2)
-    patience(monkeypatch, 1)
-
-    async def scenario():
-        file = bench.file()
-        await bench.submit(bench.file(), [1], program=stays_away).wait()
-        for token in (1, 2, 3):
-            began_s = trio.current_time()
-            await bench.submit(file, [token], program=works).wait()
-            waited_s = trio.current_time() - began_s
-            assert (waited_s > 0.5) == (token == 1)
+        assert bench.steps.batches[num_steps:] == [[(2, 1), (2, 1), (2, 1)]]
 
     bench.run(scenario)
 

@@ -50,6 +50,7 @@ SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
 SUBMIT_RING = 8192
 COMPLETE_RING = SUBMIT_RING + RING_BYTES
 NAMES = (b"one", b"other")
+COLD = -1
 
 
 class CountingSteps(Steps):
@@ -88,6 +89,7 @@ class Standing(Bench):
     def decode_on(self, handle, file, number, token=8):
         """Submit one more call of the program by the gate."""
         slot = self.program.channel.take_rows(1)
+        self.program.stream = 0x10000 + handle  # as of a ring's calls
         request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
         call = SystemCall(self.program, request)
         self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
@@ -208,12 +210,82 @@ def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
         await trio.to_thread.run_sync(at_ring.wait, 20)
         began_s = time.monotonic()
         bench.batches._run.expect(1)
-        assert bench.batches._run.patience()[0] > 0
         bench.batches._run.expect(-1)
         took_s = time.monotonic() - began_s
         go_on.set()
         assert took_s < 2, "its lock was taken"
         await bench.until(bench.replies)
+
+    bench.run(scenario)
+
+
+class Looks:
+    """Two files have come back before, and a step with both is held: what the run finds in their ring is the test's."""
+
+    def __init__(self, bench, replace):
+        self.bench = bench
+        self.asked = None
+        """Handles that were asked for, once the step that is held has begun."""
+        replace("take", self.take)
+        replace("watch", lambda _true, _server: 1)
+
+    def take(self, true, server, handle, *arguments):
+        if self.asked is None:
+            return true(server, handle, *arguments)
+        self.asked.append(handle)
+        return self.find(true, server, handle, *arguments)
+
+    async def begin(self):
+        bench, files = self.bench, [self.bench.file(), self.bench.file()]
+        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
+        self.handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
+        await bench.until(lambda: used_by(bench.program).calls == 2)
+        for round_number in (1, 2):
+            if round_number == 2:
+                bench.steps.hold()
+            for number, (handle, file) in enumerate(zip(self.handles, files, strict=True)):
+                bench.decode_on(handle, file, 10 * round_number + number, 7 + round_number)
+            if round_number == 1:
+                await bench.until(lambda: used_by(bench.program).calls == 4)
+        await bench.steps.wait_entered()
+        self.asked = []
+
+
+def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace):
+    looks = Looks(bench, replace)
+
+    def find(true, server, handle, *arguments):
+        if len(looks.asked) == 2:
+            return COLD
+        if len(looks.asked) == 3:
+            bench.ring(looks.handles[1], 31, 10)
+        return true(server, handle, *arguments)
+
+    async def scenario():
+        looks.find = find
+        await looks.begin()
+        bench.ring(looks.handles[0], 30, 10)
+        bench.steps.gate.set()
+        await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+        first, second = looks.handles
+        assert looks.asked[:3] == [first, second, second]
+        assert len(bench.steps.batches[-1]) == 2, "it went without the one that came"
+
+    bench.run(scenario)
+
+
+def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, replace):
+    looks, handed_on = Looks(bench, replace), []
+    replace("unwatch", lambda *_: handed_on.append(len(looks.asked or [])) or 0)
+
+    async def scenario():
+        looks.find = lambda true, *arguments: true(*arguments)
+        await looks.begin()
+        handed_on.clear()
+        bench.ring(looks.handles[1] + 1, 30, 10)
+        bench.steps.gate.set()
+        await bench.until(lambda: handed_on)
+        assert handed_on[0] == 2, "others were waited for first"
 
     bench.run(scenario)
 

@@ -1,0 +1,215 @@
+"""Streams: when a call that is about to come is waited for, and how long. All times are the tests' own."""
+
+from pathlib import Path
+
+import pytest
+
+from scheduler._loop import ffi, lib
+
+BENCH = Path(__file__).resolve().parents[2] / "scripts/bench"
+
+MS = 1_000_000
+STEP, QUARTER = 10 * MS, 2_500_000
+SHARES = (-1, 0, 1, 0, 3)
+"""By parent: the root, an account with one program, another account with one."""
+MINE, HERS = 2, 4
+ALONE, BOTH = 1, lib.SYM_SEVERAL
+
+
+def ns(ms):
+    return int((10_000 + ms) * MS)  # no time of a clock is 0
+
+
+class Table:
+    """Streams of two programs; a step takes STEP, whatever it holds."""
+
+    def __init__(self):
+        self.streams = ffi.gc(lib.sym_streams_new(), lib.sym_streams_free)
+        self.mine, self.hers = (lib.sym_streams_connect(self.streams) for _ in range(2))
+        self.shares = ffi.new("sym_share[5]", [(0, 0, 1, (0, 0), parent, 0) for parent in SHARES])
+        self.cost = ffi.new("sym_cost *")
+        self.cost.rows_ns = [STEP] * len(self.cost.rows_ns)
+
+    def called(self, stream, ms, until_ms=None, *, share=MINE):
+        """A call has come at a time, or between two."""
+        at = ns(ms)
+        latest = at if until_ms is None else ns(until_ms)
+        lib.sym_streams_called(self.streams, self.mine if share == MINE else self.hers, stream, share, at, latest)
+
+    def answered(self, stream, ms, *, share=MINE, is_answered=1):
+        connection = self.mine if share == MINE else self.hers
+        lib.sym_streams_over(self.streams, connection, stream, is_answered, ns(ms))
+
+    def charge(self, ready, ms):
+        lib.sym_streams_charge(self.streams, ready, self.shares, ns(ms))
+        return [share.used / MS for share in self.shares]
+
+    def thinks(self, stream, ms, *, share=MINE, times=3):
+        """It has come back so often, each time after so long. Its latest call is answered at 0."""
+        began = -times * (ms + 20)
+        self.called(stream, began, share=share)
+        for _ in range(times):
+            self.answered(stream, began + 20, share=share)
+            began += 20 + ms
+            self.called(stream, began, share=share)
+        self.answered(stream, 0, share=share)
+
+    def ready(self, num_calls, *, account=ALONE, began_ms=0.0, is_hurried=0):
+        return ffi.new("sym_ready *", (num_calls, account, is_hurried, ns(began_ms)))
+
+    def waits_ms(self, num_calls, now_ms=0.0, **ready):
+        """How long a step is put off from now on."""
+        now = ns(now_ms)
+        wait, limits = ffi.new("sym_wait *", (25, 300_000, 20 * MS)), ffi.new("sym_limits *", {"max_calls": 256})
+        until = lib.sym_streams_wait_until(
+            self.streams,
+            self.ready(num_calls, **ready),
+            wait,
+            limits,
+            self.cost,
+            ffi.new("sym_work *"),
+            1,
+            self.shares,
+            now,
+        )
+        return (until - now) / MS
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+def test_a_stream_is_waited_for_where_that_brings_more_calls_a_second(table):
+    table.called(1, 0)
+    table.thinks(2, 4)
+    assert 4 <= table.waits_ms(1) <= 6, "two calls in 4 + 10 ms are more than one in 10"
+    table = Table()
+    table.called(1, 0)
+    table.thinks(2, 11)
+    assert table.waits_ms(1) == 0, "two calls in 11 + 10 ms are not"
+
+
+def test_one_straggler_is_worth_less_the_more_calls_are_ready(table):
+    for stream in range(3, 10):
+        table.called(stream, -1)
+    table.thinks(2, 4)
+    assert table.waits_ms(1) > 0
+    assert table.waits_ms(7) == 0
+
+
+def test_a_fresh_stream_is_not_expected_before_it_has_come_back_once(table):
+    table.called(1, 0)
+    table.called(2, -10)
+    table.answered(2, 0)
+    assert table.waits_ms(1) == 0
+    table.called(2, 2)
+    table.answered(2, 12)
+    assert table.waits_ms(1, 12, began_ms=12) > 0
+
+
+def test_a_stream_that_does_not_come_is_waited_for_less_and_less(table):
+    table.called(1, 0)
+    table.thinks(2, 1)
+    assert table.waits_ms(1) > 0
+    assert table.waits_ms(1, 25, began_ms=24) == 0, "it may be gone"
+    assert table.waits_ms(0, 25, began_ms=24, account=lib.SYM_NOBODY) == 0, "so nobody looks at rings for it"
+
+
+def test_others_files_and_calls_in_between_leave_a_stream_what_it_is(table):
+    """An answer, then a close and a fork of whatever else: the stream is due by its own times."""
+    table.called(1, 0)
+    table.thinks(2, 4)
+    table.called(2, 4)
+    table.answered(2, 5, is_answered=0)
+    assert table.waits_ms(1, 6, began_ms=6) == 0, "a call that failed, or goes on, has no answer to come back from"
+
+
+def test_a_call_that_came_while_a_step_ran_says_nothing_where_it_may_have_come_in_time(table):
+    """Rings are looked at when a step ends: else a stream that thinks for 4 ms would seem to need a whole step."""
+    table.called(1, 0)
+    table.thinks(2, 4)
+    for round_ms in range(0, 600, 20):
+        table.called(2, round_ms, round_ms + 10)
+        table.answered(2, round_ms + 20)
+    assert 4 <= table.waits_ms(1, 600, began_ms=600) <= 6
+    table.called(2, 608, 618)
+    table.answered(2, 620)
+    assert table.waits_ms(1, 620, began_ms=620) > 6, "that one took 8 ms at least"
+
+
+@pytest.mark.parametrize("num_at_once", [1, 8])
+def test_no_more_streams_are_expected_than_a_connection_has_had_calls_at_once(table, num_at_once):
+    """One thread may give many names, each of which has come back in 4 ms."""
+    for step in range(-4, 1):
+        for first in range(0, 8, num_at_once):
+            names = range(first, first + num_at_once)
+            at = 200 * step + 0.1 * (first - 7)
+            for stream in names:
+                table.called(100 + stream, at - 6)
+            for stream in names:
+                table.answered(100 + stream, at - 4)
+            for stream in names:
+                table.called(100 + stream, at)
+            for stream in names:
+                table.answered(100 + stream, at)
+            table.waits_ms(0, at, began_ms=at, account=lib.SYM_NOBODY)  # the run looks at rings
+    table.called(1, 0)
+    assert (table.waits_ms(3, 0.5, began_ms=0.5) > 0) == (num_at_once == 8)
+
+
+def test_calls_of_another_account_and_hurried_ones_wait_a_quarter_of_a_step_at_most(table):
+    table.called(1, 0, share=HERS)
+    table.thinks(2, 4)
+    hers = 3
+    assert table.waits_ms(1, account=hers) == 0
+    assert table.waits_ms(2, account=BOTH) == 0
+    assert table.waits_ms(1, is_hurried=1) == 0
+    table = Table()
+    table.called(1, 0, share=HERS)
+    table.thinks(2, 2)
+    assert 2 <= table.waits_ms(1, account=hers) <= QUARTER / MS
+    assert 2 <= table.waits_ms(1, is_hurried=1) <= QUARTER / MS
+
+
+def test_a_wait_in_vain_is_service_of_the_account_that_was_waited_for(table):
+    table.called(1, 0, share=HERS)
+    table.thinks(2, 1)
+    ready = table.ready(1, account=3)
+    assert table.charge(ready, 0.5) == [0, 0, 0, 0, 0], "it is not late"
+    assert table.charge(ready, 3) == [0, 2, 2, 0, 0]
+    assert table.charge(table.ready(1), 4) == [0, 2, 2, 0, 0], "its own account has nothing to pay"
+
+
+def test_what_ends_after_its_connection_is_nobodys(table):
+    table.called(1, 0)
+    gone = table.mine
+    lib.sym_streams_disconnect(table.streams, gone)
+    table.mine = lib.sym_streams_connect(table.streams)
+    assert table.mine != gone
+    lib.sym_streams_over(table.streams, gone, 1, 1, ns(1))
+    table.called(2, 0)
+    table.thinks(3, 4)
+    assert table.waits_ms(1) > 0, "the new one has lost nothing"
+
+
+@pytest.mark.parametrize("step_ms", [(6.9, 0.44), (12.0, 2.5)], ids=["quick steps", "slow steps"])
+@pytest.mark.parametrize(
+    ("load", "least"),
+    [
+        ((2, 2.0), 0.95),
+        ((8, 1.0), 0.95),
+        ((8, 4.0), 0.92),
+        ((32, 2.0), 0.92),
+        ((32, 8.0), 0.95),
+        ((8, 0.1, 0.75), 0.95),
+        ((64, 0.1, 0.3), 0.95),
+        ((64, 0.1, 1.0), 0.95),
+    ],
+    ids=str,
+)
+def test_in_a_replay_the_wait_is_nearly_as_good_as_the_best_fixed_one(monkeypatch, load, least, step_ms):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import returns
+
+    assert returns.beside_best(returns.Load(*load), step_ms, ms=1500)[2] >= least
