@@ -135,6 +135,7 @@ def stale_mount(s: Service) -> str:
     """The helper that would unmount is killed with the daemon: the next start finds a mount that nobody serves."""
     s.drop_in("[Service]\nRestart=no\n")
     s.run("systemctl restart symphony.service")
+    s.run("systemctl kill --signal=STOP symphony.service")  # else the daemon finds the next helper, which unmounts
     s.run("systemctl kill --signal=KILL symphony-mount.service; systemctl kill --signal=KILL symphony.service")
     s.wait_for("not systemctl is-active --quiet symphony.service")
     stale = s.run("not stat /kv 2>&1")
