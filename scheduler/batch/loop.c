@@ -161,7 +161,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
 static int64_t wait_until(sym_loop *loop, const sym_ready *ready, int64_t now_ns) {
     const sym_loop_plan *plan = &loop->plan;
     const int64_t until_ns = sym_streams_wait_until(loop->streams, ready, &plan->wait, &plan->limits, &loop->cost,
-                                                    &loop->work, loop->num_seats, loop->shares, now_ns);
+                                                    &loop->work, loop->batch.num_chunks, loop->shares, now_ns);
     const int64_t submitted_ns = ready->began_ns + sym_policy_wait_ns(&plan->wait, loop->counts.last_step_ns);
     return loop->num_expected > 0 && submitted_ns > until_ns ? submitted_ns : until_ns;
 }

@@ -290,6 +290,30 @@ def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(
     bench.run(scenario)
 
 
+def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, replace):
+    """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
+    looks = Looks(bench, replace)
+
+    def find(true, server, handle, *arguments):
+        if len(looks.asked) == 4:
+            bench.ring(looks.handles[1], 31, 10)
+        return true(server, handle, *arguments)
+
+    async def scenario():
+        looks.find = find
+        await looks.begin()
+        three_entries_ns = 3 * 10**9  # a call's of the latest step: one row and these take nothing
+        rows_ns = [-three_entries_ns, *[-10 * three_entries_ns] * 10]
+        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": rows_ns, "entry_ns": 10**9}))
+        num_steps = len(bench.steps.batches)
+        bench.ring(looks.handles[0], 30, 10)
+        bench.steps.gate.set()
+        await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+        assert bench.steps.batches[num_steps] == [(3, 1)], "it waited for the other one"
+
+    bench.run(scenario)
+
+
 def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(bench, replace, monkeypatch):
     monkeypatch.setattr(standing, "available_cores", lambda: 3)
     both, seen = threading.Barrier(2), set()
