@@ -153,7 +153,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
     }
     loop->looked_ns = now_ns;
     for (int32_t i = 0; i < loop->num_servers; i++)
-        if (loop->servers[i].num_other > 0 && loop->servers[i].num_other == loop->servers[i].num_asked)
+        if (loop->servers[i].num_other == loop->servers[i].num_asked) /* of a ring that no member looks at, too */
             unwatch(loop, i);
 }
 

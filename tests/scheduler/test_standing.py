@@ -290,6 +290,37 @@ def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(
     bench.run(scenario)
 
 
+def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
+    """Its program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
+    handed_on, file, other = [], bench.file(), bench.file()
+
+    def submit_other(token):
+        bench.program.stream = 77
+        return bench.submit(other, [token], program=bench.program)
+
+    async def scenario():
+        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
+        handle = bench.decode(file, 1)
+        await submit_other(1).wait()
+        await trio.sleep(0.1)  # the thread thinks for so long
+        bench.steps.hold()
+        result = submit_other(2)
+        bench.decode_on(handle, file, 2)
+        await bench.steps.wait_entered()
+        bench.ring(handle, 3, 9)
+        bench.ring(handle + 1, 4, 9)
+        replace("watch", lambda *_: 1)
+        replace("unwatch", lambda *_: handed_on.append(1) or 0)
+        num_steps = len(bench.steps.batches)
+        bench.steps.gate.set()
+        await result.wait()
+        await bench.until(lambda: handed_on)
+        await submit_other(3).wait()
+        assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
+
+    bench.run(scenario)
+
+
 def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, replace):
     """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
     looks = Looks(bench, replace)
