@@ -133,7 +133,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
         loop->servers[i].num_asked = loop->servers[i].num_other = 0;
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        if (member->state == SYM_COMPUTING)
+        if (member->state == SYM_COMPUTING || (member->state == SYM_UNDECIDED && member->is_decided))
             add_ready(loop, member, ready);
         if (member->state != SYM_WAITING || entries(member) >= member->capacity)
             continue;

@@ -29,7 +29,7 @@ from libsym.channel.hot import HOT_FUNCTIONS
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import OverQuota
 from libsym.rows.sampler import RowSampler, Sampler
-from scheduler._loop import ffi
+from scheduler._loop import ffi, lib
 from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -318,6 +318,52 @@ def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, r
         await submit_other(3).wait()
         assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
 
+    bench.run(scenario)
+
+
+def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, replace, monkeypatch):
+    """The run waits for nobody whom it would not wait for beside any other call."""
+    grammar, file, is_decided, looks = SlowGrammar(), bench.file(), threading.Event(), []
+
+    class Native:
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def sym_loop_decide(self, *arguments):
+            decided = lib.sym_loop_decide(*arguments)
+            if arguments[3] == 1:
+                is_decided.set()
+            return decided
+
+    def take(true, *arguments):
+        if len(bench.steps.batches) == num_steps + 2:  # its second token is computed
+            if not looks:
+                grammar.gate.release(20)
+            if not looks or is_decided.is_set():
+                looks.append(1)
+            if len(looks) == 3:
+                bench.ring(handle, 3, 9)
+        return true(*arguments)
+
+    async def scenario():
+        nonlocal handle, num_steps
+        grammar.gate.release()
+        handle = bench.decode(file, 1)
+        await bench.until(lambda: used_by(bench.program).calls == 1)
+        await trio.sleep(0.1)  # the program thinks for so long
+        bench.steps.hold()
+        bench.decode_on(handle, file, 2)
+        await bench.steps.wait_entered()
+        num_steps = len(bench.steps.batches)
+        monkeypatch.setattr(aside, "lib", Native())
+        bench.program.stream = 9
+        bench.generate(bench.file(), [50], 9, max_tokens=3, decide=grammar)
+        bench.steps.gate.set()
+        await bench.until(lambda: len(bench.steps.batches) == num_steps + 3)
+        assert len(bench.steps.batches[-1]) == 1, "it waited for the loop"
+
+    handle = num_steps = 0
+    replace("take", take)
     bench.run(scenario)
 
 
