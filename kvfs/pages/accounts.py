@@ -91,6 +91,7 @@ class Account:
         "page_bytes",
         "pages",
         "parent",
+        "patient_at_s",
         "total",
         "waiting",
         "watchers",
@@ -126,6 +127,8 @@ class Account:
         """Files, and other bytes of theirs, that are charged until the kernel forgets them: nothing else has them."""
         self.waiting: deque[Callable[[], None]] = deque()
         """Functions that are called one by one, at each file that the kernel has forgotten."""
+        self.patient_at_s = 0.0
+        """Of a uid: when its calls have all their patience again, see `kvfs.patience`."""
         self._holdings = Holdings(describe, limits.memory_bytes)
         """Of a uid."""
         self.weight = DEFAULT_WEIGHT
@@ -141,7 +144,7 @@ class Account:
     def is_idle(self) -> bool:
         """Nothing is charged to it, and nothing needs to be remembered of it."""
         charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers or self._holdings.num_of
-        return not (charged or (self.is_domain and self.is_open))
+        return not (charged or self.patient_at_s or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:

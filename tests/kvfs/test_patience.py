@@ -12,7 +12,7 @@ import trio.testing
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Accounts, Limits, StillCharged
-from kvfs.patience import PATIENCE_S, when_forgotten
+from kvfs.patience import PATIENCE_S, REST, when_forgotten
 from libsym.errors import OverQuota
 
 UID, OTHER = 7, 8
@@ -102,6 +102,7 @@ def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounde
             await maker(0)
         assert trio.current_time() - began_s == pytest.approx(PATIENCE_S)
         assert attempts == [0]
+        await trio.sleep(REST * PATIENCE_S)
         async with trio.open_nursery() as nursery:
             for number in (1, 2):
                 nursery.start_soon(maker, number)
@@ -112,5 +113,28 @@ def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounde
                 assert made[-1] == number
         assert attempts == [0, 1, 2, 1, 2]
         assert not house.tree.root.account.waiting
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+def test_calls_that_wait_in_vain_do_so_for_a_small_part_of_the_time() -> None:
+    """Others' calls wait for them where the directory is the same."""
+    house = House(Limits(num_files=1))
+    house.remove(house.make("held"), "held")
+
+    async def attempt() -> None:
+        house.make("new")
+
+    async def waited_s() -> float:
+        began_s = trio.current_time()
+        with pytest.raises(StillCharged):
+            await when_forgotten(attempt)
+        return trio.current_time() - began_s
+
+    async def main() -> None:
+        most_s = PATIENCE_S * REST / (REST - 1)  # a little comes back while they wait
+        assert sum([await waited_s() for _ in range(20)]) == pytest.approx(most_s)
+        await trio.sleep(REST * PATIENCE_S / 2)
+        assert sum([await waited_s() for _ in range(20)]) == pytest.approx(most_s / 2)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
