@@ -232,14 +232,14 @@ int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, con
         qsort(streams->due_ns, (size_t)m, sizeof *streams->due_ns, by_time);
     double best = k == 0 ? 0 : (double)k / (double)alone_ns;
     int64_t until_ns = now_ns;
-    for (int32_t n = 1; n <= m && k + n <= limits->max_calls; n++) {
+    for (int32_t n = 1; n <= m && k + n <= limits->max_calls && streams->due_ns[n - 1] <= most_ns; n++) {
         const int64_t takes_ns = streams->due_ns[n - 1] - now_ns + step_ns(cost, latest, num_calls, k + n);
         if ((double)(k + n) / (double)takes_ns > best) {
             best = (double)(k + n) / (double)takes_ns;
             until_ns = streams->due_ns[n - 1];
         }
     }
-    return until_ns < most_ns ? until_ns : most_ns;
+    return until_ns;
 }
 
 void sym_streams_charge(sym_streams *streams, const sym_ready *ready, sym_share *shares, int64_t now_ns) {

@@ -98,6 +98,17 @@ def test_one_straggler_is_worth_less_the_more_calls_are_ready(table):
     assert table.waits_ms(7) == 0
 
 
+def test_who_is_due_after_the_longest_wait_is_not_waited_for_at_all(table):
+    for stream in range(1, 9):
+        table.called(stream, -1)
+    for stream in range(2, 9):
+        table.thinks(stream, 12)
+    assert table.waits_ms(1) == 0, "it would go without them after 10 ms"
+    table = Table()
+    table.thinks(1, 30)
+    assert table.waits_ms(0, account=lib.SYM_NOBODY) == 0, "who sleeps is woken"
+
+
 def test_a_fresh_stream_is_not_expected_before_it_has_come_back_once(table):
     table.called(1, 0)
     table.called(2, -10)
@@ -155,6 +166,7 @@ def test_no_more_streams_are_expected_than_a_connection_has_had_calls_at_once(ta
                 table.answered(100 + stream, at)
             table.waits_ms(0, at, began_ms=at, account=lib.SYM_NOBODY)  # the run looks at rings
     table.called(1, 0)
+    table.cost.rows_ns = [3 * STEP] * len(table.cost.rows_ns)  # longer than what they seem to need
     assert (table.waits_ms(3, 0.5, began_ms=0.5) > 0) == (num_at_once == 8)
 
 
