@@ -195,8 +195,7 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);
 /* Grows with everything that counts. */
 int64_t sym_loop_progress(const sym_loop *loop);
-/* So many more programs (or fewer) are about to come with calls that the loop does not see. Neither this nor the next waits
- * for the loop. */
+/* So many more calls of one request (or fewer) are about to come. Does not wait for the loop. */
 void sym_loop_expect(sym_loop *loop, int32_t more);
 /* A connection, whose streams are waited for: its number, or -1 without memory. */
 int64_t sym_loop_connect(sym_loop *loop);

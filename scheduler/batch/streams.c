@@ -126,7 +126,7 @@ static void came_back(struct stream *stream, int64_t earliest_ns, int64_t latest
 void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share, int64_t earliest_ns,
                         int64_t latest_ns) {
     struct connection *its = connection_of(streams, connection);
-    if (its == NULL)
+    if (its == NULL || stream == 0)
         return;
     its->share = share;
     its->num_under_way++;
@@ -148,7 +148,7 @@ void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t strea
 
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns) {
     struct connection *its = connection_of(streams, connection);
-    if (its == NULL)
+    if (its == NULL || stream == 0)
         return;
     struct stream *place = place_of(its, stream);
     const int is_its =
@@ -192,7 +192,7 @@ static int32_t add_due(sym_streams *streams, struct connection *each, int32_t nu
     const int32_t most = num + each->most_under_way - each->num_under_way;
     if (more - num > 1)
         qsort(streams->due_ns + num, (size_t)(more - num), sizeof *streams->due_ns, by_time);
-    return more < most ? more : most;
+    return more < most ? more : most > num ? most : num;
 }
 
 /* Whether calls of another account are ready, which wait less for these streams. */

@@ -25,7 +25,7 @@ int64_t sym_streams_connect(sym_streams *streams);
 void sym_streams_disconnect(sym_streams *streams, int64_t connection);
 
 /* A call of a stream has come between two times, and counts to that share; a call is over, and its program is told now (or is
- * not). */
+ * not). Stream 0 is nobody's, and never expected. */
 void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share, int64_t earliest_ns,
                         int64_t latest_ns);
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns);

@@ -109,6 +109,12 @@ def test_who_is_due_after_the_longest_wait_is_not_waited_for_at_all(table):
     assert table.waits_ms(0, account=lib.SYM_NOBODY) == 0, "who sleeps is woken"
 
 
+def test_a_text_that_is_written_has_no_stream_and_is_not_waited_for(table):
+    table.called(1, 0)
+    table.thinks(0, 4)
+    assert table.waits_ms(1) == 0
+
+
 def test_a_fresh_stream_is_not_expected_before_it_has_come_back_once(table):
     table.called(1, 0)
     table.called(2, -10)
