@@ -370,7 +370,7 @@ class Volume:
             raise
         old.refund_files(num_files)
         old.charge_bytes(-other_bytes)
-        inode.account = new
+        self.tree.charged_to(inode, new)
 
     def _plain(self, inode: Inode) -> PlainFile:
         """With a name that no other backing file of the inode had: an old one may have to stay for a while."""

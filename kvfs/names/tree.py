@@ -404,6 +404,7 @@ class Tree:
 
     def opened(self, inode: Inode) -> None:
         inode.opens += 1
+        self._end_lingering(inode)  # a removed one, by a descriptor of O_PATH
 
     def closed(self, inode: Inode) -> None:
         assert inode.opens > 0
@@ -432,16 +433,31 @@ class Tree:
         assert inode.account is not None
         if inode.lookups:
             if inode.number not in self._lingering:
-                self._lingering[inode.number] = inode.account
-                inode.account.linger(len(inode.target))
+                self._let_linger(inode)
             return
         inode.charge(-inode.other_bytes)
         inode.account.refund_files()
         inode.account = None
         del self._inodes[inode.number]
+        self._end_lingering(inode)
+
+    def charged_to(self, inode: Inode, account: Account) -> None:
+        """Another account pays for the inode."""
+        inode.account = account
+        if self._end_lingering(inode):
+            self._let_linger(inode)
+
+    def _let_linger(self, inode: Inode) -> None:
+        assert inode.account is not None
+        self._lingering[inode.number] = inode.account
+        inode.account.linger(len(inode.target))
+
+    def _end_lingering(self, inode: Inode) -> bool:
+        """Whether nothing but the kernel had the inode."""
         lingered = self._lingering.pop(inode.number, None)
         if lingered is not None:
             lingered.forgotten(len(inode.target))
+        return lingered is not None
 
     # The books
 
@@ -464,10 +480,12 @@ class Tree:
         _expect(self.num_names == num_names, f"{num_names} names, counted as {self.num_names}")
 
     def _check_accounts(self) -> None:
-        charged = []
+        charged, lingering = [], list[tuple[Account, int]]()
         for inode in self:
             assert inode.account is not None, f"inode {inode.number} is charged to nobody"
             charged += [inode.account] * inode.num_files
+            if not (inode.names or inode.opens or inode is self.root):
+                lingering.append((inode.account, len(inode.target)))
             if inode.domain is not None:
                 payer = domain_around(inode) or self._accounts.of(inode.uid)
                 _expect(inode.domain.parent is payer, f"the domain of inode {inode.number} is paid for by another")
@@ -475,6 +493,7 @@ class Tree:
                 around, below = domain_around(child), domain_below(inode)
                 _expect(around is below, f"inode {child.number} lies in a domain that does not pay for it")
         self._accounts.check_files(charged)
+        self._accounts.check_lingering(lingering)
 
 
 @dataclass(frozen=True, slots=True)

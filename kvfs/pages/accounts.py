@@ -456,6 +456,19 @@ class Accounts:
         if [self.total.other_bytes, self.total.num_files] != sums:
             raise AssertionError(f"accounts have {sums} bytes and files, all together {self.total.num_bytes} bytes")
 
+    def check_lingering(self, lingering: Iterable[tuple[Account, int]]) -> None:
+        """Raise AssertionError unless these, with so many other bytes each, are the files that linger."""
+        num_files, num_bytes = Counter[int](), Counter[int]()
+        for each, other_bytes in lingering:
+            for account in each.chain():
+                num_files[account.number] += 1
+                num_bytes[account.number] += other_bytes
+        for account in self:
+            counted = account.num_lingering, account.lingering_bytes
+            has = num_files[account.number], num_bytes[account.number]
+            if counted != has:
+                raise AssertionError(f"{account.describe()}: {counted} files and bytes linger, {has} do")
+
 
 def names_bytes(num_files: int) -> int:
     """Bytes that so many names are charged."""

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Accounts, Limits, StillCharged
@@ -79,6 +80,31 @@ def test_a_domain_takes_its_lingering_files_along_to_another_owner() -> None:
     new.adopt(domain)
     domain.forgotten(100)
     assert [(each.num_lingering, each.lingering_bytes) for each in (old, new, domain)] == [(0, 0)] * 3
+
+
+def test_a_removed_file_lingers_while_nobody_has_it_open_and_for_who_pays_for_it(fs: FileSystem) -> None:
+    tree, accounts = fs.volume.tree, fs.pool.accounts
+
+    def linger() -> list[int]:
+        fs.check()
+        return [accounts.of(uid).num_lingering for uid in (UID, OTHER)]
+
+    removed = tree.make(tree.root, b"x", stat.S_IFLNK, mode=0o777, uid=UID, gid=0, target=b"y")
+    removed.lookups = 1
+    tree.unlink(tree.root, b"x")
+    assert linger() == [1, 0]
+    tree.opened(removed)
+    assert linger() == [0, 0], "by a descriptor that was of O_PATH"
+    tree.closed(removed)
+    assert linger() == [1, 0]
+    fs.volume.change_owner(removed, OTHER)
+    assert linger() == [0, 1]
+    removed.account.num_lingering += 1
+    with pytest.raises(AssertionError, match=r"\(2, 1\) files and bytes linger, \(1, 1\) do"):
+        fs.check()
+    removed.account.num_lingering -= 1
+    tree.forget(removed, 1)
+    assert linger() == [0, 0]
 
 
 def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounded_time() -> None:
