@@ -204,8 +204,9 @@ def command(program: Main) -> Main:
     >>> greet(sym.Arguments("Greets."))
     Hello, Ada.
     """
-    if program.__module__ == "__main__":
-        main(partial(program, Arguments(sys.modules["__main__"].__doc__)))
+    file = sys._getframe(1).f_globals  # noqa: SLF001 - under cProfile sys.modules["__main__"] is that, and not the file
+    if file.get("__name__") == "__main__":
+        main(partial(program, Arguments(file.get("__doc__"))))
     return program
 
 

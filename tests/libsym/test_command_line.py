@@ -117,6 +117,9 @@ import libsym as sym
     ]
     assert [each.returncode for each in ran] == [0, 2, 0, 0]
     assert [ran[0].stdout, "Doubles it." in ran[2].stdout, ran[3].stdout] == ["42\n", True, ""]
+    words = [sys.executable, "-m", "cProfile", "double.py", "--help"]
+    profiled = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "Doubles it." in profiled.stdout, "the profiler is what sys.modules has by the name of __main__"
 
 
 def test_a_program_of_the_users_own_is_named_by_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
