@@ -108,12 +108,16 @@ class ByteCutter:
 def spans(text: str, cut: Callable[[str], Cut | None]) -> Iterator[tuple[int, int]]:
     """Yield where each piece of a text begins and ends: the tokens of the pieces are those of the text.
 
-    A piece has up to AT_ONCE letters. Where the next AT_ONCE have no place to cut, the rest of the text is one piece.
+    A piece has up to AT_ONCE letters; where they have no place to cut, twice as many, and so on.
     """
-    start = 0
-    while len(text) - start > AT_ONCE and (found := cut(text[start : start + AT_ONCE])) is not None:
+    start, size = 0, AT_ONCE
+    while len(text) - start > size:
+        found = cut(text[start : start + size])
+        if found is None:
+            size *= 2
+            continue
         yield start, start + found.end
-        start += found.resume
+        start, size = start + found.resume, AT_ONCE
     yield start, len(text)
 
 

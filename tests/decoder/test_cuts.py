@@ -156,6 +156,9 @@ def test_no_call_converts_many_tokens_of_a_text_and_its_tokens_are_those_of_the_
     for tokenizer in (smollm(), *piece_families.values()):
         tokenizer.encode("the theatre there " * 30)
     assert max(converted) <= 64
+    converted.clear()
+    smollm().encode("x" * 65 + " the theatre there" * 30)
+    assert max(converted) <= 128, "a long word takes no more along than it has to"
     pieces = [end - start for start, end in cuts.spans("the theatre there " * 30, byte_family().cut)]
     assert max(pieces) <= 64
 
