@@ -30,7 +30,7 @@ class DiskRoom:
         self._directory = directory
         self._jobs = jobs
         self._other_bytes = other_bytes
-        self._is_looking = False
+        self._is_looking = self._is_told = False
         self._look(other_bytes())
 
     def require(self, num_bytes: int) -> None:
@@ -39,10 +39,14 @@ class DiskRoom:
         left = there - max(0, self._other_bytes() - other_bytes)
         if left - num_bytes < RESERVE_BYTES:
             self.look_again(self._other_bytes())
-            raise NoSpace(
+            refusal = NoSpace(
                 f"the file system of {self._directory} has {left} bytes left, and attributes and links leave it "
                 f"{RESERVE_BYTES}, so that what is removed can be forgotten: remove files"
             )
+            if not self._is_told:
+                self._is_told = True
+                log.warning("%s", refusal)  # who is refused sees ENOSPC, and df says that there is room
+            raise refusal
 
     def look_again(self, other_bytes: int) -> None:
         """Have a job look: of what is no page's, the file system has so many bytes."""

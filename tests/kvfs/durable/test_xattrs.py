@@ -227,7 +227,7 @@ def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
 
 
 def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a limit: an index that had filled the disk could never be told what was removed."""
     there = RESERVE_BYTES + 100_000
@@ -254,6 +254,7 @@ def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_so
         put(house, file(house, "e"), "x", bytes(60_000))
 
     lives(tmp_path, live)
+    assert caplog.text.count("attributes and links leave it") == 1, "the log says once why"
 
 
 def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
