@@ -28,12 +28,11 @@ def main(program: Callable[[], object]) -> NoReturn:
     no.kv: no such file
     """
     try:
-        if inspect.iscoroutinefunction(program):
+        outcome = program()
+        if inspect.iscoroutine(outcome):
             import anyio  # noqa: PLC0415 - most programs need no event loop
 
-            anyio.run(program)
-        else:
-            program()
+            anyio.run(lambda: outcome)
         sys.stdout.flush()
     except (KeyboardInterrupt, OSError, BaseExceptionGroup) as error:
         errors = _leaves(error)
