@@ -133,6 +133,7 @@ class Ends:
         if call.is_dropped or ended.num_tokens == 0:
             return partial(self._calls.leave_answered, call)
         again = hot.again(ended.call_id, ended.slot, ended.token)
+        again.stream = ended.stream
         self._calls.replace(call, again)
         again.cancelled = member.cancelled_id == ended.call_id
         if error is None and not again.cancelled:

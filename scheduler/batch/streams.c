@@ -32,6 +32,8 @@ struct connection {
     int32_t generation; /* how many there were at its place */
     int32_t share; /* of its latest call */
     int32_t num_under_way, most_under_way;
+    int64_t due_ns; /* its first expected stream, at the latest decision; 0: none */
+    int32_t is_waited; /* the wait that goes on is for it, too */
 };
 
 struct sym_streams {
@@ -227,6 +229,7 @@ int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, con
         if (ready->is_hurried || is_strange(each, ready, shares))
             while (m > before && streams->due_ns[m - 1] > strange_until_ns)
                 m--;
+        each->due_ns = m > before ? streams->due_ns[before] : 0;
     }
     if (m > 1)
         qsort(streams->due_ns, (size_t)m, sizeof *streams->due_ns, by_time);
@@ -239,16 +242,20 @@ int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, con
             until_ns = streams->due_ns[n - 1];
         }
     }
+    for (int32_t i = 0; until_ns > now_ns && i < streams->num_connections; i++) {
+        struct connection *each = &streams->connections[i];
+        each->is_waited = each->due_ns != 0 && each->due_ns <= until_ns;
+    }
     return until_ns;
 }
 
 void sym_streams_charge(sym_streams *streams, const sym_ready *ready, sym_share *shares, int64_t now_ns) {
-    if (ready->num_calls == 0)
-        return;
     for (int32_t i = 0; i < streams->num_connections; i++) {
-        const struct connection *each = &streams->connections[i];
+        struct connection *each = &streams->connections[i];
+        const int may_pay = each->is_waited && ready->num_calls > 0 && is_strange(each, ready, shares);
         int64_t in_vain_ns = 0;
-        for (int32_t n = 0; each->is_there && is_strange(each, ready, shares) && n < each->room; n++) {
+        each->is_waited = 0;
+        for (int32_t n = 0; may_pay && n < each->room; n++) {
             const int64_t late_ns = now_ns - each->streams[n].answered_ns - each->streams[n].think_ns;
             if (due_of(&each->streams[n], now_ns) != 0 && late_ns > in_vain_ns)
                 in_vain_ns = late_ns;

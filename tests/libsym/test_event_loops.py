@@ -81,7 +81,7 @@ def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None
 
 
 def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
-    not_calls = {"PRIORITY", "TTL", "main", "perplexity"}  # given to one, a program's loop, and plain arithmetic
+    not_calls = {"PRIORITY", "TTL", "command", "main", "perplexity"}  # for one, programs' loops, plain arithmetic
     calls = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))} - not_calls
     assert calls <= set(sym.aio.__all__)
     for name in calls:

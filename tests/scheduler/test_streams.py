@@ -194,9 +194,21 @@ def test_a_wait_in_vain_is_service_of_the_account_that_was_waited_for(table):
     table.called(1, 0, share=HERS)
     table.thinks(2, 1)
     ready = table.ready(1, account=3)
+    assert table.waits_ms(1, account=3) > 0
     assert table.charge(ready, 0.5) == [0, 0, 0, 0, 0], "it is not late"
+    assert table.waits_ms(1, account=3) > 0
     assert table.charge(ready, 3) == [0, 2, 2, 0, 0]
+    assert table.charge(ready, 4) == [0, 2, 2, 0, 0], "that wait was for nobody"
+    assert table.waits_ms(1) > 0
     assert table.charge(table.ready(1), 4) == [0, 2, 2, 0, 0], "its own account has nothing to pay"
+
+
+def test_who_was_not_waited_for_pays_nothing(table):
+    table.called(1, 0, share=HERS)
+    table.thinks(2, 9)
+    table.thinks(3, 4, share=HERS)
+    assert 4 <= table.waits_ms(1, account=3) < 9
+    assert table.charge(table.ready(1, account=3), 12) == [0, 0, 0, 0, 0]
 
 
 def test_what_ends_after_its_connection_is_nobodys(table):
