@@ -12,9 +12,9 @@ class TierStatistics:
     num_frames: int
     num_free_frames: int
     num_computing: int
-    """Needed where they are now."""
+    """In memory, and needed there now."""
     num_kept: int
-    """That advice keeps in memory, those on their way there included."""
+    """In memory by advice."""
     num_on_disk_alone: int
     num_in: int
     num_out: int
