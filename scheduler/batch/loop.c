@@ -177,15 +177,19 @@ static void sleep_until(sym_loop *loop, int64_t until_ns) {
 /* For streams that are about to come back, so that a batch does not fall apart into halves that take turns: as long as
  * that is expected to bring more tokens a second than going does. */
 static void wait_for_calls(sym_loop *loop) {
-    sym_ready ready = {.began_ns = sym_now_ns()};
-    int64_t now_ns = ready.began_ns;
+    const int64_t began_ns = sym_now_ns();
+    int64_t now_ns = began_ns;
+    sym_ready ready = {.began_ns = began_ns};
     for (int64_t spins = 0;; spins++) {
+        const int32_t num_before = ready.num_calls;
         poll_calls(loop, now_ns, &ready);
+        if (num_before == 0)
+            ready.began_ns = ready.num_calls == 0 ? began_ns : now_ns; /* a call waits from when it has come */
         sym_tell(loop);
         const int64_t until_ns = wait_until(loop, &ready, now_ns);
         if (until_ns <= now_ns || is_closed(loop))
             break;
-        if (now_ns - ready.began_ns > SPIN_NS) {
+        if (now_ns - began_ns > SPIN_NS) {
             sleep_until(loop, until_ns < now_ns + LOOK_NS ? until_ns : now_ns + LOOK_NS);
         } else {
             pthread_mutex_unlock(&loop->lock);
@@ -196,7 +200,7 @@ static void wait_for_calls(sym_loop *loop) {
         now_ns = sym_now_ns();
     }
     sym_streams_charge(loop->streams, &ready, loop->shares, now_ns);
-    loop->counts.waited_ns += now_ns - ready.began_ns;
+    loop->counts.waited_ns += now_ns - began_ns;
 }
 
 /* Those whose calls the loop sees are watched: see `watch`. */
