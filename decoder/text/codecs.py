@@ -208,7 +208,7 @@ class _Library:
 
 
 def _second(tokenizer: LibraryTokenizer) -> LibraryTokenizer:
-    """One that encodes and decodes as the other. They share all that is large: a copy takes 0.2 s, and the memory."""
+    """Give a tokenizer that encodes and decodes as another; the two share all that is large (a copy takes 0.2 s)."""
     second = LibraryTokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:

@@ -148,7 +148,7 @@ class Tokenizer:
         return self._codec.encode_parts(self._parts(prompt))
 
     def _next_turn(self, render: Render, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-        """What a template writes behind an answer, which has to be the same however many turns were before."""
+        """Give the text that a template writes behind an answer, the same however many turns were before."""
         answer = self._marks.word()
         turn = [_ASKED, {"role": "assistant", "content": answer}]
         earlier = [_ASKED, {"role": "assistant", "content": "x"}]
@@ -185,7 +185,7 @@ def _unicode(text: str) -> str:
 def _check_top(
     render: Render, turn: list[dict[str, Any]], messages: list[dict[str, Any]], tools: list[Any] | None, top: str
 ) -> None:
-    """What comes up to an answer is in the file already: nothing of the new messages and tools may be there."""
+    """Refuse messages and tools that a template shows before an answer: that part is in the file already."""
 
     def top_of(messages: list[dict[str, Any]]) -> str | None:
         """Without tools. None: the template refuses such messages."""
@@ -212,7 +212,7 @@ def _check_top(
 
 
 def _around(text: str, answer: str) -> tuple[str, str]:
-    """What a text has before an answer, and what it has behind."""
+    """Give the parts of a text before an answer and behind."""
     if text.count(answer) != 1:
         raise Invalid(_NOT_SHOWN)
     before, _, behind = text.partition(answer)
@@ -220,7 +220,7 @@ def _around(text: str, answer: str) -> tuple[str, str]:
 
 
 def _halves(parts: list[Part], answer: str) -> tuple[list[Part], list[Part]]:
-    """What comes up to the end of an answer, and what comes behind it."""
+    """Give the parts up to the end of an answer, and those behind."""
     texts = [part for part in parts if isinstance(part, str)]
     if sum(text.count(answer) for text in texts) != 1:
         raise Invalid(_NOT_SHOWN)

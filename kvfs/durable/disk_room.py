@@ -23,7 +23,7 @@ RESERVE_BYTES = 32 << 20
 
 
 class DiskRoom:
-    """What a file system has left, as a job saw it last. On the trio thread, but for `_look`."""
+    """Room that a file system has left, as a job saw it last. On the trio thread, but for `_look`."""
 
     def __init__(self, directory: Path, jobs: DiskJobs, other_bytes: Callable[[], int]) -> None:
         """`other_bytes`: bytes that are no page's, those that no commit has included."""

@@ -137,7 +137,7 @@ class Requests:
         return shim.LATER
 
     def interrupted(self, request: Any) -> None:
-        """Whoever made the request got a signal: it need not wait any more."""
+        """Cancel a request whose program got a signal."""
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
@@ -225,7 +225,7 @@ def _num_bytes(arguments: Sequence[object]) -> int:
 
 
 def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:
-    """What to answer. Anything but a SymError is a defect of ours."""
+    """Give the errno to answer with. An error that is no SymError is a defect of ours."""
     if isinstance(error, SymError):
         return error.errno or errno.EIO
     name = getattr(handler, "__name__", repr(handler))
