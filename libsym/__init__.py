@@ -192,7 +192,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What programs use: `aio`, too, and no module that only looks like a call (`libsym.text`)."""
+    """List the names that programs use: `aio`, too, and no module that only looks like a call (`libsym.text`)."""
     return [*(name for name in globals() if name.startswith("__")), *__all__]
 
 

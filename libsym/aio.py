@@ -68,7 +68,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Owner = computed.Owner
 Compute = Iterable[int] | Callable[[KV], object]
-"""What a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
+"""Content that a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
 
 __all__ = [
     "AsyncDecoding",
@@ -583,7 +583,7 @@ class Detokenizer:
             return str(stop.value)
 
     def flush(self) -> str:
-        """What was kept back; then the Detokenizer is ready for a new text.
+        """Give the bytes that were kept back; then the Detokenizer is ready for a new text.
 
         >>> text = sym.aio.Detokenizer()
         >>> await text.add(72), text.flush()

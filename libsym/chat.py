@@ -26,11 +26,11 @@ G = TypeVar("G", bound=Progress)
 PROBES = ("a", "Z", "1", " ", "\n", "é")
 """Questions that begin differently: what their turns have in common is the template's."""
 _JOINED_TOKENS = 8
-"""So many tokens hold the text of one, in whatever way that was joined with others."""
+"""Tokens that hold the text of one, in whatever way that was joined with others."""
 
 
 class Turns(Generic[G]):
-    """What the two faces of a conversation share: `Chat` waits with the thread, `AsyncChat` with the task."""
+    """Turns of a conversation, for its two faces: `Chat` waits with the thread, `AsyncChat` with the task."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Turns(Generic[G]):
         return None, answer.pending
 
     def _talk(self) -> Script[None]:
-        """Nobody else talks in the file from here on: its lock is held until `close`.
+        """Lock the file until `close`, so that nobody else talks in it.
 
         A lock that this handle has already is left as it is. Where the conversation had lost its lock since its last
         turn, and another has gone on meanwhile, what was pending has no place in the file any more.

@@ -49,12 +49,12 @@ MAX_DEADLINE_S = 1e9
 """Thirty years: what is more is a mistake, a time of the clock for example."""
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
 _OLDER_SAYS = ("bytes that nothing announced", "bytes is malformed")
-"""How a daemon of before SYM_ATTENTION ends its message; of a newer one no call of this library gets these."""
+"""Ends of messages of a daemon before SYM_ATTENTION; of a newer one no call of this library gets these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pred:
-    """One call of a `pred_batch`: what `pred` takes, for later.
+    """A call of a `pred_batch`: what `pred` takes, for later.
 
     >>> kv = sym.kv_create()
     >>> [dist] = sym.pred_batch([sym.Pred(kv, [65, 66], top_k=1)])

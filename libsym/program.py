@@ -1,4 +1,4 @@
-"""How a program ends: what its user sees of an error, of Ctrl-C, and of a reader who has gone."""
+"""Ends of a program: messages of errors, of Ctrl-C, and of a reader who has gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
-"""What a shell says of a program that a signal ended: 128 and the signal's number."""
+"""Status of a program that a signal ended, as a shell has it: 128 and the signal's number."""
 
 
 def main(program: Callable[[], object]) -> NoReturn:

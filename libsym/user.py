@@ -73,7 +73,7 @@ def recv_from_user() -> str:
 
 
 def standard_input() -> int | Any:
-    """Its descriptor; where a program has put something else in its place, that."""
+    """Give the descriptor of standard input; where a program has put something else in its place, that."""
     if sys.stdin is None:
         raise EOFError("this program has no standard input")
     try:

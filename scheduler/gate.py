@@ -34,7 +34,7 @@ from scheduler.programs.registry import Programs
 from scheduler.replies import Reply
 
 _LET_GO = frozenset({Op.CANCEL, Op.KV_CLOSE, Op.KV_UNLOCK, Op.UNSUBSCRIBE, Op.GETRUSAGE, Op.PING})
-"""What a program may still ask for that has reached a limit."""
+"""Operations that a program may still ask for which has reached a limit."""
 _MAKING = frozenset({Op.KV_CREATE, Op.KV_FORK, Op.KV_MKDIR})
 """Operations that make a name at once. They change nothing where there is no room."""
 FILES_A_TURN = 32
@@ -59,11 +59,11 @@ class Gate:
         self.num_calls: Counter[Op] = Counter()
         """System calls taken, by operation."""
         self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
-        """What the connections of each user have under way, by uid."""
+        """Bytes under way of each user's connections, by uid."""
 
     @property
     def pressing(self) -> Pressing:
-        """Who is told that room runs short."""
+        """Programs that are told when room runs short."""
         return self._operations.pressing
 
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
@@ -146,7 +146,7 @@ async def _attempt(operation: Operation, call: SystemCall) -> Reply:
 
 
 async def _go_on(call: SystemCall, rest: Coroutine[Any, Any, Reply | None], scope: trio.CancelScope) -> None:
-    """What an operation left to a coroutine. It ends with the program."""
+    """Finish an operation that was left to a coroutine, which ends with the program."""
     reply: Reply | SymError | None = SymError(f"{call.request.op.name.lower()}() was cancelled", errno.ECANCELED)
     try:
         with scope:

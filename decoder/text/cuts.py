@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 SPACE = "\u2581"
-"""How SentencePiece spells a space."""
+"""Space as SentencePiece spells it."""
 
 _LETTER = (
     "[0-9A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01bf\u0391-\u03a1\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea"
@@ -99,7 +99,7 @@ class ByteCutter:
         self._head = re.compile(f"(?:{'|'.join(map(re.escape, sorted(heads, key=len, reverse=True)))})\\Z")
 
     def find(self, text: str) -> Cut | None:
-        """All of the text but what may be the beginning of a spelled-out token."""
+        """Give all of a text but what may be the beginning of a spelled-out token."""
         head = self._head.search(text)
         end = len(text) if head is None else head.start()
         return Cut(end, end) if end else None

@@ -43,7 +43,7 @@ class Codec(Protocol):
 
     @property
     def special_texts(self) -> Iterable[str]:
-        """How special tokens are spelled out."""
+        """Give the spellings of special tokens."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...

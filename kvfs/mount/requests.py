@@ -1,4 +1,4 @@
-"""How a request of the kernel is answered: at once where possible, by a task where it must wait, never by an exception.
+"""Answers to requests of the kernel: at once where possible, by a task where they must wait, never by an exception.
 
 A request comes as a call from C. Its handler returns a *status*: the length of the answer that it has packed, see
 `kvfs.mount.wire`. What handlers raise becomes an errno here and nowhere else; anything but a SymError is a defect of

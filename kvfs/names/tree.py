@@ -442,7 +442,7 @@ class Tree:
         self._end_lingering(inode)
 
     def charged_to(self, inode: Inode, account: Account) -> None:
-        """Another account pays for the inode."""
+        """Have another account pay for an inode."""
         inode.account = account
         if self._end_lingering(inode):
             self._let_linger(inode)

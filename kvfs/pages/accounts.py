@@ -53,7 +53,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an account may have; None: as much as there is."""
+    """Limits of an account; None: as much as there is."""
 
     num_bytes: int | None = None
     """Of pages, names and all else together."""
@@ -74,7 +74,7 @@ class StillCharged(OverQuota):
 
 
 class Account:
-    """What one uid or domain has. What is charged to it is charged to its parents as well."""
+    """Account of a uid or a domain. Charges count to its parents as well."""
 
     __slots__ = (
         "__weakref__",
@@ -142,7 +142,7 @@ class Account:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is charged to it, and nothing needs to be remembered of it."""
+        """Whether nothing is charged to it, and nothing needs to be remembered of it."""
         charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers or self._holdings.num_of
         return not (charged or self.patient_at_s or (self.is_domain and self.is_open))
 
@@ -158,7 +158,7 @@ class Account:
 
     @property
     def num_free_bytes(self) -> int | None:
-        """What is left of all limits that hold for it; None without any."""
+        """Bytes left of all limits that hold for it; None without any."""
         limits = [(each.limits.num_bytes, each.num_bytes) for each in self.chain()]
         return min((max(0, limit - used) for limit, used in limits if limit is not None), default=None)
 
@@ -175,7 +175,7 @@ class Account:
         return tuple(each.number for each in self.chain())[::-1]
 
     def holds(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of these pages it holds. Any thread may ask; the answer stays true on the owner's thread alone."""
+        """Give which pages it holds. Any thread may ask; the answer stays true on the owner's thread alone."""
         return self.pages.of(pages) > 0
 
     # Room: raises OverQuota, and changes nothing

@@ -49,7 +49,7 @@ async def run(channel: ClientChannel, script: Script[T]) -> T:
 
 
 async def perform(channel: ClientChannel, request: Call) -> Reply:
-    """One call; cancelling the task ends it at the daemon, too."""
+    """Make a call; cancelling the task ends the call at the daemon, too."""
     stream = AsyncStream(channel, request)
     try:
         return await stream.next()
@@ -175,7 +175,7 @@ class _Waits:
                 self._hand_over()
 
     def withdraw(self, waiter: _Waiter) -> None:
-        """Its task waits no longer: what was not sent will not be, by whoever reads, from a call that may be gone."""
+        """Give up a call whose task waits no longer: what was not sent will not be, by whoever reads."""
         if not waiter.is_sent and waiter in self._unsent:
             self._unsent.remove(waiter)
             if not self._unsent:
@@ -242,7 +242,7 @@ _waits: RunVar[WeakKeyDictionary[ClientChannel, _Waits]] = RunVar("libsym waits"
 
 
 def _waits_of(channel: ClientChannel) -> _Waits:
-    """Those of the running event loop. It goes with the loop, and with the connection."""
+    """Give the waits of the running event loop. They go with the loop, and with the connection."""
     try:
         found = _waits.get()
     except LookupError:

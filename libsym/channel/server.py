@@ -33,7 +33,7 @@ MAX_OPEN = 2048
 """Requests of one connection under way at once: twice what the library has. More stay in its ring."""
 
 BACKLOG_BYTES = 4 << 20
-"""So many bytes of replies may wait for a client that does not read; then its requests wait, too."""
+"""Bytes of replies that may wait for a client that does not read; then its requests wait, too."""
 
 MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
 """Requests that one `receive()` gives at most."""
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     args: tuple[int, int, int, int]
     payload: bytes
     stream: int = 0
-    """Which thread or task of the program waits for its answer: see libsym-abi(7)."""
+    """Thread or task of the program that waits for the answer: see libsym-abi(7)."""
 
 
 def _nothing() -> None:
@@ -169,7 +169,7 @@ class ServerChannel:
 
     @property
     def is_full(self) -> bool:
-        """So many requests are under way that no more are taken: look again when some have been answered."""
+        """Whether no more requests are taken: look again when some have been answered."""
         return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - MAX_TAKEN)
 
     @property
@@ -325,7 +325,7 @@ class ServerChannel:
 
     @property
     def _choked(self) -> bool:
-        """So many replies wait that no more requests are taken; the client rings when it has read some."""
+        """Whether replies wait that keep requests from being taken; the client rings when it has read some."""
         return self._waiting_bytes > BACKLOG_BYTES
 
     def _check_sane(self) -> None:

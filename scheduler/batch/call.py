@@ -36,7 +36,7 @@ _numbers = count(1)
 
 
 class Caller(Protocol):
-    """What the scheduler knows of a LIP."""
+    """Connection of a LIP, as far as the scheduler knows it."""
 
     @property
     def pid(self) -> int: ...
@@ -51,29 +51,29 @@ class Caller(Protocol):
 
     @property
     def program(self) -> Program:
-        """Who its calls count to."""
+        """Program that the calls count to."""
         ...
 
 
 class CallState(Enum):
-    """What a call waits for."""
+    """Condition that a call waits for."""
 
     COMPUTING = auto()
     """A step, as one of those in the run."""
     QUEUED = auto()
-    """Others on its file, or its way into the run."""
+    """Waits for others on its file, or for its way into the run."""
     WAITS_FOR_ROOM = auto()
     WAITS_FOR_SLOTS = auto()
-    """Its program, to let go of rows."""
+    """Waits for its program to let go of rows."""
     WAITS_FOR_PAGES = auto()
     """Pages of its file, which are on disk, or memory for new ones."""
     ANSWERED = auto()
-    """Nothing: its program has the answer, and the run waits for the next call."""
+    """Waits for nothing: its program has the answer, and the run waits for the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryMask:
-    """Which entries new ones see: one row of bits for all n of them, over the entries before; or a row for each.
+    """Entries that new ones see: one row of bits for all n of them, over the entries before; or a row for each.
 
     The bits stay packed until a step wants them: as many calls may wait as have one, of any size.
     """
@@ -98,7 +98,7 @@ class EntryMask:
 
 
 class FileCall(ABC):
-    """What the batch scheduler queues, reserves room for, has computed, and commits."""
+    """Call that the batch scheduler queues, reserves room for, has computed, and commits."""
 
     kind: CallKind
 
@@ -121,26 +121,26 @@ class FileCall(ABC):
         self.deadline_s = deadline_s
         """In the time of `time.monotonic()`: CLOCK_MONOTONIC."""
         self.tokens = tokens
-        """What this stretch appends."""
+        """Tokens that this stretch appends."""
         self.positions = positions
         """None: they go on after the last entry's."""
         self.mask: EntryMask | None = None
         self.attention: AttentionMass | None = None
-        """What its tokens attend to, if it asks."""
+        """Attention of its tokens, if it asks for that."""
         self.rows: tuple[memoryview[float], ...] = ()
         """Where the rows go that are wanted; none: into memory of the run, or of ours if `is_digested`."""
         self.reservation: Reservation | None = None
         """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
         self.ticket: Ticket | None = None
-        """It has room, and waits for pages of its file to be in memory."""
+        """Wait for pages of its file to be in memory, once it has room."""
         self.cancelled = False
-        """It was ended early, by whoever wanted it or because it is late."""
+        """Whether it was ended early, by a program or because it is late."""
         self.is_late = False
-        """Its deadline has passed."""
+        """Whether its deadline has passed."""
         self.is_dropped = False
-        """Nobody waits for its answer any more."""
+        """Whether its program has gone, and wants no answer."""
         self.is_waiting_for_rows = False
-        """It has its place in its file's queue, and does not begin before it has its result slots."""
+        """Whether it waits for result slots, at its place in its file's queue."""
         self.num_appended = 0
         """Entries committed, of all stretches."""
         self.num_rejected = 0
@@ -174,7 +174,7 @@ class FileCall(ABC):
 
     @property
     def hot(self) -> HotFile | None:
-        """How its file goes on without the scheduler; None: it does not now."""
+        """Way in which its file goes on without the scheduler; None: the file does not now."""
         return None
 
     @property
@@ -184,7 +184,7 @@ class FileCall(ABC):
 
     @property
     def reduction(self) -> Reduction | None:
-        """What they are answered by instead."""
+        """Reduction that rows are answered by."""
         return None
 
     @property
@@ -202,7 +202,7 @@ class FileCall(ABC):
             self.attention.begin(reservation.start + len(self.tokens))
 
     def promise(self, num_tokens: int) -> None:
-        """So many are to be computed from now on, and no other call of its program may have them."""
+        """Keep tokens to be computed from now on: no other call of its program may have them."""
         self.caller.program.num_promised += num_tokens - self.num_promised
         self.num_promised = num_tokens
 
@@ -225,17 +225,17 @@ class FileCall(ABC):
         """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
-        """What a call that was ended early ends with."""
+        """Error that a call ended early ends with."""
         if self.is_late:
             return TimedOut("the deadline has passed; nothing was appended")
         return SymError("the call was cancelled; nothing was appended", errno.ECANCELED)
 
     @abstractmethod
     def end(self, error: SymError | None) -> None:
-        """It is over. Called once, on the trio thread, unless nobody waits for it any more."""
+        """End the call. Called once, on the trio thread, unless its program has gone."""
 
     def let_go(self) -> None:
-        """It is over, and so is its use of pages and of the program's memory, whoever still refers to it."""
+        """Give up pages and the program's memory, whoever still refers to the call."""
         self.reservation = None
         self.promise(0)
         if self.attention is not None:
@@ -243,7 +243,7 @@ class FileCall(ABC):
 
 
 class PredCall(FileCall):
-    """One `pred()`: entries to append, and where the wanted rows go."""
+    """A `pred()`: entries to append, and where the wanted rows go."""
 
     def __init__(
         self,
@@ -362,14 +362,14 @@ HotFile: TypeAlias = HotPred | HotGeneration
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a guided generation does next."""
+    """Next act of a guided generation."""
 
     forced: IntArray
-    """These come first, and are not drawn."""
+    """Tokens that come first, and are not drawn."""
     allowed: memoryview | None
     """A bit for each token that may be drawn then."""
     is_over: bool
-    """Nothing more may come."""
+    """Whether the text is over."""
 
 
 NONE_FORCED: IntArray = np.empty(0, np.int32)

@@ -1,4 +1,4 @@
-"""What becomes of a member that has left the run: what it had reserved is given back; its call goes on, or is over."""
+"""Ends of members that have left the run: their reserved room is given back; their calls go on, or are over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FINISHES = {
 
 
 class Calls(Protocol):
-    """What goes on with a call: see `CallsInFlight`."""
+    """Continuations of a call: see `CallsInFlight`."""
 
     def go_on(self, call: FileCall) -> None: ...
 
@@ -42,17 +42,17 @@ class Calls(Protocol):
 
 
 class Ends:
-    """All of it on the trio thread."""
+    """Settlement of members, on the trio thread."""
 
     def __init__(self, calls: Calls, fs: FileSystem, run: StandingRun) -> None:
         self._calls = calls
         self._fs = fs
         self._run = run
         self.failure: Callable[[], BaseException | None] = lambda: None
-        """What a step failed with that is Python's; it is asked once for each failure."""
+        """Python's exception that a step failed with, asked for once for each failure."""
 
     def settle(self, member: Member) -> Then:
-        """What is left of it is given back; what this returns goes on with its call."""
+        """Give back a member's room; the function that this returns goes on with its call."""
         call, ended = member.call, member.ended
         error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
         if ended.end == lib.SYM_END_DEADLINE:
@@ -101,7 +101,7 @@ class Ends:
         return partial(self._run.aside.ask, partial(call.digest, rows), digested)
 
     def _end_stretch(self, call: FileCall) -> None:
-        """All of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
+        """Commit the entries of a complete stretch that count. The call goes on with its next one, or ends."""
         reservation = call.reservation
         assert reservation is not None
         num_entries = call.end_stretch()
@@ -122,7 +122,7 @@ class Ends:
     # ---- programs
 
     def _settle_program(self, member: Member, call: FileCall, hot: HotPred, error: SymError | None) -> Then:
-        """Its calls are answered but for the last, perhaps; `call` itself was the first of them."""
+        """Settle a loop whose calls are answered but for the last, perhaps; `call` itself was the first of them."""
         ended = member.ended
         member.let_go()
         if ended.num_done == 0:
@@ -166,7 +166,7 @@ class Ends:
         return partial(self._calls.leave, call, error)
 
     def _follow(self, call: GenerateCall, token: int, draw_index: int, *, has_taken_forced: bool) -> None:
-        """What is decided for its next draw, which may not be known yet, comes true here."""
+        """Follow a draw: a decision for the next one, which may not be known yet, comes true here."""
 
         def decided(failure: Exception | None) -> None:
             if failure is not None:
@@ -186,7 +186,7 @@ class Ends:
 
 
 def _ignore(_: object) -> None:
-    """What is decided is the call's to keep."""
+    """Ignore a decision, which is the call's to keep."""
 
 
 def row_failure(code: int) -> SymError:

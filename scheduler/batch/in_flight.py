@@ -47,7 +47,7 @@ THINKS_S = 1.0
 
 
 class CallsInFlight:
-    """All of it on the trio thread."""
+    """Calls from submission to answer, on the trio thread."""
 
     def __init__(
         self,
@@ -69,26 +69,26 @@ class CallsInFlight:
         self._pager.preempt = self._preempt
         self._pager.departures.idle_out = self._idle_out
         self._leaving: set[Member] = set()
-        """Those who are asked to make room in memory."""
+        """Members that are asked to make room in memory."""
         self._short: list[PageTable] = []
         """Files whose next call found no room, and there may be some when others have given back what they don't use.
         """
         self._reclaimed: set[Member] = set()
-        """Those who are asked to."""
+        """Members that are asked to."""
         self._held: list[Callable[[], None]] = []
-        """They have left, and go on when those that are short have had their turn."""
+        """Members that have left, and go on when those that are short have had their turn."""
 
     def __len__(self) -> int:
         return len(self._queues)
 
     def calls(self) -> list[FileCall]:
-        """All of them, queued or begun."""
+        """Calls of all files, queued or begun."""
         return self._queues.calls()
 
     # ---- what others ask
 
     def submit(self, call: FileCall) -> None:
-        """It runs after everything submitted before it for the same file."""
+        """Run a call after everything submitted before it for the same file."""
         self._submit(call)
 
     def _submit(self, call: FileCall) -> None:
@@ -101,7 +101,7 @@ class CallsInFlight:
         self.add(call)
 
     def add(self, job: Job) -> None:
-        """It is started after everything that was added before it for the same file."""
+        """Start a job after everything that was added before it for the same file."""
         member = self._run.member_of(job.file.table)
         self._queues.add(job)
         if member is not None:
@@ -143,13 +143,13 @@ class CallsInFlight:
         return True
 
     def expire(self, call: FileCall) -> None:
-        """Its deadline has passed: as if it were cancelled, but that the step under way may still end it well."""
+        """Cancel a call whose deadline has passed; the step under way may still end it well."""
         if not call.cancelled:
             call.is_late = True
             self.cancel(call)
 
     def drop(self, caller: Caller) -> None:
-        """Nobody waits for its calls any more; what a step is computing is given back when the step ends."""
+        """Forget a connection's calls; entries that a step is computing are given back when the step ends."""
         self._run.gone(caller)
         calls = self._queues.calls_of(caller)
         for call in calls:
@@ -165,11 +165,11 @@ class CallsInFlight:
                 self._cancel(call)
 
     def forget(self, program: Program) -> None:
-        """It has gone, and so have its connections."""
+        """Forget a program that has gone with its connections."""
         self._run.shares.forget(program)
 
     def state_of(self, call: FileCall) -> CallState:
-        """What a call that is queued or begun waits for."""
+        """Give the condition that a queued or begun call waits for."""
         if call.is_waiting_for_rows:
             return CallState.WAITS_FOR_SLOTS
         if not self._queues.is_head(call):
@@ -182,7 +182,7 @@ class CallsInFlight:
         return CallState.WAITS_FOR_ROOM if call.file.table in self._short else CallState.QUEUED
 
     def _cancel(self, call: FileCall) -> None:
-        """What is begun for it ends with its step, or when it comes back from where it is meanwhile."""
+        """Cancel a call: its work ends with its step, or when it comes back from where it is meanwhile."""
         call.cancelled = True
         if self._take_out(call, None):
             return
@@ -220,7 +220,7 @@ class CallsInFlight:
     # ---- stretches
 
     def _start(self, job: Job) -> bool:
-        """It is the head of its queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
+        """Start the head of a queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
         if isinstance(job, Action):
             do(job.do)
         elif job.cancelled:
@@ -261,14 +261,14 @@ class CallsInFlight:
         call.promise(len(call.tokens))
 
     def _acquire(self, call: FileCall) -> None:
-        """Its pages are to be in memory, all of them."""
+        """Have all pages of a call's file in memory."""
         assert call.reservation is not None
         call.ticket = self._pager.acquire(call.reservation, _priority_of(call), partial(self._has_pages, call))
         if call.ticket is None:
             self._enter(call)
 
     def _has_pages(self, call: FileCall, error: SymError | None) -> None:
-        """What it has waited for is there, or will not be."""
+        """Go on with a call whose pages are there, or will not be."""
         call.ticket = None
         if error is not None:
             self.finish(call, kept(error))
@@ -333,7 +333,7 @@ class CallsInFlight:
         return True
 
     def extend(self, member: Member) -> None:
-        """It will have used up its room soon."""
+        """Give a member more room before it has used up its own."""
         reservation = member.call.reservation
         if reservation is None or not reservation.is_open or not self._room.extend(member.call, reservation):
             return  # all of it is used up already: the file gets room as any other, when it goes on
@@ -392,7 +392,7 @@ class CallsInFlight:
         return found
 
     def _num_frames_of(self, member: Member) -> int:
-        """That nobody else needs where they are."""
+        """Count a member's frames that nobody else needs where they are."""
         reservation = member.call.reservation
         if reservation is None or reservation.pinned is None:
             return 0
@@ -413,7 +413,7 @@ class CallsInFlight:
     # ---- ends
 
     def settle(self, member: Member) -> None:
-        """It has ended: give back what it has reserved and not used. Then it goes on, or is over."""
+        """Give back room that an ended member has reserved and not used. Then its call goes on, or is over."""
         if member.is_elsewhere:
             member.must_settle = True
             return
@@ -469,7 +469,7 @@ class CallsInFlight:
         self._queues.next(call)
 
     def replace(self, call: FileCall, other: FileCall) -> None:
-        """What the run has made of a call is another one of the same program, for the same handle."""
+        """Put a call that the run has made in another's place, for the same program and handle."""
         other.number = call.number
         self._queues.replace(call, other)
 
@@ -496,7 +496,7 @@ def _priority_of(call: FileCall) -> int:
 
 
 def _said(failure: Exception) -> SymError:
-    """What a call is told that failed before it was computed."""
+    """Give the error that a call is told which failed before it was computed."""
     if isinstance(failure, SymError):
         return kept(failure)
     log.error("a call failed before it began", exc_info=failure)

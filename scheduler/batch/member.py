@@ -16,22 +16,22 @@ from scheduler.batch.scratch import Scratch
 
 
 class Member:
-    """One file in the run."""
+    """A file in the run."""
 
     def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int) -> None:
         self.call = call
         self.hot = call.hot
-        """How it goes on by itself: as it was when it joined."""
+        """Way in which the file goes on by itself, as of when it joined."""
         self.index = -1
         self.entered_s = time.monotonic()
         self.cancelled_id: int | None = None
         """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
         self.is_low = False
-        """It is known that it will have used up its room soon; it is given more once, or ends without."""
+        """Whether its room is nearly used up: it is given more once, or ends without."""
         self.is_elsewhere = False
         """More room for it is being zeroed: till then it stays, ended or not, and has what is reserved."""
         self.must_settle = False
-        """It has ended meanwhile."""
+        """Whether it has ended meanwhile."""
         self.num_committed = 0
         self.num_counted = 0
         """Calls of its program that are counted already."""
@@ -40,7 +40,7 @@ class Member:
         """Time that is counted already."""
         self.log: IntArray = np.empty(0, np.int32)
         self.ended: Any = None
-        """What it was in the end, a `sym_member`, once it has left."""
+        """State of a member that has left, a `sym_member`."""
         self.rows: list[memoryview[float]] = []
         """Memory of ours for what Python, or what is decided later, looks at."""
         self._scratch = scratch
@@ -177,7 +177,7 @@ class Member:
         return len(self.log) - self.num_committed
 
     def extend(self, loop: Any) -> None:
-        """Its reservation has grown."""
+        """Tell the run that the reservation has grown."""
         reservation = self.call.reservation
         assert reservation is not None
         pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
@@ -189,7 +189,7 @@ class Member:
         self._keep += [pages, log]
 
     def let_go(self) -> None:
-        """It has left: what C had is given back here and now. See `kept` for what would come of it in garbage."""
+        """Give back here and now memory that C had. See `kept` for what would come of it in garbage."""
         self._keep.clear()
         self._member = None
         if self.rows:

@@ -20,14 +20,14 @@ from scheduler.programs.program import Program
 from scheduler.trace.records import CallKind
 
 CALL_TOKENS = 512
-"""What a step computes beside no decode: after each of these the file has grown, for everybody to see."""
+"""Tokens of a step beside no decode: after each of these the file has grown, for everybody to see."""
 
 
 class TextPrefill:
     """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
 
     stream = 0
-    """Nobody waits for an answer."""
+    """No stream: nobody waits for an answer."""
 
     def __init__(
         self,

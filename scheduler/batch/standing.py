@@ -61,7 +61,7 @@ assert STEP.itemsize == ffi.sizeof("sym_step_record")
 
 
 class StandingRun:
-    """All of it on the trio thread."""
+    """The run as Python sees it, on the trio thread."""
 
     def __init__(self, fs: FileSystem, accounting: Accounting, vocab_size: int, limits: Limits) -> None:
         self._fs = fs
@@ -185,11 +185,11 @@ class StandingRun:
         return taken
 
     def leave(self, member: Member, how: int) -> bool:
-        """It is to leave. True: it has ended, and may be taken back; else there will be news."""
+        """Ask a member to leave. True: the member has ended, and may be taken back; else there will be news."""
         return bool(lib.sym_loop_leave(self.loop, member.index, how))
 
     def settle_soon(self, member: Member) -> None:
-        """It is among the next news."""
+        """Put a member among the next news."""
         self._ended.append(member)
         self._ring()
 
@@ -226,14 +226,14 @@ class StandingRun:
         return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
 
     def state_of(self, member: Member) -> CallState:
-        """What its call waits for."""
+        """Give the condition that a member's call waits for."""
         if not self.is_running:
             return CallState.QUEUED
         is_answered = lib.sym_loop_state(self.loop, member.index) == lib.SYM_WAITING
         return CallState.ANSWERED if is_answered else CallState.COMPUTING
 
     def thinks_ns(self, member: Member, now_ns: int) -> int | None:
-        """How long its program has had its answer; None: something is computed for it."""
+        """Give how long a member's program has had its answer; None: something is computed for it."""
         if not self.is_running:
             return None
         answered_ns = int(lib.sym_loop_answered_ns(self.loop, member.index))
@@ -304,7 +304,7 @@ class StandingRun:
             lib.sym_loop_disconnect(self.loop, connection)
 
     def _connection_of(self, call: FileCall) -> int:
-        """Its number in the run; -1: the connection has gone."""
+        """Give the number of a call's connection in the run; -1: the connection has gone."""
         if call.caller not in self._connections and not call.is_dropped:
             self._connections[call.caller] = int(lib.sym_loop_connect(self.loop))
         return self._connections.get(call.caller, -1)
@@ -331,7 +331,7 @@ class StandingRun:
         lib.sym_loop_set_step_ns(self.loop, round(step_s * 1e9))
 
     def steps_since(self, number: int) -> npt.NDArray[np.void]:
-        """What the latest steps were, from that number on, as far as it is known: of STEP."""
+        """Give the latest steps from a number on, as far as they are known: of STEP."""
         records = np.empty(_MAX_RECORDS, STEP)
         buffer = ffi.cast("sym_step_record *", records.ctypes.data)
         count = lib.sym_loop_steps(self.loop, number, buffer, _MAX_RECORDS, ffi.NULL, 0)

@@ -23,16 +23,16 @@ from scheduler.replies import Reply
 SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 NUM_WORKERS = 2
-"""That long texts may keep busy, each user's one: others need the cores, and the interpreter's lock, too."""
+"""Workers that long texts may keep busy, each user's one: others need the cores, and the interpreter's lock, too."""
 AT_ONCE = 8192
 """Tokens that one call of C's converts: it holds the interpreter's lock, 0.2 ms for so many."""
 MAX_CHAT_TEXTS = 20_000
 MAX_CHAT_OTHER_BYTES = 64 << 10
-"""Some thousands of messages: 20 ms in which nothing else runs, at worst."""
+"""Bytes of some thousands of messages: 20 ms in which nothing else runs, at worst."""
 
 
 class TextModel(Protocol):
-    """What operations ask of the model: its text side and its limits."""
+    """Text side and limits of the model, as operations ask for them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -80,7 +80,7 @@ class TextModel(Protocol):
         ...
 
     def info(self) -> dict[str, Any]:
-        """What `model_info()` says."""
+        """Facts that `model_info()` gives."""
         ...
 
 
@@ -91,7 +91,7 @@ class Texts:
         self._text = text
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
         self._turns: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
-        """One for each uid that has a text in a worker, or waiting for one."""
+        """A limiter for each uid that has a text in a worker, or waiting for one."""
 
     def table(self) -> Table:
         def quick(answer: Callable[[Request], Reply]) -> Operation:

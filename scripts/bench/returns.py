@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the run waits for calls that are about to come, beside the best fixed wait: a replay, on a clock of its own.
+"""Time that the run waits for calls about to come, beside the best fixed wait: a replay, on a clock of its own.
 
     .venv/bin/python scripts/bench/returns.py [--quick] [--step-ms BASE CALL]
 
