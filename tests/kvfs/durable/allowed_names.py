@@ -6,7 +6,7 @@ depends on. Then k is the last operation that no fsync can have taken along. If 
 no promise allows the names.
 
 A name of a file that is gone by now may lead where it led before: the file leaves the journal with all its names. A
-sync that has made the name durable rules that out.
+sync that has made the name durable rules that out, unless the file was gone before the sync returned.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class NamesThatAreThere:
         for sync in self._syncs:
             if sync.is_over(self._now) and (sync.number is None or sync.promises(sync.number)):
                 for operation in self._operations:
-                    if operation.moment <= sync.begun and _is_about(operation, sync):
+                    if self._is_promised(operation, sync):
                         self._has_happened(operation, f"{sync} returned 0", is_promised=True)
         taken_along = self._taken_along() if self._is_ordered else set(self._operations)
         first = 0
@@ -211,9 +211,13 @@ class NamesThatAreThere:
         if sync.number is None or sync.promises(sync.number):
             for operation in reversed(self._operations):
                 is_needed = any(self._depends(each, operation) for each in promised)
-                if operation.moment <= sync.begun and (is_needed or _is_about(operation, sync)):
+                if self._is_promised(operation, sync) or (is_needed and operation.moment <= sync.begun):
                     promised.add(operation)
         return promised
+
+    def _is_promised(self, operation: Operation, sync: Sync) -> bool:
+        is_left_out = operation.inodes <= sync.unnamed & self.gone
+        return operation.moment <= sync.begun and not is_left_out and _is_about(operation, sync)
 
 
 def _is_about(operation: Operation, sync: Sync) -> bool:

@@ -104,6 +104,8 @@ class Sync:
     """When it returned 0."""
     named: frozenset[int] = frozenset()
     """Inodes that had a name then: nothing is promised for others."""
+    unnamed: frozenset[int] = frozenset()
+    """Inodes that had a name when the sync began, and none when it returned: they leave the journal with their names."""
 
     def is_over(self, now: int) -> bool:
         return self.ended is not None and self.ended <= now

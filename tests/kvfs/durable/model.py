@@ -103,7 +103,8 @@ class Model:
         was_named = self._named()
         yield
         self._tick()
-        sync.ended, sync.named = self.moment, was_named & self._named()
+        named = self._named()
+        sync.ended, sync.named, sync.unnamed = self.moment, was_named & named, was_named - named
 
     def note_full_disk(self) -> None:
         """The disk says that it is full, from now on."""
