@@ -143,7 +143,7 @@ setup(
     cffi_modules=[
         "libsym/channel/channel_build.py:ffi",
         "kvfs/mount/shim_build.py:ffi",
-        "kvfs/pages/digest_build.py:ffi",
+        "kvfs/pages/pages_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
         "scheduler/batch/loop_build.py:ffi",
         "symphony/launcher/sandbox/kernel_build.py:ffi",

@@ -96,6 +96,10 @@ class Storage(Protocol):
 
     def statistics(self) -> StorageStatistics: ...
 
+    def check(self) -> None:
+        """Raise AssertionError unless each slot on disk is free, or somebody's."""
+        ...
+
 
 class InMemory:
     """Everything is in memory, and nothing outlives the daemon: for tests of what has nothing to do with that."""
@@ -136,3 +140,6 @@ class InMemory:
 
     def statistics(self) -> StorageStatistics:
         return StorageStatistics()
+
+    def check(self) -> None:
+        """There are no slots."""

@@ -598,6 +598,7 @@ class Volume:
         tables = [kv.table for kv in self._kv_files]
         sources = [source for assembly in self._assemblies for source in assembly.sources]
         self.pool.check(tables, sources, self.pager.held(), self._snapshots, self._imports, self._assemblies)
+        self.storage.check()
 
     @property
     def num_kv_versions(self) -> int:

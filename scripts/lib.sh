@@ -88,7 +88,7 @@ fingerprint() {
 extensions_are_built() {
     local module
     [ -f libsym/_abi.py ] || return 1
-    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step scheduler/_loop symphony/launcher/_kernel; do
+    for module in libsym/_channel kvfs/_pages kvfs/_shim decoder/cpu/_step scheduler/_loop symphony/launcher/_kernel; do
         compgen -G "$module.*.so" >/dev/null || return 1
     done
 }

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".*", "tests", "__pycache__", "*.so", "_*.c", "build", "dist", "*.egg-info", "_abi.py", "results")
 EXTENSIONS = (
     "libsym/_channel",
-    "kvfs/_digest",
+    "kvfs/_pages",
     "kvfs/_shim",
     "decoder/cpu/_step",
     "scheduler/_loop",

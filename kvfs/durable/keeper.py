@@ -417,6 +417,11 @@ class Keeper:
     def needs_backing(self, name: str) -> bool:
         return name in self._backing
 
+    def check(self) -> None:
+        """Raise AssertionError unless each slot is free, or a page's or a version's."""
+        for slots in self.slots.values():
+            slots.check()
+
     def limit(self, disk_limit_bytes: int | None, deadline_s: float) -> None:
         """Other limits from now on. What is on disk beyond a smaller one stays there."""
         self._disk_limit_bytes = disk_limit_bytes

@@ -13,9 +13,8 @@ import errno
 
 import numpy as np
 import numpy.ma  # np.unique imports it when it is first called: that would hold the trio thread for 16 ms
-import numpy.typing as npt
 
-from kvfs.pages.free_list import IntArray
+from kvfs.pages.free_list import FreeList, IntArray
 from libsym.errors import SymError
 
 _FIRST_ROOM = 1024
@@ -29,22 +28,24 @@ class Slots:
     def __init__(self) -> None:
         self._owned = np.zeros(_FIRST_ROOM, np.bool_)
         self._needed = np.zeros(_FIRST_ROOM, np.int32)
-        self.num_used = 0
-        """Slots that are not free."""
+        self._free = FreeList(_FIRST_ROOM)
         self.recorded: set[int] = set()
         """Slots whose row in the index says what is in them."""
         self.num_freed = 0
         """Slots that became free since `take_freed`."""
         self._freed: list[IntArray] = []
 
+    @property
+    def num_used(self) -> int:
+        """Slots that are not free."""
+        return self._free.num_pages - self._free.count
+
     def take(self, count: int) -> IntArray:
         """So many free slots, the lowest; they are owned from now on, and what the index says of them is old."""
-        while self._owned.size - self.num_used < count:
+        while self._free.count < count:
             self._grow(2 * self._owned.size)
-        is_free = ~self._owned & (self._needed == 0)
-        slots = np.flatnonzero(is_free)[:count].astype(np.int32)
+        slots = self._free.take_lowest(count)
         self._owned[slots] = True
-        self.num_used += count
         self.recorded.difference_update(slots.tolist())
         return slots
 
@@ -54,13 +55,13 @@ class Slots:
             self._grow(int(slots.max()) + 1)
         self._owned[slots] = True
         self._needed[slots] = needed
-        self.num_used = int(slots.size)
+        self._free.hold(slots)
         self.recorded.update(slots.tolist())
 
     def disown(self, slots: IntArray) -> None:
         """No page has them any more."""
         self._owned[slots] = False
-        self._free(slots)
+        self._give(slots)
 
     def need(self, slots: IntArray) -> None:
         """Note that a version more needs each slot."""
@@ -70,7 +71,7 @@ class Slots:
         """Note that a version less needs each slot."""
         np.subtract.at(self._needed, slots, 1)
         assert (self._needed[slots] >= 0).all()
-        self._free(slots)
+        self._give(slots)
 
     def take_freed(self) -> IntArray:
         """Slots that became free since this was asked last, and still are: their blocks may go back."""
@@ -88,27 +89,29 @@ class Slots:
     def hold(self, slots: IntArray) -> None:
         """Free slots whose blocks are being given back: not to be taken meanwhile."""
         self._owned[slots] = True
-        self.num_used += int(slots.size)
+        self._free.hold(slots)
 
     def hold_for_good(self, slots: IntArray) -> None:
         """Keep slots from ever being free, whoever owns or needs them."""
         self._grow(int(slots.max(initial=-1)) + 1)
-        self.num_used += int(np.count_nonzero(~self._owned[slots] & (self._needed[slots] == 0)))
+        self._free.hold(slots)
         self.need(slots)
 
     def let_go(self, slots: IntArray) -> None:
         """Free the slots that were held."""
         self._owned[slots] = False
-        self.num_used -= int(slots.size)
+        self._free.give(slots)
 
-    def needed(self) -> npt.NDArray[np.int32]:
-        """How many versions need each slot, for the books' check."""
-        return self._needed.copy()
+    def check(self) -> None:
+        """Raise AssertionError unless the free slots are those that nobody owns or needs."""
+        self._free.check()
+        if (self._free.bitmap() != (~self._owned & (self._needed == 0))).any():
+            raise AssertionError("a slot is free although a page or a version has it, or is not although none has")
 
-    def _free(self, slots: IntArray) -> None:
+    def _give(self, slots: IntArray) -> None:
         free = np.unique(slots[~self._owned[slots] & (self._needed[slots] == 0)])
         if free.size:
-            self.num_used -= int(free.size)
+            self._free.give(free)
             self.num_freed += int(free.size)
             self._freed.append(free)
             if len(self._freed) > _MANY:
@@ -117,6 +120,8 @@ class Slots:
     def _grow(self, size: int) -> None:
         more = size - self._owned.size
         if more > 0:
+            used, self._free = np.flatnonzero(~self._free.bitmap()).astype(np.int32), FreeList(size)
+            self._free.hold(used)
             self._owned = np.concatenate([self._owned, np.zeros(more, np.bool_)])
             self._needed = np.concatenate([self._needed, np.zeros(more, np.int32)])
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from kvfs._digest import ffi, lib
+from kvfs._pages import ffi, lib
 
 DIGEST_BYTES = 32
 

@@ -105,6 +105,7 @@ class Frames:
 
     def check(self, num_coming: int) -> None:
         """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`)."""
+        self._free.check()
         bound = self.of[self.of != NOWHERE]
         is_free = self._free.bitmap()
         holding = np.flatnonzero(self.page_of != NOWHERE)

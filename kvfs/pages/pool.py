@@ -430,6 +430,7 @@ class PagePool:
         num_used = int(np.count_nonzero(counted[: self._first_foreign]))
         if self._free.count + num_used != self._first_foreign:
             raise AssertionError(f"{self._free.count} free + {num_used} used != {self._first_foreign} pages")
+        self._free.check()
         self.store.check(self.num_coming)
         strange = (self.fill < 0) | (self.fill > PAGE_ENTRIES) | (free & (self.fill != 0))
         strange |= self.has_digest & (self.fill != PAGE_ENTRIES)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import random
 
 import numpy as np
 import pytest
 
 from kvfs.pages.digest import digest
-from kvfs.pages.free_list import FreeList
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
@@ -36,60 +34,6 @@ class Held:
 
 def write_marker(store: FakeStore, page: int) -> None:
     store.writable(page)[100 : 100 + len(MARKER)] = MARKER
-
-
-def test_a_fresh_free_list_gives_pages_from_the_bottom():
-    free = FreeList(8)
-    assert free.take(3).tolist() == [0, 1, 2]
-    assert free.take(1).tolist() == [3]
-    assert free.take(0).tolist() == []
-    assert free.count == 4
-
-
-def test_the_lowest_run_that_fits_is_preferred_to_lower_pieces():
-    free = FreeList(12)
-    free.take(12)
-    free.give(np.array([1, 4, 5, 8, 9, 10], np.int32))
-    assert free.take(2).tolist() == [4, 5]
-    assert free.take(3).tolist() == [8, 9, 10]
-    assert free.take(1).tolist() == [1]
-    assert free.count == 0
-
-
-def test_pieces_are_given_where_no_run_fits():
-    free = FreeList(10)
-    free.take(10)
-    free.give(np.array([9, 1, 3, 4, 7], np.int32))
-    assert free.take(4).tolist() == [1, 3, 4, 7]
-
-
-def test_a_page_given_back_twice_in_one_call_counts_once():
-    free = FreeList(4)
-    free.take(4)
-    free.give(np.array([2, 2], np.int32))
-    assert free.count == 1
-
-
-def test_a_free_list_agrees_with_a_set_over_many_random_moves():
-    rng = random.Random(7)
-    free, model = FreeList(200), set(range(200))
-    taken: list[int] = []
-    for _ in range(2000):
-        count = min(rng.choice([1, 1, 2, 3, 7, 40]), len(model))
-        if rng.random() < 0.5 and count:
-            runs = [start for start in range(201 - count) if model.issuperset(range(start, start + count))]
-            expected = list(range(runs[0], runs[0] + count)) if runs else sorted(model)[:count]
-            assert free.take(count).tolist() == expected
-            model.difference_update(expected)
-            taken += expected
-        elif taken:
-            rng.shuffle(taken)
-            back, taken = taken[:count], taken[count:]
-            if back:
-                free.give(np.array(back, np.int32))
-                model.update(back)
-        assert free.count == len(model)
-    assert set(np.flatnonzero(free.bitmap()).tolist()) == model
 
 
 def test_allocated_pages_belong_to_the_caller_until_released(pool: PagePool):
