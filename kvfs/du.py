@@ -176,8 +176,9 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
         return True
 
     await walk(start, path, (), creds, add)
+    num_held, is_on_disk = num_held[: pool.top], is_on_disk[: pool.top]  # of the others there is nothing to see
     num_pages = int(np.count_nonzero(num_held))
-    is_exclusive = (num_held > 0) & (pool.refcount == num_held)
+    is_exclusive = (num_held > 0) & (pool.refcount[: pool.top] == num_held)
     for number, inode in linked.items():
         if seen[number] < inode.nlink and isinstance(inode.content, KvFile):
             is_exclusive[inode.content.table.pages] = False  # it has a name elsewhere

@@ -563,7 +563,7 @@ class FileSystem:
             raise SymError(
                 f"the books do not balance: {error}; restart the daemon, and report this", errno.EIO
             ) from error
-        count = self.pool.refcount
+        count = self.pool.refcount[: self.pool.top]
         return Books(
             num_pages=self.pool.num_pages,
             num_free_pages=self.pool.num_free,

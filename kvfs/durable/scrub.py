@@ -98,14 +98,14 @@ class _DamagedPages:
 
     def __init__(self, volume: Volume) -> None:
         self._pool = volume.pool
-        self._slot: IntArray = np.full(volume.pool.num_numbers, NO_SLOT, np.int32)
+        self._pages = self._slots = _NONE
         self._on_disk = volume.pool.on_disk
         self._pinned: list[IntArray] = []
         self.count = 0
 
     def add(self, pages: IntArray, slots: IntArray) -> None:
         """Note damaged pages; pages in memory stay there until `let_go`."""
-        self._slot[pages] = slots
+        self._pages, self._slots = np.concatenate([self._pages, pages]), np.concatenate([self._slots, slots])
         self.count += pages.size
         self._pinned.append(pages[self._pool.store.of[pages] != NOWHERE])
         self._pool.pin(self._pinned[-1])
@@ -117,9 +117,7 @@ class _DamagedPages:
 
     def places_in(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Return which of some pages are damaged."""
-        damaged: npt.NDArray[np.bool_] = (self._slot[pages] != NO_SLOT) & (
-            self._slot[pages] == self._on_disk.slot[pages]
-        )
+        damaged: npt.NDArray[np.bool_] = np.isin(pages, self._pages[self._on_disk.slot[self._pages] == self._slots])
         return damaged
 
 

@@ -105,7 +105,8 @@ class Slots:
     def check(self) -> None:
         """Raise AssertionError unless the free slots are those that nobody owns or needs."""
         self._free.check()
-        if (self._free.bitmap() != (~self._owned & (self._needed == 0))).any():
+        top = self._free.top
+        if (self._free.bitmap(top) != (~self._owned[:top] & (self._needed[:top] == 0))).any():
             raise AssertionError("a slot is free although a page or a version has it, or is not although none has")
 
     def _give(self, slots: IntArray) -> None:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.pages.counts import Distinct, PageCounts, PageSizes
+from kvfs.pages.counts import PageCounts, PageSizes
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
@@ -242,7 +242,7 @@ class Account:
     def charge_new_pages(self, pages: IntArray) -> None:
         """Charge pages that were free, each named once."""
         for account in self.chain():
-            account.pages.add_new(pages)
+            account.pages.add(pages)
             account.tell_watchers()
 
     def charge_pages(self, pages: IntArray) -> None:
@@ -349,7 +349,6 @@ class Accounts:
         self._next_domain = FIRST_DOMAIN
         self.total = Total()
         self._sweep_at = _SWEEP_AT
-        self._distinct = Distinct(num_pages)
         self.sizes = PageSizes(page_bytes)
         self.weighed: Callable[[Account], None] = lambda _account: None
         """Told of an account whose weight has changed."""
@@ -406,7 +405,7 @@ class Accounts:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {each.number: each for each in self if not each.is_idle}
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
-        pages = PageCounts(self.num_pages, self._distinct, self.sizes)
+        pages = PageCounts(self.num_pages, self.sizes)
         account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes, self.total)
         return account
 
@@ -420,7 +419,7 @@ class Accounts:
                 pages_of.setdefault(account.number, []).append(pages)
         for account in self:
             pages = np.concatenate(pages_of.get(account.number, [_NO_PAGES]))
-            account.pages.check(np.bincount(pages, minlength=self.num_pages), account.describe())
+            account.pages.check(pages, account.describe())
 
     def check_bytes(self, charged: Iterable[tuple[Account, int]]) -> None:
         """Raise AssertionError unless these (account, bytes that are no page's) are what was charged."""

@@ -1,7 +1,7 @@
 """How often an account refers to each page, and to how many different ones.
 
-It is one array of integers, committed as it is touched. Counting a file costs a few passes of numpy over its page
-numbers (0.3 ms for 32,768 pages, 5 µs for one), never a Python loop.
+An account's counts are one array of integers, committed as it is touched. C counts the pages that a call names
+(`counts.c`), and how many of them are new or gone.
 """
 
 from __future__ import annotations
@@ -11,26 +11,74 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.pages.free_list import IntArray
+from kvfs._pages import ffi, lib
+from kvfs.pages.free_list import IntArray, pointer
 
-_ONE = np.int32(1)
-"""Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
+_IS_NONE = -1
+"""Of C: a number is no page's."""
 
 
-class Distinct:
-    """Counts how many pages are named, each once. The scratch memory for it is shared."""
+class Counts:
+    """A count for each page, and how many pages have a higher one than `floor`."""
 
-    __slots__ = ("_places",)
+    __slots__ = ("_counts", "_memory", "_of")
 
-    def __init__(self, num_pages: int) -> None:
-        self._places = np.zeros(num_pages, np.int32)
+    def __init__(self, num_pages: int, floor: int = 0) -> None:
+        self._of: IntArray = np.zeros(num_pages, np.int32)
+        self._memory = ffi.from_buffer("int32_t[]", self._of)
+        self._counts = ffi.new("page_counts *", {"of": self._memory, "num_pages": num_pages, "floor": floor})
 
-    def __call__(self, pages: IntArray) -> int:
-        if pages.size < 2:
-            return pages.size
-        order = np.arange(pages.size, dtype=np.int32)
-        self._places[pages] = order  # of several mentions one wins: a sort would take ten times as long
-        return int(np.count_nonzero(self._places[pages] == order))
+    @property
+    def all(self) -> IntArray:
+        """The counts, by page: to be read."""
+        return self._of
+
+    @property
+    def used(self) -> IntArray:
+        """Counts of the first pages, up to the last that ever had one."""
+        return self._of[: self.top]
+
+    @property
+    def top(self) -> int:
+        """No page from there on ever had a count."""
+        return int(self._counts.top)
+
+    @property
+    def num_above(self) -> int:
+        """Pages with a higher count than the floor."""
+        return int(self._counts.num_above)
+
+    def add(self, pages: IntArray) -> int:
+        """Count each mention of a page: how many have risen above the floor."""
+        return self._done(lib.counts_add(self._counts, pointer(pages), pages.size), pages)
+
+    def subtract(self, pages: IntArray) -> int:
+        """Take each mention of a page back: how many have fallen to the floor."""
+        return self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
+
+    def num_new(self, pages: IntArray) -> int:
+        """How many of these pages have no count, each mentioned once."""
+        return self._done(lib.counts_num_new(self._counts, pointer(pages), pages.size), pages)
+
+    def combine(self, operation: Callable[..., IntArray], other: Counts) -> None:
+        """Add, or take back, all that another counts."""
+        top = self._counts.top = max(self.top, other.top)
+        operation(self._of[:top], other._of[:top], out=self._of[:top])
+        self._counts.num_above = self._num_above()
+
+    def check(self, what: str) -> None:
+        """Raise AssertionError unless as many pages are above the floor as is kept."""
+        num_above = self._num_above()
+        if self.num_above != num_above:
+            raise AssertionError(f"{self.num_above} pages are said to be {what}, {num_above} are")
+
+    def _num_above(self) -> int:
+        return int(np.count_nonzero(self.used > self._counts.floor))
+
+    def _done(self, num: int, pages: IntArray) -> int:
+        assert num != _IS_NONE, f"pages {pages} are not all below {self._of.size}"
+        assert num >= 0, f"pages {pages[self._of[pages] < 0]} are given back too often"
+        return num
 
 
 class PageSizes:
@@ -66,28 +114,30 @@ class PageSizes:
 class PageCounts:
     """References to pages. `num_pages` is how many pages have any, `num_bytes` their bytes."""
 
-    __slots__ = ("_counts", "_distinct", "_sizes", "num_bytes", "num_pages")
+    __slots__ = ("_counts", "_sizes", "num_bytes")
 
-    def __init__(self, num_pages: int, distinct: Distinct, sizes: PageSizes) -> None:
-        self._counts = np.zeros(num_pages, np.int32)
-        self._distinct = distinct
+    def __init__(self, num_pages: int, sizes: PageSizes) -> None:
+        self._counts = Counts(num_pages)
         self._sizes = sizes
-        self.num_pages = 0
         self.num_bytes = 0
+
+    @property
+    def num_pages(self) -> int:
+        return self._counts.num_above
 
     @property
     def own_bytes(self) -> int:
         """Bytes of memory that it takes at most."""
-        return self._counts.nbytes
+        return self._counts.all.nbytes
 
     def of(self, pages: IntArray) -> IntArray:
         """How often each of these pages is referred to."""
-        found: IntArray = self._counts[pages]
+        found: IntArray = self._counts.all[pages]
         return found
 
     def all(self) -> IntArray:
         """Every page that is referred to."""
-        return np.flatnonzero(self._counts).astype(np.int32)
+        return np.flatnonzero(self._counts.used).astype(np.int32)
 
     def size_of(self, pages: IntArray) -> int:
         """Bytes of each of these pages, all of one file."""
@@ -95,29 +145,15 @@ class PageCounts:
 
     def num_new(self, pages: IntArray) -> int:
         """How many of these pages are not referred to yet."""
-        return self._distinct(pages[self._counts[pages] == 0])
-
-    def add_new(self, pages: IntArray) -> None:
-        """Count pages that nobody referred to, each named once."""
-        self._counts[pages] = 1
-        self._count(pages, pages.size)
+        return self._counts.num_new(pages)
 
     def add(self, pages: IntArray) -> None:
         """Count each mention of a page."""
-        self._count(pages, self.num_new(pages))
-        np.add.at(self._counts, pages, _ONE)  # a plain += would count a page named twice only once
+        self.num_bytes += self._counts.add(pages) * self._sizes.of(pages)
 
     def subtract(self, pages: IntArray) -> None:
         """Take each mention of a page back."""
-        np.subtract.at(self._counts, pages, _ONE)
-        gone = pages[self._counts[pages] <= 0]
-        if gone.size:
-            assert not self._counts[gone].any(), f"pages {gone[self._counts[gone] < 0]} taken back too often"
-            self._count(gone, -self._distinct(gone))
-
-    def _count(self, pages: IntArray, num_more: int) -> None:
-        self.num_pages += num_more
-        self.num_bytes += num_more * self._sizes.of(pages)
+        self.num_bytes -= self._counts.subtract(pages) * self._sizes.of(pages)
 
     def add_all(self, other: PageCounts) -> None:
         """Count everything that another counts."""
@@ -128,20 +164,18 @@ class PageCounts:
         self._combine(np.subtract, other)
 
     def _combine(self, operation: Callable[..., IntArray], other: PageCounts) -> None:
-        operation(self._counts, other._counts, out=self._counts)
-        self.num_pages = int(np.count_nonzero(self._counts))
-        self.num_bytes = self._sizes.total(self._counts)
+        self._counts.combine(operation, other._counts)
+        self.num_bytes = self._sizes.total(self._counts.used)
 
-    def check(self, counted: npt.NDArray[np.int64], who: str) -> None:
+    def check(self, held: IntArray, who: str) -> None:
         """Raise AssertionError unless these are the references to each page."""
-        wrong = np.flatnonzero(self._counts != counted)
+        counted = np.bincount(held, minlength=self._counts.top)
+        wrong = np.flatnonzero(self._counts.all[: counted.size] != counted)
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(
-                f"{who} is charged {self._counts[some]} references to pages {some}, holds {counted[some]}"
+                f"{who} is charged {self._counts.all[some]} references to pages {some}, holds {counted[some]}"
             )
-        num_pages = int(np.count_nonzero(counted))
-        if self.num_pages != num_pages:
-            raise AssertionError(f"{who} is charged {self.num_pages} pages, holds {num_pages}")
-        if self.num_bytes != (num_bytes := self._sizes.total(self._counts)):
+        self._counts.check(f"charged to {who}")
+        if self.num_bytes != (num_bytes := self._sizes.total(counted)):
             raise AssertionError(f"{who} is charged {self.num_bytes} bytes of pages, holds {num_bytes}")

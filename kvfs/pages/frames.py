@@ -60,6 +60,12 @@ class Frames:
             self.generation[frames] += 1
             self._free.give(frames)
 
+    def held_pages(self) -> IntArray:
+        """Every page that is in memory: looks at the frames that were ever used."""
+        used = self.page_of[: self._free.top]
+        pages: IntArray = used[used != NOWHERE]
+        return pages
+
     # What `PageStore` asks for
 
     @property
@@ -103,12 +109,15 @@ class Frames:
 
     # The books
 
-    def check(self, num_coming: int) -> None:
-        """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`)."""
+    def check(self, num_coming: int, num_pages: int) -> None:
+        """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`).
+
+        `num_pages`: the others were never used.
+        """
         self._free.check()
-        bound = self.of[self.of != NOWHERE]
-        is_free = self._free.bitmap()
-        holding = np.flatnonzero(self.page_of != NOWHERE)
+        bound = self.of[:num_pages][self.of[:num_pages] != NOWHERE]
+        is_free = self._free.bitmap(self._free.top)
+        holding = np.flatnonzero(self.page_of[: self._free.top] != NOWHERE)
         if holding.size != bound.size or (self.of[self.page_of[holding]] != holding).any():
             raise AssertionError("a page and its frame disagree about each other")
         if np.unique(bound).size != bound.size or is_free[bound].any():

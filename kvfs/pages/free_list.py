@@ -67,10 +67,11 @@ class FreeList:
         wrong = lib.free_list_set(self._list, pointer(pages), len(pages), are_free)
         assert not wrong, f"pages {pages} are not all below {self.num_pages}"
 
-    def bitmap(self) -> npt.NDArray[np.bool_]:
-        """A copy of which pages are free, for the books' check."""
-        taken = np.frombuffer(ffi.buffer(self._list.taken, self.num_pages // 8 + 1), np.uint8)
-        found: npt.NDArray[np.bool_] = np.unpackbits(taken, count=self.num_pages, bitorder="little") == 0
+    def bitmap(self, stop: int | None = None) -> npt.NDArray[np.bool_]:
+        """A copy of which pages are free, of all or of those before `stop`, for the books' check."""
+        stop = self.num_pages if stop is None else stop
+        taken = np.frombuffer(ffi.buffer(self._list.taken, stop // 8 + 1), np.uint8)
+        found: npt.NDArray[np.bool_] = np.unpackbits(taken, count=stop, bitorder="little") == 0
         return found
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Builds `kvfs._pages`: the hash of `digest.c`, and the free pages of `free_list.c`."""
+"""Builds `kvfs._pages`: the hash of `digest.c`, the free pages of `free_list.c`, the references of `counts.c`."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import cffi
 
 _HERE = Path(__file__).resolve().parent
-_PARTS = ("digest", "free_list")
+_PARTS = ("digest", "free_list", "counts")
 
 ffi = cffi.FFI()
 for part in _PARTS:

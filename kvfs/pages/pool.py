@@ -25,17 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.pages.accounts import Accounts
+from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.kept import Kept
 from kvfs.pages.looking import ColdPages, NoColdPages, look
 from kvfs.pages.on_disk import OnDisk
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
-
-_ONE = np.int32(1)
-"""Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
 
 PAGES_A_LOOK = 2 * NUM_LANES
 """Read and hashed at once: from disk by one read."""
@@ -120,7 +119,8 @@ class PagePool:
         self.num_frames = store.num_pages
         """How many pages may be in memory."""
         self.page_bytes = store.page_bytes
-        self.refcount = np.zeros(num_numbers, np.int32)
+        self._references = Counts(num_numbers, floor=1)
+        self.refcount = self._references.all
         self.fill = np.zeros(num_numbers, np.int8)
         """Slots that hold an entry of some table, or are reserved for one; the frontier of in-place appends."""
         self.reserved_at = np.full(num_numbers, PAGE_ENTRIES, np.int8)
@@ -136,12 +136,13 @@ class PagePool:
         """Frames that are taken and hold no page yet."""
         self.num_promised = 0
         """Free frames that are somebody's already, who waits for more of them."""
-        self.pins = np.zeros(num_numbers, np.int32)
+        self._pins = Counts(num_numbers)
+        self.pins = self._pins.all
         """How many need the bytes of a page where they are: it keeps its frame."""
         self.last_use = np.zeros(num_numbers, np.float64)
         """When the last of those who pinned a page let go of it, by `time.monotonic`; 0: nobody yet."""
-        self.keep_until = np.zeros(num_numbers, np.float64)
-        """Until when a page keeps its frame, by advice on a file that has it."""
+        self.kept = Kept(num_numbers)
+        """Pages that keep their frames by advice."""
         self.row_of = np.full(num_numbers, NO_ROW, np.int32)
         """Which file used a page last: its row among the residents."""
         self.released: Callable[[int], None] = lambda _row: None
@@ -159,6 +160,21 @@ class PagePool:
         return self._free.count
 
     @property
+    def top(self) -> int:
+        """No page from there on was ever referred to."""
+        return self._references.top
+
+    @property
+    def num_pinned(self) -> int:
+        """Pages that keep their frames for somebody."""
+        return self._pins.num_above
+
+    @property
+    def num_in_memory(self) -> int:
+        """Pages that have a frame."""
+        return self.num_frames - self.store.num_free - self.num_coming
+
+    @property
     def num_free_frames(self) -> int:
         """Pages that there is room for in memory, for whoever comes now."""
         return self.store.num_free - self.num_promised
@@ -170,8 +186,7 @@ class PagePool:
         return found
 
     def statistics(self) -> PoolStatistics:
-        num_shared = int(np.count_nonzero(self.refcount > 1))
-        return PoolStatistics(self.num_pages, self.num_free, num_shared, self.page_bytes)
+        return PoolStatistics(self.num_pages, self.num_free, self._references.num_above, self.page_bytes)
 
     # References
 
@@ -211,9 +226,9 @@ class PagePool:
             )
         pages = self._free.take(count)
         account.charge_new_pages(pages)
-        self.refcount[pages] = 1
+        self._references.add(pages)
         self.row_of[pages] = NO_ROW
-        self.keep_until[pages] = 0
+        self.kept.clear(pages)
         if has_frames:
             is_stale = self.give_frames_to(pages, owner, self.store.take(count) if frames is None else frames)
             if frames is not None:
@@ -257,11 +272,11 @@ class PagePool:
         self.store.give_frames(frames)
 
     def pin(self, pages: IntArray) -> None:
-        """They keep their frames until `unpin`; each is named once."""
-        self.pins[pages] += _ONE
+        """They keep their frames until `unpin`."""
+        self._pins.add(pages)
 
     def unpin(self, pages: IntArray) -> None:
-        self.pins[pages] -= _ONE
+        self._pins.subtract(pages)
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
         """How many of each page's first slots have an entry, of pages that nothing computes with."""
@@ -290,20 +305,19 @@ class PagePool:
         account = self.accounts.of(owner)
         account.require_pages(pages)
         account.charge_pages(pages)
-        np.add.at(self.refcount, pages, _ONE)  # a plain += would count a page named twice only once
+        self._references.add(pages)
 
     def release(self, pages: IntArray, owner: int) -> None:
         """Take back a reference of `owner` for each mention of a page; pages without any are free."""
         if not pages.size:
             return
         self.accounts.of(owner).refund_pages(pages)
-        np.subtract.at(self.refcount, pages, _ONE)
-        unused = pages[self.refcount[pages] <= 0]
+        self._references.subtract(pages)
+        unused = pages[self.refcount[pages] == 0]
         if unused.size:
-            assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
             self.fill[unused] = 0
             self.reserved_at[unused] = PAGE_ENTRIES
-            self.keep_until[unused] = 0
+            self.kept.clear(unused)
             self.has_digest[unused] = False
             self.store.give(unused)
             self.released(NO_ROW)
@@ -358,7 +372,7 @@ class PagePool:
     def restore_references(self, pages: IntArray, owner: int) -> None:
         """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
         self.accounts.of(owner).charge_pages(pages)
-        np.add.at(self.refcount, pages, _ONE)
+        self._references.add(pages)
 
     def are_in_memory(self, pages: IntArray) -> bool:
         return bool((self.store.of[pages] != NOWHERE).all())
@@ -417,12 +431,15 @@ class PagePool:
         self.accounts.check_pages(held)
 
     def _check_references(self, held: IntArray) -> None:
-        counted = np.bincount(held, minlength=self.num_numbers)
-        wrong = np.flatnonzero(counted != self.refcount)
+        """Look at the pages that were ever used; the others are free, if their list is sound."""
+        self._free.check()
+        counted = np.bincount(held, minlength=max(self.top, self._free.top))
+        num = counted.size
+        wrong = np.flatnonzero(counted != self.refcount[:num])
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(f"pages {some} have {self.refcount[some]} references, {counted[some]} are held")
-        free = np.concatenate([self._free.bitmap(), counted[self._first_foreign :] == 0])
+        free = np.concatenate([self._free.bitmap(min(num, self._first_foreign)), counted[self._first_foreign :] == 0])
         wrong = np.flatnonzero(free != (counted == 0))
         if wrong.size:
             some = wrong[:8]
@@ -430,12 +447,15 @@ class PagePool:
         num_used = int(np.count_nonzero(counted[: self._first_foreign]))
         if self._free.count + num_used != self._first_foreign:
             raise AssertionError(f"{self._free.count} free + {num_used} used != {self._first_foreign} pages")
-        self._free.check()
-        self.store.check(self.num_coming)
-        strange = (self.fill < 0) | (self.fill > PAGE_ENTRIES) | (free & (self.fill != 0))
-        strange |= self.has_digest & (self.fill != PAGE_ENTRIES)
+        self._references.check("shared")
+        self._pins.check("pinned")
+        self.kept.check()
+        self.store.check(self.num_coming, num)
+        fill, has_digest = self.fill[:num], self.has_digest[:num]
+        strange = (fill < 0) | (fill > PAGE_ENTRIES) | (free & (fill != 0))
+        strange |= has_digest & (fill != PAGE_ENTRIES)
         wrong = np.flatnonzero(strange)
         if wrong.size:
             some = wrong[:8]
-            facts = f"fill {self.fill[some]}, free {free[some]}, digest {self.has_digest[some]}"
+            facts = f"fill {fill[some]}, free {free[some]}, digest {has_digest[some]}"
             raise AssertionError(f"pages {some} contradict themselves: {facts}")

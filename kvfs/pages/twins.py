@@ -46,7 +46,7 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
     if not twins.size:
         return twins
     # Of a copy: flatnonzero counts, and then looks again; what has changed between leaves numbers that are none.
-    known = np.flatnonzero(pool.has_digest.copy()).astype(np.int32)
+    known = np.flatnonzero(pool.has_digest[: pool.top].copy()).astype(np.int32)
     known = known[pool.owners_of(known) == owner]
     known = known[pool.accounts.of(owner).holds(known)]
     if not known.size:

@@ -7,7 +7,7 @@ so nobody gains by it but from himself.
 A page is its file's that used it last: what forks share is worth what the fork is that was there just now. A page whose
 last user is gone, and whose file nobody can tell, stands for itself.
 
-Some passes over arrays, one place a frame: a millisecond for 100,000 of them.
+Some passes over arrays, one place a frame that was ever used: a millisecond for 100,000 of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.tiers.policy import Files, FloatArray, Rank
@@ -31,7 +30,7 @@ ComputeS = Callable[[FloatArray], FloatArray]
 
 def candidates(pool: PagePool) -> IntArray:
     """Pages in memory that nothing needs there now, whoever may want to keep them."""
-    pages = pool.store.page_of[pool.store.page_of != NOWHERE]
+    pages = pool.store.held_pages()
     free: IntArray = pages[(pool.pins[pages] == 0) & (pool.computed(pages) > 0)]
     return free
 
@@ -63,7 +62,7 @@ def in_order(
 
 def _not_pinned(pool: PagePool, residents: Residents, pages: IntArray, now_s: float, max_kept: int) -> IntArray:
     rows = pool.row_of[pages]
-    stays = pool.keep_until[pages] > now_s
+    stays = pool.kept.until[pages] > now_s
     has_row = rows != NO_ROW
     is_pinned = stays.copy()
     is_pinned[has_row] |= residents.pinned_until_s[rows[has_row]] > now_s

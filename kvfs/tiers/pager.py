@@ -336,8 +336,8 @@ class Pager:
         """It does not go down before. NoSpace: as much is kept by advice as may be."""
         pool, now_s = self._pool, self.clock()
         pages = table.pages
-        num_others = int(np.count_nonzero(pool.keep_until > now_s))
-        num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
+        num_others = pool.kept.num(now_s)
+        num_more = int(np.count_nonzero(pool.kept.until[pages] <= now_s))
         may_be = self.departures.max_kept
         if num_others + num_more > may_be:
             raise NoSpace(
@@ -345,7 +345,7 @@ class Pager:
                 f"most {may_be} may be: unpin others, or have pin_share raised"
             )
         self.residents.pinned_until_s[table.row] = until_s
-        pool.keep_until[pages] = np.maximum(pool.keep_until[pages], until_s)
+        pool.kept.extend(pages, until_s)
         self.will_need(table)
 
     def unpin_file(self, table: PageTable) -> None:
@@ -362,17 +362,16 @@ class Pager:
     def _keep_anew(self, pages: IntArray) -> None:
         """These are kept as long as files are pinned that have them."""
         residents = self.residents
-        self._pool.keep_until[pages] = 0
+        self._pool.kept.clear(pages)
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
             other = residents.tables[row]
             if other is not None:
-                keep_until = self._pool.keep_until
-                keep_until[other.pages] = np.maximum(keep_until[other.pages], residents.pinned_until_s[row])
+                self._pool.kept.extend(other.pages, float(residents.pinned_until_s[row]))
 
     def num_kept(self, tables: Iterable[PageTable]) -> int:
         """Pages of these that advice keeps in memory."""
         pages = np.unique(np.concatenate([_NONE, *(table.pages for table in tables)]))
-        return int(np.count_nonzero(self._pool.keep_until[pages] > self.clock()))
+        return int(np.count_nonzero(self._pool.kept.until[pages] > self.clock()))
 
     # ---- tickets
 
@@ -511,7 +510,7 @@ class Pager:
         self._ended(ticket, self._moves.recent_error() or self._no_room(num_frames))
 
     def _no_room(self, num_frames: int) -> NoSpace:
-        num_kept = int(np.count_nonzero(self._pool.keep_until > self.clock()))
+        num_kept = self._pool.kept.num(self.clock())
         return NoSpace(
             f"memory is full: {num_frames} pages more are needed there, {num_kept} of {self._pool.num_frames} are "
             "pinned by advice, and nothing else may go to disk: unpin files, remove some, or start the daemon with "
@@ -520,9 +519,7 @@ class Pager:
 
     def _is_anything_pinned(self) -> bool:
         """Whether somebody has pages in memory that will be let go."""
-        pool = self._pool
-        pages = pool.store.page_of[pool.store.page_of != NOWHERE]
-        return bool(pool.num_coming or pool.pins[pages].any())
+        return bool(self._pool.num_coming or self._pool.num_pinned)
 
     def _look_for_late(self) -> None:
         """Those who wait for a disk that does not answer."""
@@ -545,13 +542,12 @@ class Pager:
 
     def statistics(self) -> TierStatistics:
         pool, moves = self._pool, self._moves
-        here = pool.store.page_of[pool.store.page_of != NOWHERE]
         return TierStatistics(
             num_frames=pool.num_frames,
             num_free_frames=pool.store.num_free,
-            num_computing=int(np.count_nonzero(pool.pins[here])),
-            num_kept=int(np.count_nonzero(pool.keep_until[here] > self.clock())),
-            num_on_disk_alone=pool.num_pages - pool.num_free - here.size,
+            num_computing=pool.num_pinned,
+            num_kept=pool.kept.num(self.clock()),
+            num_on_disk_alone=pool.num_pages - pool.num_free - pool.num_in_memory,
             num_in=moves.num_in,
             num_out=moves.num_out,
             num_dropped=self.departures.num_dropped,

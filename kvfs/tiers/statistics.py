@@ -12,9 +12,9 @@ class TierStatistics:
     num_frames: int
     num_free_frames: int
     num_computing: int
-    """In memory, and needed there now."""
+    """Needed where they are now."""
     num_kept: int
-    """In memory by advice."""
+    """That advice keeps in memory, those on their way there included."""
     num_on_disk_alone: int
     num_in: int
     num_out: int

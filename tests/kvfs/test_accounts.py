@@ -13,7 +13,7 @@ from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
-from kvfs.pages.counts import Distinct, PageCounts, PageSizes
+from kvfs.pages.counts import PageCounts, PageSizes
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace, OverQuota
@@ -48,7 +48,7 @@ def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
 
 def test_page_counts_agree_with_plain_python_over_many_random_moves() -> None:
     rng = random.Random(1)
-    counts, model = PageCounts(20, Distinct(20), PageSizes(1)), dict.fromkeys(range(20), 0)
+    counts, model = PageCounts(20, PageSizes(1)), dict.fromkeys(range(20), 0)
     held: list[list[int]] = []
     for _ in range(2000):
         if held and rng.random() < 0.5:

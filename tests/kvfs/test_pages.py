@@ -170,6 +170,22 @@ def test_the_check_finds_references_that_nobody_accounts_for(pool: PagePool, hel
 
 
 def test_the_check_finds_a_page_that_contradicts_itself(pool: PagePool):
+    pool.release(pool.allocate(4, ANN), ANN)  # the check looks at pages that were ever used
     pool.fill[3] = 5
     with pytest.raises(AssertionError, match=r"\[3\] contradict themselves"):
         pool.check()
+
+
+def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool: PagePool):
+    pages = pool.allocate(3, ANN)
+    pool.retain(pages[:2], ANN)
+    pool.pin(pages[1:])
+    assert (pool.statistics().num_shared, pool.num_pinned) == (2, 2)
+    pool.pins[pages[0]] = 1
+    with pytest.raises(AssertionError, match="2 pages are said to be pinned, 3 are"):
+        pool.check([Held(*pages), Held(*pages[:2])])
+    pool.pins[pages[0]] = 0
+    pool.unpin(pages[1:])
+    pool.release(pages[:2], ANN)
+    assert (pool.statistics().num_shared, pool.num_pinned) == (0, 0)
+    pool.check([Held(*pages)])

@@ -24,13 +24,15 @@ NUM_ON_DISK = 1000
 class KeptBench(Bench):
     """`num_pages` fit into memory."""
 
-    def __init__(self, directory: Path, *, num_pages: int, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, directory: Path, *, num_pages: int, num_on_disk: int = NUM_ON_DISK, limits: Limits = LIMITS
+    ) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)
         facts, journal = Facts(self.model, self.arena, "float32"), Journal()
         self.state = State(directory / "state")
         kept = self.state.load()
-        pool = PagePool(self.arena, num_on_disk=NUM_ON_DISK)
+        pool = PagePool(self.arena, num_on_disk=num_on_disk)
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, changes=journal, bits="bench")
         self.tree = self.fs.volume.tree
         self.pager = self.fs.volume.pager

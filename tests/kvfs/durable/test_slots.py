@@ -25,6 +25,7 @@ def test_slots_are_taken_from_the_bottom_while_more_come_and_are_free_when_nobod
 def test_a_slot_that_is_free_although_a_version_needs_it_is_found_out() -> None:
     slots = Slots()
     slots.take(2)
-    slots.need(np.array([7], np.int32))
+    slots.disown(np.array([1], np.int32))
+    slots.need(np.array([1], np.int32))
     with pytest.raises(AssertionError, match="a slot is free although"):
         slots.check()

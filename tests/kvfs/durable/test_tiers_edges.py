@@ -208,7 +208,7 @@ def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) ->
         assert pager.num_kept([fork.table]) == 3
         house.fs.kv_advise_open(ROOT, half, [(Advice.UNPIN, 0)])
         assert pager.num_kept([fork.table]) == 1
-        assert not pool.keep_until[fork.table.pages[1:]].any()
+        assert not pool.kept.until[fork.table.pages[1:]].any()
 
     live(work, tmp_path, num_pages=16, num_on_disk=200)
 
