@@ -131,6 +131,8 @@ free_list *free_list_new(int64_t num_pages) {
 }
 
 void free_list_delete(free_list *list) {
+    if (!list)
+        return;
     for (int level = 0; level < LEVELS; level++)
         free(list->runs[level]);
     free(list->taken);
