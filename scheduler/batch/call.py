@@ -32,6 +32,9 @@ from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 from scheduler.trace.records import CallKind
 
+AHEAD_ENTRIES = 64
+"""Entries reserved beyond the next for a file that goes on by itself, beside the rest of its page."""
+
 _numbers = count(1)
 
 
@@ -168,9 +171,9 @@ class FileCall(ABC):
         return joined_s - self.submitted_s + self.queue_s
 
     @property
-    def goes_on(self) -> bool:
-        """Whether its file will go on without the scheduler, so that room ahead is worth having."""
-        return False
+    def num_ahead(self) -> int | None:
+        """Entries to reserve behind the rest of the file's last page; None: not even those of that page."""
+        return None
 
     @property
     def hot(self) -> HotFile | None:
@@ -280,8 +283,9 @@ class PredCall(FileCall):
         self._hot = hot
 
     @property
-    def goes_on(self) -> bool:
-        return self._hot is not None
+    def num_ahead(self) -> int | None:
+        """Whether the file goes on is seen at its next call: that of a branch is closed before."""
+        return None if self._hot is None else 0
 
     @property
     def hot(self) -> HotPred | None:

@@ -34,7 +34,7 @@ from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
-from scheduler.batch.call import NONE_FORCED, THE_END, Caller, Decision, FileCall, HotGeneration
+from scheduler.batch.call import AHEAD_ENTRIES, NONE_FORCED, THE_END, Caller, Decision, FileCall, HotGeneration
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
 from scheduler.batch.reduction import TokenScores
@@ -125,8 +125,8 @@ class GenerateCall(FileCall):
         self._decided_draw = -1  # that the decision is for
 
     @property
-    def goes_on(self) -> bool:
-        return self._draft is None
+    def num_ahead(self) -> int | None:
+        return AHEAD_ENTRIES if self._draft is None else None
 
     @property
     def hot(self) -> HotGeneration | None:

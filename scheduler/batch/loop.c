@@ -144,7 +144,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
         watched->num_asked++;
         watched->num_other += outcome == SYM_HOT_OTHER;
         if (outcome == SYM_HOT_TAKEN) {
-            sym_continue_with(loop, member, &call, loop->looked_ns, now_ns);
+            sym_continue_with(loop, i, &call, loop->looked_ns, now_ns);
             loop->counts.num_taken++;
             add_ready(loop, member, ready);
         } else if (outcome == SYM_HOT_COLD) {

@@ -122,7 +122,6 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error);
 /* Under the lock: members that were undecided, and are not any more, go on. 1: it was released to draw, so that more may have
  * been decided since. */
 int sym_take_decisions(sym_loop *loop);
-void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t earliest_ns,
-                       int64_t now_ns);
+void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns);
 
 #endif

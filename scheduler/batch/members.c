@@ -224,7 +224,7 @@ int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int
     const int waits = member->state == SYM_WAITING && continues && entries(member) < member->capacity;
     if (waits) {
         const int64_t now_ns = sym_now_ns();
-        sym_continue_with(loop, member, call, now_ns, now_ns);
+        sym_continue_with(loop, index, call, now_ns, now_ns);
         wake_loop(loop);
     }
     pthread_mutex_unlock(&loop->lock);

@@ -18,6 +18,15 @@
 
 static int is_complete(const sym_member *member) { return member->num_computed == member->num_tokens; }
 
+/* Its file goes on: the scheduler gives it more room before the last is used up. */
+static void note_room(sym_loop *loop, int32_t index, int32_t num_coming) {
+    sym_member *member = loop->members[index];
+    if (!member->is_low && member->capacity - entries(member) - num_coming < SYM_LOW_ENTRIES) {
+        member->is_low = 1;
+        sym_act_on(loop, index);
+    }
+}
+
 /* The entries of its stretch are part of the file from now on. */
 static void count_stretch(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
@@ -33,10 +42,8 @@ static void count_stretch(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->positions = NULL;
     atomic_fetch_add(&loop->progress, 1);
     sym_news_of(loop, index);
-    if (!member->is_low && member->capacity - entries(member) < SYM_LOW_ENTRIES) {
-        member->is_low = 1;
-        sym_act_on(loop, index);
-    }
+    if (member->kind != SYM_PROGRAM) /* which may have no other call: see sym_continue_with */
+        note_room(loop, index, 0);
 }
 
 /* It is computed: how long that took since it was asked for, and how much of it nobody computed it. */
@@ -76,8 +83,8 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->answered_ns = now_ns;
 }
 
-void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t earliest_ns,
-                       int64_t now_ns) {
+void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns) {
+    sym_member *member = loop->members[index];
     member->stream = call->stream;
     sym_called(loop, member, earliest_ns, now_ns);
     member->call_id = call->id;
@@ -89,6 +96,7 @@ void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *c
     member->deadline_ns = SYM_NO_DEADLINE;
     begin_stretch(member, &member->token, 1);
     member->state = SYM_COMPUTING;
+    note_room(loop, index, 1);
 }
 
 /* ---- generations */

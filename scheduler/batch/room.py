@@ -12,10 +12,8 @@ from kvfs.pages.pool import pages_for
 from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace, OverQuota
-from scheduler.batch.call import FileCall
+from scheduler.batch.call import AHEAD_ENTRIES, FileCall
 
-AHEAD_ENTRIES = 64
-"""Entries reserved beyond the next for a file that goes on by itself, beside the rest of its page."""
 AHEAD_POOL_SHARE = 16
 """With less than this part of memory free, only what is left of a file's last page is reserved ahead."""
 
@@ -40,7 +38,7 @@ class Room:
         positions = self._positions(call)
         next_position = int(positions[-1]) + 1
         call.caller.program.require(len(call.tokens), pages_for(num_entries) - pages_for(call.file.table.length))
-        ahead = self._num_ahead(num_entries, next_position) if call.goes_on else 0
+        ahead = 0 if call.num_ahead is None else self._num_ahead(num_entries, next_position, call.num_ahead)
         if (num_left := call.caller.program.num_tokens_left) is not None:
             ahead = min(ahead, num_left - len(call.tokens))
         if ahead:
@@ -57,7 +55,7 @@ class Room:
         if call.caller.program.num_tokens_left is not None:
             return False  # it is looked at how many are left when all of it is used up, and counted
         next_position = int(reservation.positions[-1]) + 1
-        ahead = self._num_ahead(reservation.start + len(reservation.tokens), next_position)
+        ahead = self._num_ahead(reservation.start + len(reservation.tokens), next_position, AHEAD_ENTRIES)
         if not ahead:
             return False
         try:
@@ -66,11 +64,11 @@ class Room:
             return False
         return True
 
-    def _num_ahead(self, num_entries: int, next_position: int) -> int:
-        """Entries to reserve beyond the first so many."""
+    def _num_ahead(self, num_entries: int, next_position: int, num_more: int) -> int:
+        """Entries to reserve beyond the first so many: `num_more` behind the last page, where memory is not short."""
         ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
-            ahead += AHEAD_ENTRIES
+            ahead += num_more
         # All of it has to be in memory at once, and a tail that forks share is there twice.
         ahead = min(ahead, (self.fs.pool.num_frames - 1) * PAGE_ENTRIES - num_entries)
         if self.max_entries is not None:
