@@ -68,12 +68,13 @@ class Gate:
 
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
         """Take one system call: answer it now, or see to it that it will be answered."""
-        self._batches.sync()
+        operation = self._operations.by_op[request.op]
+        self._catch_up(lip, request, operation)
         self.num_calls[request.op] += 1
         lip.stream = request.stream
         call = SystemCall(lip, request)
         try:
-            outcome = self._begin(call)
+            outcome = self._begin(call, operation)
         except Exception as failure:  # noqa: BLE001 - reported by `fail`, which knows every kind
             call.fail(failure)
             return
@@ -84,10 +85,18 @@ class Gate:
             call.wait(scope.cancel)  # now: the cancellation may be in the same batch
             nursery.start_soon(_go_on, call, outcome, scope)
 
-    def _begin(self, call: SystemCall) -> Outcome:
+    def _catch_up(self, lip: Lip, request: Request, operation: Operation) -> None:
+        """Have files show what was computed, as far as the call looks: all of them take 10 us for each in the run."""
+        is_of_its_file = operation.is_of_its_file and not lip.program.limits.is_any
+        file = lip.handles.get(request.handle) if is_of_its_file else None
+        if file is None:
+            self._batches.sync()
+        else:
+            self._batches.sync_file(file.table)
+
+    def _begin(self, call: SystemCall, operation: Operation) -> Outcome:
         """Unless it is too much, or has what no operation will look at."""
         request = call.request
-        operation = self._operations.by_op[request.op]
         if call.lip.program.over is not None and request.op not in _LET_GO:
             raise call.lip.program.over_limit()
         num_bytes = len(request.payload)

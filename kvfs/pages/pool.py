@@ -297,6 +297,12 @@ class PagePool:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
         self._bytes_in[self.store.frames_of(pages)] = owner
 
+    def claim_copy(self, source: int, target: int, owner: int) -> None:
+        """Say that a page was copied: where the source holds bytes of `owner` alone, so does the copy."""
+        frame = self.store.of[source]
+        if frame != NOWHERE and self._bytes_in[frame] == owner:
+            self._bytes_in[self.store.of[target]] = owner
+
     def retain(self, pages: IntArray, owner: int) -> None:
         """Add a reference for each mention of a page, or raise OverQuota and change nothing.
 

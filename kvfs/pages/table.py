@@ -468,8 +468,11 @@ class Reservation:
         """The first entries are computed, with these tokens, and become part of the file; others stay reserved."""
         count, pool = tokens.size, self.table.pool
         assert 0 < count <= self.tokens.size
-        slots = np.arange(self.start, self.start + count)
-        pool.tokens[self.pages[slots // PAGE_ENTRIES], slots % PAGE_ENTRIES] = tokens
+        if count == 1:  # the decode path
+            pool.tokens[self.pages[self.start // PAGE_ENTRIES], self.start % PAGE_ENTRIES] = tokens[0]
+        else:
+            slots = np.arange(self.start, self.start + count)
+            pool.tokens[self.pages[slots // PAGE_ENTRIES], slots % PAGE_ENTRIES] = tokens
         num_taken = pages_for(self.start + count) - len(self.pages) + len(self.new_pages)
         if self._is_stale is not None or self.copies:
             self._claim(num_taken)
@@ -497,8 +500,7 @@ class Reservation:
         if stale is not None:
             pool.claim(self.new_pages[:num_taken][stale[:num_taken]], self._owner)
         for source, target in self.copies:
-            if pool.owners_of(np.array([source], np.int32))[0] == self._owner:
-                pool.claim(np.array([target], np.int32), self._owner)
+            pool.claim_copy(source, target, self._owner)
 
     def abort(self) -> None:
         """The step failed: give the room back, as if nothing had been reserved."""

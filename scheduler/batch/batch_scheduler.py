@@ -88,8 +88,8 @@ class BatchScheduler:
         self._provided = trio.Event()
         self._accounting = Accounting()
         self._run = StandingRun(fs, self._accounting, vocab_size, limits or Limits())
-        self.sync = self._run.sync
-        """To be called before anybody looks at files."""
+        self.sync, self.sync_file = self._run.sync, self._run.sync_file
+        """To be called before anybody looks at files, or at the file of one table."""
         self._run.set_cost(self.cost.coefficients)
         self.recorder = Recorder()
         room = Room(fs, max_positions, max_entries)

@@ -191,6 +191,8 @@ int32_t sym_loop_state(sym_loop *loop, int32_t index);
 int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index);
 /* More room: `pages` begins as before, and `log` gets what was noted. */
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity);
+/* The state of one member, of which there are the same news as before. */
+void sym_loop_look(sym_loop *loop, int32_t index, sym_news *news);
 /* The news of at most `max` members, of `all` or of those for which something is to be done: how many. */
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);
 /* Grows with everything that counts. */

@@ -54,7 +54,7 @@ class Member:
     def _describe(self, share: int, connection: int) -> Any:
         call, reservation = self.call, self.call.reservation
         assert reservation is not None
-        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        pages = reservation.frames(len(reservation.pages))
         positions = np.ascontiguousarray(reservation.positions)
         tokens = np.ascontiguousarray(reservation.tokens)
         copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
@@ -180,7 +180,7 @@ class Member:
         """Tell the run that the reservation has grown."""
         reservation = self.call.reservation
         assert reservation is not None
-        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        pages = reservation.frames(len(reservation.pages))
         first = self._member.first
         log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
         lib.sym_loop_extend(loop, self.index, ints(pages), ints(log), first + len(log))
@@ -199,4 +199,4 @@ class Member:
 
 def ints(array: IntArray) -> Any:
     """As C takes them."""
-    return ffi.cast("int32_t *", array.ctypes.data)
+    return ffi.from_buffer("int32_t[]", array)

@@ -277,6 +277,25 @@ static int is_urgent(const sym_member *member) {
     return member->state == SYM_ENDED || member->is_rung || (member->is_low && !member->was_told_low);
 }
 
+static sym_news news_of(const sym_member *member, int32_t index) {
+    return (sym_news){.index = index,
+                      .state = member->state,
+                      .num_done = member->num_done,
+                      .is_low = member->is_low && !member->was_told_low,
+                      .is_rung = member->is_rung,
+                      .num_calls = member->num_calls,
+                      .compute_ns = member->compute_ns,
+                      .queue_ns = member->queue_ns,
+                      .num_steps = member->num_steps,
+                      .num_rows_computed = member->num_rows_computed};
+}
+
+void sym_loop_look(sym_loop *loop, int32_t index, sym_news *news) {
+    pthread_mutex_lock(&loop->lock);
+    *news = news_of(loop->members[index], index);
+    pthread_mutex_unlock(&loop->lock);
+}
+
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
     int32_t n = 0, num_kept = 0, num_missed = 0;
     pthread_mutex_lock(&loop->lock);
@@ -290,19 +309,9 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
             num_missed += is_wanted;
             continue;
         }
-        const int is_low = member->is_low && !member->was_told_low;
-        news[n++] = (sym_news){.index = index,
-                               .state = member->state,
-                               .num_done = member->num_done,
-                               .is_low = is_low,
-                               .is_rung = member->is_rung,
-                               .num_calls = member->num_calls,
-                               .compute_ns = member->compute_ns,
-                               .queue_ns = member->queue_ns,
-                               .num_steps = member->num_steps,
-                               .num_rows_computed = member->num_rows_computed};
+        news[n] = news_of(member, index);
         member->has_news = member->is_rung = 0;
-        member->was_told_low |= is_low;
+        member->was_told_low |= news[n++].is_low;
     }
     loop->num_news = num_kept;
     loop->must_tell = num_missed > 0;

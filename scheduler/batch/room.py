@@ -42,10 +42,11 @@ class Room:
         if (num_left := call.caller.program.num_tokens_left) is not None:
             ahead = min(ahead, num_left - len(call.tokens))
         if ahead:
-            more = np.arange(next_position, next_position + ahead, dtype=np.int32)
-            tokens = np.concatenate((call.tokens, np.zeros(ahead, np.int32)))
+            tokens, places = np.zeros((2, len(call.tokens) + ahead), np.int32)
+            tokens[:-ahead], places[:-ahead] = call.tokens, positions
+            places[-ahead:] = np.arange(next_position, next_position + ahead)
             try:
-                return self.fs.reserve(call.file, tokens, np.concatenate((positions, more)))
+                return self.fs.reserve(call.file, tokens, places)
             except (NoSpace, OverQuota):
                 pass  # then as many as are asked for, or nothing
         return self.fs.reserve(call.file, call.tokens, positions)

@@ -258,6 +258,14 @@ class StandingRun:
             if self._ended or self._low:
                 self._ring()  # the run does not any more: the news is taken
 
+    def sync_file(self, table: PageTable) -> None:
+        """Let one file show what was computed so far; of all else its member is told later."""
+        member = self._of.get(table)
+        if member is not None:
+            lib.sym_loop_look(self.loop, member.index, self._news)
+            self._commit(member, self._news[0].num_done)
+            self._accounting.count_member(member, self._news[0])
+
     def _take_news(self, *, of_all: bool) -> None:
         """Files show what is told of their members. That is some 10 us for each: not of all whenever one needs room."""
         count = _MAX_NEWS

@@ -26,7 +26,7 @@ class Closing:
         self._locking = locking
 
     def table(self) -> Table:
-        return {Op.KV_CLOSE: Operation(self._close, takes_payload=False)}
+        return {Op.KV_CLOSE: Operation(self._close, takes_payload=False, is_of_its_file=True)}
 
     def _close(self, call: SystemCall) -> None:
         file = self._end(call.lip, call.request.handle)

@@ -32,11 +32,11 @@ class KvFiles:
         return {
             Op.KV_CREATE: Operation(self._create, opens=True),
             Op.KV_OPEN: Operation(self._open, max_waiting=MAX_LATER, opens=True),
-            Op.KV_FORK: Operation(self._fork, opens=True),
-            Op.KV_STAT: Operation(self._stat),
-            Op.KV_READ: Operation(self._read, takes_payload=False),
+            Op.KV_FORK: Operation(self._fork, is_of_its_file=True, opens=True),
+            Op.KV_STAT: Operation(self._stat, is_of_its_file=True),
+            Op.KV_READ: Operation(self._read, takes_payload=False, is_of_its_file=True),
             Op.KV_REMOVE: Operation(self._remove),
-            Op.KV_TRUNCATE: Operation(self._truncate, takes_payload=False),
+            Op.KV_TRUNCATE: Operation(self._truncate, takes_payload=False, is_of_its_file=True),
         }
 
     def _create(self, call: SystemCall) -> Reply:

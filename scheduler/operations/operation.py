@@ -30,6 +30,8 @@ class Operation:
     """No: it has no use for one; some of those wait, and would keep it."""
     max_waiting: int | None = None
     """It may leave its rest to a coroutine, and is refused while so many calls of the program wait."""
+    is_of_its_file: bool = False
+    """It looks at the file of the call's handle, and at nothing that grows by what is computed for others."""
     opens: bool = False
     """Its answer is a handle, which the user has to have room for."""
 

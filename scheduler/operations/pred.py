@@ -150,7 +150,7 @@ class Predicting:
         self._memory = AttentionMemory()
 
     def table(self) -> Table:
-        return {Op.PRED: Operation(self.pred), Op.PRED_BATCH: Operation(self.pred_batch)}
+        return {Op.PRED: Operation(self.pred, is_of_its_file=True), Op.PRED_BATCH: Operation(self.pred_batch)}
 
     def pred(self, call: SystemCall) -> None:
         """One token and its row may go on by itself, in the run: that is the short way."""

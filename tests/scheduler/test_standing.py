@@ -42,6 +42,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.generate import TokenReplies
+from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.patches import guard
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program, Steps
@@ -463,6 +464,30 @@ def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
         assert bench.batches.statistics.num_calls == 29
         bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
         assert file.table.length == 3, "a program that thinks keeps nobody from its file"
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=9)], ids=["no limit", "a limit on tokens"])
+def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
+    """Its own file; where its program has limits, all that the program has computed; and all files, if it names none."""
+
+    async def scenario():
+        bench.gate.welcome(bench.program)
+        bench.program.program.limits = limits
+        mine, other = bench.file(), bench.file()
+        handle = bench.decode(mine, 1)
+        bench.decode(other, 2)
+        answers = []
+        while len(answers) < 2:
+            await trio.sleep(0.001)
+            answers += bench.replies()
+        async with trio.open_nursery() as nursery:
+            assert (mine.table.length, other.table.length) == (0, 0)
+            bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
+            assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
+            bench.gate.handle(bench.program, Request(Op.PING, 0, 4, 0, (0, 0, 0, 0), b""), nursery)
+            assert (mine.table.length, other.table.length) == (1, 1)
 
     bench.run(scenario)
 
