@@ -39,8 +39,8 @@ class StepBatch:
     """What one forward pass computes. Copies happen before anything is computed."""
 
     chunks: tuple[Chunk, ...]
-    copies: tuple[tuple[int, int], ...] = ()
-    """(source, target) pages to copy whole: copy-on-write of tails."""
+    copies: tuple[tuple[int, int, int], ...] = ()
+    """(source, target, entries) of pages to copy, the first so many entries at least: copy-on-write of tails."""
 
     @property
     def num_tokens(self) -> int:

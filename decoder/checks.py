@@ -31,7 +31,7 @@ class CheckedBatch:
     used: list[int]
     """Pages of each chunk."""
     copies: IntArray
-    """Source, target, source, target, …"""
+    """[copies, 3]: source, target, entries."""
     masks: list[Words | None]
     """A bit for each entry, a word for each page: [rows, pages]."""
 
@@ -46,13 +46,14 @@ def check_batch(batch: StepBatch, config: ModelConfig, num_pages: int) -> Checke
         pages=_joined([chunk.pages[:count] for chunk, count in zip(chunks, used, strict=True)]),
         lengths=[len(chunk.tokens) for chunk in chunks],
         used=used,
-        copies=np.array(batch.copies, dtype=np.int32).reshape(-1),
+        copies=np.array(batch.copies, dtype=np.int32).reshape(-1, 3),
         masks=[None if chunk.mask is None else _mask_words(chunk, chunk.mask) for chunk in chunks],
     )
     _check_range("token", checked.tokens, config.vocab_size)
     _check_range("position", checked.positions, config.max_positions)
     _check_range("page", checked.pages, num_pages)
-    _check_range("page to copy", checked.copies, num_pages)
+    _check_range("page to copy", checked.copies[:, :2].reshape(-1), num_pages)
+    _check_range("number of entries to copy", checked.copies[:, 2], PAGE_ENTRIES + 1)
     for chunk in chunks:
         for row in chunk.rows:
             _check_row(row, config.vocab_size)

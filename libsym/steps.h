@@ -65,7 +65,7 @@ typedef struct sym_batch {
     const int32_t *wanted;        /* [chunks] how many of its last rows give logits */
     const uint32_t *const *masks; /* [chunks] null, or [rows of the chunk][its pages]: a bit for each entry */
     float *const *out;            /* [num_wanted] -> [vocab] */
-    const int32_t *copies;        /* [copies][2] source, target */
+    const int32_t *copies;        /* [copies][3] source, target, entries: the first so many at least */
     const sym_mass *masses;       /* [chunks], or null: no chunk asks */
 } sym_batch;
 

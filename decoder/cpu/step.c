@@ -458,13 +458,29 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     end_phase(w, phase);
 }
 
+/* The first entries of a page, at least. K has all entries of a dimension, or of two, in two cache lines; entries of V
+ * follow each other, alone or by two. */
+static void copy_entries(struct sym_decoder *d, const int32_t *copy) {
+    const sym_shape *s = &d->model.shape;
+    const long page = page_bytes(s), block = block_bytes(s), part = s->kv_heads * block, line = 64;
+    const char *source = d->model.arena + copy[0] * page;
+    char *target = d->model.arena + copy[1] * page;
+    const long entries = copy[2] + copy[2] % 2, size = block / SYM_PAGE_ENTRIES * entries;
+    for (long k = 0; k < page; k += 2 * part) {
+        if (entries > SYM_PAGE_ENTRIES / 2)
+            memcpy(target + k, source + k, (size_t)part);
+        for (long at = k; entries <= SYM_PAGE_ENTRIES / 2 && at < k + part; at += 2 * line)
+            memcpy(target + at, source + at, line);
+        for (long at = k + part; at < k + 2 * part; at += block)
+            memcpy(target + at, source + at, (size_t)size);
+    }
+}
+
 static void phase_copy_and_embed(struct walker *w) {
     struct sym_decoder *d = w->d;
     const sym_batch *b = d->batch;
-    long page = page_bytes(&d->model.shape);
     for (long unit; b->num_copies && (unit = pool_take(&d->pool)) < b->num_copies;)
-        memcpy(d->model.arena + b->copies[2 * unit + 1] * page, d->model.arena + b->copies[2 * unit] * page,
-               (size_t)page);
+        copy_entries(d, b->copies + 3 * unit);
     if (b->num_copies)
         end_phase(w, EMBED);
     FOR_ROW_UNITS (d, b->num_rows, first, last)

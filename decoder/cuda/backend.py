@@ -161,13 +161,13 @@ class CudaDecoder:
 
     # ---- one pass
 
-    def _fits(self, work: Pass, copies: Sequence[tuple[int, int]]) -> bool:
+    def _fits(self, work: Pass, copies: Sequence[tuple[int, int, int]]) -> bool:
         return len(work.pages) + 2 * len(copies) <= self.arena.num_frames
 
-    def _run(self, work: Pass, copies: Sequence[tuple[int, int]]) -> None:
+    def _run(self, work: Pass, copies: Sequence[tuple[int, int, int]]) -> None:
         used, written, blank = work.pages_used(self.arena.num_pages)
         if copies:
-            sources, targets = (np.array(pages, np.int32) for pages in zip(*copies, strict=True))
+            sources, targets = np.array(copies, np.int32).T[:2]
             used = np.union1d(used, np.concatenate((sources, targets)))
             # A target that is copied from before it is written is needed as it was.
             written, blank = np.union1d(written, targets), np.union1d(blank, np.setdiff1d(targets, sources))
@@ -184,10 +184,11 @@ class CudaDecoder:
             self._device.finish(self._device.mark(self._stream))
             self.arena.release(taken)
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Whole pages: memory of the device has bandwidth for that."""
         if not copies:
             return
-        frames = self.arena.frames_of(np.array(copies, np.int32).T)
+        frames = self.arena.frames_of(np.array(copies, np.int32).T[:2])
         apart = not np.isin(frames[0], frames[1]).any()
         for pairs in [frames] if apart else np.split(frames, frames.shape[1], axis=1):
             there = self._device.upload(torch.from_numpy(np.ascontiguousarray(pairs)))

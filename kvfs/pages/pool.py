@@ -359,7 +359,7 @@ class PagePool:
         self.expect_copy(target)
 
     def expect_copy(self, target: int) -> None:
-        """The decoder copies whole pages, slots of others included: the copy is nobody's before `claim`."""
+        """The decoder copies slots of others, too: the copy is nobody's before `claim_copy`."""
         frame = self.store.of[target]
         if frame != NOWHERE:
             self._bytes_in[frame] = _SEVERAL

@@ -209,7 +209,6 @@ class PageTable:
     def _reserve_copying(self, source: int, tokens: IntArray, positions: IntArray) -> Reservation:
         num_pages = pages_for(self.length + tokens.size)
         new_pages, is_stale = self.pool.allocate_stale(num_pages - self._num_pages + 1, self._owner, may_wait=True)
-        is_stale[0] = False  # the copy overwrites it
         pages = np.concatenate((self._slots[: self._num_pages - 1], new_pages))
         target = int(new_pages[0])
         self.pool.copy_entries(source, target, self.length % PAGE_ENTRIES)
@@ -284,6 +283,7 @@ class Reservation:
 
     __slots__ = (
         "_is_stale",
+        "_num_copied",
         "_num_zeroed",
         "_owner",
         "_reserved_page",
@@ -322,6 +322,8 @@ class Reservation:
         self.new_pages = new_pages
         """The last of `pages`."""
         self._owner = table.owner
+        if copies:
+            self._copy_over(is_stale)
         # Of each new page: it holds bytes of others until it is zeroed. None: no page does, the usual case.
         self._is_stale = is_stale if is_stale is not None and is_stale.any() else None
         self._num_zeroed = 0  # new pages whose turn has come
@@ -371,8 +373,8 @@ class Reservation:
         missing = of[self.new_pages] == NOWHERE
         is_stale = np.zeros(len(self.new_pages), np.bool_) if self._is_stale is None else self._is_stale
         is_stale[missing] = pool.give_frames_to(self.new_pages[missing], self._owner, frames)
-        if self.copies:
-            is_stale[0] = False  # the copy overwrites it
+        if self.copies and missing[0]:
+            self._copy_over(is_stale)
             pool.expect_copy(self.copies[0][1])
         self._is_stale = is_stale if is_stale.any() else None
 
@@ -385,10 +387,16 @@ class Reservation:
         """Where the first pages are in memory: what a decoder computes over. The file has to be there."""
         return self.table.pool.store.frames_of(self.pages[:num_pages])
 
-    def frame_copies(self) -> list[tuple[int, int]]:
-        """`copies`, as a decoder makes them."""
+    def _copy_over(self, is_stale: npt.NDArray[np.bool_] | None) -> None:
+        """The tail is copied into the first new page: all of it where that has bytes of others, else what is filled."""
+        assert is_stale is not None
+        self._num_copied = PAGE_ENTRIES if is_stale[0] else self.start % PAGE_ENTRIES
+        is_stale[0] = False
+
+    def frame_copies(self) -> list[tuple[int, int, int]]:
+        """`copies`, as a decoder makes them: (source, target, entries)."""
         of = self.table.pool.store.of
-        return [(int(of[source]), int(of[target])) for source, target in self.copies]
+        return [(int(of[source]), int(of[target]), self._num_copied) for source, target in self.copies]
 
     def write_entries(self) -> None:
         """Put tokens and positions into the pages and move their fills. Called once, by `reserve`."""

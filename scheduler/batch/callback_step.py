@@ -83,8 +83,8 @@ def _batch_of(batch: Any, vocab_size: int) -> StepBatch:
         mask = _mask(batch.masks[index], end - first, len(table), start[index])
         mass = None if batch.masses == ffi.NULL else _mass(batch.masses[index])
         chunks.append(Chunk(tokens[first:end], positions[first:end], table, start[index], own, mask, mass))
-    copies = _ints(batch.copies, 2 * batch.num_copies).reshape(-1, 2).tolist()
-    return StepBatch(tuple(chunks), tuple((source, target) for source, target in copies))
+    copies = _ints(batch.copies, 3 * batch.num_copies).reshape(-1, 3).tolist()
+    return StepBatch(tuple(chunks), tuple((source, target, count) for source, target, count in copies))
 
 
 def _row(out: Any, vocab_size: int) -> memoryview[float]:

@@ -186,7 +186,7 @@ static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
     layout->room_chunks = chunks[0];
     if (sym_make_room(&layout->pages, &layout->room_pages, sizes->pages, sizeof(int32_t)) != 0 ||
         sym_make_room(&layout->out, &layout->room_out, sizes->out, sizeof *layout->out) != 0 ||
-        sym_make_room(&layout->copies, &layout->room_copies, 2 * sizes->copies, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->copies, &layout->room_copies, 3 * sizes->copies, sizeof(int32_t)) != 0 ||
         make_scratch(layout, sizes->scratch, loop->plan.vocab_size) != 0)
         return -1;
     if (sizes->mask_words > layout->room_mask_words) {
@@ -279,7 +279,7 @@ static void lay_chunks(sym_loop *loop) {
         layout->masses[c] = member->mass;
         has_mass |= member->mass.sums != NULL;
         if (member->num_copies > 0)
-            memcpy(layout->copies + 2 * num_copies, member->copies, 2 * (size_t)member->num_copies * sizeof(int32_t));
+            memcpy(layout->copies + 3 * num_copies, member->copies, 3 * (size_t)member->num_copies * sizeof(int32_t));
         num_copies += member->num_copies;
         weigh(loop, seat, start, used);
         member->in_step = 1;

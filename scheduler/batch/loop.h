@@ -56,7 +56,7 @@ typedef struct sym_member {
     uint64_t call_id; /* of the call that is being computed */
     int64_t slot; /* its result slot */
     const int32_t *pages;
-    const int32_t *copies; /* [num_copies][2], before its first step */
+    const int32_t *copies; /* [num_copies][3], before its first step */
     const int32_t *tokens, *positions; /* [num_tokens]: its stretch; no positions: they go on from `position` */
     int32_t num_tokens, num_copies;
     int32_t position; /* of the next entry */

@@ -78,7 +78,7 @@ class Member:
                 "program": call.caller.pid,
                 "pages": ints(pages),
                 "copies": ints(copies),
-                "num_copies": copies.size // 2,
+                "num_copies": copies.size // 3,
                 "tokens": ints(tokens),
                 "positions": ints(positions),
                 "num_tokens": len(call.tokens),

@@ -113,7 +113,7 @@ class Bench:
             tuple(memoryview(row) for row in rows),
         )
         began = time.perf_counter()
-        self.decoder.step(StepBatch((chunk,), reservation.copies))
+        self.decoder.step(StepBatch((chunk,), tuple(reservation.frame_copies())))
         if not wanted:
             self.computed_s += time.perf_counter() - began
             self.num_computed += len(tokens)

@@ -50,7 +50,7 @@ class Bench:
     def file(self, max_entries: int) -> File:
         return File(np.array([self._free.pop() for _ in range(-(-max_entries // 32))], dtype=np.int32))
 
-    def step(self, *calls: Call, copies: Sequence[tuple[int, int]] = ()) -> list[Floats]:
+    def step(self, *calls: Call, copies: Sequence[tuple[int, int, int]] = ()) -> list[Floats]:
         """Runs the calls as one batch; the logits of each, [rows, vocab]."""
         chunks = []
         for call in calls:

@@ -40,7 +40,7 @@ class ReferenceDecoder:
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> None:
         """One forward pass: KV goes into the batch's pages, logits into its rows."""
-        for source, target in batch.copies:
+        for source, target, _ in batch.copies:
             self.arena.writable(target)[:] = self.arena.view(source)
         for chunk in batch.chunks:
             self._run(chunk)

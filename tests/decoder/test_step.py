@@ -172,7 +172,7 @@ def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, leng
     tail, copies = length // 32, []
     if length % 32:
         spare = int(bench.file(1).pages[0])
-        copies = [(int(fork.pages[tail]), spare)]
+        copies = [(int(fork.pages[tail]), spare, length % 32)]
         fork.pages[tail] = spare
         fork.pages[tail + 1 :] = bench.file(32 * len(fork.pages[tail + 1 :])).pages
     else:
@@ -188,8 +188,13 @@ def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, leng
 def test_a_step_of_copies_alone_copies(cpu_bench):
     bench = cpu_bench()
     bench.arena.pages[3] = 2.5
-    bench.step(copies=[(3, 4), (3, 5)])
-    assert bench.arena.pages[4].min() == bench.arena.pages[5].min() == 2.5
+    bench.step(copies=[(3, 4, 32), (3, 5, 7), (3, 6, 17)])
+    whole, copy, *heads = (bench.arena.view(page) for page in (3, 4, 5, 6))
+    assert copy == whole
+    for head, count in zip(heads, (7, 17), strict=True):
+        assert bench.arena.masked(head, count) == bench.arena.masked(whole, count)
+        assert head != whole
+    assert bench.arena.masked(heads[0], 16) == heads[0], "no more than half a page"
 
 
 @pytest.mark.slow
@@ -252,7 +257,7 @@ def test_a_batch_that_would_index_out_of_range_is_refused_and_nothing_is_written
 
 def test_a_copy_of_a_page_that_is_not_there_is_refused(cpu_bench):
     with pytest.raises(ValueError, match="page to copy 64"):
-        cpu_bench().step(copies=[(0, 64)])
+        cpu_bench().step(copies=[(0, 64, 32)])
 
 
 def test_a_row_that_cannot_be_written_is_refused(cpu_bench):

@@ -82,9 +82,9 @@ class FakeStore:
         self.view(page)
         return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, num_entries: int = PAGE_ENTRIES) -> None:
         """For the fake decoder."""
-        self.pages[target] = self.pages[source]
+        self.entries[target, :, :, :, :num_entries] = self.entries[source, :, :, :, :num_entries]
 
     def zero(self, page: int) -> None:
         self.pages[page] = 0
@@ -130,8 +130,8 @@ class FakeDecoder:
     def step(self, reservation: Reservation) -> None:
         for page in reservation.pages_to_zero(reservation.tokens.size):
             reservation.table.pool.store.zero(page)
-        for source, target in reservation.frame_copies():
-            self.store.copy(source, target)
+        for source, target, count in reservation.frame_copies():
+            self.store.copy(source, target, count)
         pages, start = reservation.frames(len(reservation.pages)), reservation.start
         previous = float(self.moved_entries(pages[: pages_for(start)], start)[0][-1]) if start else 0.0
         new = zip(reservation.tokens.tolist(), reservation.positions.tolist(), strict=True)

@@ -127,6 +127,24 @@ def test_a_copied_tail_counts_as_bytes_of_both_owners(pool: PagePool, store: Fak
     assert not any(store.view(page))
 
 
+def test_a_tail_is_copied_as_far_as_it_is_filled_and_whole_over_bytes_of_others(
+    pool: PagePool, store: FakeStore, decoder: FakeDecoder
+):
+    anns, bobs = PageTable(pool, ANN), PageTable(pool, BOB)
+    decoder.append(anns, [1, 2, 3])
+    fork = anns.fork()
+    decoder.append(anns, [6])
+    reservation = fork.reserve([4], [3])
+    assert reservation.frame_copies() == [(0, 1, 3)]
+    reservation.abort()
+    decoder.append(bobs, range(100, 132))
+    bobs.close()
+    reservation = fork.reserve([4], [3])
+    assert reservation.frame_copies() == [(0, 1, 32)]
+    decoder.step(reservation)
+    assert (store.entries[1, :, :, :, 4:] == store.entries[0, :, :, :, 4:]).all(), "nothing is left of bob's"
+
+
 def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore):
     pages = pool.allocate(1, ANN)
     write_marker(store, int(pages[0]))

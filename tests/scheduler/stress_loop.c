@@ -127,7 +127,7 @@ static int step(sym_decoder *d, const sym_batch *batch) {
     if (below(&d->random, 8) == 0)
         usleep(300);
     for (int32_t c = 0; c < batch->num_copies; c++)
-        memcpy(d->pages[batch->copies[2 * c + 1]], d->pages[batch->copies[2 * c]], sizeof d->pages[0]);
+        memcpy(d->pages[batch->copies[3 * c + 1]], d->pages[batch->copies[3 * c]], sizeof d->pages[0]);
     int32_t out = 0;
     unsigned seen = 0; /* files: a step has one chunk of each at most */
     for (int32_t c = 0; c < batch->num_chunks; c++) {
@@ -581,7 +581,7 @@ static void join(struct file *file, sym_member *member, const int32_t *tokens, i
     file->copied_page = -1;
     if (file->length % SYM_PAGE_ENTRIES != 0 && below(&chance, 3) == 0) { /* as of a page that others share */
         file->copied_page = file->length / SYM_PAGE_ENTRIES;
-        const int32_t copies[2] = {file->pages[file->copied_page], file->spare_page};
+        const int32_t copies[3] = {file->pages[file->copied_page], file->spare_page, SYM_PAGE_ENTRIES};
         member->copies = keep(file, copy_of(copies, sizeof copies));
         member->num_copies = 1;
         file->spare_page = copies[0];

@@ -65,7 +65,7 @@ def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through
     for bench, decoder in zip(benches, (decoders[0], through_c(decoders[1].step)), strict=True):
         calls = mixed_calls(bench)
         bench.decoder = decoder
-        outs.append(bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3), (int(calls[2].file.pages[0]), 4)]))
+        outs.append(bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3, 32), (int(calls[2].file.pages[0]), 4, 32)]))
         masses.append([call.mass for call in calls if call.mass is not None])
     assert all(mass.any() and np.array_equal(mass, called) for mass, called in zip(*masses, strict=True))
     assert [out.shape for out in outs[0]] == [out.shape for out in outs[1]]
@@ -78,8 +78,8 @@ def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through
 
 def test_a_batch_of_copies_alone_is_one(decoders, through_c):
     seen = []
-    through_c(seen.append).step(StepBatch((), ((1, 2), (3, 4))))
-    assert seen == [StepBatch((), ((1, 2), (3, 4)))]
+    through_c(seen.append).step(StepBatch((), ((1, 2, 32), (3, 4, 5))))
+    assert seen == [StepBatch((), ((1, 2, 32), (3, 4, 5)))]
 
 
 def test_what_c_has_in_its_arrays_may_change_after(through_c):
@@ -143,7 +143,7 @@ def test_the_addresses_are_good_as_long_as_their_owner(through_c):
     before = through.callback.native
     for _ in range(3):
         gc.collect()
-        through.step(StepBatch((), ((0, 1),)))
+        through.step(StepBatch((), ((0, 1, 32),)))
     assert through.callback.native == before
     assert len(seen) == 3
 

@@ -204,7 +204,7 @@ def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, mended):
     spare = int(bench.file(1).pages[0])
     fork.pages, fork.length = base.pages.copy(), length
     fork.pages[tail:] = spare
-    copies = [(int(base.pages[tail]), spare)]
+    copies = [(int(base.pages[tail]), spare, 32)]
     # The fork's tail is copied before the base's own append lands in the page.
     got = bench.step(Call(base, [5]), Call(fork, [6]), copies=copies)
     assert DecodeSize(2, 64, is_shared=True) in bench.decoder._graphs._has_run
@@ -264,7 +264,7 @@ def test_copies_alone_and_chains_of_copies_copy_in_order(cuda_bench, num_frames)
     bench = cuda_bench(num_frames=num_frames, **ONE_LAYER)
     for page in range(2):
         bench.arena.writable(page)[:] = bytes([page + 1]) * bench.arena.page_bytes
-    bench.step(copies=[(0, 5), (5, 6), (1, 0)])
+    bench.step(copies=[(0, 5, 32), (5, 6, 32), (1, 0, 32)])
     assert [bench.arena.view(page)[0] for page in (0, 1, 5, 6)] == [2, 2, 1, 1]
 
 
