@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -104,8 +105,7 @@ class OpenKv:
         return self.content.table
 
 
-@dataclass(frozen=True, slots=True)
-class KvStat:
+class KvStat(NamedTuple):
     """What there is to know about a file without reading it; with None for what stat(2) does not tell everybody."""
 
     ino: int
@@ -521,8 +521,7 @@ class FileSystem:
         found = self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
         if allows(inode, creds, READ):
             return found
-        return replace(
-            found,
+        return found._replace(
             exclusive_pages=None,
             pinned=None,
             lease_s=None,

@@ -15,7 +15,7 @@ from libsym.errors import Invalid, NoSpace, OverQuota, SymError, WouldBlock
 from libsym.faces import script_of
 from libsym.generate import GOES_ON, Generation, Grammar, Ngram, Options, Progress, generate_call, sampler_of
 from libsym.kv import KV, kv_close, kv_fork, kv_lock, kv_read, kv_stat, kv_truncate
-from libsym.open_file import channel_of
+from libsym.open_file import channel_of, length_script
 from libsym.pred import write_script
 from libsym.rows.sampler import Sampler
 from libsym.text import chat_tokens, tokenize
@@ -118,7 +118,7 @@ class Turns(Generic[G]):
             raise WouldBlock(f"{self.kv.name}: another conversation goes on by this handle; close that, or fork() it")
         if self.kv.path is not None and not self.kv.is_locked:
             yield from script_of(kv_lock)(self.kv, blocking=False)
-            if self.pending and (yield from script_of(kv_stat)(self.kv)).tokens != self._ended_at():
+            if self.pending and (yield from length_script(self.kv)) != self._ended_at():
                 self._forget_pending()
         self.kv.talker = weakref.ref(self)
 
@@ -134,7 +134,7 @@ class Turns(Generic[G]):
     def _end_turn(self) -> Script[None]:
         """Make file and pending tokens what they are when the last turn has ended. No answer is under way."""
         length, pending = yield from self._end_of_turn()
-        if length is not None and (yield from script_of(kv_stat)(self.kv)).tokens > length:
+        if length is not None and (yield from length_script(self.kv)) > length:
             yield from script_of(kv_truncate)(self.kv, length)
         self._length = self._ended_at() if length is None else length
         self._settled(pending)
@@ -149,7 +149,7 @@ class Turns(Generic[G]):
         turn: list[Message] = [{"role": role, "content": content}] if isinstance(content, str) else list(content)
         yield from self._talk()
         yield from self._end_turn()
-        self._start = (yield from script_of(kv_stat)(self.kv)).tokens
+        self._start = yield from length_script(self.kv)
         if self._pending and self._start != self._length:  # by another handle: locks are advice
             self._forget_pending()
         pending = self._pending
@@ -212,11 +212,11 @@ class Turns(Generic[G]):
             length, pending = yield from self._end_of_turn()
         is_others = self.kv.talker() is not self
         kv = yield from script_of(kv_fork)(self.kv, path, ended=is_others)
-        if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
+        if length is not None and (yield from length_script(kv)) > length:
             yield from script_of(kv_truncate)(kv, length)
         fork = type(self)(kv, self._top, self._tools)
         fork._settings = self._settings  # noqa: SLF001 - of this class
-        fork._pending, fork._length = [*pending], (yield from script_of(kv_stat)(kv)).tokens  # noqa: SLF001 - of this class
+        fork._pending, fork._length = [*pending], (yield from length_script(kv))  # noqa: SLF001 - of this class
         return fork
 
     @property

@@ -11,8 +11,8 @@ from libsym.arguments import Path, int32, path_bytes, path_text, permissions, sh
 from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, Invalid
-from libsym.faces import script_of
-from libsym.kv import KV, Flags, checked_flags, kv_stat, opened
+from libsym.kv import KV, Flags, checked_flags, opened
+from libsym.open_file import length_script
 
 Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it."""
@@ -84,7 +84,7 @@ def name_script(kv: KV, path: Path, flags: Flags) -> Script[bool]:
     write = checked_flags(flags)
     if kv.closed:
         raise Invalid(f"compute closed the file that was to be {path_text(path)}: it has to leave it open")
-    if not (yield from script_of(kv_stat)(kv)).tokens:
+    if not (yield from length_script(kv)):
         raise Invalid(
             f"compute left the file that was to be {path_text(path)} empty: kv_write() to the KV that it is given "
             "(what it returns is not looked at)"

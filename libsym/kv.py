@@ -20,7 +20,7 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import BadHandle, Exists, Invalid, NotFound, SymError
 from libsym.faces import file_call, script_of, system_call
 from libsym.info import KvStat
-from libsym.open_file import OpenFile, exchange
+from libsym.open_file import OpenFile, exchange, length_script
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
 from libsym.rows.notebook import fact_table
@@ -197,7 +197,7 @@ class KV(OpenFile):
         >>> kv.len(), len(kv)
         (3, 3)
         """
-        return self.stat().tokens
+        return self._channel.run(length_script(self))
 
     def __len__(self) -> int:
         return self.len()
@@ -605,7 +605,8 @@ def _read(kv: KV, start: int, stop: int | None) -> Script[tuple[list[int], list[
 
 def _read_once(kv: KV, start: int, wanted: slice) -> Script[tuple[list[int], list[int]] | None]:
     """In as many messages as it takes; None: the file was cut between two of them."""
-    reply = yield Call(Op.KV_READ, handle=kv.handle, args=(max(0, start), 0, 0, 0))
+    count = max(1, wanted.stop - start) if start >= 0 and wanted.stop is not None and wanted.stop >= 0 else 0
+    reply = yield Call(Op.KV_READ, handle=kv.handle, args=(start if start >= 0 else RANGE_END, count, 0, 0))
     _, length, cuts, _ = reply.args
     first, stop, _ = wanted.indices(length)
     tokens, positions = array("i"), array("i")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from libsym.abi import RANGE_END, Op
 from libsym.arguments import shown
 from libsym.channel.client import ClientChannel
+from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid
 
 _INTERNAL = frozenset({"give_up", "moved", "named", "num_cuts", "talker"})
@@ -134,3 +136,9 @@ def channel_of(kv: object, call: str) -> ClientChannel:
     if not isinstance(kv, OpenFile):
         raise not_open(kv, call)
     return kv.channel
+
+
+def length_script(kv: OpenFile) -> Script[int]:
+    """Entries in the file now: what a read of none of them tells beside."""
+    reply = yield Call(Op.KV_READ, handle=kv.handle, args=(RANGE_END, 0, 0, 0))
+    return reply.args[1]

@@ -32,8 +32,7 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
-from libsym.info import KvStat
-from libsym.open_file import OpenFile, channel_of, not_open
+from libsym.open_file import OpenFile, channel_of, length_script, not_open
 from libsym.rows.attention import Attention, AttentionColumns, AttentionRows, attention_block
 from libsym.rows.dist import Dist
 from libsym.rows.native import bits_of
@@ -266,8 +265,7 @@ def pred_script(wanted: Pred) -> Script[Dist | ReducedDist]:
 def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> Script[int]:
     request = write_request(kv, tokens, positions)
     if not request.args[0]:  # of no tokens, as of no bytes to write(2): the length stays
-        reply = yield Call(Op.KV_STAT, handle=kv.handle)
-        return KvStat.from_json(reply.payload).tokens
+        return (yield from length_script(kv))
     reply = yield request
     return reply.args[2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 
 from kvfs.fs import FileSystem
@@ -58,8 +57,8 @@ class KvFiles:
     def _stat(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request
         if request.handle:
-            return json_reply(asdict(self._fs.kv_stat_open(lip.file(request.handle))))
-        return json_reply(asdict(self._fs.kv_stat(lip.credentials, text_of(request))))
+            return json_reply(self._fs.kv_stat_open(lip.file(request.handle))._asdict())
+        return json_reply(self._fs.kv_stat(lip.credentials, text_of(request))._asdict())
 
     @staticmethod
     def _read(call: SystemCall) -> Reply:

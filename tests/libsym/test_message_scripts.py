@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import libsym as sym
-from libsym.abi import Advice, MessageKind, Op
+from libsym.abi import RANGE_END, Advice, MessageKind, Op
 from libsym.faces import script_of
+from libsym.kv import _read as read_script
+from libsym.open_file import length_script
 from libsym.user import Lines
 
 advise_script = script_of(sym.kv_advise)
@@ -140,3 +142,15 @@ def test_threads_that_read_lines_share_them() -> None:
     assert sorted(map(int, found)) == list(range(20))
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first", "count"),
+    [((-1, None), RANGE_END, 0), ((5, 8), 5, 3), ((5, 5), 5, 1), ((5, None), 5, 0), ((5, -1), 5, 0)],
+)
+def test_a_read_asks_for_no_more_than_it_gives(wanted: tuple[int, int | None], first: int, count: int) -> None:
+    """From the end on, it asks for the length alone at first; a count of 0 is all that there is."""
+    kv: Any = SimpleNamespace(handle=3)
+    call = next(read_script(kv, *wanted))
+    assert (call.op, call.handle, call.args[:2]) == (Op.KV_READ, 3, (first, count))
+    assert next(length_script(kv)).args[:2] == (RANGE_END, 0)

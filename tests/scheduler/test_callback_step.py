@@ -65,7 +65,9 @@ def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through
     for bench, decoder in zip(benches, (decoders[0], through_c(decoders[1].step)), strict=True):
         calls = mixed_calls(bench)
         bench.decoder = decoder
-        outs.append(bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3, 32), (int(calls[2].file.pages[0]), 4, 32)]))
+        outs.append(
+            bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3, 32), (int(calls[2].file.pages[0]), 4, 32)])
+        )
         masses.append([call.mass for call in calls if call.mass is not None])
     assert all(mass.any() and np.array_equal(mass, called) for mass, called in zip(*masses, strict=True))
     assert [out.shape for out in outs[0]] == [out.shape for out in outs[1]]

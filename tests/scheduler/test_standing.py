@@ -470,7 +470,7 @@ def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=9)], ids=["no limit", "a limit on tokens"])
 def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
-    """Its own file; where its program has limits, all that the program has computed; and all files, if it names none."""
+    """Its file; where its program has limits, all that the program has computed; and all files, if it names none."""
 
     async def scenario():
         bench.gate.welcome(bench.program)

@@ -18,7 +18,9 @@ def test_through_c_the_step_gives_its_own_bits(cuda_bench, request):
         if is_through_c:
             bench.decoder = ThroughC(bench.decoder.step, bench.config)
             request.addfinalizer(bench.decoder.close)
-        outs.append(bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3, 32), (int(calls[2].file.pages[0]), 4, 32)]))
+        outs.append(
+            bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3, 32), (int(calls[2].file.pages[0]), 4, 32)])
+        )
         outs[-1] += bench.step(*(type(call)(call.file, [5]) for call in calls))  # decodes alone, from a graph
         pages.append(bytes(bench.arena.view(0, 64)))
     for direct, called in zip(*outs, strict=True):

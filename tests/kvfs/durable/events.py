@@ -105,7 +105,7 @@ class Sync:
     named: frozenset[int] = frozenset()
     """Inodes that had a name then: nothing is promised for others."""
     unnamed: frozenset[int] = frozenset()
-    """Inodes that had a name when the sync began, and none when it returned: they leave the journal with their names."""
+    """Inodes that had a name when the sync began, and none when it returned: the journal has left them out."""
 
     def is_over(self, now: int) -> bool:
         return self.ended is not None and self.ended <= now
