@@ -75,6 +75,13 @@ FORMS = {
     "bench/crowds/many_tasks.py": Form(
         table=(r"of 100 failed in [\d.]+ s; 100 got a token",), may_be_empty=("0 of 100 failed",)
     ),
+    "bench/crowds/never_back.py": Form(
+        table=(
+            r"plain +the loops get [\d.]+ calls/s \(p99 [\d.]+ ms\), the other threads [\d.]+",
+            r"never +the loops get [\d.]+ calls/s \(p99 [\d.]+ ms\), the other threads [\d.]+",
+            r"the loops get [\d.]+ of that beside plain loops",
+        ),
+    ),
     "bench/crowds/stats.py": Form(
         table=(r"(?s)(a stat each .*p50.*p99.*stats.*){2}(stats without a pause.*p50.*p99.*stats.*){2}",)
     ),

@@ -30,10 +30,11 @@ class Attacked:
         return os.environ | {"SYMPHONY_SOCKET": str(self.socket), "PYTHONPATH": str(self.tree)}
 
     def program(self, source: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start a program given as text; its output is text in a pipe. To be another user, it calls os.setresuid."""
+        """Start a program given as text, with pipes for text in and out. To be another user, it calls os.setresuid."""
         return subprocess.Popen(
             [sys.executable, "-c", source, *arguments],
             env=self.environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
