@@ -29,7 +29,7 @@ class File:
 
 @dataclass
 class Call:
-    """What one pred() asks of a step."""
+    """Entries of one `pred()` in a step."""
 
     file: File
     tokens: Sequence[int]
@@ -41,7 +41,7 @@ class Call:
 
 
 class Bench:
-    """One decoder, its arena, and pages that nobody has taken yet."""
+    """A decoder, its arena, and pages that nobody has taken yet."""
 
     def __init__(self, config: ModelConfig, decoder: Any, arena: Arena, seed: int = 0) -> None:
         self.config, self.decoder, self.arena = config, decoder, arena
@@ -74,7 +74,7 @@ class Bench:
         return [call.out for call in calls]
 
     def no_mass(self, num_entries: int) -> Floats:
-        """Nothing is attended to yet."""
+        """Zeros: nothing is attended to yet."""
         return np.zeros((self.config.num_layers, self.config.num_kv_heads, num_entries), np.float32)
 
     def prefill(self, tokens: Sequence[int], piece: int | None = None, *, reserve: int = 0) -> tuple[File, Floats]:

@@ -39,14 +39,14 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> None:
-        """One forward pass: KV goes into the batch's pages, logits into its rows."""
+        """Make a forward pass: KV goes into the batch's pages, logits into its rows."""
         for source, target, _ in batch.copies:
             self.arena.writable(target)[:] = self.arena.view(source)
         for chunk in batch.chunks:
             self._run(chunk)
 
     def close(self) -> None:
-        """Nothing to stop: there are no threads of its own."""
+        """Stop nothing: there are no threads of its own."""
 
     def _run(self, chunk: Chunk) -> None:
         config = self.config

@@ -104,13 +104,13 @@ class FakeStore:
 
 
 def entry_value(previous: float, token: int, position: int) -> float:
-    """What the fake decoder makes of an entry: through the entry before, it depends on all before, as KV does."""
+    """The fake decoder's value of an entry: through the entry before, the value depends on all before, as KV does."""
     mixed = hashlib.blake2b(f"{previous} {token} {position}".encode(), digest_size=3)
     return float(1 + int.from_bytes(mixed.digest(), "little") // 2)  # exact in float32, with room for the ramp
 
 
 def entry_values(entries: Sequence[tuple[int, int]]) -> list[float]:
-    """What `FakeDecoder` leaves in the pages of a file with these (token, position) entries."""
+    """Values that `FakeDecoder` leaves in the pages of a file with these (token, position) entries."""
     values = [0.0]
     for token, position in entries:
         values.append(entry_value(values[-1], token, position))
@@ -157,7 +157,7 @@ class FakeDecoder:
         return values, keys - values
 
     def append(self, table: PageTable, tokens: Sequence[int], position: int | None = None) -> None:
-        """One whole call: reserve, run, commit."""
+        """Make a whole call: reserve, run, commit."""
         first = table.next_position if position is None else position
         reservation = table.reserve(tokens, range(first, first + len(tokens)))
         self.step(reservation)
@@ -185,26 +185,26 @@ class BytesSource:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file must hold in one place."""
+    """Content that a file must have in one place."""
 
     token: int
     position: int
     value: float
-    """What the fake decoder made of it, after the entries before it in the file that it was computed in."""
+    """The fake decoder's value, after the entries before it in the file that it was computed in."""
     moved: int = 0
-    """How many positions higher it is than it was computed for."""
+    """Positions by which the entry is higher than it was computed for."""
 
     def at(self, position: int) -> Entry:
         return Entry(self.token, position, self.value, self.moved + position - self.position)
 
 
 def commit_all(reservation: Reservation) -> None:
-    """What a step does that computed all of it."""
+    """Commit as a step does that computed all of it."""
     reservation.commit_first(reservation.tokens)
 
 
 def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, owner: int) -> PageTable:
-    """All of an import in one thread: the table of a whole, valid image, or an error and nothing changed."""
+    """Make an import in one thread: the table of a whole, valid image, or an error and nothing changed."""
     incoming = ImageImport(pool, parse_header(image_format, source), owner)
     try:
         incoming.load(source)
@@ -215,5 +215,5 @@ def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, 
 
 
 def listing(fs: FileSystem, creds: Credentials, path: str) -> list[Listed]:
-    """What a directory holds, by name, as the gate finds it."""
+    """Content of a directory, by name, as the gate finds it."""
     return [fs.entry(name, inode) for name, inode in sorted(fs.directory(creds, path).entries.items())]

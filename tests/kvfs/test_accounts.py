@@ -1,4 +1,4 @@
-"""Who is charged for which page and file, and what happens at a limit."""
+"""Charges of pages and files, and what happens at a limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, commit_all
 
 ROOT, ANN, BOB = 0, 1001, 1002
 MOST_PAGES = 4
-"""That each user may hold."""
+"""Pages that each user may hold."""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ BLOCK, GROUP = 64**2, 64**3
 
 
 class Model:
-    """Each page by itself."""
+    """A flag for each page."""
 
     def __init__(self, num_pages: int) -> None:
         self.free = np.ones(num_pages, np.bool_)

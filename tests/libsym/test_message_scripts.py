@@ -26,7 +26,7 @@ subscribe_script = script_of(sym.subscribe)
 
 
 def answered(script: Any, args: tuple[int, ...] = (0, 0, 0, 0), payload: bytes = b"") -> Any:
-    """What a script of one call returns for a reply."""
+    """Give what a script of one call returns for a reply."""
     next(script)
     with pytest.raises(StopIteration) as over:
         script.send(SimpleNamespace(args=list(args), payload=payload, claim=int))

@@ -26,7 +26,7 @@ from tests.scheduler.bench import ME, Bench, Steps
 
 
 class Runs(Bench):
-    """One program, and steps that compute nothing and are held."""
+    """A program, and steps that compute nothing and are held."""
 
     def __init__(self, directory):
         super().__init__(directory, num_pages=4, limits=Limits())

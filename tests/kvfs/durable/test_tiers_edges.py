@@ -1,4 +1,4 @@
-"""What goes wrong between memory and disk only where several things happen at once."""
+"""Faults between memory and disk that appear only where several things happen at once."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_number_that_is_given_out_again_while_it_is_read_is_read_again(
 def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its old slot is another page's by then."""
+    """The slot of old is another page's by then."""
     may_read = threading.Event()
 
     async def work(house: House) -> None:
@@ -193,7 +193,7 @@ def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path
 
 
 def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) -> None:
-    """Another file has it still; and one that is pinned keeps what both had."""
+    """A second file has the page still; and a pinned one keeps what both had."""
 
     async def work(house: House) -> None:
         pager, pool = house.volume.pager, house.fs.pool
