@@ -1,4 +1,4 @@
-"""What is built of the tree, in an environment of its own: the base, the server, and what either says of what it lacks.
+"""Builds of the tree, in an environment of their own: the base, the server, and what either says of what it lacks.
 
 One build for the module: an sdist, and the wheel of that, as `python -m build` makes them.
 """
@@ -36,7 +36,7 @@ EXTENSIONS = (
 SITE = Path(sysconfig.get_paths()["purelib"])
 """Where this process has its packages."""
 BASE = ("anyio", "cffi", "_cffi_backend*", "pycparser", "idna", "typing_extensions.py", "sniffio")
-"""What the base installation needs, with what that needs."""
+"""Packages that the base installation needs, with what these need."""
 
 
 pytestmark = pytest.mark.timeout(900)  # all C is compiled, maybe beside much else
@@ -48,7 +48,7 @@ def clean(**more: str) -> dict[str, str]:
 
 
 def run(*words: object, status: int = 0, **how) -> str:
-    """What a command says, on either stream."""
+    """Output of a command, on either stream."""
     how = {"env": clean(), "cwd": "/"} | how
     done = subprocess.run(
         [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **how
@@ -58,7 +58,7 @@ def run(*words: object, status: int = 0, **how) -> str:
 
 
 def copy_of_the_tree(directory: Path) -> Path:
-    """What a release is made of; a build writes into it."""
+    """Files of a release; a build writes into them."""
     return Path(shutil.copytree(ROOT, directory / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT)))
 
 

@@ -31,7 +31,7 @@ _PACKAGES = ("kvfs.", "scheduler.")
 
 
 class Work:
-    """What has been looked at on this thread."""
+    """Work on this thread: what has been looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._num = 0
@@ -187,7 +187,7 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What an attribute leads to: an object of ours, or those in a container, or whose method it is."""
+    """Objects that an attribute leads to: one of ours, or those in a container, or whose method it is."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple | set | frozenset):

@@ -292,7 +292,7 @@ def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(
 
 
 def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
-    """Its program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
+    """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
     handed_on, file, other = [], bench.file(), bench.file()
 
     def submit_other(token):
@@ -470,7 +470,7 @@ def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=9)], ids=["no limit", "a limit on tokens"])
 def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
-    """Its file; where its program has limits, all that the program has computed; and all files, if it names none."""
+    """A file; where the program has limits, all that it has computed; and all files, if the call names none."""
 
     async def scenario():
         bench.gate.welcome(bench.program)

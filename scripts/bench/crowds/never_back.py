@@ -58,7 +58,7 @@ WAYS = ("plain", "never")
 
 
 def turn(daemon: Attacked, args: argparse.Namespace, way: str) -> tuple[list[float], list[float]]:
-    """What each call took the other user, and each of the first one's."""
+    """Times of the other user's calls, and of the first one's."""
     programs = [
         daemon.program(_PROGRAM, str(uid), str(args.streams), what, str(args.seconds))
         for uid, what in ((12002, "plain"), (12001, way))
