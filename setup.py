@@ -46,7 +46,7 @@ SERVER = [
 GPU = ["torch>=2.6,<3", "triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
-"""What some programs of lips/ take beside libsym, the gateway apart."""
+"""Packages that some programs of lips/ need beside libsym, the gateway apart."""
 TEST = [
     "anthropic>=2.14,<2.15",  # a newer one may have other fields: tests/gateway/request_fields.json
     "auditwheel>=6,<7",

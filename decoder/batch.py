@@ -1,4 +1,4 @@
-"""One step's worth of work, as host integers: what the scheduler hands the decoder."""
+"""The batch of one step, as host integers: the work that the scheduler hands the decoder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one forward pass computes. Copies happen before anything is computed."""
+    """The chunks that one step computes. Copies happen before anything is computed."""
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int, int], ...] = ()

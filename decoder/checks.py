@@ -1,4 +1,4 @@
-"""What every backend checks before it computes: from here on, all indices of a batch are in range."""
+"""Checks that every backend makes before it computes: from here on, all indices of a batch are in range."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _mask_words(chunk: Chunk, mask: BoolArray) -> Words:
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:
-    """One contiguous int32 array; a chunk alone is passed on as it is."""
+    """Join arrays into one contiguous int32 array; an array alone is passed on as it is."""
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0], dtype=np.int32)
     return np.concatenate(arrays, dtype=np.int32) if arrays else np.empty(0, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Who holds how many pages: the truth behind `ls`, which shows every fork at its full size.
+"""Pages that files and directories hold: the truth behind `ls`, which shows every fork at its full size.
 
 What a file shares is told as on the mount: to those who may read it. Of other files there is what stat(2) tells, and
 the sum takes them for files that share nothing.
@@ -25,14 +25,14 @@ from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 
 TURN_S = 0.0003
-"""How long a walk goes on before others get their turn."""
+"""Seconds that a walk goes on before other tasks get their turn."""
 FEW_NAMES = 500
 """Sorted at once (0.1 ms); more in a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class DuRow:
-    """One regular file, or the sum over a directory."""
+    """Figures of one regular file, or their sum over a directory."""
 
     path: str
     tokens: int
@@ -103,14 +103,14 @@ async def walk(start: Inode, path: str, after: Sequence[bytes], creds: Credentia
 
 
 class _Directory:
-    """One on the way from the start to where the walk is."""
+    """A directory on the way from the start to where the walk is."""
 
     def __init__(self, path: str, inode: Inode, after: Sequence[bytes]) -> None:
         self.path = path
         self.inode = inode
         self.after = tuple(after)
         self.names: list[bytes] = []
-        """Those still to come, the next one last."""
+        """Names that are still to come, the next one last."""
 
     async def open(self, creds: Credentials) -> bool:
         """Find the names; False if the caller may not."""

@@ -106,7 +106,7 @@ class OpenKv:
 
 
 class KvStat(NamedTuple):
-    """What there is to know about a file without reading it; with None for what stat(2) does not tell everybody."""
+    """Facts about a file, found without reading it. None: a fact that stat(2) does not tell everybody."""
 
     ino: int
     kind: str
@@ -124,7 +124,7 @@ class KvStat(NamedTuple):
     ctime_ns: int
     pinned: bool | None
     lease_s: float | None
-    """What is left of it; 0: it is pinned for good, or not at all."""
+    """Seconds that are left of the lease; 0: the file is pinned for good, or not at all."""
     ttl_s: float | None
     """0: it does not expire."""
     priority: int | None
@@ -141,7 +141,7 @@ class KvStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a directory."""
+    """A name in a directory, as a listing shows it."""
 
     name: str
     kind: str
@@ -151,7 +151,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What `check` counted: free + referenced = all, and every reference has its holder."""
+    """Numbers that `check` counted: free + referenced = all, and every reference has its holder."""
 
     num_pages: int
     num_free_pages: int
@@ -230,7 +230,7 @@ class FileSystem:
         return replace(creds, root=directory)
 
     def account_of(self, creds: Credentials) -> Account:
-        """Who pays for the caller's anonymous files."""
+        """Return the account that pays for the caller's anonymous files."""
         if creds.root is None:
             return self.pool.accounts.of(creds.uid)
         if creds.root.domain is None:
@@ -512,7 +512,7 @@ class FileSystem:
         return directory
 
     def entry(self, name: bytes, inode: Inode) -> Entry:
-        """One line of a listing."""
+        """Return one line of a listing."""
         return Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
 
     def kv_stat(self, creds: Credentials, path: str) -> KvStat:
@@ -538,7 +538,7 @@ class FileSystem:
         return self._stat(handle.inode, handle.content)
 
     def find(self, creds: Credentials, path: str) -> Inode:
-        """What a path leads to, whatever it is."""
+        """Return the inode that a path leads to, of any kind."""
         return self._paths.resolve(creds, path)
 
     def close(self) -> None:
@@ -639,7 +639,7 @@ class FileSystem:
             handle.claim = None
 
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
-        """Who pays for what the caller makes at a place, or without one.
+        """Return the account that pays for what the caller makes at a place, or without one.
 
         A connection confined to a directory that is no domain any more makes nothing: its owner would be charged.
         """
@@ -678,7 +678,7 @@ class FileSystem:
         advice: Sequence[tuple[int, int]],
         handle: OpenKv | None = None,
     ) -> None:
-        """What is kept of it is said of the file, COLD and WILLNEED of the version that the handle has."""
+        """Apply advice: stored kinds to the inode, COLD and WILLNEED to the version that the handle has."""
         kv = inode.content if handle is None else handle.content
         if not isinstance(kv, KvFile) or not isinstance(inode.content, KvFile):
             raise NotSupported(f"{what} is no KV file: there is no advice on it")
@@ -728,7 +728,7 @@ class FileSystem:
             handle.inode.modified()
 
     def name_of(self, handle: OpenKv) -> PathOf:
-        """How messages call the file of a handle."""
+        """Return the path by which messages call the file of a handle."""
         return self._tree.path_of(handle.inode)
 
     def _require_writable(self, handle: OpenKv) -> None:

@@ -15,7 +15,7 @@ from libsym.kv import KV, Flags, checked_flags, opened
 from libsym.open_file import length_script
 
 Compute = Iterable[int] | Callable[[KV], object]
-"""What a file is to have: its tokens, or a function that fills it."""
+"""Tokens that a file is to have, or a function that fills it."""
 Owner = int | Literal["any"] | None
 """Users whose files are taken beside the caller's own and root's: one uid, or all."""
 _NO_UID = (1 << 32) - 1

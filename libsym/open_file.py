@@ -82,7 +82,7 @@ class OpenFile:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The file's name in messages."""
         return "this anonymous KV file" if self.path is None else self.path
 
     def give_up(self) -> int:
@@ -110,7 +110,7 @@ class OpenFile:
 
 
 def exchange(one: OpenFile, other: OpenFile) -> None:
-    """Each of two anonymous files of one connection becomes the other."""
+    """Exchange two anonymous files of one connection: each object becomes the other file."""
     one._handle, other._handle = other._handle, one._handle  # noqa: SLF001 - of this module's own class
     one._place, other._place = other._place, one._place  # noqa: SLF001
     one.is_locked, other.is_locked = other.is_locked, one.is_locked
@@ -118,7 +118,7 @@ def exchange(one: OpenFile, other: OpenFile) -> None:
 
 
 def _nobody() -> None:
-    """Nobody talks in the file."""
+    """Return None: no `Chat` talks in the file."""
 
 
 def _last(path: str) -> str:

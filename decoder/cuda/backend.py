@@ -51,7 +51,7 @@ _PARALLEL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """What attention needs to know of a pass' decodes, on the device."""
+    """Tensors on the device that attention needs for the decodes of a pass."""
 
     page_tables: Tensor
     lengths: Tensor
@@ -60,7 +60,7 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Mass:
-    """What attention is added up in for those prefills that ask, on the device."""
+    """Tensors on the device in which attention is added up, for the prefills that ask for it."""
 
     tiles: Tensor
     steps: Tensor
@@ -72,7 +72,7 @@ class _Mass:
 
 @dataclass(frozen=True, slots=True)
 class _Prefills:
-    """What attention needs to know of a pass' prefills, on the device."""
+    """Tensors on the device that attention needs for the prefills of a pass."""
 
     page_tables: Tensor
     starts: Tensor
@@ -86,7 +86,7 @@ class _Prefills:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One pass on the device."""
+    """Tensors on the device for all rows of one pass."""
 
     tokens: Tensor
     positions: Tensor
@@ -142,7 +142,7 @@ class CudaDecoder:
         return self._weights.num_bytes
 
     def step(self, batch: StepBatch) -> None:
-        """One forward pass (or several, if there is no room for one): KV into the pages, logits into the rows."""
+        """Run one forward pass (or several, if there is no room for one): KV into the pages, logits into the rows."""
         checked = check_batch(batch, self.config, self.arena.num_pages)
         passes = divide(batch.chunks, checked, self.arena.num_frames)
         copies = batch.copies
@@ -327,7 +327,7 @@ class CudaDecoder:
         fill(laid.host["entries"], work.entries(frames), -1)
 
     def _layers(self, rows: _Rows, *, wants_logits: bool) -> tuple[Tensor, Tensor]:
-        """All layers: what the last one adds, and what it is to be added to."""
+        """Run all layers; return what the last one adds, and the residual that it is to be added to."""
         config, eps = self.config, self.config.rms_eps
         num_rows = len(rows.tokens)
         shape = (num_rows, config.hidden_size)

@@ -41,7 +41,7 @@ class Slots:
         return self._free.num_pages - self._free.count
 
     def take(self, count: int) -> IntArray:
-        """So many free slots, the lowest; they are owned from now on, and what the index says of them is old."""
+        """Take the `count` lowest free slots: they are owned from now on, and what the index says of them is old."""
         while self._free.count < count:
             self._grow(2 * self._owned.size)
         slots = self._free.take_lowest(count)

@@ -1,4 +1,4 @@
-"""How often an account refers to each page, and to how many different ones.
+"""Counts of an account's references to each page, and of the different pages that the account refers to.
 
 An account's counts are one array of integers, committed as it is touched. C counts the pages that a call names
 (`counts.c`), and how many of them are new or gone.
@@ -57,7 +57,7 @@ class Counts:
         return self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
 
     def num_new(self, pages: IntArray) -> int:
-        """How many of these pages have no count, each mentioned once."""
+        """Return how many of these pages have no count; a page that is named twice counts once."""
         return self._done(lib.counts_num_new(self._counts, pointer(pages), pages.size), pages)
 
     def combine(self, operation: Callable[..., IntArray], other: Counts) -> None:
@@ -82,7 +82,7 @@ class Counts:
 
 
 class PageSizes:
-    """How large pages are: those of other models, which are on disk alone, may be larger or smaller than the others."""
+    """Sizes of pages: pages of other models, which are on disk alone, may be larger or smaller than the others."""
 
     __slots__ = ("_others", "page_bytes")
 
@@ -131,7 +131,7 @@ class PageCounts:
         return self._counts.all.nbytes
 
     def of(self, pages: IntArray) -> IntArray:
-        """How often each of these pages is referred to."""
+        """Return the number of references to each of these pages."""
         found: IntArray = self._counts.all[pages]
         return found
 
@@ -144,7 +144,7 @@ class PageCounts:
         return self._sizes.of(pages)
 
     def num_new(self, pages: IntArray) -> int:
-        """How many of these pages are not referred to yet."""
+        """Return how many of these pages have no reference yet."""
         return self._counts.num_new(pages)
 
     def add(self, pages: IntArray) -> None:

@@ -1,4 +1,4 @@
-"""What tells pages apart: BLAKE2b-256. Eight pages at a time where the processor can."""
+"""Digests of pages, which tell them apart: BLAKE2b-256, eight pages at a time where the processor can."""
 
 from __future__ import annotations
 

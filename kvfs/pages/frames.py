@@ -1,4 +1,4 @@
-"""Which memory frame holds each page: a page's number names 32 entries, and says nothing of where their bytes are.
+"""Memory frames and the pages in them: a page's number names 32 entries, and says nothing of where their bytes are.
 
 A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes
 are needed: they are on disk alone. So a pool may have more pages than frames.
@@ -38,11 +38,11 @@ class Frames:
         return self._free.count
 
     def take(self, count: int) -> IntArray:
-        """So many frames, which must be free; `bind` them, or `give_frames` them back."""
+        """Take `count` frames, which must be free; `bind` them, or `give_frames` them back."""
         return self._free.take(count)
 
     def bind(self, pages: IntArray, frames: IntArray) -> None:
-        """These pages are there from now on."""
+        """Give frames to pages: the pages are in memory from now on."""
         self.of[pages] = frames
         self.page_of[frames] = pages
 
@@ -51,7 +51,7 @@ class Frames:
         self._free.give(frames)
 
     def give(self, pages: IntArray) -> None:
-        """These pages need no frame any more; those that have none, and one that is named twice, do no harm."""
+        """Free the frames of pages; a page without a frame, or one that is named twice, does no harm."""
         frames = self.of[pages]
         frames = frames[frames != NOWHERE]
         if frames.size:

@@ -1,4 +1,4 @@
-"""Which pages are free: given out as consecutive runs where it can be.
+"""Free pages of a pool, given out as consecutive runs where possible.
 
 Bits and a tree of blocks in C (`free_list.c`): a call's work is bounded by the pages that it names, whatever the
 capacity. A byte a page, and passes of numpy over all of them, took 9 ms for a run in ten million pages.

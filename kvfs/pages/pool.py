@@ -50,7 +50,7 @@ NO_ROW = -1
 
 
 def num_pages_of(num_frames: int, num_restored: int, num_on_disk: int) -> int:
-    """How many pages there may be, of the running model: see `PagePool`.
+    """Return how many pages of the running model there may be: see `PagePool`.
 
     With room on disk each of them could be there, so whatever is in memory can go. Or all of them fit into memory.
     """
@@ -58,12 +58,12 @@ def num_pages_of(num_frames: int, num_restored: int, num_on_disk: int) -> int:
 
 
 def pages_for(num_entries: int) -> int:
-    """How many pages hold so many entries."""
+    """Return how many pages hold `num_entries` entries."""
     return -(-num_entries // PAGE_ENTRIES)
 
 
 class PageHolder(Protocol):
-    """What holds references on pages: a table, a snapshot, an import under way."""
+    """A holder of references on pages: a table, a snapshot, an import under way."""
 
     @property
     def owner(self) -> int:
@@ -81,7 +81,7 @@ class PageHolder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """How full the pool is."""
+    """Figures that say how full the pool is."""
 
     num_pages: int
     num_free: int
@@ -91,7 +91,7 @@ class PoolStatistics:
 
 
 class PagePool:
-    """All pages of one store. Tables, snapshots and imports take and give back references here."""
+    """The pages of one store. Tables, snapshots and imports take and give back references here."""
 
     def __init__(
         self,
@@ -108,16 +108,16 @@ class PagePool:
         on disk, those that are restored included; 0: none goes there.
         """
         self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
-        """How many pages there may be, wherever they are; those of other models apart."""
+        """Pages of the running model that there may be, in memory or on disk."""
         self._first_foreign = self._next_foreign = num_pages  # from there on numbers are used once
         self.num_numbers = num_numbers = self._first_foreign + num_foreign
-        """How many pages there may be, in memory or not: every array of pages is so long."""
+        """Pages that there may be of all models, in memory or on disk: every array of pages is so long."""
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, num_numbers)
         """The pages that are in memory, by number."""
         self.on_disk = OnDisk(num_numbers)
         self.num_frames = store.num_pages
-        """How many pages may be in memory."""
+        """Frames of the store: so many pages may be in memory."""
         self.page_bytes = store.page_bytes
         self._references = Counts(num_numbers, floor=1)
         self.refcount = self._references.all
@@ -131,28 +131,28 @@ class PagePool:
         self._bytes_in = np.full(store.num_pages, _ZEROS, np.int64)
         self.digests = np.zeros((num_numbers, DIGEST_BYTES), np.uint8)
         self.has_digest = np.zeros(num_numbers, np.bool_)
-        """Which digests are known; of full pages alone."""
+        """Pages whose digest is known; only full pages have one."""
         self.num_coming = 0
         """Frames that are taken and hold no page yet."""
         self.num_promised = 0
         """Free frames that are somebody's already, who waits for more of them."""
         self._pins = Counts(num_numbers)
         self.pins = self._pins.all
-        """How many need the bytes of a page where they are: it keeps its frame."""
+        """Pins of each page: while there are any the page keeps its frame."""
         self.last_use = np.zeros(num_numbers, np.float64)
         """When the last of those who pinned a page let go of it, by `time.monotonic`; 0: nobody yet."""
         self.kept = Kept(num_numbers)
         """Pages that keep their frames by advice."""
         self.row_of = np.full(num_numbers, NO_ROW, np.int32)
-        """Which file used a page last: its row among the residents."""
+        """The file that used a page last: its row among the residents, or NO_ROW."""
         self.released: Callable[[int], None] = lambda _row: None
         """Told when a file's pages are not computed with any more, of its row; and of pages that are free."""
         self.when_low: Callable[[], None] = lambda: None
         """Told when few frames are free."""
         self.low_water = 0
-        """So few."""
+        """Free frames: `when_low` is told when there are fewer."""
         self.cold: ColdPages = NoColdPages(self.store)
-        """What reads pages that are not in memory."""
+        """The reader of pages that are not in memory."""
 
     @property
     def num_free(self) -> int:
@@ -266,20 +266,20 @@ class PagePool:
         return self.store.take(count)
 
     def return_frames(self, frames: IntArray) -> None:
-        """They got no page; what is in them may be anything."""
+        """Give back frames that `take_frames` gave and that got no page; their bytes may be anything."""
         self.num_coming -= frames.size
         self._bytes_in[frames] = _SEVERAL
         self.store.give_frames(frames)
 
     def pin(self, pages: IntArray) -> None:
-        """They keep their frames until `unpin`."""
+        """Pin pages: they keep their frames until `unpin`."""
         self._pins.add(pages)
 
     def unpin(self, pages: IntArray) -> None:
         self._pins.subtract(pages)
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
-        """How many of each page's first slots have an entry, of pages that nothing computes with."""
+        """Return how many of each page's first slots have an entry, of pages that nothing computes with."""
         entries: npt.NDArray[np.int8] = np.minimum(self.fill[pages], self.reserved_at[pages])
         return entries
 

@@ -137,7 +137,7 @@ class PageTable:
 
     @property
     def source(self) -> PageTable | None:
-        """What it is a fork of, while that is there."""
+        """The table that this table is a fork of, while that is open."""
         source = None if self._source is None else self._source()
         return None if source is None or source.closed else source
 
@@ -155,7 +155,7 @@ class PageTable:
         self.length = length
 
     def leave(self, pages: IntArray) -> bool:
-        """These are not its own any more: those that it used last are its source's again, or nobody's. False: none."""
+        """Give up pages that this table used last: they are its source's again, or nobody's. False: there were none."""
         if self.row == NO_ROW:
             return False
         mine, source = pages[self.pool.row_of[pages] == self.row], self.source
@@ -231,7 +231,7 @@ class PageTable:
         return self._page_seconds + self._num_pages * (monotonic() - self._since_s)
 
     def _has_pages(self, num_pages: int) -> None:
-        """It has so many from now on."""
+        """Set how many pages the table has, and count the page seconds until now."""
         if num_pages != self._num_pages:
             now_s = monotonic()
             self._page_seconds += self._num_pages * (now_s - self._since_s)
@@ -239,7 +239,7 @@ class PageTable:
             self._num_pages = num_pages
 
     def put_behind(self, pages: IntArray) -> None:
-        """These begin with its own, and go on with those that are reserved."""
+        """Store page numbers: they begin with the table's own, and go on with those that are reserved."""
         self._grow(len(pages))
         self._slots[: len(pages)] = pages
 
@@ -328,7 +328,7 @@ class Reservation:
         self._is_stale = is_stale if is_stale is not None and is_stale.any() else None
         self._num_zeroed = 0  # new pages whose turn has come
         self.pinned: IntArray | None = None
-        """What keeps its frames for this, until it is closed; None: it is not `ready`, and some may have none."""
+        """Pages that keep their frames until this is closed; None: it is not `ready`, and some may have none."""
         self._reserved_page = None if copies else tail_page
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
@@ -344,14 +344,14 @@ class Reservation:
         return np.concatenate((self.copies[0][:1], self.pages), dtype=np.int32) if self.copies else self.pages.copy()
 
     def ready(self, pages: IntArray, row: int) -> None:
-        """All that is `needed` is in memory, and stays there until this is closed; `row` is its file's."""
+        """Pin the `needed` pages, which are in memory, until the reservation is closed; `row` is that of its file."""
         pool = self.table.pool
         pool.pin(pages)
         pool.row_of[pages] = row
         self.pinned = pages
 
     def unpin(self) -> None:
-        """Nothing is computed with it any more."""
+        """Let go of the pages: nothing computes with the reservation any more."""
         if self._reserved_page is not None:
             self.table.pool.reserved_at[self._reserved_page] = PAGE_ENTRIES
         if self.pinned is not None:
@@ -379,7 +379,7 @@ class Reservation:
         self._is_stale = is_stale if is_stale.any() else None
 
     def forget_frames(self) -> None:
-        """It has to wait: its new pages, which hold nothing yet, need none meanwhile."""
+        """Give back the frames of the new pages, which hold nothing yet, while the reservation waits."""
         self.table.pool.forget_frames(self.new_pages)
         self._is_stale = None
 

@@ -1,4 +1,4 @@
-"""Which pages go down: those of the files that are worth least in memory, as a policy says.
+"""Pages that may go down: those of the files that are worth least in memory, as a policy says, go first.
 
 Files that are cold by advice go before all others, and those that are about to be needed go last. Among the rest it is
 the policy's choice. Where that is one of a user's files, it is the one with the lowest priority that goes in its place:
@@ -25,7 +25,7 @@ from kvfs.tiers.policy import Files, FloatArray, Rank
 from kvfs.tiers.residents import Residents
 
 ComputeS = Callable[[FloatArray], FloatArray]
-"""What computing so many pages of entries would take, for each number."""
+"""A function of numbers of pages: the seconds that computing their entries would take, for each number."""
 
 
 def candidates(pool: PagePool) -> IntArray:
@@ -46,7 +46,7 @@ def in_order(
     max_kept: int,
     num_wanted: int | None = None,
 ) -> IntArray:
-    """These pages, what may go first and soonest first; without those that are pinned by advice. No more than are
+    """Return these pages in the order in which they may go, without those that are pinned by advice. No more than are
     wanted: None, all.
 
     `bring_s`: what reading one page takes. `max_kept`: what pinned files have grown by stays only while so many pages
@@ -84,7 +84,7 @@ class _Groups:
     found: npt.NDArray[np.intp]
     """The groups that have some."""
     of_file: npt.NDArray[np.bool_]
-    """Which of those are files."""
+    """Groups of `found` that are files."""
 
     @classmethod
     def of(cls, pool: PagePool, residents: Residents, pages: IntArray) -> _Groups:
@@ -155,7 +155,7 @@ def _order(
 
 
 def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """Who pays for each file; -1: nobody any more."""
+    """Return the user who pays for each file; -1: the file is gone."""
     tables = (residents.tables[row] for row in rows.tolist())
     owners = np.array([-1 if table is None else table.owner for table in tables], np.int64)
     known, which = np.unique(owners, return_inverse=True)

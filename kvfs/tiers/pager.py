@@ -1,4 +1,4 @@
-"""Who has pages in memory: calls wait for theirs in order, and what is worth least makes room.
+"""The pager decides which pages are in memory: calls wait for theirs in order, and files worth least make room.
 
 A *ticket* is somebody who needs pages: all of them at once, or none. While it waits it holds nothing, so tickets can't
 wait for each other. Users take turns; among a user's tickets priority goes first. The first in order gets every frame
@@ -46,12 +46,12 @@ from kvfs.tiers.waiting import Waiting
 from libsym.errors import Busy, NoSpace, SymError
 
 LOW_WATER_SHARE = 64
-"""This part of all frames is kept free, as long as something may go down."""
+"""Frames are kept free, one in so many, as long as pages may go down."""
 LOOKS_EACH_S = 0.25
 TURN_S = 2.0
-"""Who waits for so long comes before equals that have their pages."""
+"""Seconds of waiting after which a ticket comes before equals that have their pages."""
 BUSY_AFTER_S = 30.0
-"""So long a file is waited for that is to go to disk and is computed with."""
+"""Seconds that `put_on_disk` waits for a file that is being computed with."""
 
 
 class Pager:
@@ -101,7 +101,7 @@ class Pager:
         self._pool.last_use[own] = self.clock()
 
     def remove(self, table: PageTable) -> None:
-        """Nobody has the file any more; it still has its pages. What it shares is its source's again."""
+        """Forget a file that loses its last user; it still has its pages. Shared pages are its source's again."""
         source = table.source
         if table.leave(table.pages) and source is not None and source.row != NO_ROW:
             last_use_s = self.residents.last_use_s
@@ -117,7 +117,7 @@ class Pager:
         self.residents.num_users[table.row] += 1
 
     def closed(self, table: PageTable) -> None:
-        """One less has."""
+        """A handle of the file was closed."""
         self.residents.num_users[table.row] -= 1
 
     def try_again(self) -> None:
@@ -126,7 +126,7 @@ class Pager:
         self._wake()
 
     def use(self, rank: Rank) -> None:
-        """Another policy from now on."""
+        """Rank files by another policy from now on."""
         self.departures.rank = rank
 
     def forked(self, table: PageTable) -> None:
@@ -184,7 +184,7 @@ class Pager:
         return self._pool.accounts.of(owner).numbers[0]
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more; what is pinned for it is let go."""
+        """End a ticket that nobody waits for any more, and let go of what is pinned for it."""
         ticket.is_cancelled = True
         if not ticket.is_over:
             self._end(ticket, None)
@@ -287,13 +287,13 @@ class Pager:
     # ---- advice
 
     def will_need(self, table: PageTable) -> None:
-        """It is worth having in memory soon."""
+        """Take a hint: the file is worth having in memory soon."""
         if self._moves.mover is not None and table.row != NO_ROW:
             self._hints.add(table, self.clock() + WANTED_S)
             self._wake()
 
     def demote(self, table: PageTable) -> None:
-        """It is not worth memory before it is used again. What others used after it stays."""
+        """Let a file go down, which is not worth memory before its next use. Pages that others used after it stay."""
         if self._moves.mover is None or table.row == NO_ROW:
             return
         self._hints.forget(table)
@@ -333,7 +333,7 @@ class Pager:
             fork.close()
 
     def pin_file(self, table: PageTable, until_s: float) -> None:
-        """It does not go down before. NoSpace: as much is kept by advice as may be."""
+        """Keep a file in memory until `until_s`. NoSpace: as much is kept by advice as may be."""
         pool, now_s = self._pool, self.clock()
         pages = table.pages
         num_others = pool.kept.num(now_s)
@@ -349,7 +349,7 @@ class Pager:
         self.will_need(table)
 
     def unpin_file(self, table: PageTable) -> None:
-        """It may go down again."""
+        """Let a pinned file go down again."""
         self.residents.pinned_until_s[table.row] = self.residents.wanted_until_s[table.row] = 0
         self._keep_anew(table.pages)
         self._wake()
@@ -360,7 +360,7 @@ class Pager:
             self._keep_anew(gone)
 
     def _keep_anew(self, pages: IntArray) -> None:
-        """These are kept as long as files are pinned that have them."""
+        """Keep these pages only as long as files are pinned that have them."""
         residents = self.residents
         self._pool.kept.clear(pages)
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
@@ -412,7 +412,7 @@ class Pager:
         self._wait_s += self.clock() - ticket.since_s
 
     def _ended(self, ticket: Ticket, error: SymError | None) -> None:
-        """It has all its pages, or never gets them. Whoever waits is told from `run`: others are in the middle of
+        """End a ticket that has all its pages, or never gets them. `run` tells the waiter: others are in the middle of
         something.
         """
         if error is not None:
@@ -425,7 +425,7 @@ class Pager:
 
     @property
     def num_waiting(self) -> int:
-        """Those who have no frames yet."""
+        """Tickets that have no frames yet."""
         return len(self._waiting)
 
     def _wake(self) -> None:
@@ -522,7 +522,7 @@ class Pager:
         return bool(self._pool.num_coming or self._pool.num_pinned)
 
     def _look_for_late(self) -> None:
-        """Those who wait for a disk that does not answer."""
+        """Fail the tickets that wait for a disk that does not answer."""
         if not self._moves.is_late():
             return
         assert self._moves.mover is not None
@@ -537,7 +537,7 @@ class Pager:
     # ---- figures
 
     def held(self) -> list[PageTable]:
-        """What it refers to pages with, for the books."""
+        """Return the tables by which the pager refers to pages, for the books."""
         return [*self._hints.held(), *self._bringing]
 
     def statistics(self) -> TierStatistics:

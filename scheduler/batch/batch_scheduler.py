@@ -52,13 +52,13 @@ SAVES_EACH_S = 60.0
 
 
 class StepRunner(Protocol):
-    """What the scheduler needs of a decoder."""
+    """A decoder, as far as the scheduler needs one."""
 
     def step(self, batch: StepBatch) -> None: ...
 
 
 class BatchScheduler:
-    """What others ask of calls in flight, and the run of steps."""
+    """The scheduler of calls: queues them, tells of those in flight, and runs the steps."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class BatchScheduler:
         see `Room`. `cost`: what is known of steps already.
         """
         self.cost = cost or CostModel("cpu", "", None)
-        """What steps take: it learns from each."""
+        """The cost model, which learns from steps what steps take."""
         self._recomputing = fs.volume.pager.departures.compute_s = Recomputing(self.cost)
         self.fs = fs
         self._vocab_size = vocab_size
@@ -125,12 +125,12 @@ class BatchScheduler:
 
     @property
     def step_age_s(self) -> float:
-        """How long the step under way has been computed; 0 without one."""
+        """Seconds since the step under way began; 0 without one."""
         since_ns, _ = self._run.stepping_since()
         return (time.monotonic_ns() - since_ns) * 1e-9 if since_ns else 0.0
 
     def set_step(self, step_s: float) -> None:
-        """How long prefills may make a step from now on."""
+        """Set the seconds that a step may take for the sake of prefills, from now on."""
         self._run.set_step(step_s)
 
     def submit(self, call: FileCall) -> None:
@@ -187,7 +187,7 @@ class BatchScheduler:
         self._calls.forget(program)
 
     def states(self) -> dict[Caller, Counter[tuple[CallState, str]]]:
-        """What the calls of each caller wait for, and what they are: how many."""
+        """Count the calls of each caller, by what they wait for and by their kind."""
         found: dict[Caller, Counter[tuple[CallState, str]]] = {}
         for call in self._calls.calls():
             state = self._calls.state_of(call)
@@ -196,7 +196,7 @@ class BatchScheduler:
         return found
 
     def begin_trace(self, version: int) -> Recording:
-        """Whoever has it is told of calls that are in flight, and of all that happens from now on.
+        """Begin a recording of the calls that are in flight, and of all that happens from now on.
 
         `version`: of the traces that the reader knows.
         """
@@ -223,7 +223,7 @@ class BatchScheduler:
             self._run.trace(False)
 
     def domains(self) -> dict[int, Used]:
-        """What calls on the files of each domain have used, by the number of its account."""
+        """Return what calls on the files of each domain have used, by the number of its account."""
         return self._accounting.domains()
 
     @property
@@ -269,7 +269,7 @@ class BatchScheduler:
             await trio.lowlevel.checkpoint()
 
     async def _learn(self) -> None:
-        """What steps take, from those that were computed."""
+        """Learn what steps take, from those that were computed."""
         number, learnt_s = 0, time.monotonic()
         while True:
             await trio.sleep(LEARNS_EACH_S)

@@ -38,7 +38,7 @@ class CallbackStep:
 
 @dataclass(slots=True)
 class _Called:
-    """What C's handle stands for; apart from its owner, so that no cycle keeps them."""
+    """The object that C's handle stands for; apart from its owner, so that no cycle keeps them."""
 
     step: Callable[[StepBatch], None]
     vocab_size: int

@@ -64,7 +64,7 @@ class Output(Protocol):
 
 
 class _Drawn(Enum):
-    """What a draw leads to."""
+    """Outcomes of a draw."""
 
     THE_DRAFT = auto()
     """The next token of the draft: the row after it is there already."""
@@ -73,7 +73,7 @@ class _Drawn(Enum):
 
 
 class GenerateCall(FileCall):
-    """One `generate()`."""
+    """The call of one `generate()`."""
 
     kind = CallKind.GENERATION
 
@@ -277,7 +277,7 @@ class GenerateCall(FileCall):
             self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
 
     def end_late(self) -> None:
-        """Its deadline has passed before it was submitted."""
+        """End a generation whose deadline passed before it was submitted."""
         self.is_late = True
         self.end(None)
 
@@ -309,7 +309,7 @@ class GenerateCall(FileCall):
         return self._decision
 
     def has_emitted(self, num_to_emit: int) -> None:
-        """So many tokens are left to be emitted, of those that the run was told of."""
+        """Set how many tokens are left to be emitted, of those that the run was told of."""
         self._num_to_emit = num_to_emit
 
     def went_on(self, pending: list[int], unsent: list[int], draw_index: int) -> None:

@@ -42,7 +42,7 @@ class Closing:
         self._close_unused(self._end(lip, handle))
 
     def close_some(self, lip: Lip, count: int) -> None:
-        """So many files of a program that has gone."""
+        """Close `count` files of a program that has gone."""
         for _ in range(count):
             self._close_unused(lip.take())
 

@@ -1,4 +1,4 @@
-"""What answers an `Op`. Each module of this room has a table of its own, and `registry.py` all of them.
+"""Handlers of operations. A module of this room has a table of its own, and `registry.py` all of them.
 
 An operation never awaits, so it is atomic with respect to every other program and to the mount. What takes longer (long
 texts, long directories, files made of others) or has to wait (locks) is left to a coroutine, which ends with the
@@ -23,17 +23,17 @@ Outcome: TypeAlias = "Reply | Coroutine[Any, Any, Reply | None] | None"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How calls of one kind are begun."""
+    """The handler of one kind of call, and what is checked before it begins."""
 
     begin: Callable[[SystemCall], Outcome]
     takes_payload: bool = True
     """No: it has no use for one; some of those wait, and would keep it."""
     max_waiting: int | None = None
-    """It may leave its rest to a coroutine, and is refused while so many calls of the program wait."""
+    """Waiting calls of the program at which the operation, which may leave its rest to a coroutine, is refused."""
     is_of_its_file: bool = False
-    """It looks at the file of the call's handle, and at nothing that grows by what is computed for others."""
+    """A call looks at the file of its handle, and at nothing that grows by what is computed for others."""
     opens: bool = False
-    """Its answer is a handle, which the user has to have room for."""
+    """The operation's answer is a handle, which the user has to have room for."""
 
 
 Table: TypeAlias = Mapping[Op, Operation]

@@ -61,7 +61,7 @@ _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
 
 
 class Limits(Protocol):
-    """What the model can take."""
+    """Limits of the model, and the texts of its tokens."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -74,7 +74,7 @@ class Limits(Protocol):
 
 
 class Limited:
-    """What calls that append are checked against."""
+    """Checks of calls that append, against the model's limits."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -119,7 +119,7 @@ def appendable(lip: Lip, handle: int) -> OpenKv:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One PRED, checked."""
+    """Arguments of one PRED, checked."""
 
     handle: int
     file: OpenKv
@@ -153,7 +153,7 @@ class Predicting:
         return {Op.PRED: Operation(self.pred, is_of_its_file=True), Op.PRED_BATCH: Operation(self.pred_batch)}
 
     def pred(self, call: SystemCall) -> None:
-        """One token and its row may go on by itself, in the run: that is the short way."""
+        """Begin a PRED. A call for one token and its row may go on by itself, in the run: the short way."""
         if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN and self._decode(call):
             return
         wanted = self._parse(call.lip, call.request)
@@ -258,7 +258,7 @@ class Predicting:
 
 
 class _Appending:
-    """One PRED between the parsing and its answer.
+    """A PRED between the parsing and its answer.
 
     It is what the queued call refers to, and refers to no call: so what the program sent is freed with the answer, or
     when the program has gone, and not only when the collector comes by.
@@ -292,7 +292,7 @@ class _Appending:
         )
 
     def take(self, first_row: int) -> tuple[memoryview[float], ...]:
-        """Its result slots, which are its own from here on."""
+        """Take the result slots, which are the PRED's own from here on, and return their rows."""
         if self.is_over:
             self._lip.free_rows(first_row, self.wanted.num_slots)
             return ()
@@ -334,7 +334,7 @@ class _Batch:
         self._refusal: SymError | None = None
 
     def refuse(self, error: SymError) -> None:
-        """Those that are left end by this, and so does the whole."""
+        """Note the error that ends the calls that are left, and so the whole batch."""
         self._refusal = error
 
     def ended(self, index: int, outcome: Reply | SymError) -> None:

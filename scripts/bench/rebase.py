@@ -92,7 +92,7 @@ def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
 
 
 class Bench:
-    """One precision: files of a pool over the arena that the decoder computes in."""
+    """Files of a pool in one precision, over the arena that the decoder computes in."""
 
     def __init__(self, model: Model, precision: str, threads: int) -> None:
         arena = Arena(model.config, NUM_PAGES, KV_DTYPE[precision])
