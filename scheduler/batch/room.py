@@ -38,8 +38,11 @@ class Room:
         positions = self._positions(call)
         next_position = int(positions[-1]) + 1
         call.caller.program.require(len(call.tokens), pages_for(num_entries) - pages_for(call.file.table.length))
-        ahead = 0 if call.num_ahead is None else self._num_ahead(num_entries, next_position, call.num_ahead)
-        if (num_left := call.caller.program.num_tokens_left) is not None:
+        num_left, num_more = call.caller.program.num_tokens_left, call.num_ahead
+        if num_left is not None and num_more is not None:
+            num_more = AHEAD_ENTRIES  # it is not extended
+        ahead = 0 if num_more is None else self._num_ahead(num_entries, next_position, num_more)
+        if num_left is not None:
             ahead = min(ahead, num_left - len(call.tokens))
         if ahead:
             tokens, places = np.zeros((2, len(call.tokens) + ahead), np.int32)
@@ -66,10 +69,12 @@ class Room:
         return True
 
     def _num_ahead(self, num_entries: int, next_position: int, num_more: int) -> int:
-        """Entries to reserve beyond the first so many: `num_more` behind the last page, where memory is not short."""
+        """Entries to reserve beyond the first so many: the rest of the last page; where memory is not short `num_more`
+        behind that, or a page if there is neither.
+        """
         ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
-            ahead += num_more
+            ahead = ahead + num_more or PAGE_ENTRIES
         # All of it has to be in memory at once, and a tail that forks share is there twice.
         ahead = min(ahead, (self.fs.pool.num_frames - 1) * PAGE_ENTRIES - num_entries)
         if self.max_entries is not None:

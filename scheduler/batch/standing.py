@@ -95,10 +95,12 @@ class StandingRun:
         self._members: dict[int, Member] = {}
         """By their place."""
         self._of: dict[PageTable, Member] = {}
-        self._news = ffi.new("sym_news[]", _MAX_NEWS)
+        self._news, self._look = ffi.new("sym_news[]", _MAX_NEWS), ffi.new("sym_news *")
         self._connections: dict[Caller, int] = {}
         """Numbers of connections in the run."""
-        self._synced = 0
+        self._synced = self._copies_synced = 0
+        self._copying: set[Member] = set()
+        """Members whose tail's copy is not committed: they hold the page that it was made from."""
         self._ended: list[Member] = []
         """To be settled."""
         self._low: list[Member] = []
@@ -165,6 +167,8 @@ class StandingRun:
             raise MemoryError("no memory for one more file in the run")
         member.index = index
         self._members[index] = self._of[table] = member
+        if call.reservation is not None and call.reservation.copies:
+            self._copying.add(member)
         return member
 
     def take(self, member: Member, call: FileCall) -> bool:
@@ -210,6 +214,7 @@ class StandingRun:
 
     def _forget(self, member: Member) -> None:
         call = member.call
+        self._copying.discard(member)
         if self._of.get(call.file.table) is member:
             del self._of[call.file.table]
         self.shares.over(call.caller.program)
@@ -259,12 +264,18 @@ class StandingRun:
                 self._ring()  # the run does not any more: the news is taken
 
     def sync_file(self, table: PageTable) -> None:
-        """Let one file show what was computed so far; of all else its member is told later."""
-        member = self._of.get(table)
-        if member is not None:
-            lib.sym_loop_look(self.loop, member.index, self._news)
-            self._commit(member, self._news[0].num_done)
-            self._accounting.count_member(member, self._news[0])
+        """Let one file show what was computed so far, and members give back pages that they copied from; of all else
+        members are told later.
+        """
+        members = {self._of[table]} if table in self._of else set()
+        progress = lib.sym_loop_progress(self.loop)
+        if progress != self._copies_synced:
+            self._copies_synced = progress
+            members |= self._copying
+        for member in members:
+            lib.sym_loop_look(self.loop, member.index, self._look)
+            self._commit(member, self._look.num_done)
+            self._accounting.count_member(member, self._look)
 
     def _take_news(self, *, of_all: bool) -> None:
         """Files show what is told of their members. That is some 10 us for each: not of all whenever one needs room."""
@@ -293,6 +304,7 @@ class StandingRun:
             call.reservation.commit_first(member.log[member.num_committed : num_done])
             self._fs.committed(call.file)
             member.num_committed = num_done
+            self._copying.discard(member)
 
     async def news(self) -> tuple[list[Member], list[Member]]:
         """Wait for members that have ended, and for those that need more room soon."""

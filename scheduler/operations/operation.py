@@ -31,7 +31,7 @@ class Operation:
     max_waiting: int | None = None
     """Waiting calls of the program at which the operation, which may leave its rest to a coroutine, is refused."""
     is_of_its_file: bool = False
-    """A call looks at the file of its handle, and at nothing that grows by what is computed for others."""
+    """A call looks at the file of its handle, and at nothing else that grows by what is computed."""
     opens: bool = False
     """The operation's answer is a handle, which the user has to have room for."""
 

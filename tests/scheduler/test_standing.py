@@ -492,6 +492,28 @@ def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
     bench.run(scenario)
 
 
+def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_answer(bench):
+    async def scenario():
+        bench.gate.welcome(bench.program)
+        base, mine = bench.file(), bench.file()
+        await bench.submit(base, [1, 2, 3]).wait()
+        fork = bench.fs.kv_fork(ME, base, None)
+        await bench.submit(base, [4]).wait()
+        bench.decode(fork, 1)
+        handle = bench.decode(mine, 2)
+        answers = []
+        while len(answers) < 2:
+            await trio.sleep(0.001)
+            answers += bench.replies()
+        bench.fs.kv_close(base)
+        before = bench.fs.pool.num_free
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
+        assert bench.fs.pool.num_free == before + 1
+
+    bench.run(scenario)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
     async def scenario():

@@ -216,7 +216,8 @@ class NamesThatAreThere:
         return promised
 
     def _is_promised(self, operation: Operation, sync: Sync) -> bool:
-        is_left_out = operation.inodes <= sync.unnamed & self.gone
+        is_given = all(put.before is None for put in operation.puts)
+        is_left_out = is_given and operation.inodes <= sync.unnamed & self.gone
         return operation.moment <= sync.begun and not is_left_out and _is_about(operation, sync)
 
 
