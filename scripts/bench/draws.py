@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+from compiled import compiled
 from sampling import SETTINGS, SHAPES, VOCAB_SIZE, make_row
 
 import libsym as sym
@@ -49,12 +48,8 @@ class Draws(ctypes.Structure):
     )
 
 
-def compiled() -> Any:
-    source, libsym = Path(__file__).with_suffix(".c"), Path(sym.__file__).parent
-    with tempfile.TemporaryDirectory() as directory:
-        library = Path(directory) / "draws.so"
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{libsym}", "-o", library, source], check=True)
-        time_draws = ctypes.CDLL(str(library)).time_draws
+def compiled_draws() -> Any:
+    time_draws = compiled(Path(__file__).with_suffix(".c"), f"-I{Path(sym.__file__).parent}").time_draws
     time_draws.restype = ctypes.c_int64
     time_draws.argtypes = [ctypes.c_void_p, ctypes.c_int32, *[ctypes.c_void_p] * 4, ctypes.c_int64]
     return time_draws
@@ -78,7 +73,7 @@ class Meter:
         tokens = np.arange(64, dtype=np.int32)
         chunk = Chunk(tokens, tokens, np.arange(2, dtype=np.int32), 0, ())
         self._laid_out, self._keep = self._decoder._lay_out(StepBatch((chunk,)))  # noqa: SLF001 - as a loop in C has it
-        self._time_draws = compiled()
+        self._time_draws = compiled_draws()
 
     def tokens(self, count: int) -> list[int]:
         return self._pointers[2][:count].tolist()

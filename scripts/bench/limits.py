@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from compiled import compiled
 
 READ_BYTES = 512 << 20
 """Far beyond any cache, so that memory is what is read."""
@@ -37,11 +37,7 @@ class Meter:
     """The compiled half."""
 
     def __init__(self) -> None:
-        source = Path(__file__).with_suffix(".c")
-        with tempfile.TemporaryDirectory() as directory:
-            library = Path(directory) / "limits.so"
-            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-pthread", "-o", library, source], check=True)
-            self._lib = ctypes.CDLL(str(library))
+        self._lib = compiled(Path(__file__).with_suffix(".c"), "-pthread")
         self._lib.limit_name.restype = ctypes.c_char_p
         self._lib.limit_ops.restype = ctypes.c_double
         self._lib.limit_read.restype = ctypes.c_double
