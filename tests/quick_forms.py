@@ -63,6 +63,17 @@ FORMS = {
             r"beam +[\d.]+ s +\d+ steps",
         ),
     ),
+    "bench/ceiling.py": Form(
+        table=tuple(
+            rf"2 {way}, {kind}, 0.2 ms{wanted}"
+            for kind in ("threads", "processes")
+            for way, wanted in (
+                ("plain", r"( +[\d.]+){3} +- +[\d.]+ +-( +[\d.]+){3}\n"),
+                ("branch", r"( +[\d.]+){9}\n"),
+                ("branch", r": [\d.]+ of the plain rate, [\d.]+ of its calls a step"),
+            )
+        ),
+    ),
     "bench/crowds/crowd.py": Form(
         table=("40 generations", r"median [\d.]+, worst [\d.]+", r"calls under way after each: \d+ \d+")
     ),

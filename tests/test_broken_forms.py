@@ -30,6 +30,10 @@ GONE = (
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/branching.py": Broken(GONE),
+    "bench/ceiling.py": Broken(
+        "the decoder does not sleep",
+        "import branching as it\nattacked = it.attacked\nit.attacked = lambda *a, symphony: attacked(*a)",
+    ),
     "bench/kills.py": Broken(GONE),
     "bench/plain_files.py": Broken(GONE),
     "bench/requests_beside.py": Broken(

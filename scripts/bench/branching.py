@@ -19,13 +19,14 @@ programs   programs of lips/ as they are: seconds, steps, calls a step
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
 
-from attacked import ROOT, Attacked, attacked, processor
+from attacked import ROOT, SYMPHONY, Attacked, attacked, processor
 from branching_programs import Asked, window
 from load import Others
 
@@ -43,6 +44,8 @@ STREAMS = (1, 8, 64)
 CONTEXTS = (1, 31, 32, 297, 7000)
 WAYS = ("plain", "branch")
 CALLS = ("fork", "pred", "close")
+KINDS = {"": SYMPHONY}
+"""Words of Python that start each kind of daemon."""
 THINK_MS, THINK_STREAMS = (1, 2, 4, 8, 16), (2, 8, 32)
 PROGRAMS = {
     "beam": ("The capital of France is",),
@@ -106,12 +109,12 @@ COLUMNS = {
     "client_us": ("client us", 10, 0),
 }
 """Of each row: its head, its width, its digits."""
-HEAD = f"{'':34}" + "".join(f"{head:>{width}}" for head, width, _ in COLUMNS.values())
+HEAD = f"{'':38}" + "".join(f"{head:>{width}}" for head, width, _ in COLUMNS.values())
 
 
 def line(what: str, turns: Sequence[Found]) -> str:
     """Medians; a plain loop makes no forks and closes nothing."""
-    text = f"{what:34}"
+    text = f"{what:38}"
     for name, (_, width, digits) in COLUMNS.items():
         middle = statistics.median(asdict(turn)[name] for turn in turns)
         text += f"{middle:{width}.{digits}f}" if middle else f"{'-':>{width}}"
@@ -264,37 +267,56 @@ QUICK = ("rates", "tasks", "ahead", "programs")
 
 
 @contextmanager
-def sides(args: argparse.Namespace) -> Iterator[list[Side]]:
+def sides(args: argparse.Namespace, kinds: Mapping[str, Sequence[str | Path]] = KINDS) -> Iterator[list[Side]]:
+    """Start a daemon of each kind for each tree."""
     trees = [("before", args.before), ("after", args.tree)] if args.before else [("", args.tree)]
     with ExitStack() as stack:
         found = []
-        for name, tree in trees:
+        for (kind, symphony), (name, tree) in itertools.product(kinds.items(), trees):
             own = argparse.Namespace(**vars(args) | {"tree": tree})
             options = ("--precision", args.precision) if args.model != "tiny" else ()
-            found.append(Side(name, stack.enter_context(attacked(own, *options))))
+            daemon = stack.enter_context(attacked(own, *options, symphony=symphony))
+            found.append(Side(", ".join(filter(None, (kind, name))), daemon))
         yield found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"some of {', '.join(PARTS)}")
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def arguments(description: str | None, model: str, streams: Sequence[int]) -> argparse.ArgumentParser:
+    """Return a parser with the options of all that `Bench` drives."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="another built checkout, to be compared with")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout that is measured")
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--model", default=model)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn, after --warm")
     parser.add_argument("--warm", type=float, default=0.7)
-    parser.add_argument("--streams", type=lambda text: [int(each) for each in text.split(",")], default=list(STREAMS))
-    parser.add_argument("--contexts", type=lambda text: [int(each) for each in text.split(",")], default=list(CONTEXTS))
+    parser.add_argument("--streams", type=numbers, default=list(streams))
     parser.add_argument(
         "--quick", action="store_true", help="the tiny model, one short turn of parts that make all calls"
     )
     parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
-        args.model, args.seconds, args.warm, args.streams, args.contexts = "tiny", 0.6, 0.1, [2], [31]
+        args.model, args.seconds, args.warm, args.streams = "tiny", 0.6, 0.1, [2]
     print(f"{processor()}; {args.model}; load {os.getloadavg()[0]:.1f}")
+    return args
+
+
+def main() -> None:
+    parser = arguments(__doc__, "smollm2", STREAMS)
+    parser.add_argument("--only", help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--contexts", type=numbers, default=list(CONTEXTS))
+    args = parsed(parser)
+    if args.quick:
+        args.contexts = [31]
     with sides(args) as found:
         bench = Bench(args, found)
         for name in args.only.split(",") if args.only else QUICK if args.quick else PARTS:

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+SYMPHONY = ("-m", "symphony.cli")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def arguments(description: str | None, model: str = "tiny") -> argparse.Argument
 
 
 @contextmanager
-def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
+def attacked(args: argparse.Namespace, *options: str, symphony: Sequence[str | Path] = SYMPHONY) -> Iterator[Attacked]:
     """Serve until the crowd has gone; every user may reach the socket and the mount."""
     with tempfile.TemporaryDirectory() as directory:
         where = Path(directory)
@@ -64,8 +65,7 @@ def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
         own = tree / ".venv/bin/python"
         command = [
             own if own.exists() else sys.executable,
-            "-m",
-            "symphony.cli",
+            *symphony,
             "serve",
             "--model",
             args.model,
