@@ -117,6 +117,14 @@ static void unwatch_all(sym_loop *loop) {
         unwatch(loop, i);
 }
 
+/* Else whoever is waited for comes by the gate, and wakes the loop. */
+static int is_watching(const sym_loop *loop) {
+    for (int32_t i = 0; i < loop->num_servers; i++)
+        if (loop->servers[i].slept)
+            return 1;
+    return 0;
+}
+
 /* Its call would be in a step that began now. */
 static void add_ready(const sym_loop *loop, const sym_member *member, sym_ready *ready) {
     const int32_t account = loop->shares[member->share].parent;
@@ -189,7 +197,9 @@ static void wait_for_calls(sym_loop *loop) {
         const int64_t until_ns = wait_until(loop, &ready, now_ns);
         if (until_ns <= now_ns || is_closed(loop))
             break;
-        if (now_ns - began_ns > SPIN_NS) {
+        if (!is_watching(loop)) {
+            sleep_until(loop, until_ns);
+        } else if (now_ns - began_ns > SPIN_NS) {
             sleep_until(loop, until_ns < now_ns + LOOK_NS ? until_ns : now_ns + LOOK_NS);
         } else {
             pthread_mutex_unlock(&loop->lock);
