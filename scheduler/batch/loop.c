@@ -27,6 +27,7 @@
 #define SPINS_BEFORE_YIELD 20 /* then whoever wants this core, or the lock, gets it */
 #define SPIN_NS 300000        /* for so long; then the core is left to those that are waited for */
 #define LOOK_NS 50000         /* between two looks at the rings after that: who joins wakes the loop sooner */
+#define LOOK_UNSEEN_NS 200000 /* the same, while the gate has to take something out of each ring first */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
     sym_loop *loop = calloc(1, sizeof *loop);
@@ -117,7 +118,7 @@ static void unwatch_all(sym_loop *loop) {
         unwatch(loop, i);
 }
 
-/* Else whoever is waited for comes by the gate, and wakes the loop. */
+/* Else the next calls of all rings are the gate's: who comes by it wakes the loop. */
 static int is_watching(const sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_servers; i++)
         if (loop->servers[i].slept)
@@ -197,10 +198,10 @@ static void wait_for_calls(sym_loop *loop) {
         const int64_t until_ns = wait_until(loop, &ready, now_ns);
         if (until_ns <= now_ns || is_closed(loop))
             break;
-        if (!is_watching(loop)) {
-            sleep_until(loop, until_ns);
-        } else if (now_ns - began_ns > SPIN_NS) {
-            sleep_until(loop, until_ns < now_ns + LOOK_NS ? until_ns : now_ns + LOOK_NS);
+        const int is_seen = is_watching(loop);
+        if (!is_seen || now_ns - began_ns > SPIN_NS) {
+            const int64_t look_ns = now_ns + (is_seen ? LOOK_NS : LOOK_UNSEEN_NS);
+            sleep_until(loop, until_ns < look_ns ? until_ns : look_ns);
         } else {
             pthread_mutex_unlock(&loop->lock);
             if (spins > SPINS_BEFORE_YIELD)
