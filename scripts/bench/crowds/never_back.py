@@ -5,8 +5,7 @@
 
 A step waits for threads that usually come back. Those that `never` do make as many calls as it takes to be expected,
 and end; new threads follow. In turns the other user's loops run beside as many `plain` loops of the first user, and
-beside threads that call `once`: these fork and close as often, and no step expects them. So the last line is what the
-waits in vain cost another user. Needs root, to be two users.
+beside threads that call `once`: these fork and close as often, and no step expects them. Needs root, to be two users.
 """
 
 from __future__ import annotations
@@ -106,9 +105,10 @@ def main() -> None:
         worst_ms = statistics.median(p99_ms(mine) for mine, _ in turns)
         text = "{:6} the loops get {:.1f} calls/s (p99 {:.1f} ms), the other threads {:.1f}"
         print(text.format(way, rates[0], worst_ms, rates[1]))
-    ratios = [len(never[0]) / len(once[0]) for once, never in zip(found["once"], found["never"], strict=True)]
-    text = "beside threads that never come back the loops get {:.3f} of that beside those that nobody expects"
-    print(text.format(statistics.median(ratios)))
+    text = "beside threads that never come back the loops get {:.3f} of that beside {}"
+    for way, who in (("plain", "plain loops"), ("once", "threads that nobody expects")):
+        ratios = [len(never[0]) / len(other[0]) for other, never in zip(found[way], found["never"], strict=True)]
+        print(text.format(statistics.median(ratios), who))
 
 
 if __name__ == "__main__":
