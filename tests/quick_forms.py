@@ -84,7 +84,7 @@ FORMS = {
         table=tuple(rf"1,000 {what}: \d+ MB .*, \d+ MB .*, \d+ MB after" for what in ("locks", r"pred\(\)s"))
     ),
     "bench/crowds/many_tasks.py": Form(
-        table=(r"of 100 failed in [\d.]+ s; 100 got a token",), may_be_empty=("0 of 100 failed",)
+        table=(r"of 500 failed in [\d.]+ s; 500 got a token",), may_be_empty=("0 of 500 failed",)
     ),
     "bench/crowds/never_back.py": Form(
         table=(

@@ -118,11 +118,10 @@ def handed_over(*sockets: socket.socket) -> list[str]:
     """What starts `symphony` with these from descriptor 3 on."""
     numbers = [each.fileno() for each in sockets]
     source = f"""
-import os, sys
-for place, number in enumerate({numbers}):
-    os.dup2(number, 100 + place)
-for place in range({len(numbers)}):
-    os.dup2(100 + place, 3 + place)
+import fcntl, os, sys
+away = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in {numbers}]
+for place, number in enumerate(away):
+    os.dup2(number, 3 + place)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="{len(numbers)}")
 os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
 """

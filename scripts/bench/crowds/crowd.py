@@ -49,7 +49,7 @@ def main() -> int | str:
     parser.add_argument("--tokens", type=int, default=40, help="that each generation goes on for")
     args = parser.parse_args()
     if args.quick:
-        args.model, args.generations, args.calls, args.tokens = "tiny", 40, 2, 2000
+        args.model, args.generations, args.calls, args.tokens = "tiny", 40, 100, 2000
     with attacked(args, "--precision", "int8") as daemon:
         words = (str(args.generations), str(args.priority), str(args.tokens))
         with daemon.program(CROWD, *words) as crowd:

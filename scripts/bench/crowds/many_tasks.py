@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=1000)
     args = parser.parse_args()
     if args.quick:
-        args.model, args.tasks = "tiny", 100
+        args.model, args.tasks = "tiny", 500
     print(processor())
     with attacked(args, "--kv-memory", "1G") as daemon:
         program = daemon.program(PROGRAM, str(args.tasks))
