@@ -1,4 +1,4 @@
-"""What a daemon and its service manager say to each other: readiness, the watchdog, sockets, a reload; and the log."""
+"""Words between a daemon and its service manager: readiness, the watchdog, sockets, a reload; and the log."""
 
 import ctypes
 import json
@@ -83,7 +83,7 @@ def test_the_service_manager_hears_of_every_stage(start_daemon, manager, tmp_pat
 
 
 def test_children_of_the_daemon_can_not_speak_for_it(start_daemon, manager):
-    """What it was told is for its own process."""
+    """Words of the service manager are for the daemon's own process."""
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"}
     daemon = start_daemon(*TINY, environment=environment)
     assert manager.until("READY")
@@ -115,7 +115,7 @@ def test_the_watchdog_starves_while_a_step_hangs_and_is_fed_again_when_it_ends(s
 
 
 def handed_over(*sockets: socket.socket) -> list[str]:
-    """What starts `symphony` with these from descriptor 3 on."""
+    """Command that starts `symphony` with these from descriptor 3 on."""
     numbers = [each.fileno() for each in sockets]
     source = f"""
 import fcntl, os, sys
@@ -161,7 +161,7 @@ def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(star
 
 
 def refused(words: list[str], *inherited: socket.socket) -> str:
-    """What a daemon says that does not start, in its last line."""
+    """Last line of a daemon that does not start."""
     fds = [each.fileno() for each in inherited]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, pass_fds=fds)
     assert done.returncode == 1, done.stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One ordinary user decodes in more loops than a step has seats; another user makes calls of three tokens meanwhile.
+"""An ordinary user decodes in more loops than a step has seats; another user makes calls of three tokens meanwhile.
 
     .venv/bin/python scripts/bench/crowds/crowd.py [--generations 600] [--priority 100] [--calls 10] [--tree CHECKOUT]
 
