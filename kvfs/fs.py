@@ -126,7 +126,7 @@ class KvStat(NamedTuple):
     lease_s: float | None
     """Seconds that are left of the lease; 0: the file is pinned for good, or not at all."""
     ttl_s: float | None
-    """0: it does not expire."""
+    """Seconds from the file's last use until it expires; 0: never."""
     priority: int | None
     lost_tokens: int
     """Entries that the file had when a daemon before ended, and that were not on disk."""

@@ -309,7 +309,7 @@ class Volume:
             log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
 
     def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
-        """Whose pages these are; None: a file that has none in memory, or is nobody's any more."""
+        """Return the file whose pages these are; None: the table has none in memory, or its file is gone."""
         return self._files.get(table.row)
 
     def _note_priority(self, inode: Inode) -> None:

@@ -130,7 +130,7 @@ class Pager:
         self.departures.rank = rank
 
     def forked(self, table: PageTable) -> None:
-        """Somebody goes on from it, in a fork: that is a use of what they share."""
+        """Count a fork as a use of the pages that the fork and its source share."""
         if table.row != NO_ROW:
             self.residents.begin_use(table.row)
             self.residents.end_use(table.row)

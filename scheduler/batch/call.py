@@ -155,7 +155,7 @@ class FileCall(ABC):
         self.refusal: SymError | None = None
         """Why it was ended early, if its program is over a limit."""
         self.counted: tuple[Used, ...] = ()
-        """Whose usage it is, once something of it was counted."""
+        """Usages that the call counts to, once something of it was counted."""
         self.submitted_s = time.monotonic()
         self.compute_s = 0.0
         """Time of the steps that held some of it."""

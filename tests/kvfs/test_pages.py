@@ -18,7 +18,7 @@ MARKER = b"the secret of ann"
 
 
 class Held:
-    """Somebody who holds pages, for the check of the books."""
+    """A holder of pages, for the check of the books."""
 
     owner = ANN
 

@@ -94,7 +94,7 @@ class Operation:
 
 @dataclass(slots=True, eq=False)
 class Sync:
-    """Somebody waits, or has waited, for an inode to be on disk; for everything, without a number."""
+    """A wait, over or not, for an inode to be on disk; for everything, without a number."""
 
     number: int | None
     begun: int
