@@ -151,6 +151,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep what the tests printed, the daemons' logs and a table here")
     parser.add_argument("tests", nargs="*", help="like generic/020 (default: the quick group)")
     arguments = parser.parse_args()
+    if not (arguments.xfstests / "check").is_file():
+        parser.error(f"--xfstests {arguments.xfstests}: xfstests was not built there, for it has no `check`")
     with tempfile.TemporaryDirectory(prefix="symphony-xfstests-") as directory:
         work = Path(directory)
         work.chmod(0o755)  # some tests are other users
