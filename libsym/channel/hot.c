@@ -41,11 +41,8 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
     sym_server_took_requests(server, server->submit_head + padded(request.frame_bytes));
     atomic_fetch_add(&server->num_open, 1);
     char *row = server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes;
-    *call = (sym_hot_call){.id = request.id,
-                           .slot = slot,
-                           .row = (float *)(void *)row,
-                           .token = numbers[0],
-                           .stream = stream_of_call(request.stream, handle)};
+    *call = (sym_hot_call){
+        .id = request.id, .slot = slot, .row = (float *)(void *)row, .token = numbers[0], .stream = request.stream};
     return SYM_HOT_TAKEN;
 }
 

@@ -111,7 +111,7 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
                                     .handle = request.handle,
                                     .flags = request.flags,
                                     .op = request.op,
-                                    .stream = stream_of_call(request.stream, request.handle),
+                                    .stream = request.stream,
                                     .payload_at = (uint32_t)(server->inbox_at + sizeof request),
                                     .payload_bytes = request.frame_bytes - (uint32_t)sizeof request};
         memcpy(taken->args, request.args, sizeof taken->args);

@@ -38,11 +38,6 @@ struct sym_server {
     char inbox[SYM_RING_BYTES]; /* frames are copied here before anybody looks at them */
 };
 
-/* What a call is told by: the stream that its program names, else its file. */
-static inline uint32_t stream_of_call(uint16_t stream, uint64_t handle) {
-    return stream != 0 ? stream : 0x10000u + (uint32_t)(handle & 0xffff);
-}
-
 /* Under receive_lock: bytes in the ring that nobody has taken; -EPROTO: the tail is not in the ring. */
 static inline int64_t submitted_bytes(const sym_server *server) {
     const uint64_t tail = atomic_load_explicit(&server->region->submit_tail, memory_order_acquire);

@@ -69,7 +69,8 @@ void sym_act_on(sym_loop *loop, int32_t index) {
 }
 
 void sym_called(sym_loop *loop, sym_member *member, int64_t earliest_ns, int64_t latest_ns) {
-    sym_streams_called(loop->streams, member->connection, member->stream, member->share, earliest_ns, latest_ns);
+    member->stream =
+        sym_streams_called(loop->streams, member->connection, member->stream, member->share, earliest_ns, latest_ns);
     member->is_under_way = 1;
 }
 

@@ -14,6 +14,7 @@ import trio
 
 from kvfs.fs import OpenKv
 from libsym.errors import SymError
+from scheduler._loop import lib
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
 from scheduler.programs.program import Program
@@ -26,8 +27,8 @@ CALL_TOKENS = 512
 class TextPrefill:
     """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
 
-    stream = 0
-    """No stream: nobody waits for an answer."""
+    stream = lib.SYM_NO_STREAM
+    """Nobody waits for an answer."""
 
     def __init__(
         self,

@@ -3,7 +3,9 @@
  * A *stream* is a thread or a task of a program: what its library says waits for an answer. From an answer to its next call
  * it thinks, whatever it closes, forks or cuts in between. How long that took it lately, and how far it was off, say when it
  * is due again. A new stream is not expected before it has come back once; and of a connection no more are expected than it
- * has had under way at once. So a program that gives false names gains nothing but waits of its own account.
+ * has had under way at once. So a program that gives false names gains nothing but waits of its own account. Calls that come
+ * in one batch are one stream of several calls. Where calls name no stream, the answers of their connection that no call has
+ * followed are streams.
  *
  * With k calls ready and others due at t1 <= t2 <= ..., a step that waits for n of them computes k + n calls in
  * tn + step(k + n). The wait that gives most calls a second is chosen, and chosen anew as calls come and time passes. */
@@ -19,7 +21,7 @@
 
 struct stream {
     uint32_t name; /* 0: nobody's */
-    int32_t num_under_way;
+    int32_t num_under_way, most_under_way; /* since it came back */
     int64_t answered_ns; /* and it has not called again; 0: it has */
     int64_t think_ns, off_ns;
     int32_t has_returned;
@@ -35,6 +37,8 @@ struct connection {
     int64_t due_ns; /* its first expected stream, at the latest decision; 0: none */
     int32_t is_waited; /* the wait that goes on is for it, too */
 };
+
+static int32_t at_least(int32_t a, int32_t b) { return a > b ? a : b; }
 
 struct sym_streams {
     struct connection *connections;
@@ -103,6 +107,30 @@ static struct stream *place_of(struct connection *connection, uint32_t name) {
     }
 }
 
+/* So late that it is not expected any more. */
+static int is_gone(const struct stream *stream, int64_t now_ns) {
+    const int64_t late_ns = now_ns - stream->answered_ns - stream->think_ns;
+    return stream->has_returned && late_ns > GONE * (stream->think_ns + stream->off_ns) + ANY_NS;
+}
+
+/* The name of a call that has none: of such streams the one that was answered first, if it is not gone; or a new one. */
+static uint32_t name_of_nameless(const struct connection *connection, int64_t now_ns) {
+    const struct stream *found = NULL;
+    uint32_t num = 0;
+    for (int32_t i = 0; i < connection->room; i++) {
+        const struct stream *stream = &connection->streams[i];
+        if (stream->name < SYM_NAMELESS)
+            continue;
+        num++;
+        if (stream->num_under_way > 0)
+            continue;
+        const int is_older = found != NULL && stream->answered_ns < found->answered_ns;
+        if (found == NULL || (is_gone(found, now_ns) == is_gone(stream, now_ns) ? is_older : is_gone(found, now_ns)))
+            found = stream;
+    }
+    return found != NULL ? found->name : SYM_NAMELESS + num;
+}
+
 /* A call came between two times. Where it may have come when it was due, nothing is learned: a call that came while a step
  * ran would else seem to have come at its end. A long pause is no reason to take a stream for slow for long, and a short one
  * none to take it for quick. */
@@ -125,16 +153,18 @@ static void came_back(struct stream *stream, int64_t earliest_ns, int64_t latest
     stream->answered_ns = 0;
 }
 
-void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share, int64_t earliest_ns,
-                        int64_t latest_ns) {
+uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share,
+                            int64_t earliest_ns, int64_t latest_ns) {
     struct connection *its = connection_of(streams, connection);
-    if (its == NULL || stream == 0)
-        return;
+    if (its == NULL || stream == SYM_NO_STREAM)
+        return stream;
+    if (stream == 0)
+        stream = name_of_nameless(its, latest_ns);
     its->share = share;
     its->num_under_way++;
     struct stream *place = place_of(its, stream);
     if (place == NULL)
-        return;
+        return stream;
     if (place->name != stream) {
         its->num_under_way -= place->is_new;
         *place = (struct stream){.name = stream};
@@ -143,14 +173,17 @@ void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t strea
         came_back(place, earliest_ns, latest_ns);
         its->num_under_way -= place->is_new; /* it is not under way twice */
         place->is_new = 0;
+        place->most_under_way = 0;
     }
     place->num_under_way++;
-    its->most_under_way = its->most_under_way > its->num_under_way ? its->most_under_way : its->num_under_way;
+    place->most_under_way = at_least(place->most_under_way, place->num_under_way);
+    its->most_under_way = at_least(its->most_under_way, its->num_under_way);
+    return stream;
 }
 
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns) {
     struct connection *its = connection_of(streams, connection);
-    if (its == NULL || stream == 0)
+    if (its == NULL || stream == SYM_NO_STREAM)
         return;
     struct stream *place = place_of(its, stream);
     const int is_its =
@@ -165,14 +198,12 @@ void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream,
 
 /* When a stream that has been answered is likely to be back: the later it is, the later. 0: nobody knows. */
 static int64_t due_of(const struct stream *stream, int64_t now_ns) {
-    if (stream->answered_ns == 0 || !stream->has_returned)
+    if (stream->answered_ns == 0 || !stream->has_returned || is_gone(stream, now_ns))
         return 0;
     const int64_t due_ns = stream->answered_ns + stream->think_ns, late_ns = now_ns - due_ns;
     const int64_t off_ns = stream->off_ns / 2;
     if (late_ns < 0)
         return due_ns + off_ns;
-    if (late_ns > GONE * (stream->think_ns + stream->off_ns) + ANY_NS)
-        return 0;
     return now_ns + (late_ns / 2 > off_ns ? late_ns / 2 : off_ns);
 }
 
@@ -181,15 +212,17 @@ static int by_time(const void *one, const void *other) {
     return (first > second) - (first < second);
 }
 
-/* Streams of a connection that are expected, the earliest first: their times in due_ns, from `num` on; how many in all. */
+/* Calls of a connection that are expected, the earliest first: their times in due_ns, from `num` on; how many in all. */
 static int32_t add_due(sym_streams *streams, struct connection *each, int32_t num, int64_t now_ns) {
     int32_t more = num;
     for (int32_t n = 0; n < each->room; n++) {
         each->num_under_way -= each->streams[n].is_new;
         each->streams[n].is_new = 0;
         const int64_t due_ns = due_of(&each->streams[n], now_ns);
-        if (due_ns != 0 && sym_make_room(&streams->due_ns, &streams->room_due, more + 1, sizeof *streams->due_ns) == 0)
-            streams->due_ns[more++] = due_ns;
+        const int32_t end = more + (due_ns != 0 ? each->streams[n].most_under_way : 0);
+        if (sym_make_room(&streams->due_ns, &streams->room_due, end, sizeof *streams->due_ns) == 0)
+            while (more < end)
+                streams->due_ns[more++] = due_ns;
     }
     const int32_t most = num + each->most_under_way - each->num_under_way;
     if (more - num > 1)

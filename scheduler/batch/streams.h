@@ -24,10 +24,13 @@ void sym_streams_free(sym_streams *streams);
 int64_t sym_streams_connect(sym_streams *streams);
 void sym_streams_disconnect(sym_streams *streams, int64_t connection);
 
-/* A call of a stream has come between two times, and counts to that share; a call is over, and its program is told now (or is
- * not). Stream 0 is nobody's, and never expected. */
-void sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share, int64_t earliest_ns,
-                        int64_t latest_ns);
+/* Streams have 16 bits. Of a call that nobody waits for, which is never expected; and from here on of calls that name none. */
+enum { SYM_NO_STREAM = 0x10000, SYM_NAMELESS };
+
+/* A call of a stream has come between two times, and counts to that share: the stream, also where the call names none (0). A
+ * call is over, and its program is told now (or is not). */
+uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share,
+                            int64_t earliest_ns, int64_t latest_ns);
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns);
 
 /* Until when a step is best put off, as far as is known now; now_ns: it is not. `latest`: what the latest step held, in

@@ -90,7 +90,7 @@ class Standing(Bench):
     def decode_on(self, handle, file, number, token=8):
         """Submit one more call of the program by the gate."""
         slot = self.program.channel.take_rows(1)
-        self.program.stream = 0x10000 + handle  # as of a ring's calls
+        self.program.stream = 0  # as of a ring's calls
         request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
         call = SystemCall(self.program, request)
         self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))

@@ -34,7 +34,8 @@ class Table:
         """A call has come at a time, or between two."""
         at = ns(ms)
         latest = at if until_ms is None else ns(until_ms)
-        lib.sym_streams_called(self.streams, self.mine if share == MINE else self.hers, stream, share, at, latest)
+        connection = self.mine if share == MINE else self.hers
+        return lib.sym_streams_called(self.streams, connection, stream, share, at, latest)
 
     def answered(self, stream, ms, *, share=MINE, is_answered=1):
         connection = self.mine if share == MINE else self.hers
@@ -111,8 +112,41 @@ def test_who_is_due_after_the_longest_wait_is_not_waited_for_at_all(table):
 
 def test_a_text_that_is_written_has_no_stream_and_is_not_waited_for(table):
     table.called(1, 0)
-    table.thinks(0, 4)
+    table.thinks(lib.SYM_NO_STREAM, 4)
     assert table.waits_ms(1) == 0
+
+
+def test_calls_of_one_batch_are_expected_together(table):
+    for stream in range(3, 10):
+        table.called(stream, -1)
+    for at in (-40, -20):
+        for _ in range(4):
+            table.called(2, at)
+        for _ in range(4):
+            table.answered(2, at + 16)
+    assert table.waits_ms(7, -4, began_ms=-4) > 0, "four calls in 4 ms are worth what one is not"
+
+
+def test_calls_that_name_no_stream_are_those_of_their_connections_answers(table):
+    names = [table.called(0, -30) for _ in range(2)]
+    for at in (-26, -13):
+        for name in names:
+            table.answered(name, at)
+        assert [table.called(0, at + 4) for _ in names] == names, "the answer that came first is followed first"
+    table.answered(names[1], 0)
+    assert 4 <= table.waits_ms(1) <= 6
+    assert table.called(0, 1000) == names[1]
+    assert len({*names, table.called(0, 1000)}) == 3, "all answers have been followed"
+
+
+def test_an_answer_that_nothing_follows_leaves_calls_that_name_no_stream_expected_when_they_come(table):
+    names = [table.called(0, -1000) for _ in range(2)]
+    for at in range(-990, 10, 10):
+        for name in names:
+            table.answered(name, at)
+        if at < 0:
+            names = [table.called(0, at + 4) for _ in range(2 if at < -500 else 1)]
+    assert 4 <= table.waits_ms(1) <= 6
 
 
 def test_a_fresh_stream_is_not_expected_before_it_has_come_back_once(table):
