@@ -99,6 +99,7 @@ FORMS = {
         table=(r"(?s)(a stat each .*p50.*p99.*stats.*){2}(stats without a pause.*p50.*p99.*stats.*){2}",)
     ),
     "bench/plain_files.py": Form(table=(r"summed in \d+ us", *PLAIN_CALLS)),
+    "bench/waits.py": Form(table=(r"2 streams \| [\d.]+, \d+ ms, \*\*[\d.]+\*\*",), may_be_empty=(r", 0 ms",)),
     "bench/kills.py": Form(
         table=('"median":', '"worst":', '"killed": 16', '"seconds":', '"rounds beside":', '"doctor": "clean"'),
         may_be_empty=('"what stays": {}', '"rounds that differ": 0'),

@@ -34,6 +34,10 @@ BROKEN = {
         "the decoder does not sleep",
         "import branching as it\nattacked = it.attacked\nit.attacked = lambda *a, symphony: attacked(*a)",
     ),
+    "bench/waits.py": Broken(
+        "the run does not wait",
+        "import branching as it\nattacked = it.attacked\nit.attacked = lambda *a, symphony: attacked(*a)",
+    ),
     "bench/kills.py": Broken(GONE),
     "bench/plain_files.py": Broken(GONE),
     "bench/requests_beside.py": Broken(

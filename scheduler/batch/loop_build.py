@@ -2,12 +2,13 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
-_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
+SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
@@ -16,25 +17,29 @@ def _declarations(header: Path) -> str:
     return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
-ffi = FFI()
-ffi.cdef(_declarations(_LIBSYM / "steps.h"))
-ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
-ffi.cdef(_declarations(_HERE / "cost.h"))
-ffi.cdef(_declarations(_HERE / "policy.h"))
-ffi.cdef(_declarations(_HERE / "streams.h"))
-ffi.cdef(_declarations(_HERE / "loop.h"))
-ffi.set_source(
-    "scheduler._loop",
-    '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n',
-    sources=[os.path.relpath(_HERE / name) for name in _SOURCES],
-    include_dirs=[str(_HERE), str(_LIBSYM)],
-    depends=[
-        *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h", "streams.h")),
-        *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
-    ],
-    extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
-    libraries=["pthread"],
-)
+def builder(sources: Sequence[str]) -> FFI:
+    """Return what compiles the module of sources, which a benchmark may have replaced some of."""
+    ffi = FFI()
+    ffi.cdef(_declarations(_LIBSYM / "steps.h"))
+    ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
+    for name in ("cost.h", "policy.h", "streams.h", "loop.h"):
+        ffi.cdef(_declarations(_HERE / name))
+    ffi.set_source(
+        "scheduler._loop",
+        '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n',
+        sources=sources,
+        include_dirs=[str(_HERE), str(_LIBSYM)],
+        depends=[
+            *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h", "streams.h")),
+            *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
+        ],
+        extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+        libraries=["pthread"],
+    )
+    return ffi
+
+
+ffi = builder([os.path.relpath(_HERE / name) for name in SOURCES])
 
 if __name__ == "__main__":
     ffi.compile(verbose=True)
