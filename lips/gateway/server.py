@@ -58,10 +58,10 @@ def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socke
     """Listen on one port for all hosts; an address that this machine lacks is left out."""
     found: list[socket.socket] = []
     absent: list[OSError] = []
-    for host, (family, kind, _, _, (name, wanted, *more)) in addresses:
+    for host, (family, kind, protocol, _, (name, wanted, *more)) in addresses:
         port = found[0].getsockname()[1] if found else wanted
         try:
-            found.append(_bound(family, kind, (name, port, *more)))
+            found.append(_bound(family, kind, protocol, (name, port, *more)))
         except OSError as error:
             told = OSError(error.errno, error.strerror, f"{host} port {port}")
             if error.errno not in _ABSENT:
@@ -74,8 +74,10 @@ def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socke
     return found, absent
 
 
-def _bound(family: int, kind: int, address: tuple[object, ...]) -> socket.socket:
-    made = socket.socket(family, kind)
+def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    made = socket.socket(
+        family, kind, protocol
+    )  # asyncio sets TCP_NODELAY where a socket knows that its protocol is TCP
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

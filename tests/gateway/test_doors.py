@@ -1,5 +1,6 @@
 """Doors of a gateway without a file of keys: its account and root come in, all others bring its key."""
 
+import asyncio
 import errno
 import os
 import re
@@ -231,6 +232,20 @@ def test_both_loopbacks_are_bound_on_one_port_and_an_address_that_is_not_there_i
             each.close()
     with pytest.raises(OSError, match="Cannot assign requested address"):
         server.listening(("192.0.2.1",), 0)
+
+
+def test_an_answer_does_not_wait_until_the_client_has_acknowledged_its_head():
+    async def main():
+        (listener,), _ = server.listening(("127.0.0.1",), 0)
+        accepted = asyncio.get_running_loop().create_future()
+        async with await asyncio.start_server(lambda *each: accepted.set_result(each[1]), sock=listener):
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            writer = await accepted
+            assert writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            writer.close()
+            client.close()
+
+    asyncio.run(main())
 
 
 def test_a_port_that_another_has_on_one_of_them_is_refused():
