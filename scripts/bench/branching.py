@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
 
@@ -53,6 +53,33 @@ PROGRAMS = {
     "tree_of_thought": ("What is 3 + 4?",),
     "mcts": ("24", "--tokens", "200"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Costs of one turn: the rate, and all else by token."""
+
+    tokens_per_s: float
+    calls_a_step: float
+    step_ms: float
+    fork_ms: float
+    pred_ms: float
+    close_ms: float
+    main_us: float
+    steps_us: float
+    client_us: float
+    others: float
+
+
+class Measured(Protocol):
+    """A side that takes its turn."""
+
+    @property
+    def name(self) -> str: ...
+
+    def turn(self, asked: Asked, num_processes: int = 1) -> Found: ...
+
+    def program(self, name: str, *arguments: str) -> tuple[float, float, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +107,46 @@ class Side:
             spent_s[thread.name != str(self.daemon.pid)] += spent
         return spent_s[0], spent_s[1]
 
+    def turn(self, asked: Asked, num_processes: int = 1) -> Found:
+        command = [sys.executable, str(HERE / "branching_programs.py"), json.dumps(asdict(asked))]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        programs = [subprocess.Popen(command, env=self.daemon.environment, **pipes) for _ in range(num_processes)]
+        for program in programs:
+            if program.stdout.readline() != "ready\n":
+                raise SystemExit("a program of the bench did not start: see above")
+        since_s = time.monotonic() + 0.3
+        for program in programs:
+            program.stdin.write(f"{since_s}\n")
+            program.stdin.flush()
+        first_s, last_s = window(asked, since_s)
+        time.sleep(first_s - time.monotonic())
+        others = Others((self.daemon.pid, *(program.pid for program in programs)))
+        before_s = self.processor_s()
+        time.sleep(last_s - time.monotonic())
+        after_s, share = self.processor_s(), others.share()
+        found = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
+        num, counted = sum(each["num"] for each in found), found[0]["grown"]
+        num_steps, num_seen = max(1, counted["num_steps"]), max(1.0, 0.9 * num)
+        return Found(
+            num / asked.seconds,
+            counted["num_calls_in_steps"] / num_steps,
+            1e3 * counted["step_s"] / num_steps,
+            *(1e3 * statistics.median(each["median_s"].get(name, 0.0) for each in found) for name in CALLS),
+            *(1e6 * (after - before) / num_seen for before, after in zip(before_s, after_s, strict=True)),
+            1e6 * sum(each["processor_s"] for each in found) / num_seen,
+            share,
+        )
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Costs of one turn: the rate, and all else by token."""
-
-    tokens_per_s: float
-    calls_a_step: float
-    step_ms: float
-    fork_ms: float
-    pred_ms: float
-    close_ms: float
-    main_us: float
-    steps_us: float
-    client_us: float
-    others: float
+    def program(self, name: str, *arguments: str) -> tuple[float, float, float]:
+        """Run a program as `symphony run` starts it: seconds, steps, calls in them."""
+        before, began_s = self.stat(), time.monotonic()
+        command = [sys.executable, "-m", "symphony.cli", "run", name, *arguments]
+        environment = self.daemon.environment
+        done = subprocess.run(command, env=environment, cwd=self.daemon.tree, capture_output=True, check=False)
+        took_s, after = time.monotonic() - began_s, self.stat()
+        if done.returncode not in (0, 1):  # 1: a small model's answer is none
+            raise SystemExit(f"{name} ended with status {done.returncode}: {done.stderr.decode()}")
+        return took_s, *(after[count] - before[count] for count in ("num_steps", "num_calls_in_steps"))
 
 
 COLUMNS = {
@@ -122,40 +174,10 @@ def line(what: str, turns: Sequence[Found]) -> str:
 
 
 class Bench:
-    def __init__(self, args: argparse.Namespace, sides: Sequence[Side]) -> None:
+    def __init__(self, args: argparse.Namespace, sides: Sequence[Measured]) -> None:
         self.args = args
         self.sides = sides
         self.results: dict[str, dict[str, Any]] = {}
-
-    def turn(self, side: Side, asked: Asked, num_processes: int = 1) -> Found:
-        command = [sys.executable, str(HERE / "branching_programs.py"), json.dumps(asdict(asked))]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        programs = [subprocess.Popen(command, env=side.daemon.environment, **pipes) for _ in range(num_processes)]
-        for program in programs:
-            if program.stdout.readline() != "ready\n":
-                raise SystemExit("a program of the bench did not start: see above")
-        since_s = time.monotonic() + 0.3
-        for program in programs:
-            program.stdin.write(f"{since_s}\n")
-            program.stdin.flush()
-        first_s, last_s = window(asked, since_s)
-        time.sleep(first_s - time.monotonic())
-        others = Others((side.daemon.pid, *(program.pid for program in programs)))
-        before_s = side.processor_s()
-        time.sleep(last_s - time.monotonic())
-        after_s, share = side.processor_s(), others.share()
-        found = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
-        num, counted = sum(each["num"] for each in found), found[0]["grown"]
-        num_steps, num_seen = max(1, counted["num_steps"]), max(1.0, 0.9 * num)
-        return Found(
-            num / asked.seconds,
-            counted["num_calls_in_steps"] / num_steps,
-            1e3 * counted["step_s"] / num_steps,
-            *(1e3 * statistics.median(each["median_s"].get(name, 0.0) for each in found) for name in CALLS),
-            *(1e6 * (after - before) / num_seen for before, after in zip(before_s, after_s, strict=True)),
-            1e6 * sum(each["processor_s"] for each in found) / num_seen,
-            share,
-        )
 
     def in_turns(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
         """Run the cases on all sides, round after round; the first round warms up."""
@@ -165,7 +187,7 @@ class Bench:
         for number in range(self.args.rounds + 1):
             order = list(zip(turns, [(case, side) for case in cases.values() for side in self.sides], strict=True))
             for what, ((asked, num_processes), side) in order[:: 1 if number % 2 else -1]:
-                found = self.turn(side, asked, num_processes)
+                found = side.turn(asked, num_processes)
                 if number or self.args.quick:
                     turns[what].append(found)
             if self.args.quick:
@@ -232,30 +254,23 @@ def ahead(bench: Bench) -> None:
     bench.beside_plain("ahead", {way: (asked(bench.args, way, 1), 1) for way in ("plain", "ahead")})
 
 
-def programs(bench: Bench) -> None:
+def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) -> None:
     """As `symphony run` starts them, from their start to their end."""
+    wanted = wanted or dict(list(PROGRAMS.items())[: 1 if bench.args.quick else None])
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for number in range(bench.args.rounds + 1):
-        for name, arguments in list(PROGRAMS.items())[: 1 if bench.args.quick else None]:
+        for name, arguments in wanted.items():
             for side in bench.sides:
-                before = side.stat()
-                began_s = time.monotonic()
-                command = [sys.executable, "-m", "symphony.cli", "run", name, *arguments]
-                environment = side.daemon.environment
-                done = subprocess.run(command, env=environment, cwd=side.daemon.tree, capture_output=True, check=False)
-                took_s, after = time.monotonic() - began_s, side.stat()
-                if done.returncode not in (0, 1):  # 1: a small model's answer is none
-                    raise SystemExit(f"{name} ended with status {done.returncode}: {done.stderr.decode()}")
-                steps = after["num_steps"] - before["num_steps"]
-                calls = after["num_calls_in_steps"] - before["num_calls_in_steps"]
+                found = side.program(name, *arguments)
                 if number or bench.args.quick:
-                    rows.setdefault(f"{name}{f', {side.name}' if side.name else ''}", []).append((took_s, steps, calls))
+                    rows.setdefault(f"{name}{f', {side.name}' if side.name else ''}", []).append(found)
         if bench.args.quick:
             break
     print("programs:")
     for what, each in rows.items():
         took_s, steps, calls = (statistics.median(column) for column in zip(*each, strict=True))
-        print(f"{what:34}{took_s:8.2f} s{steps:8.0f} steps{calls / max(1, steps):7.2f} calls a step", flush=True)
+        counted = f"{steps:8.0f} steps{calls / steps:7.2f} calls a step" if steps else f"{calls:8.0f} tokens"
+        print(f"{what:34}{took_s:8.2f} s{counted}", flush=True)
     bench.results["programs"] = dict(rows)
 
 

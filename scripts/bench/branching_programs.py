@@ -49,7 +49,7 @@ class Stream:
         return self.since_s + self.asked.warm_s + self.asked.seconds
 
     def count(self, num: int, **took_s: float) -> None:
-        if time.monotonic() - self.since_s < self.asked.warm_s:
+        if not self.asked.warm_s <= time.monotonic() - self.since_s < self.asked.warm_s + self.asked.seconds:
             return
         self.num += num
         for name, each_s in took_s.items():
@@ -105,6 +105,16 @@ def ahead(stream: Stream, base: sym.KV) -> None:
             kv.close()
 
 
+def streamed(stream: Stream, base: sym.KV) -> None:
+    """Generations, of which the daemon chooses the tokens."""
+    while time.monotonic() < stream.until_s:
+        with sym.kv_fork(base) as kv, sym.generate(kv, [1 + stream.number], stop_at_end=False, max_tokens=ROOM) as come:
+            for _ in come:
+                stream.count(1)
+                if time.monotonic() > stream.until_s:
+                    return
+
+
 async def task_plain(stream: Stream, base: sym.KV) -> None:
     while time.monotonic() < stream.until_s:
         async with await sym.aio.kv_fork(base) as kv:
@@ -128,7 +138,12 @@ async def task_branch(stream: Stream, base: sym.KV) -> None:
         stream.count(1, fork=forked_s - began_s, pred=answered_s - forked_s)
 
 
-THREADS: dict[str, Callable[[Stream, sym.KV], None]] = {"plain": plain, "branch": branch, "ahead": ahead}
+THREADS: dict[str, Callable[[Stream, sym.KV], None]] = {
+    "plain": plain,
+    "branch": branch,
+    "ahead": ahead,
+    "streamed": streamed,
+}
 TASKS = {"task_plain": task_plain, "task_branch": task_branch}
 
 
