@@ -63,6 +63,15 @@ FORMS = {
             r"beam +[\d.]+ s +\d+ steps",
         ),
     ),
+    "bench/branching_peers.py": Form(
+        table=(
+            *(rf"2 {way}, symphony +[\d.]+ .*\n2 {way}, gateway +[\d.]+" for way in ("branch", "plain", "streamed")),
+            *(rf"{name}, gateway +[\d.]+ s +\d+ tokens" for name in ("beam", "best_of_n", "tree_of_thought", "mcts")),
+            r"mcts: [\d.]+ times as fast as gateway",
+            r"start of a program: [\d.]+ s",
+        ),
+        may_be_empty=("others took up to 0%",),
+    ),
     "bench/ceiling.py": Form(
         table=tuple(
             rf"2 {way}, {kind}, 0.2 ms{wanted}"

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import branches
+import branching_client
 import editor
 import plain
 import rag
@@ -31,6 +32,8 @@ CLIENTS: dict[str, Client] = {
     "rag": rag.client,
     "sessions": sessions.client,
     "editor": editor.client,
+    "rates": branching_client.rates,
+    "program": branching_client.program,
 }
 
 
@@ -39,7 +42,8 @@ async def main() -> None:
     server = Server(url, json.loads(options[0]) if options else None)
     await server.prepare()
     server.close_connections()
-    print(json.dumps({"model": server.model, "tells_tokens": server.tells_tokens}), flush=True)
+    about = {"model": server.model, "tells_tokens": server.tells_tokens, "owner": server.owner}
+    print(json.dumps(about | {"version": await server.version()}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         jobs: list[dict[str, Any]] = json.loads(line)
         done = await asyncio.gather(*(CLIENTS[job["kind"]](server, job["work"]) for job in jobs))

@@ -56,14 +56,21 @@ class Server:
         self._path = parts.path.rstrip("/")
         self._free: list[Connection] = []
         self._options = options or {}
-        self.model = ""
+        self.model = self.owner = ""
         self.tells_tokens = False
 
     async def prepare(self) -> None:
-        """Learn the model's name, and whether the server tells which tokens it generated."""
-        self.model = (await self.get("/v1/models"))["data"][0]["id"]
-        answer = await self.complete([1000, 1001, 1002], 4)
+        """Learn the model's name, whose server this is, and whether it tells which tokens it generated."""
+        model = (await self.get("/v1/models"))["data"][0]
+        self.model, self.owner = model["id"], model.get("owned_by", "")
+        answer = await self.complete([100, 101, 102], 4)
         self.tells_tokens = -1 not in answer["tokens"]
+
+    async def version(self) -> str:
+        """Return the version of vLLM or llama.cpp; other servers have no common place for it."""
+        places = {"vllm": ("/version", "version"), "llamacpp": ("/props", "build_info")}
+        path, name = places.get(self.owner, ("", ""))
+        return str((await self.get(path))[name]) if path else ""
 
     async def get(self, path: str) -> dict[str, Any]:
         connection = await asyncio.open_connection(self._host, self._port)
@@ -74,12 +81,34 @@ class Server:
         finally:
             connection[1].close()
 
-    async def post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
-        """What is no completion: a server's own."""
-        connection, response = await self._post(path, json.dumps(request).encode())
-        found: dict[str, Any] = json.loads(b"".join([piece async for piece in response.pieces()]))
-        connection[1].close()
+    async def post(self, path: str, request: dict[str, Any]) -> Any:
+        """Return the answer, which is whole: no stream."""
+        connection, response = await self._post(path, json.dumps(request | self._options).encode())
+        found = json.loads(b"".join([piece async for piece in response.pieces()]))
+        self._keep(connection, response)
         return found
+
+    async def stream(self, path: str, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield events. The connection of a caller that leaves early is closed."""
+        connection, response = await self._post(path, json.dumps(request | self._options).encode())
+        is_whole = False
+        try:
+            async for event in response.events():
+                if "error" in event:
+                    raise RuntimeError(f"the server says: {event['error']}")
+                yield event
+            is_whole = True
+        finally:
+            if is_whole:
+                self._keep(connection, response)
+            else:
+                connection[1].close()
+
+    def _keep(self, connection: Connection, response: Response) -> None:
+        if response.is_last:
+            connection[1].close()
+        else:
+            self._free.append(connection)
 
     async def _post(self, path: str, body: bytes) -> tuple[Connection, Response]:
         """On a connection that was kept, if there is one that the server has not closed since."""
@@ -110,7 +139,7 @@ class Server:
             raise RuntimeError(f"{path}: {status!r} {text[:500]!r}")
         return response
 
-    def _request(self, prompt: Prompt, num_tokens: int, schema: dict[str, Any] | None) -> bytes:
+    def _request(self, prompt: Prompt, num_tokens: int, schema: dict[str, Any] | None) -> dict[str, Any]:
         request: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
@@ -125,7 +154,7 @@ class Server:
             request |= {"ignore_eos": True, "min_tokens": num_tokens}
         else:
             request["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-        return json.dumps(request | self._options).encode()
+        return request
 
     async def complete(
         self,
@@ -137,16 +166,13 @@ class Server:
     ) -> Answer:
         """`began` is set with the first token. A token whose id is not told is -1; `continuation` has its text."""
         asked_s = time.monotonic()
-        body = self._request(prompt, num_tokens, schema)
+        request = self._request(prompt, num_tokens, schema)
         tokens: list[int] = []
         came_s: list[float] = []
         texts: list[str] = []
         num_generated = 0
         computed: int | None = None
-        connection, response = await self._post("/v1/completions", body)
-        async for event in response.events():
-            if "error" in event:
-                raise RuntimeError(f"the server says: {event['error']}")
+        async for event in self.stream("/v1/completions", request):
             if event.get("usage"):
                 num_generated = event["usage"]["completion_tokens"]
                 computed = _computed(event)
@@ -157,10 +183,6 @@ class Server:
                 came_s += [time.monotonic()] * len(ids)
             if began is not None and came_s:
                 began.set()
-        if response.is_last:
-            connection[1].close()
-        else:
-            self._free.append(connection)
         if num_generated > len(tokens):  # several tokens came with one event, or one that is no whole character
             missing = num_generated - len(tokens)
             tokens += [-1] * missing
