@@ -127,7 +127,9 @@ def logprob(dist: Mapping[int, float], token: int) -> float:
 
 
 async def likeliest(model: Model, prompt: list[int]) -> int:
-    [said] = await model.ask([prompt])
+    [said] = await model.ask([prompt], ignore_eos=True)
+    if not said.dists:
+        return said.tokens[0]  # part of a character: llama.cpp tells no distribution
     return max(said.dists[0].items(), key=lambda each: each[1])[0]
 
 
