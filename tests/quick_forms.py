@@ -150,6 +150,10 @@ FORMS = {
         may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
     ),
     "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
+    "mutants/mutants.py": Form(
+        table=(r"cost\.c:\d+: .*: caught by ", r"deadlines\.py:\d+: .*: caught by ", r"~ all +2( +0){4}  100%"),
+        may_be_empty=("( +0){4}  100%",),
+    ),
     "soak/crashes.py": Form(table=("kills  +2", "killed_while_starting +1", "operations", "syncs", "start_median_s")),
     "soak/fairness.py": Form(table=(r"10 loads, \d+ plans in",), may_be_empty=(": 0 broke a promise",)),
     "soak/forks.py": Form(table=("forks +1000", "threads", "forks_per_s", "free_pages_after", "resident_bytes_after")),

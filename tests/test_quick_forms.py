@@ -25,7 +25,7 @@ def test_a_quick_form_prints_its_whole_table(place, name):
 
 def test_every_script_has_a_quick_form():
     """Modules without one belong to a script."""
-    folders = ("soak", "fuzz", "bench/crowds")
+    folders = ("soak", "fuzz", "mutants", "bench/crowds")
     paths = [path for folder in folders for path in (ROOT / "scripts" / folder).glob("*.py")]
     scripts = {str(path.relative_to(ROOT / "scripts")) for path in paths if path.read_text().startswith("#!")}
     elsewhere = {"soak/attacks.py", "soak/conversations.py", "soak/conversation_mutants.py", "fuzz/recorded.py"}

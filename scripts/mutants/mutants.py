@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Changes the code in small ways, one at a time, and sees whether a test fails.
+
+A seed makes the same mutants of the same code. A mutant is caught if a test that runs its line fails within a minute,
+and passes without the mutant. Tests that run the line in pytest's own process come first. Every mutant adds a row to a
+file, and every file of tests a row to a map of lines: a later run goes on from both.
+
+A mutant is laid over the checkout in a mount namespace of its own. The checkout stays as it is, and no process or mount
+outlives the tests. Needs root and GCC's binutils.
+
+    scripts/mutants/mutants.py                                       # 80 of scheduler/batch, its C, and what is beside
+    scripts/mutants/mutants.py --num 20 --map kv.map --rows kv.rows --tests tests/kvfs -- kvfs/pages
+    scripts/mutants/mutants.py --num 0                               # the map alone
+    scripts/mutants/mutants.py --summary                             # of rows that are there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from changes import Mutant, chosen, mutants_of
+from covered import Map
+from overlay import HOUSE, Extension, extensions, pytest
+
+PATHS = ["scheduler/batch", "scheduler/connection"]
+PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "decode_call", "hot")]
+LIMIT_S = 60
+QUICK = {  # a file, its tests, and the old text of a mutant that they catch
+    "scheduler/batch/cost.c": ("tests/scheduler/test_cost_model.py", "+"),
+    "scheduler/batch/deadlines.py": ("tests/scheduler/test_deadlines.py", "self._expired(call)"),
+}
+VERDICTS = ("caught", "survived", "timed out", "not covered", "does not build")
+
+
+def judged(mutant: Mutant, known: Map, built: dict[str, Extension]) -> tuple[str, str]:
+    """A verdict, and the test that failed."""
+    try:
+        if mutant.file.endswith(".c"):
+            laid = {built[mutant.file].library: built[mutant.file].linked(source=mutant.file, text=mutant.text())}
+        else:
+            compile(mutant.text(), mutant.file, "exec", dont_inherit=True)
+            laid = {mutant.file: mutant.text()}
+    except (SyntaxError, subprocess.CalledProcessError):
+        return "does not build", ""
+    tests, found = known.covering(mutant, LIMIT_S), ("not covered", "")
+    while tests:
+        found = tried(laid, tests)
+        if found[1] not in tests or tried({}, [found[1]])[0] == "survived":
+            break
+        tests.remove(found[1])  # a failure without the mutant, too
+    return found if tests else ("not covered", "")
+
+
+def tried(laid: dict[str, bytes], tests: list[str]) -> tuple[str, str]:
+    status, said = pytest(laid, ["-x", *tests], LIMIT_S)
+    if status is None:
+        return "timed out", ""
+    if status == 0:
+        return "survived", ""
+    if status >= 128:
+        return "caught", f"signal {status - 128}"
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", said, re.MULTILINE)
+    if failed is None:
+        raise SystemExit(f"pytest ended with {status}, and names no test that failed:\n{said}")
+    return "caught", failed[1]
+
+
+def run(args: argparse.Namespace, rows: list[dict[str, Any]], place: Path) -> None:
+    files = files_of(args.paths)
+    known = Map(args.map, files)
+    tests = [[path] if path.is_file() else sorted(path.rglob("test_*.py")) for path in map(Path, args.tests)]
+    known.complete([str(path) for each in tests for path in each], place)
+    built = extensions(files, place)
+    if args.quick:
+        wanted = [next(each for each in mutants_of(file) if each.old == old) for file, (_, old) in QUICK.items()]
+    else:
+        wanted = chosen(files, args.num, args.seed)
+    for mutant in wanted:
+        about = {"file": mutant.file, "line": mutant.line, "begin": mutant.begin, "old": mutant.old, "new": mutant.new}
+        if any(about.items() <= row.items() for row in rows):
+            continue
+        began_s = time.monotonic()
+        verdict, by = judged(mutant, known, built)
+        seconds = round(time.monotonic() - began_s, 1)
+        rows.append({**about, "verdict": verdict, "by": by, "seconds": seconds})
+        with args.rows.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        said = f"{verdict} by {by}" if by else verdict
+        print(f"{mutant.file}:{mutant.line}: {mutant.old!r} -> {mutant.new!r}: {said} in {seconds} s", flush=True)
+
+
+def files_of(paths: list[str]) -> list[str]:
+    """Python and C below the checkout, without what builds C."""
+    found = [file for path in map(Path, paths) for file in ([path] if path.is_file() else path.rglob("*.*"))]
+    return sorted(str(file) for file in found if file.suffix in (".py", ".c") and not file.stem.endswith("_build"))
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for package in (f"{Path(row['file']).parent}{' (C)' * row['file'].endswith('.c')}", "~ all"):
+            counts[package][row["verdict"]] += 1
+    print(f"{'':24}{''.join(f'{verdict:>16}' for verdict in VERDICTS)}  share caught")
+    for package, found in sorted(counts.items()):
+        share = found["caught"] / max(found.total() - found["does not build"], 1)
+        print(f"{package:24}{''.join(f'{found[verdict]:16}' for verdict in VERDICTS)}  {share:.0%}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", default=PATHS, help=f"files and packages ({' '.join(PATHS)})"
+    )
+    parser.add_argument("--seed", type=int, default=57)
+    parser.add_argument("--num", type=int, default=80, help="how many mutants")
+    parser.add_argument("--rows", type=Path, default=Path("/var/tmp/symphony-mutants.rows"))
+    parser.add_argument("--map", type=Path, default=Path("/var/tmp/symphony-mutants.map"))
+    parser.add_argument("--tests", nargs="+", default=["tests/scheduler", "tests/symphony"], help="files and folders")
+    parser.add_argument("--summary", action="store_true", help="what the rows say, by package")
+    parser.add_argument(
+        "--quick", action="store_true", help="one mutant in Python and one in C, which have to be caught"
+    )
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.chdir(HOUSE)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        if args.quick:
+            args.map, args.rows = Path(name) / "map", Path(name) / "rows"
+            args.paths, args.tests = list(QUICK), [tests for tests, _ in QUICK.values()]
+        rows = [json.loads(row) for row in args.rows.read_text().splitlines()] if args.rows.exists() else []
+        if not args.summary:
+            run(args, rows, Path(name))
+    summary(rows)
+    return 1 if args.quick and any(row["verdict"] != "caught" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A checkout with other files in some places, as tests see it, and builds of C extensions to lay there."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+HOUSE = Path(__file__).resolve().parents[2]
+LAID_OVER = """
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/over,workdir=$2/work" "$1" && cd "$1" || exit 99
+shift 2
+"$@"
+exit $?
+"""
+
+
+def pytest(laid: dict[str, bytes], words: list[str], limit_s: float) -> tuple[int | None, str]:
+    """Run pytest where these files lie over the checkout. Return its status, None after the limit, and its output.
+
+    Namespaces of mounts and processes end with it: nothing that a test started or mounted is left.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        place = Path(name)
+        place.chmod(0o755)  # tests have other users in their directories
+        for folder in ("over", "work", "tests"):
+            (place / folder).mkdir()
+        for file, content in laid.items():
+            (place / "over" / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / "over" / file).write_bytes(content)
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--mount-proc"]
+        command += ["--kill-child", "bash", "-c", LAID_OVER, "bash", str(HOUSE), name, sys.executable, "-m", "pytest"]
+        command += ["-q", "-p", "no:cacheprovider", f"--basetemp={name}/tests/base", *words]
+        environment = os.environ | {"TMPDIR": f"{name}/tests"}
+        with (place / "said").open("w+") as said:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            try:
+                status: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                _end(process)
+            said.seek(0)
+            out = said.read()
+    if status == 99 or (status is not None and out.startswith("unshare:")):
+        raise SystemExit(f"nothing can be laid over {HOUSE}, which needs root: {out}")
+    return status, out
+
+
+def _end(unshare: subprocess.Popen[bytes]) -> None:
+    """Kill the first process of a namespace, and wait until the kernel has ended the others."""
+    while unshare.poll() is None:
+        for child in Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            unshare.wait(1)
+
+
+class Extension:
+    """The C extension that a file belongs to, compiled as setup.py does."""
+
+    def __init__(self, file: str, place: Path, *flags: str) -> None:
+        for build in re.findall(r'"(\S+_build\.py):ffi"', Path("setup.py").read_text(encoding="utf-8")):
+            with redirect_stdout(io.StringIO()):
+                self._about = runpy.run_path(build)["ffi"].distutils_extension(str(place), verbose=False)
+            if file in self._about.sources:
+                break
+        else:
+            raise SystemExit(f"{file} belongs to no extension of setup.py")
+        self._place, self._flags = place, flags
+        self._objects = {source: self._compiled(source, source) for source in self._about.sources}
+        self.library = f"{self._about.name.replace('.', '/')}.abi3.so"
+
+    def _compiled(self, source: str, text: str) -> str:
+        to = f"{self._place}/{Path(text).name}.o"
+        where = [f"-I{folder}" for folder in (*self._about.include_dirs, sysconfig.get_path("include"))]
+        flags = ["-fPIC", "-DNDEBUG", "-w", *self._about.extra_compile_args, *where, *self._flags]
+        compiler(*flags, "-iquote", str(Path(source).parent), "-c", text, "-o", to)
+        return to
+
+    def linked(self, *others: str, source: str = "", text: bytes = b"") -> bytes:
+        """The library, with other objects, or where a source has another text."""
+        objects = dict(self._objects)
+        if source:
+            changed = self._place / "changed.c"
+            changed.write_bytes(text)
+            objects[source] = self._compiled(source, str(changed))
+        to = self._place / "library.so"
+        compiler("-shared", "-o", str(to), *objects.values(), *others, *(f"-l{each}" for each in self._about.libraries))
+        return to.read_bytes()
+
+
+def extensions(files: list[str], place: Path, *flags: str) -> dict[str, Extension]:
+    """Extensions by their files of C among these. Files of a folder belong to one extension."""
+    made: dict[Path, Extension] = {}
+    of_c = [file for file in files if file.endswith(".c")]
+    for file in of_c:
+        if Path(file).parent not in made:
+            made[Path(file).parent] = Extension(file, Path(tempfile.mkdtemp(dir=place)), *flags)
+    return {file: made[Path(file).parent] for file in of_c}
+
+
+def compiler(*words: str) -> None:
+    subprocess.run([os.environ.get("CC", "cc"), *words], check=True, capture_output=True)
