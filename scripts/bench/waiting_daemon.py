@@ -1,4 +1,4 @@
-"""The command `symphony`, whose run waits for calls as streams.c says, or as long as a file says: the daemon of waits.py.
+"""The command `symphony`, whose run waits for calls as streams.c says, or as long as a file says: for waits.py.
 
     waiting_daemon.py FILE serve ...
 

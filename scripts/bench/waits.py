@@ -4,8 +4,8 @@
     .venv/bin/python scripts/bench/waits.py [--rounds 3] [--quick] [--json]
 
 Plain loops over `pred()` think between two calls, for half to three halves of a mean. A set of turns chooses the best
-fixed wait of each cell; another one compares that with the daemon's own decisions (`scheduler/batch/streams.c`), turn by
-turn. A fixed wait ends as soon as all loops have called, which the daemon does not know. One daemon does both: see
+fixed wait of each cell; another one compares that with the daemon's own decisions (`scheduler/batch/streams.c`), turn
+by turn. A fixed wait ends as soon as all loops have called, which the daemon does not know. One daemon does both: see
 waiting_daemon.py. `returns.py` replays the same without a daemon.
 """
 
