@@ -21,15 +21,15 @@ from lips.gateway.keys import Keys, OneKey
 
 log = logging.getLogger(__name__)
 LOOPBACKS = ("127.0.0.1", "::1")
-"""Both, so that nobody else answers on this port to what `localhost` may mean."""
+"""Addresses that `localhost` may mean: nobody else answers on the port of one of them."""
 GOES_ON_S = 30.0
-"""So long answers that have begun may go on when the gateway is asked to end."""
+"""Time that answers which have begun are given when the gateway is asked to end."""
 BACKLOG = 1024
 _FIRST_PASSED = 3
 """The first descriptor that systemd passes on."""
 _PORT_TRIES = 16
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-"""This machine lacks the address."""
+"""Errors of an address that the machine lacks."""
 
 
 def listening(hosts: Sequence[str], port: int) -> tuple[list[socket.socket], list[OSError]]:

@@ -28,7 +28,7 @@ class TextPrefill:
     """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
 
     stream = lib.SYM_NO_STREAM
-    """Nobody waits for an answer."""
+    """The mark of a call for whose answer nobody waits."""
 
     def __init__(
         self,

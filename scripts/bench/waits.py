@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a live daemon waits for calls about to come, beside the best fixed wait.
+"""The waits of a live daemon for calls about to come, beside the best fixed wait.
 
     .venv/bin/python scripts/bench/waits.py [--rounds 3] [--quick] [--json]
 

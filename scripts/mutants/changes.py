@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """One place of a file with another text."""
+    """A place of a file with another text."""
 
     file: str
     line: int

@@ -285,7 +285,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_read_again() -> None:
 
 
 def told(kv: sym.KV) -> list[int]:
-    """What the echo daemon was told of an extract or a merge."""
+    """Return what the echo daemon was told of an extract or a merge."""
     return sym.kv_read(kv)[0]
 
 

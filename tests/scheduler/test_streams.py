@@ -46,7 +46,7 @@ class Table:
         return [share.used / MS for share in self.shares]
 
     def thinks(self, stream, ms, *, share=MINE, times=3):
-        """It has come back so often, each time after so long. Its latest call is answered at 0."""
+        """Have a stream come back so often, each time after so long. Its latest call is answered at 0."""
         began = -times * (ms + 20)
         self.called(stream, began, share=share)
         for _ in range(times):
@@ -59,7 +59,7 @@ class Table:
         return ffi.new("sym_ready *", (num_calls, account, is_hurried, ns(began_ms)))
 
     def waits_ms(self, num_calls, now_ms=0.0, **ready):
-        """How long a step is put off from now on."""
+        """Return how long a step is put off from now on."""
         now = ns(now_ms)
         wait, limits = ffi.new("sym_wait *", (25, 300_000, 20 * MS)), ffi.new("sym_limits *", {"max_calls": 256})
         until = lib.sym_streams_wait_until(
@@ -191,7 +191,7 @@ def test_a_call_that_came_while_a_step_ran_says_nothing_where_it_may_have_come_i
 
 @pytest.mark.parametrize("num_at_once", [1, 8])
 def test_no_more_streams_are_expected_than_a_connection_has_had_calls_at_once(table, num_at_once):
-    """One thread may give many names, each of which has come back in 4 ms."""
+    """A thread may give many names, each of which has come back in 4 ms."""
     for step in range(-4, 1):
         for first in range(0, 8, num_at_once):
             names = range(first, first + num_at_once)

@@ -37,7 +37,7 @@ class Response:
         await self._reader.readline()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """What `data:` lines say, up to [DONE]; the body is read to its end, so that the connection can be kept."""
+        """Yield what `data:` lines say, up to [DONE]; read the body to its end, so that the connection can be kept."""
         rest = b""
         async for piece in self.pieces():
             *lines, rest = (rest + piece).split(b"\n")
@@ -201,7 +201,7 @@ class Server:
         return list(await asyncio.gather(first, *others))
 
     def continuation(self, answer: Answer) -> Prompt:
-        """What was generated, for the next prompt."""
+        """Return what was generated, for the next prompt."""
         if -1 in answer["tokens"]:
             return [answer["text"]]
         return list(answer["tokens"])
