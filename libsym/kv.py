@@ -308,8 +308,7 @@ def _open_or_create(path: Path) -> Script[KV]:
 def kv_close(kv: KV) -> Script[None]:
     """Closes a file; a second time does nothing. Files also close when the object, or the process, is gone.
 
-    Generations that this handle started are cancelled; other calls of it end first. The close of a file without a name
-    is not waited for: later calls of this program come after that.
+    Generations that this handle started are cancelled; other calls of it end first.
 
     >>> kv = sym.kv_create()
     >>> sym.kv_close(kv)
@@ -319,10 +318,7 @@ def kv_close(kv: KV) -> Script[None]:
     handle = kv.give_up()
     if handle and kv.channel.alive:  # a dead daemon has closed it already, a fork's parent has to do it itself
         try:
-            if kv.path is not None:
-                yield Call(Op.KV_CLOSE, handle=handle)
-            elif not kv.channel.close_soon(handle):
-                yield Call(Op.PING)  # sends the close before itself, when the ring has room
+            yield Call(Op.KV_CLOSE, handle=handle)
         except SymError:
             raise
         except BaseException:  # Ctrl-C before it was sent, perhaps: a close too many does no harm

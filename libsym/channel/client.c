@@ -171,18 +171,17 @@ void sym_client_drop(sym_client *client) {
     client_unref(client);
 }
 
-/* A request whose answer nobody waits for; with the next call, or `now` if there is room. 1: with the next call. Never
- * waits: finalizers and cancelled tasks call it. */
-int sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now) {
-    int is_later = 0;
+/* A request whose answer nobody waits for; with the next call, or `now` if there is room. Never waits: finalizers and
+ * cancelled tasks call it. */
+void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now) {
     if (disowned(client) || !client_ref(client))
-        return 0;
+        return;
     if (atomic_load(&client->dead) == 0) { /* else the daemon has closed everything itself */
         pthread_mutex_lock(&client->table_lock);
         client_put_off(client, op, handle, 0);
         pthread_mutex_unlock(&client->table_lock);
-        is_later = !now || client_send_later(client) > 0;
+        if (now)
+            client_send_later(client);
     }
     client_unref(client);
-    return is_later;
 }

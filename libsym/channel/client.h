@@ -52,7 +52,7 @@ uint32_t sym_client_slot_count(sym_client *client);
 uint64_t sym_client_slot_bytes(sym_client *client);
 int sym_client_dead(sym_client *client);
 int sym_client_gone(sym_client *client);
-int sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now);
+void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now);
 void sym_client_close(sym_client *client);
 void sym_client_disown(sym_client *client);
 void sym_client_drop(sym_client *client);

@@ -130,12 +130,9 @@ class ClientChannel:
         """Closes a handle together with the next call. Never waits, never raises: for finalizers."""
         lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 0)
 
-    def close_soon(self, handle: int) -> bool:
-        """Close a handle without waiting for it, now if there is room in the ring; else with the next call.
-
-        Returns whether the daemon was told now. Never raises.
-        """
-        return not lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 1)
+    def close_soon(self, handle: int) -> None:
+        """Closes a handle without waiting for it, now if there is room in the ring. Never raises."""
+        lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 1)
 
     def unlock_soon(self, handle: int) -> None:
         """Gives a lock up without waiting for it, now if there is room in the ring. Never raises."""

@@ -51,16 +51,12 @@ void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t ar
     client->later[client->num_later++] = (struct later){.op = op, .handle = handle, .arg = arg};
 }
 
-/* Sends what was put off now, if there is room; the requests that are put off still. Never waits. */
-uint32_t client_send_later(sym_client *client) {
+/* Sends what was put off now, if there is room. Never waits. */
+void client_send_later(sym_client *client) {
     pthread_mutex_lock(&client->submit_lock);
     if (atomic_load(&client->dead) == 0 && write_later(client, 0) > 0)
         publish(client);
     pthread_mutex_unlock(&client->submit_lock);
-    pthread_mutex_lock(&client->table_lock);
-    const uint32_t left = client->num_later;
-    pthread_mutex_unlock(&client->table_lock);
-    return left;
 }
 
 /* The stream of calls that this thread makes and waits for. */

@@ -197,7 +197,7 @@ int client_socket_hung_up(sym_client *client);
 /* -- requests into the ring: client_requests.c -- */
 
 void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg);
-uint32_t client_send_later(sym_client *client);
+void client_send_later(sym_client *client);
 int client_try_submit(sym_client *client, sym_call *call, sym_event_loop *loop, const char *payload,
                       uint32_t payload_bytes);
 

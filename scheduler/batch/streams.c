@@ -3,9 +3,8 @@
  * A *stream* is a thread or a task of a program: what its library says waits for an answer. From an answer to its next call
  * it thinks, whatever it closes, forks or cuts in between. How long that took it lately, and how far it was off, say when it
  * is due again. A new stream is not expected before it has come back once; and of a connection no more are expected than it
- * has had under way at once. So a program that gives false names gains nothing but waits of its own account. Calls that come
- * in one batch are one stream of several calls. Where calls name no stream, the answers of their connection that no call has
- * followed are streams.
+ * has had under way at once. So a program that gives false names gains nothing but waits of its own account. Where
+ * calls name no stream, the answers of their connection that no call has followed are streams.
  *
  * With k calls ready and others due at t1 <= t2 <= ..., a step that waits for n of them computes k + n calls in
  * tn + step(k + n). The wait that gives most calls a second is chosen, and chosen anew as calls come and time passes. */
@@ -21,7 +20,7 @@
 
 struct stream {
     uint32_t name; /* 0: nobody's */
-    int32_t num_under_way, most_under_way; /* since it came back */
+    int32_t num_under_way;
     int64_t answered_ns; /* and it has not called again; 0: it has */
     int64_t think_ns, off_ns;
     int32_t has_returned;
@@ -37,8 +36,6 @@ struct connection {
     int64_t due_ns; /* its first expected stream, at the latest decision; 0: none */
     int32_t is_waited; /* the wait that goes on is for it, too */
 };
-
-static int32_t at_least(int32_t a, int32_t b) { return a > b ? a : b; }
 
 struct sym_streams {
     struct connection *connections;
@@ -173,11 +170,9 @@ uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t s
         came_back(place, earliest_ns, latest_ns);
         its->num_under_way -= place->is_new; /* it is not under way twice */
         place->is_new = 0;
-        place->most_under_way = 0;
     }
     place->num_under_way++;
-    place->most_under_way = at_least(place->most_under_way, place->num_under_way);
-    its->most_under_way = at_least(its->most_under_way, its->num_under_way);
+    its->most_under_way = its->most_under_way > its->num_under_way ? its->most_under_way : its->num_under_way;
     return stream;
 }
 
@@ -212,17 +207,15 @@ static int by_time(const void *one, const void *other) {
     return (first > second) - (first < second);
 }
 
-/* Calls of a connection that are expected, the earliest first: their times in due_ns, from `num` on; how many in all. */
+/* Streams of a connection that are expected, the earliest first: their times in due_ns, from `num` on; how many in all. */
 static int32_t add_due(sym_streams *streams, struct connection *each, int32_t num, int64_t now_ns) {
     int32_t more = num;
     for (int32_t n = 0; n < each->room; n++) {
         each->num_under_way -= each->streams[n].is_new;
         each->streams[n].is_new = 0;
         const int64_t due_ns = due_of(&each->streams[n], now_ns);
-        const int32_t end = more + (due_ns != 0 ? each->streams[n].most_under_way : 0);
-        if (sym_make_room(&streams->due_ns, &streams->room_due, end, sizeof *streams->due_ns) == 0)
-            while (more < end)
-                streams->due_ns[more++] = due_ns;
+        if (due_ns != 0 && sym_make_room(&streams->due_ns, &streams->room_due, more + 1, sizeof *streams->due_ns) == 0)
+            streams->due_ns[more++] = due_ns;
     }
     const int32_t most = num + each->most_under_way - each->num_under_way;
     if (more - num > 1)

@@ -224,24 +224,6 @@ def test_dropped_files_are_closed_with_the_next_call() -> None:
     assert stat["open"] == [kept.handle]
 
 
-def test_the_close_of_a_file_without_a_name_waits_for_nothing_but_room(connected: Daemon) -> None:
-    quick, late = sym.kv_create(), sym.kv_create()
-    numbers, channel = [quick.handle, late.handle], late.channel
-    os.kill(connected.process.pid, signal.SIGSTOP)
-    try:
-        quick.close()
-        while channel.close_soon(1 << 40):  # until the ring is full
-            pass
-        closing = threading.Thread(target=late.close)
-        closing.start()
-        closing.join(0.1)  # nothing can be awaited here: the daemon does not run
-        assert closing.is_alive()
-    finally:
-        os.kill(connected.process.pid, signal.SIGCONT)
-    closing.join()
-    assert sym.daemon_stat()["closed"] == numbers
-
-
 def test_a_closed_file_says_so_and_closing_twice_is_fine() -> None:
     with sym.kv_create("note.kv") as kv:
         sym.kv_write(kv, [1])

@@ -116,17 +116,6 @@ def test_a_text_that_is_written_has_no_stream_and_is_not_waited_for(table):
     assert table.waits_ms(1) == 0
 
 
-def test_calls_of_one_batch_are_expected_together(table):
-    for stream in range(3, 10):
-        table.called(stream, -1)
-    for at in (-40, -20):
-        for _ in range(4):
-            table.called(2, at)
-        for _ in range(4):
-            table.answered(2, at + 16)
-    assert table.waits_ms(7, -4, began_ms=-4) > 0, "four calls in 4 ms are worth what one is not"
-
-
 def test_calls_that_name_no_stream_are_those_of_their_connections_answers(table):
     names = [table.called(0, -30) for _ in range(2)]
     for at in (-26, -13):
