@@ -11,13 +11,14 @@ waiting_daemon.py. `returns.py` replays the same without a daemon.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import struct
 import tempfile
 from pathlib import Path
 
-from branching import THINK_MS, THINK_STREAMS, Bench, Found, Side, arguments, asked, parsed, sides
+from branching import THINK_MS, THINK_STREAMS, Found, Side, arguments, asked, parsed, sides
 
 FIXED_MS = (0, 1, 2, 4, 6, 9, 13, 20)
 AS_DUE = -1
@@ -26,17 +27,17 @@ AS_DUE = -1
 class Waits:
     """A daemon, and the file that says how long its run waits."""
 
-    def __init__(self, bench: Bench, side: Side, path: Path) -> None:
-        self._bench, self._side, self._path = bench, side, path
+    def __init__(self, args: argparse.Namespace, side: Side, path: Path) -> None:
+        self._args, self._side, self._path = args, side, path
 
     def turn(self, wait_ms: float, num_streams: int, think_ms: float) -> Found:
         with self._path.open("r+b") as file:  # the daemon has it mapped
             file.write(struct.pack("=2q", int(wait_ms * 1e6), num_streams))
-        return self._bench.turn(self._side, asked(self._bench.args, "plain", num_streams, think_ms=think_ms))
+        return self._side.turn(asked(self._args, "plain", num_streams, think_ms=think_ms))
 
     def beside_best(self, num_streams: int, think_ms: float, rounds: int) -> tuple[float, list[tuple[float, float]]]:
         """The best fixed wait in milliseconds; and rates with that one and with the daemon's, pair by pair."""
-        waits_ms = FIXED_MS[:: 1 - len(FIXED_MS)] if self._bench.args.quick else FIXED_MS
+        waits_ms = FIXED_MS[:: 1 - len(FIXED_MS)] if self._args.quick else FIXED_MS
         turns = {wait_ms: self.turn(wait_ms, num_streams, think_ms) for wait_ms in waits_ms}
         if turns[FIXED_MS[-1]].calls_a_step < 1.1 * turns[FIXED_MS[0]].calls_a_step:
             raise SystemExit(f"steps that wait {FIXED_MS[-1]} ms hold no more calls: the run does not wait")
@@ -58,7 +59,7 @@ def main() -> None:
         path = Path(file.name)
         path.write_bytes(bytes(16))
         with sides(args, {"": (Path(__file__).with_name("waiting_daemon.py"), path)}) as (side,):
-            waits = Waits(Bench(args, [side]), side, path)
+            waits = Waits(args, side, path)
             print("Of each cell: tokens/s with the best fixed wait, that wait, and the daemon's share of that rate.")
             print(f"\n| think, ms | {' | '.join(map(str, times_ms))} |\n|---|{'---|' * len(times_ms)}")
             for num in args.streams:
