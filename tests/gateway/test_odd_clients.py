@@ -46,6 +46,10 @@ def running(http):
     return figure(http, "running")
 
 
+def steps_of(http):
+    return http.get("/live").json()["steps"]
+
+
 def until(condition, seconds=20):
     end_s = time.monotonic() + seconds
     while not condition():
@@ -143,9 +147,10 @@ def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
                 assert b"data: " in connection.recv(1 << 12) + connection.recv(1 << 12)
             until(lambda: running(http) == 1)
         until(partial(has_grown, http, gone), 3)
-        steps = http.get("/live").json()["steps"]
         assert running(http) == 0
-        assert http.get("/live").json()["steps"] == steps, "nothing is generated for nobody"
+        steps = steps_of(http)
+        time.sleep(0.2)
+        assert steps_of(http) - steps <= 1, "the step under way is the last one for a client that went"
     with gateway.client() as other:
         assert other.post(CHAT, json=QUESTION).status_code == 200
 
