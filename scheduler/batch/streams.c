@@ -6,7 +6,9 @@
  * has had under way at once. So a program that gives false names gains nothing but waits of its own account. Where
  * calls name no stream, the answers of their connection that no call has followed are streams.
  *
- * With k calls ready and others due at t1 <= t2 <= ..., a step that waits for n of them computes k + n calls in
+ * Calls of one stream that are under way together are a batch, and so many are expected of it again.
+ *
+ * With k calls ready and others due at t1 <= t2 <= ..., a step that waits until tn computes those, too: k + n calls in
  * tn + step(k + n). The wait that gives most calls a second is chosen, and chosen anew as calls come and time passes. */
 #include "streams.h"
 
@@ -21,6 +23,7 @@
 struct stream {
     uint32_t name; /* 0: nobody's */
     int32_t num_under_way;
+    int32_t num_calls; /* under way together lately */
     int64_t answered_ns; /* and it has not called again; 0: it has */
     int64_t think_ns, off_ns;
     int32_t has_returned;
@@ -37,10 +40,15 @@ struct connection {
     int32_t is_waited; /* the wait that goes on is for it, too */
 };
 
+struct due {
+    int64_t ns;
+    int32_t num_calls;
+};
+
 struct sym_streams {
     struct connection *connections;
     int32_t num_connections, room_connections;
-    int64_t *due_ns;
+    struct due *due;
     int32_t room_due;
 };
 
@@ -50,7 +58,7 @@ void sym_streams_free(sym_streams *streams) {
     for (int32_t i = 0; i < streams->num_connections; i++)
         free(streams->connections[i].streams);
     free(streams->connections);
-    free(streams->due_ns);
+    free(streams->due);
     free(streams);
 }
 
@@ -168,10 +176,12 @@ uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t s
     }
     if (place->answered_ns != 0) {
         came_back(place, earliest_ns, latest_ns);
+        place->num_calls = 0;
         its->num_under_way -= place->is_new; /* it is not under way twice */
         place->is_new = 0;
     }
     place->num_under_way++;
+    place->num_calls = place->num_under_way > place->num_calls ? place->num_under_way : place->num_calls;
     its->most_under_way = its->most_under_way > its->num_under_way ? its->most_under_way : its->num_under_way;
     return stream;
 }
@@ -203,24 +213,30 @@ static int64_t due_of(const struct stream *stream, int64_t now_ns) {
 }
 
 static int by_time(const void *one, const void *other) {
-    const int64_t first = *(const int64_t *)one, second = *(const int64_t *)other;
+    const int64_t first = ((const struct due *)one)->ns, second = ((const struct due *)other)->ns;
     return (first > second) - (first < second);
 }
 
-/* Streams of a connection that are expected, the earliest first: their times in due_ns, from `num` on; how many in all. */
+/* Streams of a connection that are expected, the earliest first, from `num` on: how many in all. */
 static int32_t add_due(sym_streams *streams, struct connection *each, int32_t num, int64_t now_ns) {
     int32_t more = num;
     for (int32_t n = 0; n < each->room; n++) {
-        each->num_under_way -= each->streams[n].is_new;
-        each->streams[n].is_new = 0;
-        const int64_t due_ns = due_of(&each->streams[n], now_ns);
-        if (due_ns != 0 && sym_make_room(&streams->due_ns, &streams->room_due, more + 1, sizeof *streams->due_ns) == 0)
-            streams->due_ns[more++] = due_ns;
+        struct stream *stream = &each->streams[n];
+        each->num_under_way -= stream->is_new;
+        stream->is_new = 0;
+        const int64_t due_ns = due_of(stream, now_ns);
+        if (due_ns != 0 && sym_make_room(&streams->due, &streams->room_due, more + 1, sizeof *streams->due) == 0)
+            streams->due[more++] = (struct due){due_ns, stream->num_calls};
     }
-    const int32_t most = num + each->most_under_way - each->num_under_way;
     if (more - num > 1)
-        qsort(streams->due_ns + num, (size_t)(more - num), sizeof *streams->due_ns, by_time);
-    return more < most ? more : most > num ? most : num;
+        qsort(streams->due + num, (size_t)(more - num), sizeof *streams->due, by_time);
+    int32_t left = each->most_under_way - each->num_under_way;
+    for (; num < more && left > 0; num++) {
+        struct due *due = &streams->due[num];
+        due->num_calls = due->num_calls < left ? due->num_calls : left;
+        left -= due->num_calls;
+    }
+    return num;
 }
 
 /* Whether calls of another account are ready, which wait less for these streams. */
@@ -253,19 +269,22 @@ int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, con
         if (each->is_there)
             m = add_due(streams, each, m, now_ns);
         if (ready->is_hurried || is_strange(each, ready, shares))
-            while (m > before && streams->due_ns[m - 1] > strange_until_ns)
+            while (m > before && streams->due[m - 1].ns > strange_until_ns)
                 m--;
-        each->due_ns = m > before ? streams->due_ns[before] : 0;
+        each->due_ns = m > before ? streams->due[before].ns : 0;
     }
     if (m > 1)
-        qsort(streams->due_ns, (size_t)m, sizeof *streams->due_ns, by_time);
+        qsort(streams->due, (size_t)m, sizeof *streams->due, by_time);
     double best = k == 0 ? 0 : (double)k / (double)alone_ns;
     int64_t until_ns = now_ns;
-    for (int32_t n = 1; n <= m && k + n <= limits->max_calls && streams->due_ns[n - 1] <= most_ns; n++) {
-        const int64_t takes_ns = streams->due_ns[n - 1] - now_ns + step_ns(cost, latest, num_calls, k + n);
-        if ((double)(k + n) / (double)takes_ns > best) {
-            best = (double)(k + n) / (double)takes_ns;
-            until_ns = streams->due_ns[n - 1];
+    int32_t num = k;
+    for (int32_t n = 0; n < m && streams->due[n].ns <= most_ns; n++) {
+        if ((num += streams->due[n].num_calls) > limits->max_calls)
+            break;
+        const int64_t takes_ns = streams->due[n].ns - now_ns + step_ns(cost, latest, num_calls, num);
+        if ((double)num / (double)takes_ns > best) {
+            best = (double)num / (double)takes_ns;
+            until_ns = streams->due[n].ns;
         }
     }
     for (int32_t i = 0; until_ns > now_ns && i < streams->num_connections; i++) {
