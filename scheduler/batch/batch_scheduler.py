@@ -25,7 +25,7 @@ from kvfs.names.content import KvFile
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from scheduler.batch.accounting import Accounting, Statistics
-from scheduler.batch.call import Caller, CallState, FileCall
+from scheduler.batch.call import Caller, FileCall
 from scheduler.batch.callback_step import CallbackStep
 from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
@@ -34,6 +34,7 @@ from scheduler.batch.queues import Action
 from scheduler.batch.recomputing import Recomputing
 from scheduler.batch.room import Room
 from scheduler.batch.standing import StandingRun
+from scheduler.batch.states import CallState
 from scheduler.batch.traced import note_arrival, traced_steps
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
@@ -191,7 +192,7 @@ class BatchScheduler:
         found: dict[Caller, Counter[tuple[CallState, str]]] = {}
         for call in self._calls.calls():
             state = self._calls.state_of(call)
-            if state is not CallState.ANSWERED:
+            if state is not None:
                 found.setdefault(call.caller, Counter())[state, call.kind.word] += 1
         return found
 

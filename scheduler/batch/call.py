@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import count
 from typing import Protocol, TypeAlias
 
@@ -28,6 +27,7 @@ from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
 from scheduler.batch.attention import AttentionMass
 from scheduler.batch.reduction import Reduction, TokenScores
+from scheduler.batch.states import MOVES, CallState, Early
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 from scheduler.trace.records import CallKind
@@ -56,22 +56,6 @@ class Caller(Protocol):
     def program(self) -> Program:
         """Program that the calls count to."""
         ...
-
-
-class CallState(Enum):
-    """Condition that a call waits for."""
-
-    COMPUTING = auto()
-    """A step, as one of those in the run."""
-    QUEUED = auto()
-    """Waits for others on its file, or for its way into the run."""
-    WAITS_FOR_ROOM = auto()
-    WAITS_FOR_SLOTS = auto()
-    """Waits for its program to let go of rows."""
-    WAITS_FOR_PAGES = auto()
-    """Pages of its file, which are on disk, or memory for new ones."""
-    ANSWERED = auto()
-    """Waits for nothing: its program has the answer, and the run waits for the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +119,10 @@ class FileCall(ABC):
         self.reservation: Reservation | None = None
         """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
         self.ticket: Ticket | None = None
-        """Wait for pages of its file to be in memory, once it has room."""
-        self.cancelled = False
-        """Whether it was ended early, by a program or because it is late."""
-        self.is_late = False
-        """Whether its deadline has passed."""
-        self.is_dropped = False
-        """Whether its program has gone, and wants no answer."""
-        self.is_waiting_for_rows = False
-        """Whether it waits for result slots, at its place in its file's queue."""
+        """Handle on the wait for pages, in the state of that name."""
+        self._state = CallState.QUEUED
+        self.early: Early | None = None
+        """Why it ends early, or is to."""
         self.num_appended = 0
         """Entries committed, of all stretches."""
         self.num_rejected = 0
@@ -153,7 +132,7 @@ class FileCall(ABC):
         self.num_promised = 0
         """Tokens of its stretch that are not computed yet: its program's limit has room for them."""
         self.refusal: SymError | None = None
-        """Why it was ended early, if its program is over a limit."""
+        """The limit that its program is over."""
         self.counted: tuple[Used, ...] = ()
         """Usages that the call counts to, once something of it was counted."""
         self.submitted_s = time.monotonic()
@@ -163,6 +142,24 @@ class FileCall(ABC):
         """Time that it waited in the run for steps."""
         self.joined_s: float | None = None
         """When it came into the run first."""
+
+    @property
+    def state(self) -> CallState:
+        return self._state
+
+    def move(self, state: CallState) -> None:
+        """Take the next state. AssertionError: `MOVES` has no such move."""
+        assert state in MOVES[self._state], f"call {self.number} ({self.kind.word}): {self._state} -> {state}"
+        self._state = state
+
+    def wait_for_slots(self) -> None:
+        """Begin without result slots: the call has its place in its file's queue meanwhile."""
+        self._state = CallState.WAITS_FOR_SLOTS
+
+    def end_early(self, why: Early) -> None:
+        """Note why the call ends before its time. The first reason stays, unless there is nobody left to tell it."""
+        if self.early is None or why is Early.GONE:
+            self.early = why
 
     @property
     def waited_s(self) -> float:
@@ -229,7 +226,7 @@ class FileCall(ABC):
 
     def cancellation(self) -> SymError | None:
         """Error that a call ended early ends with."""
-        if self.is_late:
+        if self.early is Early.LATE:
             return TimedOut("the deadline has passed; nothing was appended")
         return SymError("the call was cancelled; nothing was appended", errno.ECANCELED)
 

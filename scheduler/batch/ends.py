@@ -17,6 +17,7 @@ from scheduler.batch.call import FileCall, HotPred
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.member import Member
 from scheduler.batch.standing import StandingRun
+from scheduler.batch.states import Early
 from scheduler.replies import kept
 
 Then = Callable[[], None]
@@ -56,7 +57,7 @@ class Ends:
         call, ended = member.call, member.ended
         error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
         if ended.end == lib.SYM_END_DEADLINE:
-            call.is_late = call.cancelled = True
+            call.end_early(Early.LATE)
         if member.hot is None:
             return self._settle_call(member, call, error)
         reservation = call.reservation
@@ -78,8 +79,7 @@ class Ends:
 
     def _settle_call(self, member: Member, call: FileCall, error: SymError | None) -> Then:
         ended = member.ended
-        is_wanted = not call.is_dropped and (not call.cancelled or call.is_late)
-        if ended.end != lib.SYM_END_DONE or not is_wanted:
+        if ended.end != lib.SYM_END_DONE or call.early not in (None, Early.LATE):
             member.let_go()
             return partial(self._calls.finish, call, error)
         if call.reduction is not None and ended.error:
@@ -93,7 +93,7 @@ class Ends:
             member.let_go()
             if failure is not None:
                 self._calls.finish(call, SymError(f"the daemon failed to draw: {failure!r}"))
-            elif call.is_dropped:
+            elif call.early is Early.GONE:
                 self._calls.finish(call, None)
             else:
                 self._end_stretch(call)
@@ -113,8 +113,9 @@ class Ends:
             reservation.abort()
         self._fs.committed(call.file)
         call.reservation = None
-        if not call.next_stretch() or call.cancelled:
-            call.cancelled = call.cancelled and call.cancellation() is None
+        if not call.next_stretch() or call.early is not None:
+            if call.early is not Early.GONE and call.cancellation() is not None:
+                call.early = None  # its entries are there
             self._calls.leave(call, None)
         else:
             self._calls.go_on(call)
@@ -126,17 +127,20 @@ class Ends:
         ended = member.ended
         member.let_go()
         if ended.num_done == 0:
-            call.cancelled = call.cancelled or member.cancelled_id is not None
+            if member.cancelled_id is not None:
+                call.end_early(Early.CANCELLED)
             return partial(self._calls.leave, call, error)
-        if not call.is_dropped and ended.end == lib.SYM_END_UNSENT:
+        is_gone = call.early is Early.GONE
+        if not is_gone and ended.end == lib.SYM_END_UNSENT:
             hot.answer(ended.call_id, ended.slot, call.file.table.length)
-        if call.is_dropped or ended.num_tokens == 0:
+        if is_gone or ended.num_tokens == 0:
             return partial(self._calls.leave_answered, call)
         again = hot.again(ended.call_id, ended.slot, ended.token)
         again.stream = ended.stream
         self._calls.replace(call, again)
-        again.cancelled = member.cancelled_id == ended.call_id
-        if error is None and not again.cancelled:
+        if member.cancelled_id == ended.call_id:
+            again.end_early(Early.CANCELLED)
+        if error is None and again.early is None:
             return partial(self._calls.go_on, again)
         return partial(self._calls.leave, again, error)
 
@@ -158,7 +162,7 @@ class Ends:
         elif ended.end == lib.SYM_END_DRAW:
             call.emit(unsent)
             call.failed(row_failure(ended.error))
-        elif error is None and not call.cancelled:
+        elif error is None and call.early is None:
             call.went_on(pending, unsent, ended.draw_index)
             if ended.is_guided:
                 return partial(self._follow, call, ended.token, ended.draw_index, has_taken_forced=forced > 0)
@@ -172,14 +176,14 @@ class Ends:
             if failure is not None:
                 self._calls.leave(call, SymError(f"the daemon failed to follow the grammar: {failure!r}"))
                 return
-            if not call.cancelled:
+            if call.early is None:
                 call.follow(has_taken_forced=has_taken_forced)
             self._next_stretch(call)
 
         self._run.aside.ask(lambda: _ignore(call.decide(token, draw_index)), decided)
 
     def _next_stretch(self, call: GenerateCall) -> None:
-        if call.cancelled or not call.next_stretch():
+        if call.early is not None or not call.next_stretch():
             self._calls.leave(call, None)
         else:
             self._calls.go_on(call)

@@ -38,6 +38,7 @@ from scheduler.batch.call import AHEAD_ENTRIES, NONE_FORCED, THE_END, Caller, De
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
 from scheduler.batch.reduction import TokenScores
+from scheduler.batch.states import Early
 from scheduler.replies import kept
 from scheduler.trace.records import CallKind
 
@@ -271,14 +272,14 @@ class GenerateCall(FileCall):
         if self._turn_at is not None:
             self.file.content.turn_ended(by_itself=error is None and self._finish is not None)
         if error is None:
-            early = Finish.DEADLINE if self.is_late else Finish.CANCELLED
+            early = Finish.DEADLINE if self.early is Early.LATE else Finish.CANCELLED
             self._output.end(self._finish or early, self._stopped_by, num_entries)
         else:
             self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
 
     def end_late(self) -> None:
         """End a generation whose deadline passed before it was submitted."""
-        self.is_late = True
+        self.end_early(Early.LATE)
         self.end(None)
 
     @property

@@ -25,13 +25,14 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import Caller, CallState, FileCall, HotPred
+from scheduler.batch.call import Caller, FileCall, HotPred
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.ends import Ends
 from scheduler.batch.member import Member
 from scheduler.batch.queues import Action, FileQueues, Job, do
 from scheduler.batch.room import Room
 from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, StandingRun
+from scheduler.batch.states import IN_THE_RUN, CallState, Early
 from scheduler.batch.traced import note_answer, note_arrival
 from scheduler.programs.limits import OverLimit
 from scheduler.programs.program import Program
@@ -95,7 +96,8 @@ class CallsInFlight:
         self.deadlines.add(call)
         member = self._run.member_of(call.file.table)
         if member is not None and self._run.take(member, call):
-            return  # in traces it is one more of the member's stream
+            call.move(CallState.OVER)  # the run answers; in traces it is one more of the member's stream
+            return
         if self._recorder.is_on:
             note_arrival(self._recorder, call)
         self.add(call)
@@ -110,7 +112,7 @@ class CallsInFlight:
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call by this very handle is in flight. Those that wait for rows end at once."""
         for call in self._queues.without_rows(file):
-            if call.is_waiting_for_rows:  # the end of a call before it may have given it slots, or ended it
+            if call.state is CallState.WAITS_FOR_SLOTS:  # not ended or given slots by the end of one before
                 self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
         if not self._queues.when_unused(file, action):
             member = self._run.member_of(file.table)
@@ -119,19 +121,19 @@ class CallsInFlight:
 
     def have_rows(self, call: FileCall) -> None:
         """A call that waited for its result slots has them: it begins, if it is its turn."""
-        call.is_waiting_for_rows = False
+        call.move(CallState.QUEUED)
         if self._queues.is_head(call):
             self._queues.start(call.file.table)
 
     def refuse(self, call: FileCall, error: SymError) -> None:
         """A call that waits for result slots gets none: it ends in its place, and the next one goes on."""
-        assert call.is_waiting_for_rows
+        assert call.state is CallState.WAITS_FOR_SLOTS
         self._take_out(call, error)
 
     def cancel(self, call: FileCall) -> None:
         """End a call early."""
-        if not call.cancelled:
-            self._cancel(call)
+        if call.early is None:
+            self._end_early(call, Early.CANCELLED)
 
     def cancel_taken(self, channel: ServerChannel, call_id: int) -> bool:
         """End a call that the run took by itself. False: it computes none with this id."""
@@ -144,69 +146,61 @@ class CallsInFlight:
 
     def expire(self, call: FileCall) -> None:
         """Cancel a call whose deadline has passed; the step under way may still end it well."""
-        if not call.cancelled:
-            call.is_late = True
-            self.cancel(call)
+        if call.early is None:
+            self._end_early(call, Early.LATE)
 
     def drop(self, caller: Caller) -> None:
         """Forget a connection's calls; entries that a step is computing are given back when the step ends."""
         self._run.gone(caller)
         calls = self._queues.calls_of(caller)
         for call in calls:
-            call.is_dropped = True
+            call.end_early(Early.GONE)  # before any of them ends: none is begun, and none is answered
         for call in calls:
-            self._cancel(call)
+            self._end_early(call, Early.GONE)
 
     def stop(self, program: Program, error: SymError) -> None:
         """End all calls of a program."""
         for call in self._queues.calls():
-            if call.caller.program is program and not call.cancelled:
+            if call.caller.program is program and call.early is None:
                 call.refusal = error
-                self._cancel(call)
+                self._end_early(call, Early.REFUSED)
 
     def forget(self, program: Program) -> None:
         """Forget a program that has gone with its connections."""
         self._run.shares.forget(program)
 
-    def state_of(self, call: FileCall) -> CallState:
-        """Give the condition that a queued or begun call waits for."""
-        if call.is_waiting_for_rows:
-            return CallState.WAITS_FOR_SLOTS
-        if not self._queues.is_head(call):
-            return CallState.QUEUED
-        member = self._run.member_of(call.file.table)
-        if member is not None and member.call is call:
-            return self._run.state_of(member)
-        if call.ticket is not None:
-            return CallState.WAITS_FOR_PAGES
-        return CallState.WAITS_FOR_ROOM if call.file.table in self._short else CallState.QUEUED
+    def state_of(self, call: FileCall) -> CallState | None:
+        """Give the state of a queued or begun call. None: its program has the answer, and thinks."""
+        if call.state in IN_THE_RUN:
+            return self._run.state_of(self._member_of(call))
+        return call.state
 
-    def _cancel(self, call: FileCall) -> None:
-        """Cancel a call: its work ends with its step, or when it comes back from where it is meanwhile."""
-        call.cancelled = True
-        if self._take_out(call, None):
-            return
-        if call.ticket is not None:
-            self._pager.cancel(call.ticket)
-            call.ticket = None
-            self.finish(call, None)
-            return
+    def _member_of(self, call: FileCall) -> Member:
         member = self._run.member_of(call.file.table)
-        if member is not None and member.call is call:
-            self._leave(member, LEAVE_NOW)
+        assert member is not None
+        assert member.call is call
+        return member
 
-    def _take_out(self, call: FileCall, error: SymError | None) -> bool:
-        """End a call if nothing was begun for it."""
-        # Who cancels a batch cancels all of its calls, those that have ended, too: such a call waits for nothing.
-        is_waiting_for_rows, call.is_waiting_for_rows = call.is_waiting_for_rows, False
+    def _end_early(self, call: FileCall, why: Early) -> None:
+        """End a call's work: with its step, or when it comes back from where it is meanwhile."""
+        call.end_early(why)
+        match call.state:
+            case CallState.WAITS_FOR_SLOTS | CallState.QUEUED:
+                self._take_out(call, None)
+            case CallState.WAITS_FOR_PAGES:
+                assert call.ticket is not None
+                self._pager.cancel(call.ticket)
+                self.finish(call, None)
+            case CallState.RUNNING | CallState.EXTENDING:
+                self._leave(self._member_of(call), LEAVE_NOW)
+
+    def _take_out(self, call: FileCall, error: SymError | None) -> None:
+        """End a call that waits in its file's queue. The head of one ends in its place if it waits for slots there."""
         if self._queues.take_out(call):
             self._report(call, error)
             self._queues.left(call)
-        elif is_waiting_for_rows:
+        elif call.state is CallState.WAITS_FOR_SLOTS:
             self.leave(call, error)
-        else:
-            return False
-        return True
 
     def _retire(self, member: Member) -> None:
         """A program that thinks does not keep others from its file."""
@@ -223,10 +217,10 @@ class CallsInFlight:
         """Start the head of a queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
         if isinstance(job, Action):
             do(job.do)
-        elif job.cancelled:
+        elif job.early is not None:
             self._report(job, None)
         else:
-            return job.is_waiting_for_rows or self._start_stretch(job)
+            return job.state is CallState.WAITS_FOR_SLOTS or self._start_stretch(job)
         return False
 
     def _start_stretch(self, call: FileCall, *, is_last_try: bool = False) -> bool:
@@ -241,6 +235,7 @@ class CallsInFlight:
                 of_user = isinstance(failure, OverQuota)
                 if isinstance(failure, OverLimit) or is_last_try or not self._reclaim(call.file.table, of_user=of_user):
                     raise
+                call.move(CallState.WAITS_FOR_ROOM)
                 return True
             self._acquire(call)
         except Exception as failure:  # noqa: BLE001 - it is reported
@@ -266,6 +261,8 @@ class CallsInFlight:
         call.ticket = self._pager.acquire(call.reservation, _priority_of(call), partial(self._has_pages, call))
         if call.ticket is None:
             self._enter(call)
+        else:
+            call.move(CallState.WAITS_FOR_PAGES)
 
     def _has_pages(self, call: FileCall, error: SymError | None) -> None:
         """Go on with a call whose pages are there, or will not be."""
@@ -288,11 +285,13 @@ class CallsInFlight:
         if not stale:
             self._join(call)
             return
+        call.move(CallState.ZEROING)
         self._run.aside.ask(partial(self._zero, stale), partial(self._is_zeroed, call))
 
     def _join(self, call: FileCall) -> None:
         """A loop over pred() that others wait behind already is to leave when its first call is answered."""
         member = self._run.join(call)
+        call.move(CallState.RUNNING)
         thinks = isinstance(member.hot, HotPred) and self._queues.is_waited_for(call)
         if thinks and self._run.leave(member, LEAVE_ANSWERED):
             self._run.settle_soon(member)  # not now: this file's queue is being looked at
@@ -302,7 +301,7 @@ class CallsInFlight:
             self._room.fs.pool.store.zero(page)
 
     def _is_zeroed(self, call: FileCall, error: Exception | None) -> None:
-        if error is not None or call.cancelled:
+        if error is not None or call.early is not None:
             self.finish(call, None if error is None else _said(error))
             return
         try:
@@ -339,16 +338,16 @@ class CallsInFlight:
             return  # all of it is used up already: the file gets room as any other, when it goes on
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if stale:
-            member.is_elsewhere = True
+            member.call.move(CallState.EXTENDING)
             self._run.aside.ask(partial(self._zero, stale), partial(self._has_more, member))
         else:
             member.extend(self._run.loop)
 
     def _has_more(self, member: Member, error: Exception | None) -> None:
-        member.is_elsewhere = False
+        member.call.move(CallState.RUNNING)
         if error is None:
             member.extend(self._run.loop)
-        if member.must_settle:
+        if self._run.has_ended(member):
             self.settle(member)
 
     # ---- room in memory
@@ -414,9 +413,9 @@ class CallsInFlight:
 
     def settle(self, member: Member) -> None:
         """Give back room that an ended member has reserved and not used. Then its call goes on, or is over."""
-        if member.is_elsewhere:
-            member.must_settle = True
-            return
+        if member.call.state is CallState.EXTENDING:
+            return  # `_has_more` settles it
+        member.call.move(CallState.SETTLING)
         self._run.take_back(member)
         self._leaving.discard(member)
         go_on = self.ends.settle(member)
@@ -437,14 +436,14 @@ class CallsInFlight:
         head = self._queues.head(table)
         if not isinstance(head, FileCall):
             return
-        if head.cancelled:
+        if head.early is not None:
             self.leave(head, None)
         elif not self._start_stretch(head, is_last_try=True):
             self._queues.next(head)
 
     def go_on(self, call: FileCall) -> None:
         """With its next stretch; or it has failed, and it is the next job's turn."""
-        if call.cancelled:
+        if call.early is not None:
             self.leave(call, None)
         elif not self._start_stretch(call):
             self._queues.next(call)
@@ -462,6 +461,7 @@ class CallsInFlight:
 
     def leave_answered(self, call: FileCall) -> None:
         """Start the file's next job: the run has answered the call."""
+        call.move(CallState.OVER)
         self.deadlines.forget(call)
         if self._recorder.is_on:
             note_answer(self._recorder, call, None)
@@ -470,20 +470,21 @@ class CallsInFlight:
 
     def replace(self, call: FileCall, other: FileCall) -> None:
         """Put a call that the run has made in another's place, for the same program and handle."""
+        call.move(CallState.OVER)
         other.number = call.number
         self._queues.replace(call, other)
 
     def _report(self, call: FileCall, error: SymError | None) -> None:
-        if call.cancelled and error is None:
+        call.move(CallState.OVER)
+        if call.early is not None and error is None:
             error = call.refusal or call.cancellation()
         self._accounting.count_call(call, error)
         if self._recorder.is_on:
             note_answer(self._recorder, call, error)
         self.deadlines.forget(call)
         call.let_go()
-        if call.is_dropped:
-            return
-        call.end(error)
+        if call.early is not Early.GONE:
+            call.end(error)
 
 
 def _user_of(table: PageTable) -> int:

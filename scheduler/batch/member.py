@@ -28,10 +28,6 @@ class Member:
         """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
         self.is_low = False
         """Whether its room is nearly used up: it is given more once, or ends without."""
-        self.is_elsewhere = False
-        """More room for it is being zeroed: till then it stays, ended or not, and has what is reserved."""
-        self.must_settle = False
-        """Whether it has ended meanwhile."""
         self.num_committed = 0
         self.num_counted = 0
         """Calls of its program that are counted already."""

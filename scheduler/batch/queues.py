@@ -11,6 +11,7 @@ from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.pages.table import PageTable
 from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.states import CallState
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class FileQueues:
     def without_rows(self, file: OpenKv) -> list[FileCall]:
         """Calls of this very handle that wait for result slots."""
         jobs: Iterable[Job] = self._jobs[file.table] if file in self._num_jobs else ()
-        return [job for job in jobs if isinstance(job, FileCall) and job.file is file and job.is_waiting_for_rows]
+        calls = [job for job in jobs if isinstance(job, FileCall) and job.file is file]
+        return [call for call in calls if call.state is CallState.WAITS_FOR_SLOTS]
 
     def left(self, job: Job) -> None:
         """It is in no queue any more: whoever waits for the last job of its handle may go on."""

@@ -26,11 +26,12 @@ from libsym.channel.server import ServerChannel
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.aside import Aside
-from scheduler.batch.call import Caller, CallState, FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.call import Caller, FileCall, HotGeneration, HotPred, PredCall
 from scheduler.batch.member import Member
 from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
+from scheduler.batch.states import CallState, Early
 from scheduler.trace.records import SEAT
 
 WAIT_PERCENT = 25
@@ -230,12 +231,15 @@ class StandingRun:
         server = ffi.cast("sym_server *", address(channel.memory[0]))
         return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
 
-    def state_of(self, member: Member) -> CallState:
-        """Give the condition that a member's call waits for."""
+    def state_of(self, member: Member) -> CallState | None:
+        """Give the state of a member's call as its program sees it: queued until there is a decoder. None: answered."""
         if not self.is_running:
             return CallState.QUEUED
         is_answered = lib.sym_loop_state(self.loop, member.index) == lib.SYM_WAITING
-        return CallState.ANSWERED if is_answered else CallState.COMPUTING
+        return None if is_answered else CallState.RUNNING
+
+    def has_ended(self, member: Member) -> bool:
+        return bool(lib.sym_loop_state(self.loop, member.index) == lib.SYM_ENDED)
 
     def thinks_ns(self, member: Member, now_ns: int) -> int | None:
         """Give how long a member's program has had its answer; None: something is computed for it."""
@@ -325,7 +329,7 @@ class StandingRun:
 
     def _connection_of(self, call: FileCall) -> int:
         """Give the number of a call's connection in the run; -1: the connection has gone."""
-        if call.caller not in self._connections and not call.is_dropped:
+        if call.caller not in self._connections and call.early is not Early.GONE:
             self._connections[call.caller] = int(lib.sym_loop_connect(self.loop))
         return self._connections.get(call.caller, -1)
 

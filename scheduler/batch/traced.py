@@ -9,6 +9,7 @@ import numpy as np
 
 from libsym.errors import SymError
 from scheduler.batch.call import FileCall
+from scheduler.batch.states import Early
 from scheduler.trace.recorder import Recorder
 from scheduler.trace.records import NO_DEADLINE, STEP, Records
 
@@ -38,7 +39,7 @@ def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> N
     """It is over, whether or not anybody waits for it."""
     code = 0 if error is None else error.errno or errno.EIO
     recorder.answered(
-        call.number, call.num_appended, errno.ECONNRESET if call.is_dropped else code, time.monotonic_ns()
+        call.number, call.num_appended, errno.ECONNRESET if call.early is Early.GONE else code, time.monotonic_ns()
     )
 
 

@@ -198,7 +198,7 @@ class Predicting:
                     self._batches.have_rows(pred)
 
         for pred in preds:
-            pred.is_waiting_for_rows = True
+            pred.wait_for_slots()
         self._submit(call, preds)
         slots.wait(num_slots, have_rows, lambda: not all(part.is_over for part in parts))
 

@@ -8,15 +8,18 @@ from typing import Any
 
 from libsym.abi import Op
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import Caller, CallState
+from scheduler.batch.call import Caller
+from scheduler.batch.states import CallState
 from scheduler.programs.program import Program
 
 IDLE = "idle"
 _STEPS = {
-    CallState.COMPUTING: "computing",
+    CallState.RUNNING: "computing",
+    CallState.SETTLING: "computing",
     CallState.QUEUED: "queued",
     CallState.WAITS_FOR_ROOM: "waiting for room",
     CallState.WAITS_FOR_PAGES: "waiting for pages",
+    CallState.ZEROING: "waiting for pages",
     CallState.WAITS_FOR_SLOTS: "waiting for slots",
 }
 _OTHERS = {
@@ -30,7 +33,7 @@ _OTHERS = {
 }
 _WORKING = "working"
 """On what needs no step: a text, a listing, a disk."""
-_ORDER = [*_STEPS.values(), _WORKING, *dict.fromkeys(_OTHERS.values()), IDLE]
+_ORDER = [*dict.fromkeys(_STEPS.values()), _WORKING, *dict.fromkeys(_OTHERS.values()), IDLE]
 """Of a program that waits for several things the first one is told."""
 _NOT_TOLD = frozenset({Op.PRED, Op.PRED_BATCH, Op.GENERATE, Op.PROGRAMS})
 """What the scheduler tells of; and the question itself."""

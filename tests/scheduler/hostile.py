@@ -36,6 +36,7 @@ from libsym.channel.server import MAX_OPEN, Request, ServerChannel
 from libsym.errors import ProtocolError, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import FileCall
+from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.under_way import num_calls_in
 from scheduler.listener import Listener, bind
@@ -510,27 +511,27 @@ class MaybeComputing(BatchScheduler):
     def submit(self, call: FileCall) -> None:
         if self.computes:
             super().submit(call)
-        elif not call.is_waiting_for_rows:
+        elif call.state is not CallState.WAITS_FOR_SLOTS:
             self.have_rows(call)
 
     def have_rows(self, call: FileCall) -> None:
         if self.computes:
             super().have_rows(call)
         else:
-            call.is_waiting_for_rows = False
             self.refuse(call, SymError("it is not computed here", errno.ECANCELED))
 
     def refuse(self, call: FileCall, error: SymError) -> None:
         if self.computes:
             super().refuse(call, error)
         else:
+            call.move(CallState.OVER)
             call.let_go()
             call.end(error)
 
     def cancel(self, call: FileCall) -> None:
         if self.computes:
             super().cancel(call)
-        elif call.is_waiting_for_rows:
+        elif call.state is CallState.WAITS_FOR_SLOTS:
             self.have_rows(call)
 
 

@@ -24,132 +24,28 @@ import trio.testing
 from kvfs import xattrs
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import Limits as AccountLimits
-from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
+from libsym.abi import Finish, Op
 from libsym.channel.hot import HOT_FUNCTIONS
-from libsym.channel.server import Request, ServerChannel
+from libsym.channel.server import Request
 from libsym.errors import OverQuota
-from libsym.rows.sampler import RowSampler, Sampler
 from scheduler._loop import ffi, lib
 from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.cost_model import CostModel
-from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
-from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
-from scheduler.operations.generate import TokenReplies
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.patches import guard
-from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program, Steps
+from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program
+from tests.scheduler.standing_bench import CountingSteps, Standing
 
-SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
-SUBMIT_RING = 8192
-COMPLETE_RING = SUBMIT_RING + RING_BYTES
 NAMES = (b"one", b"other")
 COLD = -1
-
-
-class CountingSteps(Steps):
-    """The next token is the last one and one more."""
-
-    def step(self, batch):
-        super().step(batch)
-        for chunk in batch.chunks:
-            for index, row in enumerate(chunk.rows, len(chunk.tokens) - len(chunk.rows)):
-                logits = np.asarray(row)
-                logits[:] = 0
-                logits[(chunk.tokens[index] + 1) % VOCAB_SIZE] = 9
-
-
-class Standing(Bench):
-    """A program with rings, and steps that are held."""
-
-    def __init__(self, directory, limits=None):
-        super().__init__(directory, num_pages=512, limits=limits or Limits())
-        self.steps = CountingSteps()
-        config = self.model.config
-        self.batches = BatchScheduler(self.fs, self.steps, config.max_positions, config.vocab_size, self._limits)
-        self.program = Lip(os.getpid(), ME, ServerChannel.create(VOCAB_SIZE))
-        self.region = self.program.channel.memory[1]
-        self.words = np.frombuffer(self.region, np.uint64, 64)
-        self.num_submitted = 0
-
-    # What the program does
-
-    def decode(self, file, number, token=7):
-        """A call that the run goes on from; gives its handle."""
-        handle = self.program.add(file)
-        self.decode_on(handle, file, number, token)
-        return handle
-
-    def decode_on(self, handle, file, number, token=8):
-        """Submit one more call of the program by the gate."""
-        slot = self.program.channel.take_rows(1)
-        self.program.stream = 0  # as of a ring's calls
-        request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
-        call = SystemCall(self.program, request)
-        self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
-
-    def ring(self, handle, number, token):
-        """The next token by the ring, without a doorbell."""
-        frame = REQUEST_STRUCT.pack(68, Op.PRED, 0, ROWS_LAST, 0, number, handle, 1, 0, 0, 0) + struct.pack("=i", token)
-        at = SUBMIT_RING + self.num_submitted
-        self.region[at : at + 128] = frame.ljust(128, b"\0")
-        self.num_submitted += 128
-        self.words[SUBMIT_TAIL // 8] = self.num_submitted
-
-    def replies(self):
-        """(id, errno, whether others follow, args, payload) of all that came so far."""
-        at, end, found = int(self.words[COMPLETE_HEAD // 8]), int(self.words[COMPLETE_TAIL // 8]), []
-        while at < end:
-            head = COMPLETE_RING + at % RING_BYTES
-            frame_bytes, err, number, *args, flags, _, _ = REPLY_STRUCT.unpack_from(self.region, head)
-            found.append((number, err, bool(flags & MORE), tuple(args), self.region[head + 64 : head + frame_bytes]))
-            at += -(-frame_bytes // 64) * 64
-        self.words[COMPLETE_HEAD // 8] = at
-        return found
-
-    def generate(self, file, tokens, number, max_tokens=4, decide=None):
-        request = Request(Op.GENERATE, 0, number, self.program.add(file), (len(tokens), 0, max_tokens, 0), b"")
-        sampler = RowSampler(Sampler.greedy().block(), VOCAB_SIZE)
-        call = GenerateCall(
-            self.program,
-            file,
-            np.array(tokens, np.int32),
-            None,
-            max_tokens=max_tokens,
-            sampler=sampler,
-            stop_tokens=frozenset(),
-            stops=None,
-            draft=None,
-            output=TokenReplies(SystemCall(self.program, request)),
-        )
-        if decide is not None:
-            call.grammar = decide
-        self.batches.submit(call)
-        return call
-
-    async def settled(self):
-        await self.until(lambda: not self.batches.num_waiting)
-
-    async def until(self, condition):
-        while not condition():
-            await trio.sleep(0.001)
-            self.batches.sync()
-
-    def run(self, scenario):
-        super().run(scenario)
-        self.close()
-
-    def close(self):
-        self.batches.drop(self.program)
-        del self.words
-        self.program.channel.close()
 
 
 @pytest.fixture
@@ -184,6 +80,7 @@ def replace(bench, monkeypatch):
     """Puts a function of the test's in place of one of libsym's; it gets the true one before its arguments."""
     hot = ffi.new("sym_hot_functions *", ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)[0])
     monkeypatch.setattr(standing, "HOT_FUNCTIONS", int(ffi.cast("uintptr_t", hot)))
+    monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", 3600)  # steps cost what the test says
     bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
     callbacks = []
 
@@ -242,6 +139,7 @@ class Looks:
         self.handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
         await bench.until(lambda: used_by(bench.program).calls == 2)
         for round_number in (1, 2):
+            await trio.sleep(0.05)  # they think for longer than any of them is late by: none is taken for gone
             if round_number == 2:
                 bench.steps.hold()
             for number, (handle, file) in enumerate(zip(self.handles, files, strict=True)):

@@ -19,8 +19,8 @@ from libsym.channel.server import Request
 from libsym.errors import NoSpace, SymError
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch import in_flight
-from scheduler.batch.call import CallState
 from scheduler.batch.generation import GenerateCall
+from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.generate import TokenReplies
