@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Doors: functions that one object puts into another one's attribute, where no constructor and no contract shows them.
+
+An object gets whom it asks when it is made. The packages may have no `other.attribute = function`, apart from KNOWN;
+nor may KNOWN have what the packages have no longer. A function is a lambda, a `partial`, the name of a function, a
+method, or an object that is called like one; and whatever goes into an attribute that is declared as a function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("kvfs", "libsym", "scheduler", "symphony", "decoder", "triton_kernels", "lips")
+KNOWN = {
+    "kvfs/durable/index.py: self._database.text_factory",
+    "kvfs/durable/keeper.py: journal.directory",
+    "kvfs/durable/keeper.py: journal.when_changed",
+    "kvfs/durable/keeper.py: self._cutter.when_left_out",
+    "kvfs/durable/keeper.py: self.pages_in.progressed",
+    "kvfs/durable/keeper.py: self.pages_out.progressed",
+    "kvfs/durable/keeper.py: volume.pool.on_disk.disowned",
+    "kvfs/durable/salvage.py: database.text_factory",
+    "kvfs/durable/sums.py: cutter.when_lacking",
+    "kvfs/mount/handlers.py: volume.tree.lost",
+    "kvfs/mount/session.py: settings.init",
+    "kvfs/tiers/pager.py: pool.released",
+    "kvfs/tiers/pager.py: self._pool.when_low",
+    "kvfs/tiers/pager.py: self.departures.rank",
+    "libsym/chat.py: self.kv.talker",
+    "lips/gateway/connections.py: H11Protocol._check_protocol",
+    "lips/gateway/gateway.py: found.make_room",
+    "scheduler/batch/batch_scheduler.py: fs.volume.pager.departures.compute_s",
+    "scheduler/batch/batch_scheduler.py: self._calls.ends.failure",
+    "scheduler/batch/in_flight.py: self._pager.departures.idle_out",
+    "scheduler/batch/in_flight.py: self._pager.preempt",
+    "scheduler/batch/standing.py: fs.pool.accounts.weighed",
+    "scheduler/operations/pressure.py: group.watcher",
+    "scheduler/programs/registry.py: program.when_over",
+    "scheduler/programs/watch.py: programs.when_over",
+    "symphony/daemon.py: programs.when_gone",
+    "symphony/launcher/daemon_requests.py: self._link.on_request",
+    "symphony/launcher/launcher.py: self._supervisor.on_idle",
+    "symphony/launcher/supervisor.py: self.link.is_needed",
+}
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef
+VALUES = {"property", "cached_property", "setter"}
+"""Decorators of what is looked up like a value."""
+
+
+class Names:
+    """Names of the packages that stand for functions."""
+
+    def __init__(self, statements: Sequence[ast.AST]) -> None:
+        self.types, self.methods, self.hooks, values = {"Callable"}, set[str](), set[str](), set[str]()
+        for node in statements:
+            match node:
+                case ast.ClassDef(name=name, body=body):
+                    for each in body:
+                        if isinstance(each, DEFINITIONS):
+                            is_value = VALUES & {*map(_last, each.decorator_list)}
+                            (values if is_value else self.methods).add(each.name)
+                            self.types |= {name} if each.name == "__call__" else set()
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if self._is_type(value):
+                    self.types.add(name)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if self._is_type(value):
+                    self.types.add(name)
+        for node in statements:
+            match node:
+                case ast.AnnAssign(target=target, annotation=annotation):
+                    (self.hooks if self._is_type(annotation) else values).add(_last(target))
+                    continue
+            for target, value in _pairs(node):
+                is_method = isinstance(value, ast.Attribute) and value.attr in self.methods
+                if isinstance(target, ast.Attribute) and _is_own(target) and not is_method:
+                    values |= set() if isinstance(value, ast.Lambda) else {target.attr}
+        self.methods -= values
+        self.hooks -= values
+
+    def _is_type(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Subscript(value=value):
+                return self._is_type(value)
+            case ast.BinOp(left=left, right=right):
+                return self._is_type(left) or self._is_type(right)
+        return _last(node) in self.types
+
+    def is_function(self, value: ast.expr, functions: set[str]) -> bool:
+        match value:
+            case ast.Lambda():
+                return True
+            case ast.Call(func=func):
+                return _last(func) in {"partial", *self.types}
+            case ast.Name(id=name):
+                return name in functions
+            case ast.Attribute(attr=name):
+                return name in self.methods
+        return False
+
+
+def _last(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All of a module's, those within others included."""
+    for each in body:
+        yield each
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from _statements(getattr(each, name, ()))
+
+
+def _pairs(statement: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Each target of an assignment with its value."""
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            pairs = [(target, value) for target in targets]
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            pairs = [(target, value)]
+        case _:
+            pairs = []
+    for target, value in pairs:
+        if isinstance(target, ast.Tuple):
+            values = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
+            pairs += zip(target.elts, values, strict=False)
+    return pairs
+
+
+def _is_own(target: ast.Attribute) -> bool:
+    return _last(target.value) in {"self", "cls"}
+
+
+def found(root: Path) -> dict[str, int]:
+    """Each function that goes into another object's attribute, with its line."""
+    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    modules = {path: [*_statements(ast.parse(path.read_bytes()).body)] for path in paths}
+    names, hooks = Names([each for module in modules.values() for each in module]), dict[str, int]()
+    for path, module in modules.items():
+        members = {each for one in module if isinstance(one, ast.ClassDef) for each in one.body}
+        functions = {each.name for each in module if isinstance(each, DEFINITIONS) and each not in members}
+        for target, value in (pair for each in module for pair in _pairs(each)):
+            if not isinstance(target, ast.Attribute) or _is_own(target) or isinstance(value, ast.Constant):
+                continue
+            if target.attr in names.hooks or names.is_function(value, functions):
+                hooks[f"{path.relative_to(root)}: {ast.unparse(target)}"] = target.lineno
+    return hooks
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path, nargs="?", default=ROOT)
+    hooks = found(parser.parse_args().root)
+    for hook in sorted(hooks.keys() - KNOWN):
+        print(f"{hook} (line {hooks[hook]}) gets a function: give it to the constructor")
+    for hook in sorted(KNOWN - hooks.keys()):
+        print(f"{hook} gets no function any more: take it out of KNOWN")
+    return 1 if hooks.keys() ^ KNOWN else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
