@@ -44,6 +44,7 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
+from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
 from libsym.errors import (
@@ -181,6 +182,8 @@ class FileSystem:
         bits: str = "",
         same_bits: bool = False,
         root_mode: int = 0o755,
+        engine: Callable[[], Engine] = NoEngine,
+        pressure: Callable[[], Pressure] = NoPressure,
     ) -> None:
         """See `Volume`."""
         self.volume = Volume(
@@ -194,6 +197,8 @@ class FileSystem:
             bits=bits,
             same_bits=same_bits,
             root_mode=root_mode,
+            engine=engine,
+            pressure=pressure,
         )
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)

@@ -44,6 +44,7 @@ from kvfs.pages.turns import turns_within
 from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
 from kvfs.tiers.pager import Pager
+from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
 
 log = logging.getLogger(__name__)
@@ -107,9 +108,13 @@ class Volume:
         bits: str = "",
         same_bits: bool = False,
         root_mode: int = 0o755,
+        engine: Callable[[], Engine] = NoEngine,
+        pressure: Callable[[], Pressure] = NoPressure,
     ) -> None:
         """`changes` is told of what has to be kept. `bits`: what the numbers' bits depend on beside the model; with
         `same_bits` files that something else computed in part are not opened. `root_mode`: until somebody changes it.
+
+        `engine`, `pressure`: see `kvfs.tiers.tickets`.
         """
         self.pool = pool
         self.model = model
@@ -133,7 +138,7 @@ class Volume:
         self.alarms = Alarms()
         """Alarms of the tree; a task has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
-        self.pager = Pager(pool)
+        self.pager = Pager(pool, engine, pressure)
         """Pager: decides which pages are in memory."""
         self.heat = Heat()
         """Heat: use of files in the last minutes."""

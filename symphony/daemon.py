@@ -117,7 +117,10 @@ MAX_TIMES_MEMORY = 32
 
 
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
-    """Wire the rooms, with all of the model but its weights. Nothing is visible to others yet."""
+    """Wire the rooms, with all of the model but its weights. Nothing is visible to others yet.
+
+    Files are there first. What they ask of rooms that stand on them, they ask when those are there: hence the lambdas.
+    """
     model = load_model(config.model)
     backend = build_backend(config, model)
     arena = backend.arena
@@ -133,7 +136,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     limits = _limits_of_users(config, own_bytes)
     num_on_disk = _num_on_disk(config, arena, restored[0])
     num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
-    accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
+    accounts = Accounts(num_pages, arena.page_bytes, limits, exempt, config.weight, lambda: batches)
     journal = Journal()
     fs = FileSystem(
         PagePool(arena, accounts, *restored, num_on_disk),
@@ -146,6 +149,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         bits=backend.bits,
         same_bits=config.same_bits,
         root_mode=SHARED_ROOT if config.open or config.mount_helper is not None else OWN_ROOT,
+        engine=lambda: batches,
+        pressure=lambda: gate.pressing,
     )
     keeper = Keeper(state, kept, fs.volume, journal, config.disk_timeout, config.disk)
     batches = BatchScheduler(

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -328,6 +329,21 @@ class Account:
         domain.parent = self
 
 
+class Sharing(Protocol):
+    """Service that accounts share by their weights."""
+
+    def weigh(self, account: Account) -> None:
+        """An account has another weight: what follows is shared by that."""
+        ...
+
+
+class NoSharing:
+    """There is no service."""
+
+    def weigh(self, account: Account) -> None:
+        """Nothing is shared."""
+
+
 class Accounts:
     """Every account of one pool. `default` limits each uid that is not exempt; a domain has the limits it was given."""
 
@@ -338,8 +354,9 @@ class Accounts:
         default: Limits = NO_LIMITS,
         exempt: Iterable[int] = (0,),
         weights: Mapping[int, float] = MappingProxyType({}),
+        sharing: Callable[[], Sharing] = NoSharing,
     ) -> None:
-        """`weights`: of uids; the others have `DEFAULT_WEIGHT`."""
+        """`weights`: of uids; the others have `DEFAULT_WEIGHT`. `sharing` returns it, once it is made."""
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self._default = default
@@ -350,8 +367,7 @@ class Accounts:
         self.total = Total()
         self._sweep_at = _SWEEP_AT
         self.sizes = PageSizes(page_bytes)
-        self.weighed: Callable[[Account], None] = lambda _account: None
-        """Told of an account whose weight has changed."""
+        self._sharing = sharing
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -399,7 +415,7 @@ class Accounts:
     def weigh(self, account: Account, weight: float) -> None:
         """Change an account's weight."""
         account.weight = weight
-        self.weighed(account)
+        self._sharing().weigh(account)
 
     def _new(self, number: int, limits: Limits, parent: Account | None, describe: Callable[[], str]) -> Account:
         if len(self._accounts) >= self._sweep_at:

@@ -9,11 +9,11 @@ import numpy as np
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool
-from kvfs.tiers.candidates import ComputeS, candidates, in_order
+from kvfs.tiers.candidates import candidates, in_order
 from kvfs.tiers.moves import Moves
 from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
 from kvfs.tiers.residents import Residents
-from kvfs.tiers.tickets import Pressure
+from kvfs.tiers.tickets import Engine, Pressure
 from libsym.errors import SymError
 
 CLEAN_SHARE = 8
@@ -34,6 +34,8 @@ class Departures:
         moves: Moves,
         clock: Callable[[], float],
         went: Callable[[int], None],
+        engine: Callable[[], Engine],
+        pressure: Callable[[], Pressure],
     ) -> None:
         """`went`: pages of a file, by its row, are about to leave memory for the first time since its last use."""
         self._pool = pool
@@ -41,12 +43,10 @@ class Departures:
         self._moves = moves
         self._clock = clock
         self._went = went
+        self._engine, self._pressure = engine, pressure
         self.rank: Rank = least_recent
         self.max_kept_share = 0.5
         """Of memory, that advice may keep there."""
-        self.compute_s: ComputeS = _unknown
-        self.idle_out: Callable[[], None] = lambda: None
-        self.pressure: Pressure | None = None
         self.going: dict[int, float] = {}
         """Pages that are being written to lose their frame, and since when."""
         self.num_dropped = 0
@@ -60,10 +60,10 @@ class Departures:
 
     def victims(self, keep: IntArray, num_wanted: int | None = None) -> IntArray:
         """Pages that may go, the first to go first, no more than are wanted; `keep`: not these."""
-        pool, now_s = self._pool, self._clock()
+        pool, engine, now_s = self._pool, self._engine(), self._clock()
         if now_s - self._idled_at_s > TELLS_EACH_S:
             self._idled_at_s = now_s
-            self.idle_out()
+            engine.idle_out()
         found = candidates(pool)
         if keep.size:
             found = found[~np.isin(found, keep)]
@@ -76,7 +76,7 @@ class Departures:
             self.rank,
             now_s,
             self._moves.bring_s,
-            self.compute_s,
+            engine.compute_s,
             self.max_kept,
             num_wanted,
         )
@@ -91,11 +91,11 @@ class Departures:
         now_s = self._clock()
         if now_s < self.grace_until_s:
             return True
-        if self.pressure is None or not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
+        if not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
             return False
         rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
         tables = [self._residents.tables[row] for row in rows if row != NO_ROW]
-        grace_s = self.pressure.tell([table for table in tables if table is not None], int(pages.size))
+        grace_s = self._pressure().tell([table for table in tables if table is not None], int(pages.size))
         if not grace_s:
             return False
         self.grace_until_s = self._told_at_s = now_s + grace_s  # and then some pages go, whatever programs do
@@ -177,10 +177,6 @@ def least_recent(files: Files, gaps: Gaps) -> FloatArray:
     """Until a policy is chosen."""
     del gaps
     return -files.idle_s
-
-
-def _unknown(num_pages: FloatArray) -> FloatArray:
-    return np.full_like(num_pages, np.nan)
 
 
 _NONE: IntArray = np.empty(0, np.int32)

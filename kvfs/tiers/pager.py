@@ -8,7 +8,7 @@ four ways, tried in this order:
 
 - pages that are on disk as they are lose their frame at once, and others when they are written, in the policy's order;
 - programs in the run that think are asked to leave it;
-- calls of the same user of a lower priority are, and then those that have been there for long (`Preempt`);
+- calls of the same user of a lower priority are, and then those that have been there for long (`Engine`);
 - files are removed, and calls end, by themselves.
 
 Where nothing of that is to be expected the first ticket fails: NoSpace, or what the disk said.
@@ -41,7 +41,7 @@ from kvfs.tiers.moves import Moves
 from kvfs.tiers.policy import Rank
 from kvfs.tiers.residents import Residents
 from kvfs.tiers.statistics import TierStatistics
-from kvfs.tiers.tickets import Mover, Preempt, Then, Ticket
+from kvfs.tiers.tickets import Engine, Mover, NoEngine, NoPressure, Pressure, Then, Ticket
 from kvfs.tiers.waiting import Waiting
 from libsym.errors import Busy, NoSpace, SymError
 
@@ -57,18 +57,24 @@ BUSY_AFTER_S = 30.0
 class Pager:
     """The memory of one pool."""
 
-    def __init__(self, pool: PagePool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        engine: Callable[[], Engine] = NoEngine,
+        pressure: Callable[[], Pressure] = NoPressure,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self._engine = engine
         self.clock = clock
         self.residents = Residents(clock)
         self._moves = Moves(clock, self._wake)
-        self.departures = Departures(pool, self.residents, self._moves, clock, self._expect)
+        self.departures = Departures(pool, self.residents, self._moves, clock, self._expect, engine, pressure)
         self._arrivals = Arrivals(pool, self._moves, self._ended)
         self._hints = Hints(pool, self.residents, self.departures, self._moves, clock, self._read_for_hint)
         self._bringing: set[PageTable] = set()
         """Forks of files that somebody waits for."""
         self.progressed = self._moves.progressed
-        self.preempt: Preempt = _nobody
         self.num_preempted = 0
         """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
@@ -504,7 +510,8 @@ class Pager:
         num_frames -= departures.send(taken) + len(departures.going)
         if num_frames <= 0:
             return
-        somebody_leaves = self.preempt(num_frames, ticket.user, ticket.priority, self.clock() - ticket.since_s)
+        waited_s = self.clock() - ticket.since_s
+        somebody_leaves = self._engine().preempt(num_frames, ticket.user, ticket.priority, waited_s)
         if somebody_leaves or departures.going or self._arrivals or self._is_anything_pinned():
             return
         self._ended(ticket, self._moves.recent_error() or self._no_room(num_frames))
@@ -561,11 +568,6 @@ class Pager:
             bring_s=moves.bring_s,
             error="" if moves.error is None else str(moves.error),
         )
-
-
-def _nobody(num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-    del num_frames, user, priority, waited_s
-    return False
 
 
 _NONE: IntArray = np.empty(0, np.int32)

@@ -1,4 +1,7 @@
-"""Those who wait for pages, and what the tiers need of others: who moves pages, who computes, who is told first."""
+"""Those who wait for pages, and what the tiers need of others: who moves pages, who computes, who is told first.
+
+The engine and those who are told need a volume themselves: it is given functions that return them, once they are made.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.table import PageTable
+from kvfs.tiers.policy import FloatArray
 from libsym.errors import SymError
 
 Then = Callable[[SymError | None], None]
@@ -35,12 +41,34 @@ class Mover(Protocol):
         ...
 
 
-class Preempt(Protocol):
-    """Who computes."""
+class Engine(Protocol):
+    """The engine computes with files, in calls that share a run."""
 
-    def __call__(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
+    def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
         """A user who waits for so long needs so many: have some leave. False: there is nobody who may have to."""
         ...
+
+    def idle_out(self) -> None:
+        """Memory is short: have programs leave that think for long, so that their files may go down."""
+        ...
+
+    def compute_s(self, num_pages: FloatArray) -> FloatArray:
+        """Return the seconds that computing files of so many pages each would take; not a number: unknown."""
+        ...
+
+
+class NoEngine:
+    """Nothing computes."""
+
+    def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
+        del num_frames, user, priority, waited_s
+        return False
+
+    def idle_out(self) -> None:
+        """Nothing thinks."""
+
+    def compute_s(self, num_pages: FloatArray) -> FloatArray:
+        return np.full_like(num_pages, np.nan)
 
 
 class Pressure(Protocol):
@@ -49,6 +77,14 @@ class Pressure(Protocol):
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
         """So many pages of these are about to go: how many seconds their programs have to do something about it."""
         ...
+
+
+class NoPressure:
+    """Nobody is told."""
+
+    def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
+        del tables, num_pages
+        return 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -81,7 +81,6 @@ class BatchScheduler:
         """
         self.cost = cost or CostModel("cpu", "", None)
         """The cost model, which learns from steps what steps take."""
-        self._recomputing = fs.volume.pager.departures.compute_s = Recomputing(self.cost)
         self.fs = fs
         self._vocab_size = vocab_size
         self._native: NativeStep | None = None
@@ -95,6 +94,10 @@ class BatchScheduler:
         self.recorder = Recorder()
         room = Room(fs, max_positions, max_entries)
         self._calls = CallsInFlight(room, self._run, self._accounting, expect, self.recorder)
+        self.preempt, self.idle_out, self.compute_s = self._calls.preempt, self._calls.idle_out, Recomputing(self.cost)
+        """What the pager asks: see `Engine`."""
+        self.weigh = self._run.shares.weigh
+        """To be called when the weight of an account has changed."""
         self._traced = 0
         """Steps that the recorder knows, or need not."""
         if decoder is not None:
@@ -283,7 +286,7 @@ class BatchScheduler:
             records["ns"] = steps["ended_ns"] - steps["began_ns"]
             await trio.to_thread.run_sync(self.cost.observe, records)
             self._run.set_cost(self.cost.coefficients)
-            self._recomputing.learn()
+            self.compute_s.learn()
             if time.monotonic() - learnt_s > SAVES_EACH_S:
                 learnt_s = time.monotonic()
                 await self._save_cost()

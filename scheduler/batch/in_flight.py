@@ -67,8 +67,6 @@ class CallsInFlight:
         self.ends = Ends(self, room.fs, run)
         self.deadlines = Deadlines(self.expire)
         self._pager = room.fs.volume.pager
-        self._pager.preempt = self._preempt
-        self._pager.departures.idle_out = self._idle_out
         self._leaving: set[Member] = set()
         """Members that are asked to make room in memory."""
         self._short: list[PageTable] = []
@@ -352,8 +350,8 @@ class CallsInFlight:
 
     # ---- room in memory
 
-    def _preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-        """Satisfies `Preempt`: first those leave whose programs think, then what is of lower priority, and what has
+    def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
+        """See `Engine`: first those leave whose programs think, then what is of lower priority, and what has
         been here for longer than it is worth.
         """
         self._leaving &= set(self._run.members)
@@ -397,7 +395,7 @@ class CallsInFlight:
             return 0
         return int(np.count_nonzero(self._room.fs.pool.pins[reservation.pinned] == 1))
 
-    def _idle_out(self) -> None:
+    def idle_out(self) -> None:
         """Memory is short: programs that think for long keep their files from being chosen, so they leave the run."""
         now_ns = time.monotonic_ns()
         for member in self._run.members:

@@ -12,7 +12,7 @@ _NUM_PAGES = np.array([float(1 << power) for power in range(13)])
 
 
 class Recomputing:
-    """Satisfies `ComputeS`. Between powers of two it is interpolated: it is asked about all files at once."""
+    """Satisfies `Engine.compute_s`. Between powers of two it is interpolated: it is asked about all files at once."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost

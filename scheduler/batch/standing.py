@@ -92,7 +92,6 @@ class StandingRun:
             raise MemoryError("no memory for a loop over steps")
         self.loop = ffi.gc(loop, lib.sym_loop_free)
         self.shares = Shares(self.loop)
-        fs.pool.accounts.weighed = self.shares.weigh
         self._members: dict[int, Member] = {}
         """By their place."""
         self._of: dict[PageTable, Member] = {}

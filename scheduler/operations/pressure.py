@@ -141,13 +141,12 @@ class Group:
 
 
 class Pressing:
-    """Answers KV_PRESSURE, and satisfies what the pager tells of what it is about to take."""
+    """Answers KV_PRESSURE, and satisfies `Pressure`: the pager tells it of pages that it is about to take."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self._volume = fs.volume
         self._alarms = fs.volume.alarms
-        fs.volume.pager.departures.pressure = self
         self._groups: dict[Listeners, Group] = {}
         self.grace_s = 0.1
         """What accounts that listen are given."""

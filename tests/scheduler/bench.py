@@ -21,6 +21,7 @@ from decoder.image_facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
+from kvfs.pages.accounts import Accounts
 from kvfs.pages.pool import PagePool
 from libsym.errors import NoBuffers, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -47,7 +48,9 @@ class Bench:
     def __init__(self, directory: Path, *, num_pages: int = NUM_PAGES, limits: Limits = LIMITS) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)
-        self.fs = FileSystem(PagePool(self.arena), Facts(self.model, self.arena, "float32"), directory / "files", 0, 0)
+        accounts = Accounts(num_pages, self.arena.page_bytes, sharing=lambda: self.batches)
+        facts = Facts(self.model, self.arena, "float32")
+        self.fs = FileSystem(PagePool(self.arena, accounts), facts, directory / "files", 0, 0)
         self.tree = self.fs.volume.tree
         self._limits = limits
 

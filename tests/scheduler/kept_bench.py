@@ -33,7 +33,9 @@ class KeptBench(Bench):
         self.state = State(directory / "state")
         kept = self.state.load()
         pool = PagePool(self.arena, num_on_disk=num_on_disk)
-        self.fs = FileSystem(pool, facts, self.state.files, 0, 0, changes=journal, bits="bench")
+        self.fs = FileSystem(
+            pool, facts, self.state.files, 0, 0, changes=journal, bits="bench", engine=lambda: self.batches
+        )
         self.tree = self.fs.volume.tree
         self.pager = self.fs.volume.pager
         self.keeper = Keeper(self.state, kept, self.fs.volume, journal)

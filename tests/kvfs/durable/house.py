@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -17,6 +18,7 @@ from kvfs.names.inode import Credentials, Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
 from kvfs.pages.pool import PagePool, num_pages_of
+from kvfs.tiers.tickets import NoPressure, Pressure
 from libsym.errors import SymError
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all, entry_values
 
@@ -40,6 +42,7 @@ class House:
         num_on_disk: int = 0,
         disk_limit: int | None = None,
         journal: Journal | None = None,
+        pressure: Callable[[], Pressure] = NoPressure,
     ) -> None:
         facts = facts or FakeFacts()
         self.state = State(directory)
@@ -51,7 +54,8 @@ class House:
         accounts = Accounts(num_numbers, self.store.page_bytes, limits)
         pool = PagePool(self.store, accounts, num_own, num_others, num_on_disk)
         journal = journal or Journal()
-        self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, bits=bits, same_bits=same_bits)
+        options: dict[str, Any] = {"bits": bits, "same_bits": same_bits, "pressure": pressure}
+        self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, **options)
         self.volume, self.tree = self.fs.volume, self.fs.volume.tree
         self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s, disk_limit)
 

@@ -78,13 +78,17 @@ class Storm:
 
     async def life(self, num_operations: int, *, ends_hard: bool) -> None:
         """Do `num_operations` on one daemon, which is then cut off in the middle of more, or drained."""
+        pressure = Pressure(self.rng)
         self._house = House(
-            self._directory, num_pages=NUM_FRAMES, num_on_disk=NUM_ON_DISK, deadline_s=0.5 if self._disk else 30.0
+            self._directory,
+            num_pages=NUM_FRAMES,
+            num_on_disk=NUM_ON_DISK,
+            deadline_s=0.5 if self._disk else 30.0,
+            pressure=lambda: pressure,
         )
         self.files = check_after_cut(self.house, self.files)
         async with running(self.house):
             await check_all(self.house, self.files)
-            self.house.volume.pager.pressure = Pressure(self.rng)
             await self._work(num_operations)
             await self._come_to_rest()
             await check_all(self.house, self.files)
@@ -520,7 +524,7 @@ class Storm:
             self.house.volume.pager.unpin_file(table)
 
     async def _policy(self) -> None:
-        self.house.volume.pager.rank = self.rng.choice((_least_recent, _most_recent, self._any_order))
+        self.house.volume.pager.use(self.rng.choice((_least_recent, _most_recent, self._any_order)))
 
     def _any_order(self, files: Files, _gaps: Gaps) -> FloatArray:
         return np.array([self.rng.random() for _ in range(len(files))])

@@ -352,9 +352,10 @@ class Listening:
 
 
 def test_who_begins_to_listen_is_told_although_pages_have_just_gone_and_then_they_go(tmp_path: Path) -> None:
+    listening = Listening()
+
     async def work(house: House) -> None:
-        house.volume.pager.departures.pressure = listening = Listening()
         await files(house, 8)
         assert listening.graces_s[:2] == [0.0, 0.05]
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200, pressure=lambda: listening)
