@@ -27,8 +27,6 @@ KNOWN = {
     "kvfs/durable/sums.py: cutter.when_lacking",
     "kvfs/mount/handlers.py: volume.tree.lost",
     "kvfs/mount/session.py: settings.init",
-    "kvfs/tiers/pager.py: pool.released",
-    "kvfs/tiers/pager.py: self._pool.when_low",
     "kvfs/tiers/pager.py: self.departures.rank",
     "libsym/chat.py: self.kv.talker",
     "lips/gateway/connections.py: H11Protocol._check_protocol",

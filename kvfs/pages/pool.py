@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.bell import Bell
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
@@ -145,12 +146,12 @@ class PagePool:
         """Pages that keep their frames by advice."""
         self.row_of = np.full(num_numbers, NO_ROW, np.int32)
         """The file that used a page last: its row among the residents, or NO_ROW."""
-        self.released: Callable[[int], None] = lambda _row: None
-        """Told when a file's pages are not computed with any more, of its row; and of pages that are free."""
-        self.when_low: Callable[[], None] = lambda: None
-        """Told when few frames are free."""
+        self.bell = Bell()
+        """Rings for the pager: few frames are free, or pages were let go that may be awaited."""
+        self.is_awaited = False
+        """Somebody waits for frames: the pager notes it."""
         self.low_water = 0
-        """Free frames: `when_low` is told when there are fewer."""
+        """Free frames: `bell` rings when there are fewer."""
         self.cold: ColdPages = NoColdPages(self.store)
         """The reader of pages that are not in memory."""
 
@@ -240,7 +241,7 @@ class PagePool:
             self.tokens[stale] = 0
             self.positions[stale] = 0
         if self.num_free_frames < self.low_water:
-            self.when_low()
+            self.bell.ring()
         return pages, is_stale
 
     def require_free(self, count: int, owner: int) -> None:
@@ -277,6 +278,11 @@ class PagePool:
 
     def unpin(self, pages: IntArray) -> None:
         self._pins.subtract(pages)
+
+    def let_go(self) -> None:
+        """Tell the pager that frames may be had which somebody waits for."""
+        if self.is_awaited:
+            self.bell.ring()
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
         """Return how many of each page's first slots have an entry, of pages that nothing computes with."""
@@ -326,7 +332,7 @@ class PagePool:
             self.kept.clear(unused)
             self.has_digest[unused] = False
             self.store.give(unused)
-            self.released(NO_ROW)
+            self.let_go()
             if unused[0] < self._first_foreign:  # all of a file's pages are of one kind
                 self._free.give(unused)
             self.on_disk.freed(np.unique(unused))

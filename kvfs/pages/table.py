@@ -15,7 +15,7 @@ Owned by the daemon's trio thread; nothing here awaits or blocks.
 from __future__ import annotations
 
 from time import monotonic
-from typing import Self
+from typing import Protocol, Self
 from weakref import ref
 
 import numpy as np
@@ -278,6 +278,14 @@ class PageTable:
         self.pool.check_fill(self.pages, self.length)
 
 
+class Uses(Protocol):
+    """Uses of files, by row."""
+
+    def end_use(self, row: int) -> None:
+        """Nothing computes with a file any more."""
+        ...
+
+
 class Reservation:
     """Room for new entries of one table: what a step needs to compute them. End it with `commit` or `abort`."""
 
@@ -288,6 +296,7 @@ class Reservation:
         "_owner",
         "_reserved_page",
         "_tail_page",
+        "_uses",
         "copies",
         "new_pages",
         "pages",
@@ -329,6 +338,7 @@ class Reservation:
         self._num_zeroed = 0  # new pages whose turn has come
         self.pinned: IntArray | None = None
         """Pages that keep their frames until this is closed; None: it is not `ready`, and some may have none."""
+        self._uses: Uses
         self._reserved_page = None if copies else tail_page
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
@@ -343,12 +353,12 @@ class Reservation:
         """Every page whose bytes a step reads or writes; the new ones are the last."""
         return np.concatenate((self.copies[0][:1], self.pages), dtype=np.int32) if self.copies else self.pages.copy()
 
-    def ready(self, pages: IntArray, row: int) -> None:
-        """Pin the `needed` pages, which are in memory, until the reservation is closed; `row` is that of its file."""
+    def ready(self, pages: IntArray, row: int, uses: Uses) -> None:
+        """Pin the `needed` pages, which are in memory, until the reservation is closed: a use of its file, by `row`."""
         pool = self.table.pool
         pool.pin(pages)
         pool.row_of[pages] = row
-        self.pinned = pages
+        self.pinned, self._uses = pages, uses
 
     def unpin(self) -> None:
         """Let go of the pages: nothing computes with the reservation any more."""
@@ -359,7 +369,9 @@ class Reservation:
             pool.unpin(pages)
             pool.last_use[pages] = monotonic()
             self.pinned = None
-            pool.released(self.table.row)
+            if self.table.row != NO_ROW:
+                self._uses.end_use(self.table.row)
+            pool.let_go()
 
     def without_frames(self) -> IntArray:
         """New pages that have none."""

@@ -68,6 +68,7 @@ class Pager:
         self._engine = engine
         self.clock = clock
         self.residents = Residents(clock)
+        self._wake = pool.bell.ring
         self._moves = Moves(clock, self._wake)
         self.departures = Departures(pool, self.residents, self._moves, clock, self._expect, engine, pressure)
         self._arrivals = Arrivals(pool, self._moves, self._ended)
@@ -80,17 +81,14 @@ class Pager:
         self._numbers = count()
         self._waiting = Waiting()
         self._due: list[Callable[[], None]] = []
-        self._changed = trio.Event()
         self._is_advancing = False
         self._num_waits = self._num_resumes = self._num_hidden = 0
         self._wait_s = 0.0
-        pool.released = self._note_released
 
     def start(self, mover: Mover) -> None:
         """Pages may go down, and come back, from now on. Before that, what has no frame never gets one."""
         self._moves.mover = mover
         self._pool.low_water = max(1, self._pool.num_frames // LOW_WATER_SHARE)
-        self._pool.when_low = self._wake
 
     # ---- files
 
@@ -163,13 +161,13 @@ class Pager:
         if row != NO_ROW:
             self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
         if int(frames.min()) != NOWHERE and not self._is_anybody_before(table, priority):
-            reservation.ready(pages, row)
+            reservation.ready(pages, row, self.residents)
             return None
         reservation.forget_frames()
 
         def admitted(frames: IntArray) -> None:
             reservation.give_frames(frames)
-            reservation.ready(pages, row)
+            reservation.ready(pages, row, self.residents)
 
         ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
@@ -202,13 +200,6 @@ class Pager:
         if went_down and gap_s > went_down * self._moves.bring_s:
             self._num_resumes += 1
             self._num_hidden += is_hidden
-
-    def _note_released(self, row: int) -> None:
-        """A call has let go of its pages, or a file was removed."""
-        if row != NO_ROW:
-            self.residents.end_use(row)
-        if self._waiting or self._hints:
-            self._wake()
 
     def _expect(self, row: int) -> None:
         """A file goes down."""
@@ -434,16 +425,12 @@ class Pager:
         """Tickets that have no frames yet."""
         return len(self._waiting)
 
-    def _wake(self) -> None:
-        self._changed.set()
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """For ever."""
         task_status.started()
         while True:
             with trio.move_on_after(self._sleep_s()):
-                await self._changed.wait()
-            self._changed = trio.Event()
+                await self._pool.bell.wait()
             due, self._due = self._due, []
             for function in due:
                 function()
@@ -452,6 +439,7 @@ class Pager:
             self._advance()
             if self._moves.mover is not None and not self._waiting:
                 self.departures.clean_ahead()
+            self._pool.is_awaited = bool(self._waiting or self._hints)  # whatever is added from here on rings
             await trio.lowlevel.checkpoint()
 
     def _sleep_s(self) -> float:
