@@ -179,7 +179,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
-    policy = TierPolicy(fs.volume.pager, config.policy)
+    policy = TierPolicy(fs.volume.pager.departures, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending, own_bytes)
     changes |= _changes_of_tiers(fs, gate)
     for key in ("grace_ms", "pin_share"):

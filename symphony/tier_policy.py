@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kvfs.tiers import loading
-from kvfs.tiers.pager import Pager
+from kvfs.tiers.departures import Departures
 from libsym.errors import Invalid
 from symphony.config import NO_POLICY
 
@@ -21,9 +21,9 @@ Stamp: TypeAlias = tuple[int, int, int]
 class TierPolicy:
     """That of one daemon."""
 
-    def __init__(self, pager: Pager, name: str) -> None:
+    def __init__(self, departures: Departures, name: str) -> None:
         """Invalid: a file of the operator's is no policy."""
-        self._pager = pager
+        self._departures = departures
         self._guarded: loading.Guarded | None = None
         self._stamp: Stamp | None = None
         """Of the file that was read."""
@@ -57,7 +57,7 @@ class TierPolicy:
             if name not in loading.NAMES and name != NO_POLICY:
                 default = loading.NAMES[loading.DEFAULT]
                 used = self._guarded = loading.Guarded(rank, default, log=log, name=name)
-            self._pager.use(used)
+            self._departures.use(used)
             if before is not None:
                 before.close()
 

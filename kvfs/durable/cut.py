@@ -97,8 +97,19 @@ def extent_of(content: Content | None) -> int:
 class Cutter:
     """Takes cuts of one tree. Owned by the trio thread."""
 
-    def __init__(self, pool: PagePool, journal: Journal, slots: dict[int, Slots], own: int, bits: str) -> None:
-        """`slots` by identity; `own` is that of the running model, and `bits` what its numbers' bits depend on."""
+    def __init__(
+        self,
+        pool: PagePool,
+        journal: Journal,
+        slots: dict[int, Slots],
+        own: int,
+        bits: str,
+        left_out: Callable[[Inode, Exception], None],
+    ) -> None:
+        """`slots` by identity; `own` is that of the running model, and `bits` what its numbers' bits depend on.
+
+        `left_out`: told of each inode that a commit could not write.
+        """
         self._pool = pool
         self._journal = journal
         self._slots = slots
@@ -110,8 +121,7 @@ class Cutter:
         self.sums = SumsCutter()
         self.named_elsewhere: set[int] = set()
         """Inodes whose rows stay when their last name is gone: a damaged index has names that lead to them, too."""
-        self.when_left_out: Callable[[Inode, Exception], None] = lambda _inode, _error: None
-        """Told of each inode that a commit could not write."""
+        self._left_out = left_out
 
     def durable_length(self, kv: KvFile) -> int:
         """Return how many of the file's first entries have slots."""
@@ -222,7 +232,7 @@ class Cutter:
         """Commits go on without some inodes."""
         for inode, error in unwritable.items():
             self._journal.left_out[inode] = repr(error)
-            self.when_left_out(inode, error)
+            self._left_out(inode, error)
 
     def try_again(self, inodes: Iterable[Inode]) -> None:
         """Commits may have what they left out, as far as it can be written by now."""

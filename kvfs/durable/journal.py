@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from itertools import islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
+from kvfs.bell import Bell
 from kvfs.names.content import KvFile
 from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import Limits
@@ -94,7 +95,8 @@ class Journal(Changes):
         """Inodes that are gone, and whose attributes have a row of their own: until the index forgets both."""
         self.number = 0
         """Of the last change, of any kind."""
-        self.when_changed: Callable[[], None] = lambda: None
+        self.bell = Bell()
+        """Rings when something is to be written back that nobody waits for."""
         self._gone: dict[Inode, None] = {}
         """Files that are gone, and that operations may have given names to."""
         self._settling: list[tuple[Inode, int]] = []
@@ -124,7 +126,7 @@ class Journal(Changes):
             self.number += 1
             self._make_dirty(inode, self.number)
             if len(self.dirty) == 1:
-                self.when_changed()
+                self.bell.ring()
 
     def of_rest(self, inode: Inode) -> None:
         """Note that a commit has an inode without what was not on disk yet."""
@@ -144,11 +146,11 @@ class Journal(Changes):
         previous = [next(reversed(self._about.get(put.key, _NONE)), 0) for put in puts]
         self._add(NameChange(self.number, puts, previous, self.number, limits))
         if len(self.operations) == 1:
-            self.when_changed()
+            self.bell.ring()
 
     def of_xattrs_gone(self, inode: Inode) -> None:
         self.gone_xattrs.add(inode.number)
-        self.when_changed()
+        self.bell.ring()
 
     # What a commit takes
 

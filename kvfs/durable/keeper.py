@@ -157,8 +157,7 @@ class Keeper:
         self._others: list[tuple[int, int, int]] = []  # pages of another identity: from, to before, which
         self._files: dict[int, SlotFile] = {}
         self.slots = {identity: Slots() for identity in kept.facts}  # also where no file has a page
-        self._cutter = Cutter(volume.pool, journal, self.slots, own, volume.bits)
-        self._cutter.when_left_out = self._note_left_out
+        self._cutter = Cutter(volume.pool, journal, self.slots, own, volume.bits, self._note_left_out)
         restored = Restorer(volume, kept, own).run()
         for identity in kept.facts:
             self._files[identity] = state.slot_file(identity, kept.facts[identity])
@@ -170,7 +169,7 @@ class Keeper:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
         self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes)
-        self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
+        self.pages_out = PagesOut(volume, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
@@ -181,10 +180,8 @@ class Keeper:
         self._committing, self._committed = Cut(), list[NameChange]()
         """The cut that is on its way; operations of the last one, if the index has them."""
         self._something_asked = trio.Event()
-        self._something_dirty = trio.Event()
         if self._inherited:
-            self._something_dirty.set()
-        journal.when_changed = self._note_change
+            journal.bell.ring()
         journal.directory = volume.tree.get
         self._doubtful: list[tuple[int, IntArray]] = []
         self._num_commits, self._error = 0, ""
@@ -194,7 +191,6 @@ class Keeper:
         """The error that the log has of what is not on disk yet."""
         self._has_no_room = self._is_full = self._is_running = False
         volume.storage = self
-        self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
         volume.pool.on_disk.disowned = self._disowned
         if not kept.is_damaged:
@@ -548,13 +544,9 @@ class Keeper:
 
     # Writing back
 
-    def _note_change(self) -> None:
-        self._something_dirty.set()
-
     async def _write_back_for_ever(self) -> None:
         while True:
-            await self._something_dirty.wait()
-            self._something_dirty = trio.Event()
+            await self._journal.bell.wait()
             ends_s = trio.current_time() + WRITE_BACK_S
             while trio.current_time() < ends_s and not self._is_much_dirty():  # noqa: ASYNC110
                 await trio.sleep(LOOK_S)
@@ -566,7 +558,7 @@ class Keeper:
                 self._failed(error)
                 await trio.sleep(AGAIN_S)
             if self._inherited or not self._journal.is_empty:
-                self._something_dirty.set()
+                self._journal.bell.ring()
 
     def _is_much_dirty(self) -> bool:
         return self.is_behind or self._dirty_bytes() > WRITE_BACK_BYTES
@@ -780,7 +772,7 @@ class Keeper:
         identity = next(others, self._own)
         self.slots[identity].disown(slots)
         if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
-            self._something_dirty.set()  # of files without a name nothing else is ever committed
+            self._journal.bell.ring()  # of files without a name nothing else is ever committed
 
     def _note_left_out(self, inode: Inode, error: Exception) -> None:
         path = str(self._volume.tree.path_of(inode))

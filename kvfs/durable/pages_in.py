@@ -57,8 +57,6 @@ class PagesIn:
         self._own = own
         self._others: list[tuple[int, int, SlotFile]] = []
         self._facts: dict[SlotFile, ModelFacts] = {}
-        self.progressed: Callable[[], None] = lambda: None
-        """Told of each job that ends."""
         self.num_bytes = 0
         """Read since the daemon started."""
 
@@ -101,7 +99,7 @@ class PagesIn:
 
         def ended(job: Job[None]) -> None:
             bringing.num_running -= 1
-            self.progressed()
+            self._volume.pager.progressed()
             if isinstance(job.error, Damaged) and (on_disk.slot[pages] != slots).any():
                 self._read_group(bringing, pages, frames)  # written anew meanwhile: the old slots may be anybody's
                 return

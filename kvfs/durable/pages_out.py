@@ -26,6 +26,7 @@ from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.looking import copies, look
 from kvfs.pages.pool import PagePool, pages_for
+from kvfs.volume import Volume
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
 
@@ -52,10 +53,11 @@ class PagesOut:
     """Writes pages of the running model's identity."""
 
     def __init__(
-        self, pool: PagePool, file: SlotFile, slots: Slots, jobs: DiskJobs, require_room: Callable[[int], None]
+        self, volume: Volume, file: SlotFile, slots: Slots, jobs: DiskJobs, require_room: Callable[[int], None]
     ) -> None:
         """`require_room` raises NoSpace where so many bytes more may not be on disk."""
-        self._pool = pool
+        self._pool = volume.pool
+        self._progressed = volume.pager.progressed
         self.file = file
         self.slots = slots
         self._jobs = jobs
@@ -66,8 +68,6 @@ class PagesOut:
         self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
         """Who waits for a job of somebody else's."""
         self._num_failed_syncs = 0
-        self.progressed: Callable[[], None] = lambda: None
-        """Told of each job that ends."""
         self.num_bytes = 0
         """Written since the daemon started."""
         self._require_room = require_room
@@ -145,7 +145,7 @@ class PagesOut:
 
     def _is_out(self, out: _Out, error: Exception | None) -> None:
         out.num_running -= 1
-        self.progressed()
+        self._progressed()
         if error is not None:
             out.error = out.error or as_ours(error)
         self._write_next(out)

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import trio
 
+from kvfs.bell import Bell
 from kvfs.durable.disk_jobs import DiskJobs
 from kvfs.durable.index import Rows
 from kvfs.durable.records import SEE_FSCK, SumsRecord, encode_sums
@@ -59,7 +60,8 @@ class SumsCutter:
         self._asked: dict[PlainFile, bool] = {}
         self.lacking: dict[PlainFile, None] = {}
         """Files with bytes that have no sums in the index."""
-        self.when_lacking: Callable[[], None] = lambda: None
+        self.bell = Bell()
+        """Rings when a file lacks sums."""
 
     def add_lacking(self, contents: Iterable[PlainFile]) -> None:
         """Note files of the daemon before that have bytes without sums."""
@@ -67,7 +69,7 @@ class SumsCutter:
             if content.sums.is_lacking(content.size):
                 self.lacking[content] = None
         if self.lacking:
-            self.when_lacking()
+            self.bell.ring()
 
     def ask(self, content: PlainFile, *, is_quiet: bool) -> None:
         """Have the next commit take what there is of a file's sums: marks, and all others if it is quiet."""
@@ -92,7 +94,7 @@ class SumsCutter:
         found = content.sums.take(content.size, is_synced=not content.is_dirty, is_quiet=is_quiet)
         if content.sums.is_lacking(content.size):
             self.lacking[content] = None
-            self.when_lacking()
+            self.bell.ring()
         if found is None:
             return
         taken.append((content, found))
@@ -133,22 +135,16 @@ class Summer:
         self._commit = commit
         self._inode = inode
         self._seen: dict[PlainFile, int] = {}
-        self._is_something_lacking = trio.Event()
-        cutter.when_lacking = self._wake
-
-    def _wake(self) -> None:
-        self._is_something_lacking.set()
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            await self._is_something_lacking.wait()
-            self._is_something_lacking = trio.Event()
+            await self._cutter.bell.wait()
             self.look()
             await trio.sleep(QUIET_S)
             await self.sum_quiet()
             if self._cutter.lacking:
-                self._wake()
+                self._cutter.bell.ring()
 
     def look(self) -> None:
         """Note files that lack sums, as they are now."""

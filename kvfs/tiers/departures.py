@@ -44,7 +44,7 @@ class Departures:
         self._clock = clock
         self._went = went
         self._engine, self._pressure = engine, pressure
-        self.rank: Rank = least_recent
+        self._rank: Rank = least_recent
         self.max_kept_share = 0.5
         """Of memory, that advice may keep there."""
         self.going: dict[int, float] = {}
@@ -57,6 +57,10 @@ class Departures:
         self._cleaning: set[int] = set()
         self._told_at_s = self._idled_at_s = -1e9
         self._full_until_s = 0.0
+
+    def use(self, rank: Rank) -> None:
+        """Rank files by another policy from now on."""
+        self._rank = rank
 
     def victims(self, keep: IntArray, num_wanted: int | None = None) -> IntArray:
         """Pages that may go, the first to go first, no more than are wanted; `keep`: not these."""
@@ -73,7 +77,7 @@ class Departures:
             pool,
             self._residents,
             found,
-            self.rank,
+            self._rank,
             now_s,
             self._moves.bring_s,
             engine.compute_s,

@@ -38,7 +38,6 @@ from kvfs.tiers.arrivals import Arrivals
 from kvfs.tiers.departures import Departures
 from kvfs.tiers.hints import WANTED_S, Hints
 from kvfs.tiers.moves import Moves
-from kvfs.tiers.policy import Rank
 from kvfs.tiers.residents import Residents
 from kvfs.tiers.statistics import TierStatistics
 from kvfs.tiers.tickets import Engine, Mover, NoEngine, NoPressure, Pressure, Then, Ticket
@@ -128,10 +127,6 @@ class Pager:
         """The disk may take again what it refused just now."""
         self._moves.forget_error()
         self._wake()
-
-    def use(self, rank: Rank) -> None:
-        """Rank files by another policy from now on."""
-        self.departures.rank = rank
 
     def forked(self, table: PageTable) -> None:
         """Count a fork as a use of the pages that the fork and its source share."""

@@ -16,7 +16,7 @@ from symphony.service.notify import Notifier
 from symphony.tier_policy import TierPolicy
 
 
-class Pager:
+class Departures:
     """Takes the policies that it is to use."""
 
     def __init__(self):
@@ -97,19 +97,19 @@ def test_an_error_of_a_million_characters_is_told_in_a_thousand():
 
 
 def test_a_policy_s_file_is_read_again_where_it_has_changed_although_its_name_is_the_same(tmp_path):
-    file, pager = tmp_path / "mine.py", Pager()
+    file, departures = tmp_path / "mine.py", Departures()
     file.write_text("def rank(files, gaps):\n    return files.idle_s\n")
-    policy = TierPolicy(pager, str(file))
+    policy = TierPolicy(departures, str(file))
     assert policy.prepared(str(file)) is None
     file.write_text("def rank(files, gaps):\n    return -files.idle_s\n")
     use = policy.prepared(str(file))
-    assert len(pager.used) == 1, "it was not used yet"
+    assert len(departures.used) == 1, "it was not used yet"
     use()
-    assert len(pager.used) == 2
+    assert len(departures.used) == 2
     assert policy.prepared(str(file)) is None
     policy.prepared("lru")()
     assert policy.name == "lru"
-    assert pager.used[-1] is loading.NAMES["lru"]
+    assert departures.used[-1] is loading.NAMES["lru"]
     assert policy.prepared("lru") is None
     with pytest.raises(Invalid, match="start it again"):
         policy.prepared("none")

@@ -524,7 +524,7 @@ class Storm:
             self.house.volume.pager.unpin_file(table)
 
     async def _policy(self) -> None:
-        self.house.volume.pager.use(self.rng.choice((_least_recent, _most_recent, self._any_order)))
+        self.house.volume.pager.departures.use(self.rng.choice((_least_recent, _most_recent, self._any_order)))
 
     def _any_order(self, files: Files, _gaps: Gaps) -> FloatArray:
         return np.array([self.rng.random() for _ in range(len(files))])
