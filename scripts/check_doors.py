@@ -26,6 +26,7 @@ KNOWN = {
     "lips/gateway/connections.py: H11Protocol._check_protocol",
     "lips/gateway/gateway.py: found.make_room",
     "scheduler/batch/batch_scheduler.py: self._calls.ends.failure",
+    "scheduler/listener.py: lip.channel.made_room",
     "scheduler/operations/pressure.py: group.watcher",
     "scheduler/programs/registry.py: program.when_over",
     "scheduler/programs/watch.py: programs.when_over",
@@ -44,6 +45,7 @@ class Names:
 
     def __init__(self, statements: Sequence[ast.AST]) -> None:
         self.types, self.methods, self.hooks, values = {"Callable"}, set[str](), set[str](), set[str]()
+        functions = _functions(statements)
         for node in statements:
             match node:
                 case ast.ClassDef(name=name, body=body):
@@ -63,8 +65,9 @@ class Names:
                     continue
             for target, value in _pairs(node):
                 is_method = isinstance(value, ast.Attribute) and value.attr in self.methods
-                if isinstance(target, ast.Attribute) and _is_own(target) and not is_method:
-                    values |= set() if isinstance(value, ast.Lambda) else {target.attr}
+                is_function = is_method or isinstance(value, ast.Lambda) or _last(value) in functions
+                if isinstance(target, ast.Attribute) and _is_own(target) and not is_function:
+                    values.add(target.attr)
         self.methods -= values
         self.hooks -= values
 
@@ -102,6 +105,12 @@ def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
             yield from _statements(getattr(each, name, ()))
 
 
+def _functions(statements: Sequence[ast.AST]) -> set[str]:
+    """Names of functions that are no methods."""
+    members = {each for one in statements if isinstance(one, ast.ClassDef) for each in one.body}
+    return {each.name for each in statements if isinstance(each, DEFINITIONS) and each not in members}
+
+
 def _pairs(statement: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
     """Each target of an assignment with its value."""
     match statement:
@@ -128,8 +137,7 @@ def found(root: Path) -> dict[str, int]:
     modules = {path: [*_statements(ast.parse(path.read_bytes()).body)] for path in paths}
     names, hooks = Names([each for module in modules.values() for each in module]), dict[str, int]()
     for path, module in modules.items():
-        members = {each for one in module if isinstance(one, ast.ClassDef) for each in one.body}
-        functions = {each.name for each in module if isinstance(each, DEFINITIONS) and each not in members}
+        functions = _functions(module)
         for target, value in (pair for each in module for pair in _pairs(each)):
             if not isinstance(target, ast.Attribute) or _is_own(target) or isinstance(value, ast.Constant):
                 continue
