@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -59,3 +60,5 @@ class NativeStep:
     decoder: int
     parallel: int = 0
     """A `sym_parallel_function` for this decoder; 0: it has no threads to lend, and the caller brings its own."""
+    take_failure: Callable[[], BaseException | None] = field(default=lambda: None, kw_only=True)
+    """Returns Python's exception that the last step failed with, once."""

@@ -106,7 +106,6 @@ class Listener:
 
     async def _serve_lip(self, connection: PeerSocket, lip: Lip) -> None:
         self.lips.add(lip)
-        lip.channel.made_room = lip.made_room
         self._gate.welcome(lip)
         log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid, extra=lip.subject)
         try:

@@ -163,8 +163,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         max_entries=backend.max_entries,
         cost=CostModel(backend.description, config.precision, state.directory / "costs.json", model=model.name),
     )
-    programs = Programs(Admission(config.programs, config.starts), state.directory / "programs.json")
-    programs.when_gone = batches.forget
+    programs = Programs(Admission(config.programs, config.starts), state.directory / "programs.json", batches.forget)
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()

@@ -59,10 +59,6 @@ class Request(NamedTuple):
     """Thread or task of the program that waits for the answer: see libsym-abi(7)."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class ServerChannel:
     """The daemon's half of one connection.
 
@@ -88,8 +84,8 @@ class ServerChannel:
         self._waiting_bytes = 0
         self._broken = False
         self._closed = False
-        self.made_room: Callable[[], None] = _nothing
-        """Called when replies had to wait and none does any more: for whoever holds back others. It may reply."""
+        self.when_room: dict[object, Callable[[], None]] = {}
+        """Functions, by the object that holds back replies: called once, when none waits any more. Each may reply."""
 
     @classmethod
     def create(cls, vocab_size: int, *, region_bytes_limit: int = REGION_BYTES, version: int = ABI_VERSION) -> Self:
@@ -321,7 +317,7 @@ class ServerChannel:
         os.close(self._bell)
         self._memory = self._server = None
         self._inbox = self._taken = self._slots = memoryview(b"")
-        self.made_room = _nothing  # its owner's: no cycle stays behind
+        self.when_room = {}  # its owner's: no cycle stays behind
 
     @property
     def _choked(self) -> bool:
@@ -347,7 +343,9 @@ class ServerChannel:
             self._send_waiting()  # the client may have made room before it could see the flag
         if not self._waiting:
             lib.sym_server_set_backlog(self._server, 0)
-            self.made_room()
+            held_back, self.when_room = self.when_room, {}
+            for go_on in held_back.values():
+                go_on()
 
     def _send_waiting(self) -> None:
         while self._waiting and self._push(*self._waiting[0]):

@@ -113,7 +113,6 @@ class BatchScheduler:
         assert self._native is None
         if native is None:
             self._callback = CallbackStep(decoder.step, self._vocab_size)
-            self._calls.ends.failure = self._callback.take_failure
             native = self._callback.native
         self._native = native
         self._provided.set()

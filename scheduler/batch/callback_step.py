@@ -22,18 +22,14 @@ from scheduler._loop import ffi, lib
 
 
 class CallbackStep:
-    """Has `step` called with the batches of the run. An exception fails the step with EIO: see `take_failure`."""
+    """Has `step` called with the batches of the run. An exception fails the step with EIO; `take_failure` gives it."""
 
     def __init__(self, step: Callable[[StepBatch], None], vocab_size: int) -> None:
         self._called = _Called(step, vocab_size)
         self._handle: Any = ffi.new_handle(self._called)
-        self.native = NativeStep(_address(lib.sym_callback_step), _address(self._handle))
+        address = _address(lib.sym_callback_step)
+        self.native = NativeStep(address, _address(self._handle), take_failure=self._called.take_failure)
         """Good as long as this object is."""
-
-    def take_failure(self) -> BaseException | None:
-        """Why the last step failed, once. Its frames are empty: what was in them may refer to rows that are gone."""
-        failure, self._called.failure = self._called.failure, None
-        return failure
 
 
 @dataclass(slots=True)
@@ -43,6 +39,11 @@ class _Called:
     step: Callable[[StepBatch], None]
     vocab_size: int
     failure: BaseException | None = None
+
+    def take_failure(self) -> BaseException | None:
+        """The exception's frames are empty: what was in them may refer to rows that are gone."""
+        failure, self.failure = self.failure, None
+        return failure
 
 
 def _step(handle: Any, batch: Any) -> int:

@@ -49,8 +49,6 @@ class Ends:
         self._calls = calls
         self._fs = fs
         self._run = run
-        self.failure: Callable[[], BaseException | None] = lambda: None
-        """Python's exception that a step failed with, asked for once for each failure."""
 
     def settle(self, member: Member) -> Then:
         """Give back a member's room; the function that this returns goes on with its call."""
@@ -71,7 +69,7 @@ class Ends:
         return self._settle_generation(member, call, error)
 
     def _step_failure(self, code: int) -> SymError:
-        failure = self.failure()
+        failure = self._run.take_failure()
         said = os.strerror(code) if failure is None else str(failure)
         return StepFailed(f"the decoder failed: {said}; nothing was appended")
 

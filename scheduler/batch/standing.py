@@ -107,10 +107,12 @@ class StandingRun:
         self._thread: threading.Thread | None = None
         self._crew: Crew | None = None
         """Of a decoder that has no threads to lend."""
+        self._native: NativeStep | None = None
 
     # ---- the thread
 
     def start(self, native: NativeStep) -> None:
+        self._native = native
         parallel, crew = native.parallel, native.decoder
         if not parallel:
             self._crew = Crew(min(available_cores(), MAX_CREW))
@@ -130,6 +132,10 @@ class StandingRun:
         )
         self._thread = threading.Thread(target=lib.sym_loop_run, args=(self.loop, engine), name="step", daemon=True)
         self._thread.start()
+
+    def take_failure(self) -> BaseException | None:
+        """Return Python's exception that the last step failed with, once."""
+        return None if self._native is None else self._native.take_failure()
 
     def close(self) -> None:
         """A step that has begun is waited for."""

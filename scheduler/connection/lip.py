@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,8 +58,6 @@ class Lip:
     which can be taken back while it is open."""
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of whoever waits for the program to ring."""
-    when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
-    """Functions, by the object that held back replies: called once, when no reply waits for room in the ring."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
     """Bytes of its requests."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -183,9 +180,3 @@ class Lip:
         """The program has gone: each call refers to it."""
         for call in tuple(self.calls.values()):
             call.forget()
-
-    def made_room(self) -> None:
-        """The program has read its replies: whoever held back others goes on."""
-        held_back, self.when_room = self.when_room, {}
-        for go_on in held_back.values():
-            go_on()

@@ -303,7 +303,7 @@ class Mail:
         channel = box.lip.channel
         while box.waiters and (box.messages or box.num_lost):
             if channel.num_waiting_replies:
-                box.lip.when_room[box] = partial(self._hand_over, box)
+                channel.when_room[box] = partial(self._hand_over, box)
                 return
             call = next(iter(box.waiters))
             if box.num_lost:
@@ -361,7 +361,7 @@ class Mail:
             self._stop_waiting(box, call)
             call.drop()
         box.close()
-        box.lip.when_room.pop(box, None)
+        box.lip.channel.when_room.pop(box, None)
         if box.topic:
             box.lip.holdings.let_go(Kind.TOPIC)
             del reader.topics[box.topic]

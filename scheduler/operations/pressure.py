@@ -109,6 +109,7 @@ class Group:
     uid: int
     directory: Inode | None
     account: Account
+    note_charge: Callable[[Group], None]
     lips: set[Lip] = field(default_factory=set)
     """That have asked ever."""
     waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
@@ -121,9 +122,12 @@ class Group:
     no_grace_until_s: float = 0.0
     level: int = 0
     """Hundredths of its quota that it was told of."""
-    watcher: Callable[[], None] = lambda: None
     look: Alarm | None = None
     """When its quota is looked at."""
+
+    def watch(self) -> None:
+        """Something was charged to the account, or taken back."""
+        self.note_charge(self)
 
     def listens(self, now_s: float) -> bool:
         return bool(self.waiters) or now_s - self.heard_s < LISTENS_S
@@ -292,10 +296,9 @@ class Pressing:
         key = lip.uid, None if root is None else root.number
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(lip.uid, root, self._fs.account_of(lip.credentials))
-            group.watcher = partial(self._note_charge, group)
+            group = self._groups[key] = Group(lip.uid, root, self._fs.account_of(lip.credentials), self._note_charge)
             for account in group.account.chain():
-                account.watchers += (group.watcher,)
+                account.watchers += (group.watch,)
         group.lips.add(lip)
         return group
 
@@ -304,7 +307,7 @@ class Pressing:
         if group.look is not None:
             self._alarms.cancel(group.look)
         for account in self._fs.pool.accounts:
-            account.watchers = tuple(each for each in account.watchers if each is not group.watcher)
+            account.watchers = tuple(each for each in account.watchers if each != group.watch)
 
     def _begin(self, group: Group, event: Event, now_s: float) -> None:
         self._over(group, event.kind)

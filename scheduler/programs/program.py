@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvfs.bell import Bell
 from libsym.abi import Op
 from scheduler.programs.limits import NO_LIMITS, OverLimit, ProgramLimits
 from scheduler.programs.link import Link
@@ -62,6 +63,23 @@ class Over:
     text: str
 
 
+class Exceeded:
+    """Programs that have reached a limit, and the bell of the task that ends their calls."""
+
+    def __init__(self) -> None:
+        self._programs: list[Program] = []
+        self.bell = Bell()
+
+    def add(self, program: Program) -> None:
+        self._programs.append(program)
+        self.bell.ring()
+
+    def take(self) -> list[Program]:
+        """Programs that were added since this was called last."""
+        found, self._programs = self._programs, []
+        return found
+
+
 @dataclass(slots=True, eq=False)
 class Program:
     """What was started; it outlives its connections. All of it on the trio thread."""
@@ -94,9 +112,8 @@ class Program:
     """When it lost its last connection, or its launcher's."""
     over: Over | None = None
     ended: Ended | None = None
-    is_known: bool = False
-    """To `Programs`."""
-    when_over: Callable[[Program], None] = lambda _program: None
+    exceeded: Exceeded | None = None
+    """None: no list has the program."""
     _gone_bytes: tuple[int, int] = (0, 0)
     """Of connections that have gone."""
 
@@ -186,7 +203,8 @@ class Program:
 
     def _exceed(self, what: str, why: str) -> None:
         self.over = Over(what, f"program {self.name} ({self.id}) is over its limit on {what}: {why}")
-        self.when_over(self)
+        if self.exceeded is not None:
+            self.exceeded.add(self)
 
     # ---- what is told of it
 

@@ -20,7 +20,7 @@ from scheduler.programs.admission import Admission
 from scheduler.programs.limits import ProgramLimits
 from scheduler.programs.link import Link
 from scheduler.programs.process import ProcessState, command_of, is_alive, process_state, uids_of
-from scheduler.programs.program import Connection, Ended, Program, new_id
+from scheduler.programs.program import Connection, Ended, Exceeded, Program, new_id
 from scheduler.programs.used import Used
 
 log = logging.getLogger(__name__)
@@ -35,19 +35,24 @@ _UNKNOWN = ProcessState(0, has_ended=False)
 class Programs:
     """All of it on the trio thread."""
 
-    def __init__(self, admission: Admission | None = None, path: Path | None = None) -> None:
-        """`path`: where they are kept over a restart of the daemon."""
+    def __init__(
+        self,
+        admission: Admission | None = None,
+        path: Path | None = None,
+        gone: Callable[[Program], None] = lambda _program: None,
+    ) -> None:
+        """`path`: where they are kept over a restart of the daemon.
+
+        `gone`: told of a program that has ended, when nothing of it may use the model any more.
+        """
         self.admission = admission or Admission()
         self.living: dict[str, Program] = {}
         self.ended: deque[Program] = deque(maxlen=MAX_ENDED)
         """The newest is the last."""
         self.users: dict[int, Used] = {}
         """What they have used since the daemon started."""
-        self.over: list[Program] = []
-        """Those that have reached a limit, and nobody has done anything about it."""
-        self.when_over: Callable[[], None] = lambda: None
-        self.when_gone: Callable[[Program], None] = lambda _program: None
-        """It has ended, and nothing of it may use the model any more."""
+        self.exceeded = Exceeded()
+        self._gone = gone
         self.version = 0
         """Another one with everything that comes, goes, or gets a pid."""
         self._by_process: dict[tuple[int, int, int], Program] = {}
@@ -108,7 +113,7 @@ class Programs:
             return
         if program.ended is not None:
             program.measure()
-            self.when_gone(program)
+            self._gone(program)
         elif not program.is_launched and not (program.pid and program.start and is_alive(program.pid, program.start)):
             self._end(program, Ended(None, "gone", time.time_ns()))
 
@@ -150,8 +155,7 @@ class Programs:
         if pid is not None and pid != program.pid and process_state(pid) is not None:  # it was started again meanwhile
             self._is_process(program, pid, self._check_process(link, pid))
         if program.over is not None:
-            self.over.append(program)
-            self.when_over()
+            self.exceeded.add(program)
 
     def has_pid(self, program: Program, pid: int) -> None:
         """Its first process runs now."""
@@ -213,7 +217,7 @@ class Programs:
         if program.is_launched:
             self.admission.ended(program.uid)
         if not program.has_anybody:
-            self.when_gone(program)
+            self._gone(program)
 
     # ---- lists
 
@@ -234,15 +238,10 @@ class Programs:
         while program.id in self.living:
             program.id = new_id()
         self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # no two alike: lists are cut here
-        program.is_known = True
-        program.when_over = self._note_over
+        program.exceeded = self.exceeded
         self.living[program.id] = program
         self._know_process(program)
         self.version += 1
-
-    def _note_over(self, program: Program) -> None:
-        self.over.append(program)
-        self.when_over()
 
     def _know_process(self, program: Program) -> None:
         if program.process is not None and program.start:

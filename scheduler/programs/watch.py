@@ -33,18 +33,15 @@ class ProgramWatch:
         self._programs = programs
         self._catch_up = catch_up
         self._stop = stop
-        self._wakes = trio.Event()
 
     async def run(self) -> None:
         """For ever."""
         programs = self._programs
-        programs.when_over = self._wake
         swept_s = saved_s = trio.current_time()
         while True:
             has_limits = any(each.limits.is_any for each in programs.living.values())
             with trio.move_on_after(LOOKS_EACH_S if has_limits else SWEEPS_EACH_S):
-                await self._wakes.wait()
-            self._wakes = trio.Event()
+                await programs.exceeded.bell.wait()
             self._look()
             if trio.current_time() - swept_s >= SWEEPS_EACH_S:
                 await self._sweep()
@@ -53,15 +50,11 @@ class ProgramWatch:
                 await self._save()
                 saved_s = trio.current_time()
 
-    def _wake(self) -> None:
-        self._wakes.set()
-
     def _look(self) -> None:
         self._catch_up()
         for program in tuple(self._programs.living.values()):
             program.look()
-        over, self._programs.over = self._programs.over, []
-        for program in over:
+        for program in self._programs.exceeded.take():
             self._end(program)
 
     def _end(self, program: Program) -> None:

@@ -238,7 +238,7 @@ def test_who_holds_replies_back_is_told_when_none_waits_any_more(client: Client)
         told.append(client.server.num_waiting_replies)
         client.server.reply(99)
 
-    client.server.made_room = go_on
+    client.server.when_room[client] = go_on
     for number in range(1, 6):
         client.server.reply(number, payload=bytes(500_000))
     assert told == []
@@ -384,7 +384,7 @@ def test_a_closed_channel_lets_its_owner_go():
 
     owner = Owner()
     owner.channel = ServerChannel.create(16)
-    owner.channel.made_room = owner.made_room
+    owner.channel.when_room[owner] = owner.made_room
     owner.channel.close()
     gone = weakref.ref(owner)
     gc.disable()

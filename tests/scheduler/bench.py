@@ -221,6 +221,7 @@ class Answers:
     replies: dict[int, list] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
+    when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
     num_waiting_replies = 0
     num_slots = NUM_SLOTS
     num_lent_slots = 0

@@ -118,7 +118,7 @@ def test_an_exception_is_an_error_for_c_and_is_taken_once(through_c):
         through.step(StepBatch((chunk,)))
     assert failed.value.__cause__ is not None
     assert seen[0]() is None, "a failed step keeps its rows"
-    assert through.callback.take_failure() is None
+    assert through.callback.native.take_failure() is None
 
 
 def test_after_a_step_that_failed_the_next_one_is_computed(decoders, through_c):

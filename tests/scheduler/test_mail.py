@@ -29,6 +29,7 @@ class Ring:
         """(request, errno, sender, data) as the program sees them."""
         self.is_full = False
         self.waiting = deque()
+        self.when_room = {}
 
     @property
     def num_waiting_replies(self):
@@ -43,7 +44,9 @@ class Ring:
         self.is_full = False
         self.replies += self.waiting
         self.waiting.clear()
-        self.made_room()
+        held_back, self.when_room = self.when_room, {}
+        for go_on in held_back.values():
+            go_on()
 
 
 class Post:
@@ -55,7 +58,6 @@ class Post:
 
     def join(self, pid, uid=ANN, root=None):
         lip = Lip(pid, Credentials(uid, uid, frozenset(), root), Ring())
-        lip.channel.made_room = lip.made_room
         self.mail.join(lip)
         return lip
 
@@ -400,7 +402,7 @@ def test_a_stopped_process_with_many_waits_takes_no_more_than_its_ring_and_its_b
     assert post.got(other) == [b"x"]
     stopped.channel.read()
     assert [each[0] for each in stopped.channel.replies] == numbers[:sent]
-    assert stopped.when_room == {}
+    assert stopped.channel.when_room == {}
 
 
 def test_many_readers_of_a_large_message_are_served_in_turns_though_its_sender_goes(post):

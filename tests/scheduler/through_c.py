@@ -32,7 +32,7 @@ class ThroughC:
         address = int(cpu_ffi.cast("uintptr_t", laid_out))
         error = function(ffi.cast("sym_decoder *", native.decoder), ffi.cast("sym_batch *", address))
         del keep
-        failure = self.callback.take_failure()
+        failure = native.take_failure()
         assert error == (0 if failure is None else errno.EIO)
         if failure is not None:
             raise failure

@@ -81,8 +81,8 @@ def test_a_program_ends_with_its_process_and_not_with_its_connection(sleeper):
 
 
 def test_what_uses_the_model_last_says_that_a_program_has_gone(sleeper):
-    programs, gone = Programs(), []
-    programs.when_gone = gone.append
+    gone = []
+    programs = Programs(gone=gone.append)
     link = Link(0, 0)
     program = programs.start(link, ID, "prog", limits=NO_LIMITS)
     connection = Connection(sleeper().pid)
