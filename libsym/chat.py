@@ -113,7 +113,7 @@ class Turns(Generic[G]):
         A lock that this handle has already is left as it is. Where the conversation had lost its lock since its last
         turn, and another has gone on meanwhile, what was pending has no place in the file any more.
         """
-        talker = self.kv.talker()
+        talker = self.kv.talker and self.kv.talker()
         if talker is not None and talker is not self:
             raise WouldBlock(f"{self.kv.name}: another conversation goes on by this handle; close that, or fork() it")
         if self.kv.path is not None and not self.kv.is_locked:
@@ -210,7 +210,7 @@ class Turns(Generic[G]):
         pending = self._before
         if not self._is_answering:
             length, pending = yield from self._end_of_turn()
-        is_others = self.kv.talker() is not self
+        is_others = self.kv.talker is None or self.kv.talker() is not self
         kv = yield from script_of(kv_fork)(self.kv, path, ended=is_others)
         if length is not None and (yield from length_script(kv)) > length:
             yield from script_of(kv_truncate)(kv, length)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
+from weakref import ref
 
 from libsym.abi import RANGE_END, Op
 from libsym.arguments import shown
@@ -49,8 +49,8 @@ class OpenFile:
         """Truncations by this handle."""
         self.is_locked = False
         """Whether this handle has the file's lock, shared perhaps."""
-        self.talker: Callable[[], object] = _nobody
-        """The conversation that talks in it by this handle; None, too, once that is gone."""
+        self.talker: ref[Any] | None = None
+        """The conversation that talks in it by this handle, or did."""
         if path is not None:
             channel.named_files[handle] = self
 
@@ -115,10 +115,6 @@ def exchange(one: OpenFile, other: OpenFile) -> None:
     one._place, other._place = other._place, one._place  # noqa: SLF001
     one.is_locked, other.is_locked = other.is_locked, one.is_locked
     one.num_cuts += 1
-
-
-def _nobody() -> None:
-    """Return None: no `Chat` talks in the file."""
 
 
 def _last(path: str) -> str:

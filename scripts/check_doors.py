@@ -21,13 +21,7 @@ KNOWN = {
     "kvfs/durable/keeper.py: volume.pool.on_disk.disowned",
     "kvfs/durable/salvage.py: database.text_factory",
     "kvfs/mount/handlers.py: volume.tree.lost",
-    "kvfs/mount/session.py: settings.init",
-    "libsym/chat.py: self.kv.talker",
     "lips/gateway/connections.py: H11Protocol._check_protocol",
-    "lips/gateway/gateway.py: found.make_room",
-    "symphony/launcher/daemon_requests.py: self._link.on_request",
-    "symphony/launcher/launcher.py: self._supervisor.on_idle",
-    "symphony/launcher/supervisor.py: self.link.is_needed",
 }
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef
 VALUES = {"property", "cached_property", "setter"}

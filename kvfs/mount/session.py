@@ -118,20 +118,29 @@ def _source(name: str) -> str:
     return "symphony:" + re.sub(r"[^!-~]|[,\\]", "_", name) if name else "symphony"
 
 
+class _Settings(pyfuse3.Operations):
+    """Settings of the mount: handlers are never called, but for `init`."""
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
+
+    def __init__(self, agreed: trio.Event) -> None:
+        self._agreed = agreed
+
+    def init(self) -> None:
+        self._agreed.set()
+
+
 async def _mount(where: Path, source: str, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:
     """Mount; `agreed` is set when the kernel has asked what we can do."""
     options = {"default_permissions", f"fsname={source}", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
     shim.expect_session()
-    settings = pyfuse3.Operations()  # its handlers are never called
-    settings.init = agreed.set  # type: ignore[method-assign] # it is called for nothing else
-    settings.supports_dot_lookup = True
-    settings.enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
     # The descriptor is the session's, which closes it: libfuse takes one in place of a path, and mounts nothing then.
     place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where, source)}"
     try:
-        pyfuse3.init(settings, str(place), options)
+        pyfuse3.init(_Settings(agreed), str(place), options)
     except RuntimeError as error:
         if mounter is not None:
             mounter.unmount()

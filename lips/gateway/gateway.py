@@ -128,9 +128,8 @@ class Gateway:
             if found is None or not found.connection.is_open:
                 await self.connect()
                 found = await make_tenant(
-                    Place(self.model.mount, self.directory), name, self.max_cached_tokens, quota_bytes
+                    Place(self.model.mount, self.directory), name, self.max_cached_tokens, quota_bytes, self._make_room
                 )
-                found.make_room = self._make_room
                 await stored.sweep(found)
                 self.tenants[name] = found
             await found.set_quota(quota_bytes)

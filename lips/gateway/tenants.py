@@ -35,9 +35,19 @@ class Tenant:
     """One party, which knows nothing of the others."""
 
     def __init__(
-        self, name: str, root: str, place: Place, connection: sym.Connection, max_tokens: int, quota_bytes: int | None
+        self,
+        name: str,
+        root: str,
+        place: Place,
+        connection: sym.Connection,
+        max_tokens: int,
+        quota_bytes: int | None,
+        make_room: Callable[[], int],
     ) -> None:
-        """`root`: of its paths over this connection, "" in a domain."""
+        """`root`: of its paths over this connection, "" in a domain.
+
+        `make_room`: where the machine has no room left, drop of somebody's cache; return how many files went.
+        """
         self.name = name
         self._root = root
         self.place = place
@@ -45,8 +55,7 @@ class Tenant:
         self.connection = connection
         self._quota_bytes = quota_bytes
         self.limits = Limits()
-        self.make_room: Callable[[], int] = lambda: 0
-        """Where the machine has none left, the gateway drops of somebody's cache: gives how many files went."""
+        self.make_room = make_room
         self.cache = Cache(max_tokens)
         self._lengths: dict[int, int] = {}  # by inode: of conversations that are being answered here, before that turn
         self._kept_names: set[str] = set()
@@ -186,7 +195,9 @@ def _busy(path: str) -> str:
     return f"conversation {conversation_name(PurePath(path).stem)} is being answered"
 
 
-async def make_tenant(gateways: Place, name: str, max_tokens: int, quota_bytes: int | None) -> Tenant:
+async def make_tenant(
+    gateways: Place, name: str, max_tokens: int, quota_bytes: int | None, make_room: Callable[[], int]
+) -> Tenant:
     """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
     place = Place(gateways.mount, f"{gateways.path}/{name}")
     await anyio.to_thread.run_sync(_make, place, quota_bytes)
@@ -194,7 +205,7 @@ async def make_tenant(gateways: Place, name: str, max_tokens: int, quota_bytes: 
         connection, root = await sym.aio.connection(), f"{place.path}/"
     else:
         connection, root = await sym.aio.connection(domain=place.path), ""
-    tenant = Tenant(name, root, place, connection, max_tokens, quota_bytes)
+    tenant = Tenant(name, root, place, connection, max_tokens, quota_bytes, make_room)
     with tenant.use():
         for entry in await sym.aio.kv_list(tenant.sessions):
             await tenant.name_of(entry.name.removesuffix(".kv"))

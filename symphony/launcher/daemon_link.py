@@ -40,20 +40,25 @@ class NoDaemon(Refused):
 
 
 class DaemonLink:
-    """`on_again` is called when a daemon is there that knows nothing of us."""
+    """`on_again` is called when a daemon is there that knows nothing of us; `on_request` gets what the daemon asks.
 
-    def __init__(self, path: str, on_again: Callable[[], None]) -> None:
+    `is_needed`: whether a connection that is lost is to be made again.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        on_again: Callable[[], None],
+        on_request: Callable[[Message], None],
+        is_needed: Callable[[], bool],
+    ) -> None:
         self._path = path
-        self._on_again = on_again
-        self.on_request: Callable[[Message], None] = lambda _request: None
-        """Gets what the daemon asks."""
+        self._on_again, self._on_request, self._is_needed = on_again, on_request, is_needed
         self._loop = asyncio.get_running_loop()
         self._connection: socket.socket | None = None
         self._last_number = 0
         self._answers: dict[int, asyncio.Future[Message]] = {}
         self._unsent: deque[tuple[bytes, _Passed | None]] = deque()
-        self.is_needed: Callable[[], bool] = lambda: False
-        """Whether a connection that is lost is to be made again."""
         self._connecting: asyncio.Task[None] | None = None
 
     @property
@@ -145,7 +150,7 @@ class DaemonLink:
         if "n" in message:
             self._answered(message)
         else:
-            self.on_request(message)
+            self._on_request(message)
 
     def _answered(self, message: Message) -> None:
         answer = self._answers.pop(message["n"], None)
@@ -178,7 +183,7 @@ class DaemonLink:
 
     async def _connect_again(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while self.is_needed():
+        while self._is_needed():
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             with suppress(NoDaemon):

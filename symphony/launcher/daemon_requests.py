@@ -30,9 +30,8 @@ class DaemonRequests:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._link = supervisor.link
-        self._link.on_request = self._begin
 
-    def _begin(self, request: Message) -> None:
+    def begin(self, request: Message) -> None:
         if request["do"] == "limit":
             program = self._supervisor.living.get(request["id"])
             if program is not None:

@@ -10,6 +10,7 @@ import signal
 
 from symphony.launcher import processes
 from symphony.launcher.control import Control
+from symphony.launcher.daemon_link import Message
 from symphony.launcher.daemon_requests import DaemonRequests
 from symphony.launcher.places import Places
 from symphony.launcher.supervisor import Supervisor
@@ -29,9 +30,8 @@ class Launcher:
     def __init__(self, places: Places, idle_s: float, zygote: Started) -> None:
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
-        self._supervisor = Supervisor(places, zygote)
-        DaemonRequests(self._supervisor)
-        self._supervisor.on_idle = self._may_be_idle
+        self._supervisor = Supervisor(places, zygote, self._asked, self._may_be_idle)
+        self._requests = DaemonRequests(self._supervisor)
         self._control = Control(places, self._supervisor, self._may_be_idle)
         self._is_over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -48,6 +48,10 @@ class Launcher:
         await self._supervisor.end_all()
         for number in (*handlers, signal.SIGCHLD):  # asyncio does so only after it has closed what they write to
             self._loop.remove_signal_handler(number)
+
+    def _asked(self, request: Message) -> None:
+        """The daemon asks for something."""
+        self._requests.begin(request)
 
     def _may_be_idle(self) -> None:
         """Somebody went, or nobody has come yet."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from symphony.launcher import ending, processes, walls
 from symphony.launcher.cgroup import Cgroups
-from symphony.launcher.daemon_link import PROTOCOL, DaemonLink
+from symphony.launcher.daemon_link import PROTOCOL, DaemonLink, Message
 from symphony.launcher.finding import name_of
 from symphony.launcher.forwarder import Forwarder
 from symphony.launcher.history import History
@@ -42,9 +42,14 @@ _KILLS, _KILL_AGAIN_S = 100, 0.005
 
 
 class Supervisor:
-    """Starts programs and looks after them; what clients and the daemon ask for ends here."""
+    """Starts programs and looks after them; what clients and the daemon ask for ends here.
 
-    def __init__(self, places: Places, zygote: Started) -> None:
+    `on_request` gets what the daemon asks. `on_idle` is called when a program has ended.
+    """
+
+    def __init__(
+        self, places: Places, zygote: Started, on_request: Callable[[Message], None], on_idle: Callable[[], None]
+    ) -> None:
         self._places = places
         self.history = History(places.programs)
         self.living: dict[str, Program] = {}
@@ -52,10 +57,8 @@ class Supervisor:
         self._machine = Machine()
         self._watches: dict[str, Watch] = {}
         self.zygote = ZygoteProcess(zygote, self._zygote_lost)
-        self.link = DaemonLink(places.programs_socket, self._tell_again)
-        self.link.is_needed = lambda: bool(self.living)
-        self.on_idle: Callable[[], None] = lambda: None
-        """Called when a program has ended."""
+        self.link = DaemonLink(places.programs_socket, self._tell_again, on_request, lambda: bool(self.living))
+        self._on_idle = on_idle
         self._tasks: set[asyncio.Task[None]] = set()
         self._mount: str | None = None
         """Where KV is, by the daemon."""
@@ -257,7 +260,7 @@ class Supervisor:
         self.history.add(program)
         program.over.set()
         program.changed()
-        self.on_idle()
+        self._on_idle()
         self.spawn(self._tell_end(program, end))
         for child in list(self.living.values()):
             if child.record.parent == program.record.id and not child.record.detached:

@@ -311,7 +311,7 @@ def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon
     kv_open = sym.aio.kv_open
 
     async def race():
-        tenant = await make_tenant(Place(sym.model_info().mount, "raced"), "raced", 1000, None)
+        tenant = await make_tenant(Place(sym.model_info().mount, "raced"), "raced", 1000, None, int)
         path = tenant.session("raced").path
         turn = []
 

@@ -286,7 +286,7 @@ import libsym as sym
 from lips.gateway.tenants import Tenant
 
 async def main():
-    tenant = Tenant("ann", "", None, None, 1000, None)
+    tenant = Tenant("ann", "", None, None, 1000, None, int)
     await sym.aio.kv_close(await sym.aio.kv_create("a.kv"))
     lock = sym.aio.kv_lock
 
