@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kvfs", "libsym", "scheduler", "symphony", "decoder", "triton_kernels", "lips")
 KNOWN = {
     "kvfs/durable/index.py: self._database.text_factory",
-    "kvfs/durable/keeper.py: journal.directory",
-    "kvfs/durable/keeper.py: volume.pool.on_disk.disowned",
     "kvfs/durable/salvage.py: database.text_factory",
     "kvfs/mount/handlers.py: volume.tree.lost",
     "lips/gateway/connections.py: H11Protocol._check_protocol",

@@ -137,9 +137,9 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     num_on_disk = _num_on_disk(config, arena, restored[0])
     num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
     accounts = Accounts(num_pages, arena.page_bytes, limits, exempt, config.weight, lambda: batches)
-    journal = Journal()
+    journal = Journal(lambda: fs.volume.tree)
     fs = FileSystem(
-        PagePool(arena, accounts, *restored, num_on_disk),
+        PagePool(arena, accounts, *restored, num_on_disk, lambda: keeper),
         facts,
         backing_dir=state.files,
         uid=os.geteuid(),

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice, pairwise, takewhile
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from kvfs.bell import Bell
 from kvfs.names.content import KvFile
@@ -73,10 +73,23 @@ class NameChange:
         return found
 
 
+class Directories(Protocol):
+    """Directories by their number: a tree."""
+
+    def get(self, number: int) -> Inode: ...
+
+
 class Journal(Changes):
     """The changes of one tree."""
 
-    def __init__(self, a_cut: int = OPERATIONS_A_CUT, a_slice: int = OPERATIONS_A_SLICE) -> None:
+    def __init__(
+        self,
+        directories: Callable[[], Directories],
+        a_cut: int = OPERATIONS_A_CUT,
+        a_slice: int = OPERATIONS_A_SLICE,
+    ) -> None:
+        """`directories` returns the tree, which is made with its journal."""
+        self._directories = directories
         self.a_cut, self.a_slice = a_cut, a_slice
         """Operations that a cut takes from the front: as a rule, and where a sync depends on more than a slice."""
         self.dirty: dict[Inode, int] = {}
@@ -113,8 +126,6 @@ class Journal(Changes):
         """Completed passes of `others` over all dirty inodes."""
         self._counts = _Counts()
         self._held = _Held()
-        self.directory: Callable[[int], Inode]
-        """A directory, by its number."""
 
     # What `Changes` asks for
 
@@ -337,7 +348,7 @@ class Journal(Changes):
         """
         heights: dict[Inode, int] = {}
         """Of each inode that was met: how far it lies above what is asked for, or above a name of an operation."""
-        seen: set[_Thing] = set()
+        get, seen = self._directories().get, set[_Thing]()
         chosen: dict[int, NameChange] = {}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]
 
@@ -357,7 +368,7 @@ class Journal(Changes):
                 if thing.is_directory and is_gone(thing):
                     waiting.append((thing,))
                 for directory, _ in islice(thing.names, SOME_NAMES):
-                    meet(self.directory(directory), heights[thing] + 1)
+                    meet(get(directory), heights[thing] + 1)
             for number, change in self._about.get(thing, _NONE).items():
                 if number in chosen or number in besides:
                     continue
@@ -376,12 +387,12 @@ class Journal(Changes):
 
     def directories_above(self, inodes: Iterable[Inode]) -> list[Inode]:
         """Directories that these lie in, DIRECTORIES_ABOVE levels up: a domain's quota is in its directory."""
-        found: set[Inode] = set()
+        get, found = self._directories().get, set[Inode]()
         waiting = [*inodes]
         for _ in range(DIRECTORIES_ABOVE):
             waiting = [each for each in dict.fromkeys(waiting) if each not in found]
             found.update(waiting)
-            waiting = [self.directory(number) for each in waiting for number, _ in islice(each.names, SOME_NAMES)]
+            waiting = [get(number) for each in waiting for number, _ in islice(each.names, SOME_NAMES)]
         return [*found.difference(inodes)]
 
     def _make_dirty(self, inode: Inode, since: int) -> None:

@@ -134,7 +134,7 @@ class _Reading:
 
 
 class Keeper:
-    """The storage of one volume: satisfies `Storage`."""
+    """The storage of one volume: satisfies `Storage`, `Mover` and `SlotFiles`."""
 
     def __init__(
         self,
@@ -182,7 +182,6 @@ class Keeper:
         self._something_asked = trio.Event()
         if self._inherited:
             journal.bell.ring()
-        journal.directory = volume.tree.get
         self._doubtful: list[tuple[int, IntArray]] = []
         self._num_commits, self._error = 0, ""
         self._something_spare = trio.Event()
@@ -192,7 +191,6 @@ class Keeper:
         self._has_no_room = self._is_full = self._is_running = False
         volume.storage = self
         volume.pool.cold = self.pages_in
-        volume.pool.on_disk.disowned = self._disowned
         if not kept.is_damaged:
             remove_leftovers(volume.backing_dir, self._backing)
 
@@ -765,8 +763,8 @@ class Keeper:
 
         self.jobs.start(give_back, given)
 
-    def _disowned(self, pages: IntArray, slots: IntArray) -> None:
-        """Disown the slots of a file's pages, which are of one identity."""
+    def disown(self, pages: IntArray, slots: IntArray) -> None:
+        """See `SlotFiles`. The pages are a file's: of one identity."""
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
         identity = next(others, self._own)

@@ -10,6 +10,7 @@ Owned by the daemon's trio thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,29 @@ from libsym.abi import PAGE_ENTRIES
 NO_SLOT = -1
 
 
+class SlotFiles(Protocol):
+    """The files that slots are in."""
+
+    def disown(self, pages: IntArray, slots: IntArray) -> None:
+        """The pages had these slots until now; no page has them any more."""
+        ...
+
+
+class NoSlotFiles:
+    """Nothing is on disk."""
+
+    def disown(self, pages: IntArray, slots: IntArray) -> None:
+        """Slots are numbers here."""
+
+
 class OnDisk:
-    """The slots of a pool's pages. `disowned` is told of each slot that no page has any more."""
+    """The slots of a pool's pages."""
 
-    __slots__ = ("_generation", "_num_suspect", "_stable", "check", "disowned", "is_suspect", "kept", "slot")
+    __slots__ = ("_files", "_generation", "_num_suspect", "_stable", "check", "is_suspect", "kept", "slot")
 
-    def __init__(self, num_numbers: int) -> None:
+    def __init__(self, num_numbers: int, files: Callable[[], SlotFiles] = NoSlotFiles) -> None:
+        """`files` returns those that slots are in, once they are open."""
+        self._files = files
         self.slot: IntArray = np.full(num_numbers, NO_SLOT, np.int32)
         self.check = np.zeros(num_numbers, np.uint64)
         """The checksum of that slot."""
@@ -36,8 +54,6 @@ class OnDisk:
         self._num_suspect = 0  # some were
         self._stable = np.zeros(num_numbers, np.int8)  # the same, of the write that is under way
         self._generation = np.zeros(num_numbers, np.int32)  # counts how often a number was given back
-        self.disowned: Callable[[IntArray, IntArray], None] = lambda _pages, _slots: None
-        """(pages, slots): the pages had them until now."""
 
     def overwritten(self, page: int, num_before: int) -> None:
         """From entry `num_before` on the page gets other entries than it had."""
@@ -109,7 +125,7 @@ class OnDisk:
         if owners.size:
             slots = self.slot[owners]
             self.slot[owners] = NO_SLOT
-            self.disowned(owners, slots)
+            self._files().disown(owners, slots)
 
     def durable_length(self, pages: IntArray, length: int, page_entries: int) -> int:
         """How many of a table's first entries are on disk."""

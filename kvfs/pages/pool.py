@@ -32,7 +32,7 @@ from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray
 from kvfs.pages.kept import Kept
 from kvfs.pages.looking import ColdPages, NoColdPages, look
-from kvfs.pages.on_disk import OnDisk
+from kvfs.pages.on_disk import NoSlotFiles, OnDisk, SlotFiles
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
@@ -101,12 +101,13 @@ class PagePool:
         num_restored: int = 0,
         num_foreign: int = 0,
         num_on_disk: int = 0,
+        slot_files: Callable[[], SlotFiles] = NoSlotFiles,
     ) -> None:
         """`accounts`: whose limits hold; without them nobody has a limit.
 
         `num_restored`: so many pages are on disk from the beginning, beside those that fit into the store.
         `num_foreign`: and so many of other models, which never come into memory. `num_on_disk`: so many pages may be
-        on disk, those that are restored included; 0: none goes there.
+        on disk, those that are restored included; 0: none goes there. `slot_files`: see `OnDisk`.
         """
         self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
         """Pages of the running model that there may be, in memory or on disk."""
@@ -116,7 +117,7 @@ class PagePool:
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, num_numbers)
         """The pages that are in memory, by number."""
-        self.on_disk = OnDisk(num_numbers)
+        self.on_disk = OnDisk(num_numbers, slot_files)
         self.num_frames = store.num_pages
         """Frames of the store: so many pages may be in memory."""
         self.page_bytes = store.page_bytes

@@ -41,8 +41,10 @@ class Here:
         kept = self.state.load()
         self.arena = Arena(config, num_pages, "BF16")
         num_numbers = num_pages_of(num_pages, 0, 3 * num_pages)
-        pool = PagePool(self.arena, Accounts(num_numbers, self.arena.page_bytes), 0, 0, 3 * num_pages)
-        journal = Journal()
+        pool = PagePool(
+            self.arena, Accounts(num_numbers, self.arena.page_bytes), 0, 0, 3 * num_pages, lambda: self.keeper
+        )
+        journal = Journal(lambda: self.fs.volume.tree)
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, changes=journal)
         self.keeper = Keeper(self.state, kept, self.fs.volume, journal)
         for frame in range(num_pages):  # new memory comes at a third of the disk's rate, once

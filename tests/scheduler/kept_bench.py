@@ -29,10 +29,10 @@ class KeptBench(Bench):
     ) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)
-        facts, journal = Facts(self.model, self.arena, "float32"), Journal()
+        facts, journal = Facts(self.model, self.arena, "float32"), Journal(lambda: self.tree)
         self.state = State(directory / "state")
         kept = self.state.load()
-        pool = PagePool(self.arena, num_on_disk=num_on_disk)
+        pool = PagePool(self.arena, num_on_disk=num_on_disk, slot_files=lambda: self.keeper)
         self.fs = FileSystem(
             pool, facts, self.state.files, 0, 0, changes=journal, bits="bench", engine=lambda: self.batches
         )

@@ -41,7 +41,7 @@ class House:
         disk: Disk | None = None,
         num_on_disk: int = 0,
         disk_limit: int | None = None,
-        journal: Journal | None = None,
+        a_cut: tuple[int, ...] = (),
         pressure: Callable[[], Pressure] = NoPressure,
     ) -> None:
         facts = facts or FakeFacts()
@@ -52,8 +52,8 @@ class House:
         self.decoder = FakeDecoder(self.store)
         num_numbers = num_pages_of(num_pages, num_own, num_on_disk) + num_others
         accounts = Accounts(num_numbers, self.store.page_bytes, limits)
-        pool = PagePool(self.store, accounts, num_own, num_others, num_on_disk)
-        journal = journal or Journal()
+        pool = PagePool(self.store, accounts, num_own, num_others, num_on_disk, lambda: self.keeper)
+        journal = Journal(lambda: self.tree, *a_cut)
         options: dict[str, Any] = {"bits": bits, "same_bits": same_bits, "pressure": pressure}
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, **options)
         self.volume, self.tree = self.fs.volume, self.fs.volume.tree

@@ -14,7 +14,6 @@ from random import Random
 
 import trio
 
-from kvfs.durable.journal import Journal
 from kvfs.names.content import KvFile
 from tests.disk.powercut import State
 from tests.disk.recorder import Disk
@@ -85,8 +84,7 @@ def recorded_life(
     """
 
     async def work() -> Model:
-        journal = Journal(2, 3) if seed % 2 else None
-        async with running(House(directory, num_pages=NUM_PAGES, journal=journal)) as house:
+        async with running(House(directory, num_pages=NUM_PAGES, a_cut=(2, 3) if seed % 2 else ())) as house:
             if before is not None:
                 await before.judge(house)
             else:
@@ -96,9 +94,7 @@ def recorded_life(
             workload = kind(house, model, seed)
             async with trio.open_nursery() as nursery:
                 if has_faults:
-                    nursery.start_soon(
-                        partial(_fail_sometimes, disk, model, Random(seed), is_sliced=journal is not None)
-                    )
+                    nursery.start_soon(partial(_fail_sometimes, disk, model, Random(seed), is_sliced=bool(seed % 2)))
                 await workload.run(num_steps)
                 nursery.cancel_scope.cancel()
             disk.heal()

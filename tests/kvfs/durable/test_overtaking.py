@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import trio
@@ -136,7 +137,8 @@ def test_a_sync_looks_at_few_directories_above_a_file_and_at_few_of_its_names(tm
                 house.tree.link(deep, beside, b"f")
             await house.keeper.sync_all()
             passed = list[int]()
-            journal.directory = lambda number: passed.append(number) or house.tree.get(number)  # type: ignore[func-returns-value]
+            noted = SimpleNamespace(get=lambda number: passed.append(number) or house.tree.get(number))  # type: ignore[func-returns-value]
+            journal._directories = lambda: noted
             deep.changed()
             await house.keeper.sync(deep)
             assert 0 < len(passed) < 10 * (DIRECTORIES_ABOVE + SOME_NAMES)

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,7 +14,7 @@ import trio
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvfs.durable.journal import OPERATIONS_A_CUT, OPERATIONS_A_SLICE, Journal
+from kvfs.durable.journal import OPERATIONS_A_CUT, OPERATIONS_A_SLICE
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
@@ -39,11 +38,11 @@ class Restarts(RuleBasedStateMachine):
 
     def __init__(self, a_cut: int = OPERATIONS_A_CUT, a_slice: int = OPERATIONS_A_SLICE) -> None:
         super().__init__()
-        self.journal = partial(Journal, a_cut, a_slice)
+        self.a_cut = a_cut, a_slice
         memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(prefix="restarts-", dir=memory if memory.is_dir() else None))
         self.token = 0
-        self.house = House(self.directory, num_pages=NUM_PAGES, journal=self.journal())
+        self.house = House(self.directory, num_pages=NUM_PAGES, a_cut=self.a_cut)
         self.wait_for(lambda: self.house.keeper.sync(self.house.tree.root))
         self.begin()
 
@@ -272,7 +271,7 @@ class Restarts(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.house.keeper.close()
-        self.house = House(self.directory, num_pages=NUM_PAGES, journal=self.journal())
+        self.house = House(self.directory, num_pages=NUM_PAGES, a_cut=self.a_cut)
         self.wait_for(lambda: self.model.judge(self.house))
         self.begin()
 

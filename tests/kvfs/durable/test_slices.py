@@ -6,6 +6,7 @@ import errno
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -44,7 +45,7 @@ class Cuts:
             self.num_above[-1:] = [sum(self.num_above[-1:]) + 1]
             return house.tree.get(number)
 
-        house.keeper._journal.directory = above
+        house.keeper._journal._directories = lambda: SimpleNamespace(get=above)
 
         def walked(journal: Journal, *arguments: object, **named: object) -> list[NameChange]:
             self.num_above.append(0)
