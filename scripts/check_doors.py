@@ -18,9 +18,9 @@ PACKAGES = ("kvfs", "libsym", "scheduler", "symphony", "decoder", "triton_kernel
 KNOWN = {
     "kvfs/durable/index.py: self._database.text_factory",
     "kvfs/durable/salvage.py: database.text_factory",
-    "kvfs/mount/handlers.py: volume.tree.lost",
     "lips/gateway/connections.py: H11Protocol._check_protocol",
 }
+"""Attributes of libraries, which have no other door: sqlite3's and Hypercorn's."""
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef
 VALUES = {"property", "cached_property", "setter"}
 """Decorators of what is looked up like a value."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from kvfs import xattrs
 from kvfs.mount import wire
@@ -50,7 +50,6 @@ DESCRIPTORS_PART = 8
 
 
 _Result = TypeVar("_Result")
-Forget: TypeAlias = Callable[[int, bytes], None]
 
 
 @dataclass(slots=True)
@@ -70,13 +69,9 @@ class FileHandlers:
         answers: Answers,
         eager: Eager,
         turns: Turns,
-        forget: Forget,
         caller: Callable[[], int],
     ) -> None:
-        """`forget`: tell the kernel, soon, that a name (of a directory with this number) is no more.
-
-        `caller`: the uid of the request that has just begun.
-        """
+        """`caller`: the uid of the request that has just begun."""
         self._volume = volume
         self._accounts = volume.pool.accounts
         self._caller = caller
@@ -85,10 +80,6 @@ class FileHandlers:
         self._eager = eager
         self._nodes = Nodes(volume.tree, self._payer)
         self._files = OpenFiles(volume, eager, self._nodes, turns)
-        self._forget = forget
-        self._is_removing = False
-        """By a request of the kernel, which knows."""
-        volume.tree.lost = self._lost
         self._handles: dict[int, Handle | _Listing] = {}
         self._held: dict[int, tuple[Holdings, Kind]] = {}
         """The account of each handle, and the kind that it counts as."""
@@ -105,7 +96,7 @@ class FileHandlers:
 
     def dispose(self) -> None:
         """Give up what the kernel held: it will not tell any more."""
-        self._forget = lambda _directory, _name: None
+        self._tree.lost.clear()
         for number, handle in self._handles.items():
             if isinstance(handle, _Listing):
                 self._tree.closed(handle.directory)
@@ -175,16 +166,11 @@ class FileHandlers:
 
     @contextmanager
     def _removing(self) -> Iterator[None]:
-        self._is_removing = True
+        self._tree.is_kernels = True
         try:
             yield
         finally:
-            self._is_removing = False
-
-    def _lost(self, directory: Inode, name: bytes) -> None:
-        """The last name of something that the kernel remembers was removed, and its owner pays until that ends."""
-        if not self._is_removing:
-            self._forget(directory.number, name)
+            self._tree.is_kernels = False
 
     # Attributes
 

@@ -31,6 +31,7 @@ from kvfs.mount.requests import Requests
 from kvfs.mount.shim import pyfuse3
 from kvfs.mount.turns import Exclusive, Turns, at_once
 from kvfs.mount.wire import Answers
+from kvfs.names.tree import Tree
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ async def serve_mount(
     requests = Requests(eager, Pace(is_busy), catch_up, lambda uid: fs.pool.accounts.of(uid).holdings)
     answers = Answers(shim.out, shim.send)
     turns = Turns(eager, exclusive)
-    files = FileHandlers(fs.volume, answers, eager, turns, _forget, lambda: requests.caller)
+    files = FileHandlers(fs.volume, answers, eager, turns, lambda: requests.caller)
     controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
     bind(requests, files, controls)
     agreed = trio.Event()
@@ -100,7 +101,7 @@ async def serve_mount(
         fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
-        await requests.serve(functools.partial(_loop, where, agreed, mounter))
+        await requests.serve(functools.partial(_loop, fs.volume.tree, where, agreed, mounter))
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
@@ -108,9 +109,16 @@ async def serve_mount(
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
-def _forget(directory: int, name: bytes) -> None:
-    """In pyfuse3's thread for that: the kernel locks the directory meanwhile, and requests of ours may hold it."""
-    pyfuse3.invalidate_entry_async(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name), ignore_enoent=True)
+async def _tell_of_lost(tree: Tree) -> None:
+    """For ever: have the kernel forget names that were removed, for their owners pay until it does.
+
+    In pyfuse3's thread for that: the kernel locks the directory meanwhile, and requests of ours may hold it.
+    """
+    while True:
+        await tree.bell.wait()
+        for directory, name in tree.lost:
+            pyfuse3.invalidate_entry_async(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name), ignore_enoent=True)
+        tree.lost.clear()
 
 
 def _source(name: str) -> str:
@@ -161,7 +169,7 @@ def _read_ahead(where: Path) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _loop(where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
+async def _loop(tree: Tree, where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
     """Receive requests until the file system is unmounted. One task is enough: none of them waits in it."""
 
     async def when_agreed() -> None:
@@ -173,6 +181,7 @@ async def _loop(where: Path, agreed: trio.Event, mounter: Mounter | None) -> Non
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(when_agreed)
+        nursery.start_soon(_tell_of_lost, tree)
         await pyfuse3.main(max_tasks=1)
         nursery.cancel_scope.cancel()
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from kvfs.bell import Bell
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, SOME_NAMES, UNKNOWN, Changes, Inode, NamePut, require_whole, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
@@ -87,8 +88,12 @@ class Tree:
         self._accounts = accounts
         self._discard = discard
         self._idle = idle
-        self.lost: Callable[[Inode, bytes], None] = lambda _directory, _name: None
-        """Told of the last name of an inode that the kernel remembers."""
+        self.lost: list[tuple[int, bytes]] = []
+        """Last names of inodes that the kernel remembers, each with its directory's number: the mount takes them."""
+        self.bell = Bell()
+        """Rings when a name was lost."""
+        self.is_kernels = False
+        """The operation under way is a request of the kernel, which knows of it."""
         self.next_number = ROOT_NUMBER + 1
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid), changes)
         accounts.of(uid).charge_files()
@@ -375,8 +380,9 @@ class Tree:
             )
         )
         for (_, name), (directory, before, _) in puts.items():
-            if before is not None and before.lookups and not before.names:
-                self.lost(directory, name)
+            if before is not None and before.lookups and not before.names and not self.is_kernels:
+                self.lost.append((directory.number, name))
+                self.bell.ring()
 
     # Restoring
 

@@ -143,6 +143,9 @@ class Server:
     def remove(self, path: str) -> None:
         self.fs.kv_remove(self.creds, path)
 
+    def num_inodes(self) -> int:
+        return len(self.fs.volume.tree)
+
     def make_many(self, path: str, count: int) -> None:
         directory = self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode())
         for i in range(count):

@@ -310,3 +310,12 @@ def test_device_nodes_keep_their_numbers(mount: Mount) -> None:
         open(mount.path / "zero").close()  # the mount is nodev
     assert mount.sh("find . -printf '%y '").split() == ["d", "c", "b"]
     assert mount.run("setpriv --reuid 65534 --regid 65534 --clear-groups mknod z2 c 1 5").returncode == 1
+
+
+def test_the_kernel_forgets_a_file_that_a_program_has_removed(mount: Mount) -> None:
+    """Its owner pays for it until then."""
+    before = mount.call("num_inodes")
+    mount.call("close", mount.call("create", "seen.kv"))
+    (mount.path / "seen.kv").stat()
+    mount.call("remove", "seen.kv")
+    wait_until(lambda: mount.call("num_inodes") == before)
