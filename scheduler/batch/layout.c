@@ -308,7 +308,6 @@ static void lay_chunks(sym_loop *loop) {
 }
 
 int32_t sym_lay_out(sym_loop *loop, int64_t now_ns) {
-    loop->num_seats = 0;
     const int32_t num_candidates = find_candidates(loop, now_ns);
     if (num_candidates <= 0)
         return num_candidates;

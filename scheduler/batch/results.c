@@ -58,8 +58,6 @@ static void begin_stretch(sym_member *member, const int32_t *tokens, int32_t num
     member->tokens = tokens;
     member->num_tokens = num_tokens;
     member->num_computed = 0;
-    member->num_rows = 1;
-    member->mask = NULL;
 }
 
 /* ---- programs */
