@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from libsym.channel.handshake import GREETING, welcome
 from scheduler import peer_socket
@@ -87,6 +88,10 @@ class House:
             return self.client(self.calls, uid=uid)
         return self.client(self.launchers, socket.SOCK_SEQPACKET, uid=uid)
 
+    def has_no_busy_thread(self):
+        """Return whether no thread may still start a receiver: its exec would flush files that the next test opens."""
+        return not any(each.borrowed_tokens for each in self.threads._limiters.values())
+
     async def require_service(self):
         """Another client is served by now."""
         with trio.fail_after(HELD_UP_S):
@@ -155,6 +160,8 @@ def run(path, scenario):
             await scenario(house)
             await house.require_service()
         assert trio.current_time() - began_s < HELD_UP_S
+        await trio.testing.wait_all_tasks_blocked()  # closes have their threads
+        await eventually(house.has_no_busy_thread)
 
     trio.run(main)
 
