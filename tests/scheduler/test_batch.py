@@ -1,5 +1,6 @@
 """The batch scheduler over a real file system, a real arena and a real decoder of a tiny model."""
 
+import math
 import os
 import threading
 
@@ -11,6 +12,8 @@ import trio.testing
 from kvfs.names.tree import Credentials
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler._loop import ffi
+from scheduler.batch.accounting import STEP_SIZES
+from scheduler.batch.batch_scheduler import BatchScheduler
 from tests.scheduler.bench import ME, NUM_PAGES, Program
 
 
@@ -273,6 +276,32 @@ def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_thread_
     bench.run(scenario)
 
 
+def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
+    """They may be far from it."""
+    config, told = bench.model.config, []
+    bench.batches = BatchScheduler(
+        bench.fs,
+        bench.steps,
+        config.max_positions,
+        config.vocab_size,
+        native=bench.steps.native,
+        expect=lambda frames: told.append(frames.tolist()),
+    )
+
+    async def scenario():
+        bench.steps.hold()
+        first = bench.submit(bench.file(), [9])
+        await bench.steps.wait_entered()
+        second = bench.submit(bench.file(), [1] * 70)
+        reservation = second.call.reservation
+        assert told[1:] == [reservation.frames(3).tolist()]
+        bench.steps.gate.set()
+        await first.wait()
+        await second.wait()
+
+    bench.run(scenario)
+
+
 def test_what_a_program_has_used_is_counted(bench):
     one, other = Program(1), Program(2)
 
@@ -302,7 +331,8 @@ def test_steps_are_counted_by_how_many_calls_they_hold(bench):
         bench.steps.gate.set()
         for result in (first, *others):
             await result.wait()
-        assert bench.batches.statistics.num_steps_by_size[:4] == [1, 0, 1, 0]
+        by_size = zip((*STEP_SIZES, math.inf), bench.batches.statistics.num_steps_by_size, strict=True)
+        assert [(size, count) for size, count in by_size if count] == [(1, 1), (4, 1)]
         assert bench.batches.statistics.num_calls_in_steps == 4
 
     bench.run(scenario)

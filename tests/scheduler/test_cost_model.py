@@ -152,7 +152,7 @@ def test_what_was_learnt_is_kept_by_backend_precision_and_model(tmp_path):
     assert [kept.name for kept in tmp_path.iterdir()] == ["costs.json"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "version", "shape", "nan", "negative"])
+@pytest.mark.parametrize("damage", ["cut", "text", "version", "list", "shape", "nan", "negative"])
 def test_a_damaged_file_is_named_in_the_log_and_ignored(tmp_path, caplog, damage):
     path = tmp_path / "costs.json"
     taught(steps(100), CostModel("cpu", "bf16", path)).save()
@@ -160,6 +160,8 @@ def test_a_damaged_file_is_named_in_the_log_and_ignored(tmp_path, caplog, damage
     of_this = kept["models"]["cpu bf16"]
     if damage == "version":
         kept["version"] = 99
+    elif damage == "list":
+        kept["models"] = [of_this]
     elif damage == "shape":
         of_this["fitted"].pop()
     elif damage == "nan":

@@ -292,6 +292,20 @@ def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tm
     assert bench.pager.statistics().num_preempted == 1
 
 
+def test_no_more_calls_make_room_than_a_higher_priority_needs(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        low = [await holding_memory(bench, 6 * PAGE, priority=-10)]
+        low.append(bench.submit(bench.file(), prompt(1, 6 * PAGE), priority=-10))
+        high = bench.submit(bench.file(), prompt(2, 8 * PAGE), priority=10)
+        assert waits(bench, high)
+        assert bench.pager.statistics().num_preempted == 1
+        bench.steps.gate.set()
+        for result in (*low, high):
+            await result.wait()
+
+    bench.run(scenario)
+
+
 def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
     bench: KeptBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
