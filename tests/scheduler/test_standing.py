@@ -6,7 +6,9 @@ real channel, whose rings the test reads and writes itself.
 
 import copy
 import errno
+import math
 import os
+import re
 import stat
 import struct
 import threading
@@ -32,7 +34,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import NONE_FORCED, Decision
+from scheduler.batch.call import NONE_FORCED, CallState, Decision
 from scheduler.batch.cost_model import CostModel
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
@@ -290,6 +292,37 @@ def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(benc
     bench.run(scenario)
 
 
+def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace, monkeypatch):
+    """The run knows whose calls are ready: for its own account a call would be put off until that program is back."""
+    monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", math.inf)  # what a step takes is the test's
+    file, others, looks = bench.file(), bench.fs.kv_create(Credentials(1001, 1001), None), []
+
+    def take(true, *arguments):
+        looks.append(1)
+        if len(looks) == 2:
+            bench.ring(handle, 3, 9)
+        return true(*arguments)
+
+    async def scenario():
+        nonlocal handle
+        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
+        handle = bench.decode(file, 1)
+        await bench.until(lambda: used_by(bench.program).calls == 1)
+        await trio.sleep(0.5)  # the program thinks for so long
+        bench.steps.hold()
+        bench.decode_on(handle, file, 2)
+        await bench.steps.wait_entered()
+        num_steps = len(bench.steps.batches)
+        result = bench.submit(others, [5], program=Program(2, 1001))
+        replace("take", take)
+        bench.steps.gate.set()
+        await result.wait()
+        assert len(bench.steps.batches[num_steps]) == 1, "it was put off"
+
+    handle = 0
+    bench.run(scenario)
+
+
 def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(bench, replace, monkeypatch):
     monkeypatch.setattr(standing, "available_cores", lambda: 3)
     both, seen = threading.Barrier(2), set()
@@ -333,7 +366,7 @@ def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_ru
         assert one.file.table.length == 6
         replies = bench.replies()
         assert tokens_of(replies, 1) == [6, 7, 8, 9, 10, 11]
-        assert replies[-1][3][2] == Finish.LENGTH
+        assert replies[-1][3][2:] == (Finish.LENGTH, -1)
         sizes = [len(chunks) for chunks in bench.steps.batches]
         assert max(sizes) == 2, "they shared a step"
         assert all((1 in [count for _, count in chunks]) for chunks in bench.steps.batches), (
@@ -386,6 +419,19 @@ def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
             assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
             bench.gate.handle(bench.program, Request(Op.PING, 0, 4, 0, (0, 0, 0, 0), b""), nursery)
             assert (mine.table.length, other.table.length) == (1, 1)
+
+    bench.run(scenario)
+
+
+def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
+    async def scenario():
+        bench.steps.hold()
+        bench.decode(bench.file(), 1)
+        await bench.steps.wait_entered()
+        assert bench.batches.states() == {bench.program: {(CallState.COMPUTING, "pred"): 1}}
+        bench.steps.gate.set()
+        await bench.until(bench.replies)
+        assert bench.batches.states() == {}
 
     bench.run(scenario)
 
@@ -615,6 +661,24 @@ def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
     bench.run(scenario)
 
 
+def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(bench):
+    async def scenario():
+        file = bench.file()
+        handle = bench.decode(file, 1)
+        await bench.until(bench.replies)
+        bench.steps.hold()
+        bench.decode_on(handle, file, 2)
+        await bench.steps.wait_entered()
+        behind = bench.submit(file, [9], program=Program(2))
+        bench.steps.failure = RuntimeError("planted")
+        bench.steps.gate.set()
+        await behind.wait()
+        assert [(number, err) for number, err, *_ in bench.replies()] == [(2, errno.EIO)]
+        assert file.table.read()[0].tolist() == [7, 9]
+
+    bench.run(scenario)
+
+
 def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
     async def scenario():
         call = bench.generate(bench.file(), [5], 1, max_tokens=250)
@@ -651,8 +715,28 @@ def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(
     bench.run(scenario)
 
 
+def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
+    grammar = SlowGrammar()
+    grammar.gate.release(20)
+
+    async def scenario():
+        bench.steps.hold()
+        bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar)
+        await bench.steps.wait_entered()
+        needs = bench.fs.pool.num_free * 32 + 1  # so a page more: of those that are reserved ahead
+        prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
+        bench.steps.gate.set()
+        await prefill.wait()
+        await bench.settled()
+        assert tokens_of(bench.replies(), 1) == [51, 52, 53]
+        assert grammar.asked == [-1, 51, 52]
+
+    bench.run(scenario)
+
+
 def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
+    began_s = time.monotonic()
 
     async def scenario():
         bench.steps.hold()
@@ -663,9 +747,10 @@ def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
         await bench.settled()
 
     bench.run(scenario)
-    said = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
-    assert len(said) == 1
-    assert f"of 1 calls, of programs {os.getpid()}" in said[0]
+    (said,) = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
+    found = re.match(rf"a step of 1 calls, of programs {os.getpid()}, has been computed for (\d+) s", said)
+    assert found is not None, said
+    assert int(found[1]) <= time.monotonic() - began_s + 1
 
 
 def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
@@ -698,9 +783,11 @@ def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
                 os.eventfd_read(bench.batches._run._wake_fd)
                 break
         bench.batches.sync()
-        with trio.fail_after(5):
+        with trio.move_on_after(5):
             while bench.batches.num_waiting:  # noqa: ASYNC110 - nobody may `sync`
                 await trio.sleep(0.001)
+        assert bench.batches.num_waiting == 0
+        assert tokens_of(bench.replies(), 1) == [6]
 
     bench.run(scenario)
 
@@ -774,14 +861,16 @@ def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(ben
     class AlwaysDrawn:
         def sym_loop_drawn(self, _loop, drawn, _max):
             drawn[1] = 0  # of a call that has left
-            return 0 if done.is_set() else 1
+            return 0 if is_enough.is_set() else 1
 
-    done = threading.Event()
+    done, is_enough = threading.Event(), threading.Event()
     monkeypatch.setattr(aside, "lib", AlwaysDrawn())
 
     async def scenario():
         bench.batches._run.aside.ask(done.set, lambda _error: None)
-        await bench.until(done.is_set)
+        had_its_turn = await trio.to_thread.run_sync(done.wait, 5)
+        is_enough.set()
+        assert had_its_turn
 
     bench.run(scenario)
 
@@ -818,6 +907,17 @@ def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then
             await closed.wait()
         assert [number for number, *_ in bench.replies()] == [1]
         await bench.settled()
+
+    bench.run(scenario)
+
+
+def test_a_handle_is_closed_at_once_while_its_program_thinks(bench):
+    async def scenario():
+        file, lengths = bench.file(), []
+        bench.decode(file, 1)
+        await bench.until(bench.replies)
+        bench.batches.when_unused(file, lambda: lengths.append(file.table.length))
+        assert lengths == [1]
 
     bench.run(scenario)
 
