@@ -34,10 +34,11 @@ from scheduler._loop import ffi, lib
 from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import NONE_FORCED, CallState, Decision
+from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.cost_model import CostModel
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
+from scheduler.batch.states import CallState
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
@@ -428,7 +429,7 @@ def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_not
         bench.steps.hold()
         bench.decode(bench.file(), 1)
         await bench.steps.wait_entered()
-        assert bench.batches.states() == {bench.program: {(CallState.COMPUTING, "pred"): 1}}
+        assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
         bench.steps.gate.set()
         await bench.until(bench.replies)
         assert bench.batches.states() == {}
