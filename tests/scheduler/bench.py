@@ -166,6 +166,11 @@ class Steps:
         while self.entered.acquire(blocking=False):
             pass
 
+    def hold_next(self) -> None:
+        """The step that is held goes on, and the next one stays at its start."""
+        held, self.gate = self.gate, threading.Event()
+        held.set()
+
     async def wait_entered(self) -> None:
         """Wait until a step has begun."""
         with trio.fail_after(20):

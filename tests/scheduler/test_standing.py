@@ -143,13 +143,16 @@ class Looks:
         await bench.until(lambda: used_by(bench.program).calls == 2)
         for round_number in (1, 2):
             await trio.sleep(0.05)  # they think for longer than any of them is late by: none is taken for gone
-            if round_number == 2:
-                bench.steps.hold()
+            bench.steps.hold()
+            bench.submit(bench.file(), [1])
+            await bench.steps.wait_entered()
             for number, (handle, file) in enumerate(zip(self.handles, files, strict=True)):
                 bench.decode_on(handle, file, 10 * round_number + number, 7 + round_number)
+            bench.steps.hold_next()
+            await bench.steps.wait_entered()
             if round_number == 1:
+                bench.steps.gate.set()
                 await bench.until(lambda: used_by(bench.program).calls == 4)
-        await bench.steps.wait_entered()
         self.asked = []
 
 
