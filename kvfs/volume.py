@@ -26,7 +26,7 @@ from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, num_pages_to_take, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
-from kvfs.names.content import OWN, KvFile, Marks, marks_within
+from kvfs.names.content import OWN, KvFile, Marks
 from kvfs.names.disk import Disk
 from kvfs.names.domains import Domains
 from kvfs.names.inode import NOT_KEPT, Changes, Inode
@@ -174,10 +174,12 @@ class Volume:
 
     def new_kv(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> KvFile:
         """A KV file's first version, with one user."""
-        kv = KvFile(table, identity, marks)
+        return self._added(KvFile(table, identity, marks))
+
+    def _added(self, kv: KvFile) -> KvFile:
         self._kv_files.add(kv)
-        if identity == OWN:
-            self.pager.add(table)
+        if kv.identity == OWN:
+            self.pager.add(kv.table)
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
@@ -253,15 +255,8 @@ class Volume:
         inode.modified()
 
     def fork(self, origin: Inode, source: KvFile, owner: int, snapshot: Snapshot | None = None) -> KvFile:
-        """A version with the entries of `source`, a version of `origin`, charged to an account; or raise OverQuota.
-
-        `snapshot`: what a reader of `source` sees, in place of what the file has now.
-        """
-        held = None if snapshot is None else (snapshot.held_pages(), snapshot.layout.num_entries)
-        table = source.table.fork(owner, held)
-        fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
-        fork.turns = turns_within(source.turns if snapshot is None else snapshot.turns, table.length)
-        fork.forked_from = (origin.number, table.length)
+        """A fork of `source`, a version of `origin`, or of what a reader sees of it: see `KvFile.fork`."""
+        fork = self._added(source.fork(origin.number, owner, snapshot))
         self.pager.forked(source.table)
         return fork
 

@@ -219,6 +219,10 @@ class Snapshot:
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages
 
+    def held(self) -> tuple[IntArray, int]:
+        """Pages, and the entries in them, for a fork of what is seen here."""
+        return self.held_pages(), self.layout.num_entries
+
     def check(self) -> None:
         """Raise AssertionError if the pages can't hold what was there at open."""
         if not self.closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from kvfs.names.plain import PlainFile
 from kvfs.pages.free_list import IntArray
@@ -30,6 +30,17 @@ class TurnUnderWay(NamedTuple):
     """The handle that it is appended by."""
     length: int
     """Of the file without it."""
+
+
+class Seen(Protocol):
+    """Entries that a reader sees, whatever the file has by now."""
+
+    @property
+    def turns(self) -> bytes: ...
+
+    def held(self) -> tuple[IntArray, int]:
+        """Pages that the reader has references on, and the number of entries."""
+        ...
 
 
 class KvFile:
@@ -95,6 +106,17 @@ class KvFile:
         """It was opened, or forked."""
         self.hits += 1
         self.is_arriving = False
+
+    def fork(self, number: int, owner: int, seen: Seen | None = None) -> KvFile:
+        """A version with these entries, charged to an account; or raise OverQuota. Its marks, turns and origin say so.
+
+        `number`: of this file. `seen`: what a reader sees of it, in place of the entries that it has now.
+        """
+        table = self.table.fork(owner, None if seen is None else seen.held())
+        fork = KvFile(table, self.identity, marks_within(self.marks, table.length))
+        fork.turns = turns_within(self.turns if seen is None else seen.turns, table.length)
+        fork.forked_from = (number, table.length)
+        return fork
 
     def goes_on(self, turn_tokens: IntArray | None) -> None:
         """A call is about to append: a turn of its conversation, which begins behind these tokens of the file and the
