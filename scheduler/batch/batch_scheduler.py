@@ -29,6 +29,7 @@ from scheduler.batch.call import Caller, FileCall
 from scheduler.batch.callback_step import CallbackStep
 from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
+from scheduler.batch.making_room import Preemption
 from scheduler.batch.policy import Limits
 from scheduler.batch.queues import Action
 from scheduler.batch.recomputing import Recomputing
@@ -94,7 +95,8 @@ class BatchScheduler:
         self.recorder = Recorder()
         room = Room(fs, max_positions, max_entries)
         self._calls = CallsInFlight(room, self._run, self._accounting, expect, self.recorder)
-        self.preempt, self.idle_out, self.compute_s = self._calls.preempt, self._calls.idle_out, Recomputing(self.cost)
+        preemption = Preemption(self._run, fs.pool, fs.volume.pager)
+        self.preempt, self.idle_out, self.compute_s = preemption.preempt, preemption.idle_out, Recomputing(self.cost)
         """What the pager asks: see `Engine`."""
         self.weigh = self._run.shares.weigh
         """To be called when the weight of an account has changed."""

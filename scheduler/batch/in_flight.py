@@ -11,23 +11,19 @@ its answer and thinks keeps nobody waiting: its file leaves the run for anything
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
-
-import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import PageTable
-from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.call import Caller, FileCall, HotPred
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.ends import Ends
+from scheduler.batch.making_room import Reclaiming, priority_of
 from scheduler.batch.member import Member
 from scheduler.batch.queues import Action, FileQueues, Job, do
 from scheduler.batch.room import Room
@@ -40,11 +36,6 @@ from scheduler.replies import kept
 from scheduler.trace.recorder import Recorder
 
 log = logging.getLogger(__name__)
-
-QUANTUM_S = 2.0
-"""Where calls wait for memory, one that has been computed for so long lets one go before it that has waited as long."""
-THINKS_S = 1.0
-"""Where memory is short, a program that thinks for so long is not in the middle of anything."""
 
 
 class CallsInFlight:
@@ -67,15 +58,7 @@ class CallsInFlight:
         self.ends = Ends(self, room.fs, run)
         self.deadlines = Deadlines(self.expire)
         self._pager = room.fs.volume.pager
-        self._leaving: set[Member] = set()
-        """Members that are asked to make room in memory."""
-        self._short: list[PageTable] = []
-        """Files whose next call found no room, and there may be some when others have given back what they don't use.
-        """
-        self._reclaimed: set[Member] = set()
-        """Members that are asked to."""
-        self._held: list[Callable[[], None]] = []
-        """Members that have left, and go on when those that are short have had their turn."""
+        self._reclaiming = Reclaiming(run, self._start_again)
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -88,9 +71,6 @@ class CallsInFlight:
 
     def submit(self, call: FileCall) -> None:
         """Run a call after everything submitted before it for the same file."""
-        self._submit(call)
-
-    def _submit(self, call: FileCall) -> None:
         self.deadlines.add(call)
         member = self._run.member_of(call.file.table)
         if member is not None and self._run.take(member, call):
@@ -230,8 +210,9 @@ class CallsInFlight:
             try:
                 self._reserve(call)
             except (NoSpace, OverQuota) as failure:
+                may_wait = not is_last_try and not isinstance(failure, OverLimit)
                 of_user = isinstance(failure, OverQuota)
-                if isinstance(failure, OverLimit) or is_last_try or not self._reclaim(call.file.table, of_user=of_user):
+                if not may_wait or not self._reclaiming.begin(call.file.table, of_user=of_user):
                     raise
                 call.move(CallState.WAITS_FOR_ROOM)
                 return True
@@ -256,7 +237,7 @@ class CallsInFlight:
     def _acquire(self, call: FileCall) -> None:
         """Have all pages of a call's file in memory."""
         assert call.reservation is not None
-        call.ticket = self._pager.acquire(call.reservation, _priority_of(call), partial(self._has_pages, call))
+        call.ticket = self._pager.acquire(call.reservation, priority_of(call), partial(self._has_pages, call))
         if call.ticket is None:
             self._enter(call)
         else:
@@ -291,8 +272,8 @@ class CallsInFlight:
         member = self._run.join(call)
         call.move(CallState.RUNNING)
         thinks = isinstance(member.hot, HotPred) and self._queues.is_waited_for(call)
-        if thinks and self._run.leave(member, LEAVE_ANSWERED):
-            self._run.settle_soon(member)  # not now: this file's queue is being looked at
+        if thinks:
+            self._run.leave_soon(member)
 
     def _zero(self, pages: list[int]) -> None:
         for page in pages:
@@ -307,27 +288,7 @@ class CallsInFlight:
         except Exception as failure:  # noqa: BLE001 - it is reported
             self.finish(call, _said(failure))
 
-    # ---- room that is reserved and not used
-
-    def _reclaim(self, table: PageTable, *, of_user: bool) -> bool:
-        """Have members give back pages that they don't use yet, and then start this file's next call. False: none has
-        any. `of_user`: it is the user's room that is short; what others have would not help.
-        """
-        holders = [
-            member
-            for member in self._run.members
-            if member.num_spare > PAGE_ENTRIES
-            and member not in self._reclaimed
-            and (not of_user or _user_of(member.call.file.table) == _user_of(table))
-        ]
-        if not holders and not self._reclaimed:
-            return False
-        self._short.append(table)
-        self._reclaimed.update(holders)
-        for member in holders:
-            if self._run.leave(member, LEAVE_ANSWERED):
-                self._run.settle_soon(member)  # not now: this file's queue is being looked at
-        return True
+    # ---- more room for those in the run
 
     def extend(self, member: Member) -> None:
         """Give a member more room before it has used up its own."""
@@ -348,65 +309,6 @@ class CallsInFlight:
         if self._run.has_ended(member):
             self.settle(member)
 
-    # ---- room in memory
-
-    def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-        """See `Engine`: first those leave whose programs think, then what is of lower priority, and what has
-        been here for longer than it is worth.
-        """
-        self._leaving &= set(self._run.members)
-        num_frames -= sum(self._num_frames_of(member) for member in self._leaving)
-        for member in self._who_may_leave(user, priority, waited_s):
-            if num_frames <= 0:
-                break
-            num_frames -= self._num_frames_of(member)
-            self._pager.num_preempted += self._run.thinks_ns(member, time.monotonic_ns()) is None
-            self._leave_soon(member)
-        return bool(self._leaving)
-
-    def _who_may_leave(self, user: int, priority: int, waited_s: float) -> list[Member]:
-        """A priority is one among the calls of one user: to others it says nothing."""
-        now_ns = time.monotonic_ns()
-        thinking, lower, others = list[tuple[int, Member]](), list[tuple[int, Member]](), list[tuple[float, Member]]()
-        for member in self._run.members:
-            if member in self._leaving:
-                continue
-            thinks_ns = self._run.thinks_ns(member, now_ns)
-            if thinks_ns is not None:
-                thinking.append((-thinks_ns, member))
-                continue
-            is_own = _user_of(member.call.file.table) == user
-            its_priority = _priority_of(member.call)
-            if is_own and its_priority < priority:
-                lower.append((its_priority, member))
-            elif waited_s > QUANTUM_S and (not is_own or its_priority == priority):
-                here_s = now_ns * 1e-9 - member.entered_s
-                if here_s > QUANTUM_S:
-                    others.append((-here_s, member))
-        found: list[Member] = []
-        for group in (thinking, lower, others):
-            found += [member for _, member in sorted(group, key=itemgetter(0))]
-        return found
-
-    def _num_frames_of(self, member: Member) -> int:
-        """Count a member's frames that nobody else needs where they are."""
-        reservation = member.call.reservation
-        if reservation is None or reservation.pinned is None:
-            return 0
-        return int(np.count_nonzero(self._room.fs.pool.pins[reservation.pinned] == 1))
-
-    def idle_out(self) -> None:
-        """Memory is short: programs that think for long keep their files from being chosen, so they leave the run."""
-        now_ns = time.monotonic_ns()
-        for member in self._run.members:
-            if member not in self._leaving and (self._run.thinks_ns(member, now_ns) or 0) > THINKS_S * 1e9:
-                self._leave_soon(member)
-
-    def _leave_soon(self, member: Member) -> None:
-        self._leaving.add(member)
-        if self._run.leave(member, LEAVE_ANSWERED):
-            self._run.settle_soon(member)  # not now: a file's queue may be being looked at
-
     # ---- ends
 
     def settle(self, member: Member) -> None:
@@ -415,20 +317,7 @@ class CallsInFlight:
             return  # `_has_more` settles it
         member.call.move(CallState.SETTLING)
         self._run.take_back(member)
-        self._leaving.discard(member)
-        go_on = self.ends.settle(member)
-        if member not in self._reclaimed:
-            go_on()
-            return
-        self._reclaimed.discard(member)
-        self._held.append(go_on)
-        if not self._reclaimed:
-            short, self._short = self._short, []
-            held, self._held = self._held, []
-            for table in short:
-                self._start_again(table)
-            for function in held:
-                function()
+        self._reclaiming.settled(member, self.ends.settle(member))
 
     def _start_again(self, table: PageTable) -> None:
         head = self._queues.head(table)
@@ -483,15 +372,6 @@ class CallsInFlight:
         call.let_go()
         if call.early is not Early.GONE:
             call.end(error)
-
-
-def _user_of(table: PageTable) -> int:
-    return table.pool.accounts.of(table.owner).numbers[0]
-
-
-def _priority_of(call: FileCall) -> int:
-    """Where memory is short: its own, and what was said of its file."""
-    return call.priority + call.file.inode.advice.priority
 
 
 def _said(failure: Exception) -> SymError:

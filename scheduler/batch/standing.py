@@ -198,10 +198,11 @@ class StandingRun:
         """Ask a member to leave. True: the member has ended, and may be taken back; else there will be news."""
         return bool(lib.sym_loop_leave(self.loop, member.index, how))
 
-    def settle_soon(self, member: Member) -> None:
-        """Put a member among the next news."""
-        self._ended.append(member)
-        self._ring()
+    def leave_soon(self, member: Member) -> None:
+        """Have a member leave as soon as its call is answered, and settle it later: now a queue may be looked at."""
+        if self.leave(member, LEAVE_ANSWERED):
+            self._ended.append(member)
+            self._ring()
 
     def _ring(self) -> None:
         if self._thread is not None:

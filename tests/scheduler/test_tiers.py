@@ -18,7 +18,7 @@ from libsym.abi import PAGE_ENTRIES, Op
 from libsym.channel.server import Request
 from libsym.errors import NoSpace, SymError
 from libsym.rows.sampler import RowSampler, Sampler
-from scheduler.batch import in_flight
+from scheduler.batch import making_room
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
@@ -310,7 +310,7 @@ def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
     bench: KeptBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decode steps of a file that holds most of memory end for a while when its time is over."""
-    monkeypatch.setattr(in_flight, "QUANTUM_S", 0.05)
+    monkeypatch.setattr(making_room, "QUANTUM_S", 0.05)
 
     async def scenario() -> None:
         first = await computed(bench, 1, 10 * PAGE)
