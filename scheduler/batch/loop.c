@@ -7,6 +7,7 @@
  * tokens are drawn here. Members join and leave between steps, and no step waits for any of them:
  *
  *   members.c   they join, leave, and have news for the scheduler
+ *   facts.c     what the scheduler says of shares and costs, and asks of steps
  *   layout.c    the policy chooses the next step's calls; they become a batch
  *   results.c   entries count, programs are answered, tokens drawn and sent
  *

@@ -8,7 +8,7 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
-SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
+SOURCES = ("cost.c", "policy.c", "loop.c", "facts.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
