@@ -31,8 +31,8 @@ from scheduler.batch.grammar import Grammars, GrammarText, Owner
 from scheduler.batch.reduction import TokenScores
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
+from scheduler.operations.appending import Limited, appendable
 from scheduler.operations.operation import Operation, Table
-from scheduler.operations.pred import Limited, appendable
 from scheduler.payloads import Fields, check_priority, deadline_of, json_of
 from scheduler.replies import Reply
 

@@ -10,6 +10,7 @@ from kvfs.fs import FileSystem
 from libsym.abi import Op
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.operations.advice import Advising
+from scheduler.operations.appending import Limited
 from scheduler.operations.assemble import Assembler
 from scheduler.operations.children import Children
 from scheduler.operations.claims import Claiming
@@ -23,7 +24,7 @@ from scheduler.operations.locks import Locking
 from scheduler.operations.messages import Mail
 from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
-from scheduler.operations.pred import Limited, Predicting
+from scheduler.operations.pred import Predicting
 from scheduler.operations.pressure import Pressing
 from scheduler.operations.program import Program
 from scheduler.operations.program_facts import ProgramFacts

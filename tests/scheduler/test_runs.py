@@ -20,8 +20,9 @@ from scheduler.batch.ends import row_failure
 from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
+from scheduler.operations.appending import Limited
 from scheduler.operations.decode_call import decode_call
-from scheduler.operations.pred import Limited, Predicting
+from scheduler.operations.pred import Predicting
 from tests.scheduler.bench import ME, Bench, Steps
 
 
