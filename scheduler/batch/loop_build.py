@@ -8,7 +8,18 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
-SOURCES = ("cost.c", "policy.c", "loop.c", "facts.c", "members.c", "layout.c", "results.c", "streams.c", "times.c")
+SOURCES = (
+    "cost.c",
+    "policy.c",
+    "order.c",
+    "loop.c",
+    "facts.c",
+    "members.c",
+    "layout.c",
+    "results.c",
+    "streams.c",
+    "times.c",
+)
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
@@ -30,7 +41,7 @@ def builder(sources: Sequence[str]) -> FFI:
         sources=sources,
         include_dirs=[str(_HERE), str(_LIBSYM)],
         depends=[
-            *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h", "streams.h")),
+            *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "plan.h", "policy.h", "streams.h")),
             *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
         ],
         extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

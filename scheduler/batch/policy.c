@@ -34,68 +34,14 @@
  * has left. While all decodes have seats a decode waits for the step under way only. tests/scheduler/fake_machine.py
  * holds the policy to all of this.
  */
-#include "policy.h"
+#include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define SECOND 1000000000LL
-#define AGING 20                 /* a call rises by so much in priority for each second that it waits */
-#define PATIENCE (5 * SECOND)    /* who waits longer goes by when that was over, as if it had been the deadline */
 #define BESIDE 1.75              /* so that of 100 steps 99 are no longer than twice: the model errs by a tenth */
-#define OVERDUE 16               /* rounds of a fair share: measured in plans, which fair queueing does not count */
 #define MOST_AHEAD 16            /* long steps that a share may be ahead of the clock */
 #define LATEST_CLOCK 1e12        /* then all virtual times of a parent begin again: doubles keep their nanoseconds */
-
-enum { DECODE, PREFILL };
-enum { HAS_DECODES = 1 << DECODE, HAS_PREFILLS = 1 << PREFILL, WANTS_MORE = 4 }; /* bits of is_active */
-
-/* A share in one plan. */
-struct branch {
-    int32_t first, count; /* heap[first .. first + count): what is in it, the next one first */
-    int32_t chosen;       /* of these: on the way to the call that is taken */
-    int32_t arrival;      /* its first candidate */
-    int32_t top;          /* of an account: the highest priority in it */
-    int32_t active;       /* bits as in is_active */
-    int32_t is_leaf, is_account, is_visited;
-    int32_t is_passed; /* a call in it was not taken though it was its turn */
-    double start, least, most; /* virtual time before the plan; of those in it that want more, and of all after it */
-};
-
-struct place {
-    int64_t due_ns, level;
-};
-
-struct sym_scratch {
-    int32_t max_candidates, max_shares;
-    struct place *places;     /* [candidates] */
-    struct branch *branches;  /* [shares] */
-    int32_t *active;          /* [shares] those with candidates */
-    int32_t *heap;            /* [candidates + shares] candidates in leaves, shares in others */
-    int64_t num_compared;
-};
-
-struct plan {
-    const sym_candidate *candidates;
-    sym_share *shares;
-    const sym_limits *limits;
-    const sym_cost *cost;
-    struct place *places; /* of the scratch, as what follows */
-    struct branch *branches;
-    int32_t *active, *heap;
-    sym_scratch *scratch;
-    int32_t *num_now;
-    int32_t n, num_shares, num_active, num_calls;
-    int32_t num_of[2]; /* candidates of each kind */
-    int64_t number, now_ns;
-    int64_t begun_ns; /* of the decode in the step that has gone on for longest */
-    sym_work work;               /* of the step so far */
-    double most_ns;              /* that it may take with prefills and decodes in it */
-    double row_ns, wanted_ns, seen_ns; /* what one of each counts as service */
-};
-
-static int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 sym_scratch *sym_scratch_new(int32_t max_candidates, int32_t max_shares) {
     sym_scratch *scratch = calloc(1, sizeof *scratch);
@@ -126,16 +72,8 @@ void sym_scratch_free(sym_scratch *scratch) {
 
 int64_t sym_scratch_num_compared(const sym_scratch *scratch) { return scratch->num_compared; }
 
-static int kind_of(const sym_candidate *candidate) { return candidate->is_decode ? DECODE : PREFILL; }
-
 /* ---- who takes part ---- */
 
-static struct branch *account_of(struct plan *p, const sym_candidate *candidate) {
-    int32_t parent = p->shares[candidate->share].parent;
-    return &p->branches[parent < 0 ? candidate->share : parent];
-}
-
-/* Marks the shares of all candidates. */
 static void find_active(struct plan *p) {
     memset(p->branches, 0, (size_t)p->num_shares * sizeof *p->branches);
     for (int32_t i = 0; i < p->n; i++) {
@@ -204,170 +142,6 @@ static void begin(struct plan *p) {
         if (share->used > most)
             share->used = most;
         branch->start = share->used;
-    }
-}
-
-/* ---- the order within a share: a heap, its next one first ---- */
-
-static void set_places(struct plan *p) {
-    for (int32_t i = 0; i < p->n; i++) {
-        const sym_candidate *candidate = &p->candidates[i];
-        int64_t waited_ns = at_least(p->now_ns - candidate->since_ns, 0);
-        struct place *place = &p->places[i];
-        /* By whole seconds, so that calls of one priority differ in nothing but their deadlines for a while. */
-        place->level = at_most(account_of(p, candidate)->top, candidate->priority + AGING * (waited_ns / SECOND));
-        place->due_ns = candidate->deadline_ns;
-        if (waited_ns > PATIENCE)
-            place->due_ns = at_most(place->due_ns, candidate->since_ns + PATIENCE);
-    }
-}
-
-/* Negative: call `a` goes first; 0: nothing but virtual time and arrival tell. */
-static int compare_calls(const struct plan *p, int32_t a, int32_t b) {
-    const struct place *left = &p->places[a], *right = &p->places[b];
-    if (left->level != right->level)
-        return left->level > right->level ? -1 : 1;
-    return left->due_ns < right->due_ns ? -1 : left->due_ns > right->due_ns;
-}
-
-static int came_before(const struct plan *p, int32_t a, int32_t b) {
-    const int64_t left = p->candidates[a].since_ns, right = p->candidates[b].since_ns;
-    return left != right ? left < right : a < b;
-}
-
-static int is_before(struct plan *p, const struct branch *within, int32_t a, int32_t b) {
-    p->scratch->num_compared++;
-    if (within->is_leaf) {
-        int order = compare_calls(p, a, b);
-        return order ? order < 0 : came_before(p, a, b);
-    }
-    if (within->is_account) {
-        int order = compare_calls(p, p->heap[p->branches[a].first], p->heap[p->branches[b].first]);
-        if (order)
-            return order < 0;
-    }
-    double left = p->shares[a].used, right = p->shares[b].used;
-    return left != right ? left < right : came_before(p, p->branches[a].arrival, p->branches[b].arrival);
-}
-
-static void swap(int32_t *a, int32_t *b) {
-    int32_t kept = *a;
-    *a = *b;
-    *b = kept;
-}
-
-static void sift_down(struct plan *p, struct branch *within, int32_t at) {
-    int32_t *heap = p->heap + within->first;
-    for (int32_t child; (child = 2 * at + 1) < within->count; at = child) {
-        if (child + 1 < within->count && is_before(p, within, heap[child + 1], heap[child]))
-            child++;
-        if (!is_before(p, within, heap[child], heap[at]))
-            return;
-        swap(&heap[child], &heap[at]);
-    }
-}
-
-static void sift_up(struct plan *p, struct branch *within, int32_t at) {
-    int32_t *heap = p->heap + within->first;
-    for (int32_t parent; at > 0 && is_before(p, within, heap[at], heap[parent = (at - 1) / 2]); at = parent)
-        swap(&heap[at], &heap[parent]);
-}
-
-static void drop(struct plan *p, struct branch *within, int32_t at) {
-    int32_t *heap = p->heap + within->first;
-    heap[at] = heap[--within->count];
-    if (at < within->count) {
-        sift_up(p, within, at);
-        sift_down(p, within, at);
-    }
-}
-
-static void make_heap(struct plan *p, struct branch *within) {
-    for (int32_t at = within->count / 2; at-- > 0;)
-        sift_down(p, within, at);
-}
-
-/* Heaps of the candidates of one kind, and of their shares. */
-static void make_heaps(struct plan *p, int kind) {
-    for (int32_t i = 0; i < p->num_active; i++)
-        p->branches[p->active[i]].count = p->branches[p->active[i]].is_visited = 0;
-    for (int32_t i = 0; i < p->n; i++)
-        p->branches[p->candidates[i].share].count += kind_of(&p->candidates[i]) == kind;
-    for (int32_t i = 0; i < p->num_active; i++) {
-        int32_t s = p->active[i], parent = p->shares[s].parent;
-        if (parent >= 0 && p->branches[s].active & 1 << kind)
-            p->branches[parent].count++;
-    }
-    int32_t first = 0;
-    for (int32_t i = 0; i < p->num_active; i++) {
-        struct branch *branch = &p->branches[p->active[i]];
-        branch->first = first;
-        first += branch->count;
-        branch->count = 0;
-    }
-    for (int32_t i = 0; i < p->n; i++)
-        if (kind_of(&p->candidates[i]) == kind) {
-            struct branch *leaf = &p->branches[p->candidates[i].share];
-            p->heap[leaf->first + leaf->count++] = i;
-        }
-    for (int32_t i = 0; i < p->num_active; i++) {
-        int32_t s = p->active[i], parent = p->shares[s].parent;
-        if (parent >= 0 && p->branches[s].active & 1 << kind) {
-            struct branch *branch = &p->branches[parent];
-            p->heap[branch->first + branch->count++] = s;
-        }
-    }
-    /* The order of programs in an account is that of their next calls. */
-    for (int32_t i = 0; i < p->num_active; i++)
-        if (p->branches[p->active[i]].is_leaf)
-            make_heap(p, &p->branches[p->active[i]]);
-    for (int32_t i = 0; i < p->num_active; i++)
-        if (!p->branches[p->active[i]].is_leaf)
-            make_heap(p, &p->branches[p->active[i]]);
-}
-
-/* Which of those within has waited for the most plans and for more than its rounds; the first one if none has. */
-static int32_t overdue(const struct plan *p, const struct branch *within, int kind) {
-    double weights = 0;
-    for (int32_t i = 0; i < within->count; i++)
-        weights += p->shares[p->heap[within->first + i]].weight;
-    int32_t found = 0;
-    int64_t longest = 0;
-    for (int32_t i = 0; i < within->count; i++) {
-        const sym_share *share = &p->shares[p->heap[within->first + i]];
-        int64_t waited = p->number - share->turns[kind];
-        if (waited > longest && (double)waited * share->weight > OVERDUE * weights) {
-            found = i;
-            longest = waited;
-        }
-    }
-    return found;
-}
-
-/* The call whose turn it is, or -1. */
-static int32_t choose(struct plan *p, int kind) {
-    struct branch *branch = &p->branches[0];
-    if (!branch->count)
-        return -1;
-    while (!branch->is_leaf) {
-        branch->chosen = branch->is_visited || branch->is_account ? 0 : overdue(p, branch, kind);
-        branch->is_visited = 1;
-        branch = &p->branches[p->heap[branch->first + branch->chosen]];
-    }
-    branch->chosen = 0;
-    return p->heap[branch->first];
-}
-
-/* Takes the chosen call out of the heaps, after it was served. */
-static void take_out(struct plan *p, int32_t candidate) {
-    int is_empty = 1; /* what was chosen within: a call */
-    for (int32_t s = p->candidates[candidate].share; s >= 0; s = p->shares[s].parent) {
-        struct branch *branch = &p->branches[s];
-        if (is_empty)
-            drop(p, branch, branch->chosen);
-        else
-            sift_down(p, branch, branch->chosen);
-        is_empty = !branch->count;
     }
 }
 
@@ -479,8 +253,8 @@ static void plan_decodes(struct plan *p) {
                 serve(p, i, p->candidates[i].left);
         return;
     }
-    make_heaps(p, DECODE);
-    for (int32_t i; p->num_calls < seats && (i = choose(p, DECODE)) >= 0; take_out(p, i))
+    sym_make_heaps(p, DECODE);
+    for (int32_t i; p->num_calls < seats && (i = sym_choose(p, DECODE)) >= 0; sym_take_out(p, i))
         serve(p, i, p->candidates[i].left);
 }
 
@@ -492,13 +266,13 @@ static int begins_with_them(const struct plan *p, const sym_candidate *candidate
 static void plan_prefills(struct plan *p) {
     if (!p->num_of[PREFILL])
         return;
-    make_heaps(p, PREFILL);
+    sym_make_heaps(p, PREFILL);
     set_most(p);
     int64_t given = 0, digested = 0, num_early = 0;
     for (int32_t i = 0; i < p->n; i++)
         num_early +=
             kind_of(&p->candidates[i]) == PREFILL && begins_with_them(p, &p->candidates[i], p->limits->max_tokens);
-    for (int32_t i; p->num_calls < p->limits->max_calls && (i = choose(p, PREFILL)) >= 0; take_out(p, i)) {
+    for (int32_t i; p->num_calls < p->limits->max_calls && (i = sym_choose(p, PREFILL)) >= 0; sym_take_out(p, i)) {
         const sym_candidate *candidate = &p->candidates[i];
         int64_t most = at_most(candidate->left, p->limits->max_tokens - given);
         if (candidate->is_digested)
@@ -577,7 +351,7 @@ int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *s
     memset(num_now, 0, (size_t)n * sizeof *num_now);
     find_active(&p);
     begin(&p);
-    set_places(&p);
+    sym_set_places(&p);
     set_prices(&p);
     plan_decodes(&p);
     plan_prefills(&p);

@@ -1,0 +1,168 @@
+/* Whose turn it is in a step: the order of calls and shares, as policy.c states it. Within a share there is a heap, its
+ * next one first. */
+#include "plan.h"
+
+#define SECOND 1000000000LL
+#define AGING 20 /* a call rises by so much in priority for each second that it waits */
+#define PATIENCE (5 * SECOND) /* who waits longer goes by when that was over, as if it had been the deadline */
+#define OVERDUE 16 /* rounds of a fair share: measured in plans, which fair queueing does not count */
+
+void sym_set_places(struct plan *p) {
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        int64_t waited_ns = at_least(p->now_ns - candidate->since_ns, 0);
+        struct place *place = &p->places[i];
+        /* By whole seconds, so that calls of one priority differ in nothing but their deadlines for a while. */
+        place->level = at_most(account_of(p, candidate)->top, candidate->priority + AGING * (waited_ns / SECOND));
+        place->due_ns = candidate->deadline_ns;
+        if (waited_ns > PATIENCE)
+            place->due_ns = at_most(place->due_ns, candidate->since_ns + PATIENCE);
+    }
+}
+
+/* Negative: call `a` goes first; 0: nothing but virtual time and arrival tell. */
+static int compare_calls(const struct plan *p, int32_t a, int32_t b) {
+    const struct place *left = &p->places[a], *right = &p->places[b];
+    if (left->level != right->level)
+        return left->level > right->level ? -1 : 1;
+    return left->due_ns < right->due_ns ? -1 : left->due_ns > right->due_ns;
+}
+
+static int came_before(const struct plan *p, int32_t a, int32_t b) {
+    const int64_t left = p->candidates[a].since_ns, right = p->candidates[b].since_ns;
+    return left != right ? left < right : a < b;
+}
+
+static int is_before(struct plan *p, const struct branch *within, int32_t a, int32_t b) {
+    p->scratch->num_compared++;
+    if (within->is_leaf) {
+        int order = compare_calls(p, a, b);
+        return order ? order < 0 : came_before(p, a, b);
+    }
+    if (within->is_account) {
+        int order = compare_calls(p, p->heap[p->branches[a].first], p->heap[p->branches[b].first]);
+        if (order)
+            return order < 0;
+    }
+    double left = p->shares[a].used, right = p->shares[b].used;
+    return left != right ? left < right : came_before(p, p->branches[a].arrival, p->branches[b].arrival);
+}
+
+static void swap(int32_t *a, int32_t *b) {
+    int32_t kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+static void sift_down(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    for (int32_t child; (child = 2 * at + 1) < within->count; at = child) {
+        if (child + 1 < within->count && is_before(p, within, heap[child + 1], heap[child]))
+            child++;
+        if (!is_before(p, within, heap[child], heap[at]))
+            return;
+        swap(&heap[child], &heap[at]);
+    }
+}
+
+static void sift_up(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    for (int32_t parent; at > 0 && is_before(p, within, heap[at], heap[parent = (at - 1) / 2]); at = parent)
+        swap(&heap[at], &heap[parent]);
+}
+
+static void drop(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    heap[at] = heap[--within->count];
+    if (at < within->count) {
+        sift_up(p, within, at);
+        sift_down(p, within, at);
+    }
+}
+
+static void make_heap(struct plan *p, struct branch *within) {
+    for (int32_t at = within->count / 2; at-- > 0;)
+        sift_down(p, within, at);
+}
+
+/* Heaps of the candidates of one kind, and of their shares. */
+void sym_make_heaps(struct plan *p, int kind) {
+    for (int32_t i = 0; i < p->num_active; i++)
+        p->branches[p->active[i]].count = p->branches[p->active[i]].is_visited = 0;
+    for (int32_t i = 0; i < p->n; i++)
+        p->branches[p->candidates[i].share].count += kind_of(&p->candidates[i]) == kind;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i], parent = p->shares[s].parent;
+        if (parent >= 0 && p->branches[s].active & 1 << kind)
+            p->branches[parent].count++;
+    }
+    int32_t first = 0;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        struct branch *branch = &p->branches[p->active[i]];
+        branch->first = first;
+        first += branch->count;
+        branch->count = 0;
+    }
+    for (int32_t i = 0; i < p->n; i++)
+        if (kind_of(&p->candidates[i]) == kind) {
+            struct branch *leaf = &p->branches[p->candidates[i].share];
+            p->heap[leaf->first + leaf->count++] = i;
+        }
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i], parent = p->shares[s].parent;
+        if (parent >= 0 && p->branches[s].active & 1 << kind) {
+            struct branch *branch = &p->branches[parent];
+            p->heap[branch->first + branch->count++] = s;
+        }
+    }
+    /* The order of programs in an account is that of their next calls. */
+    for (int32_t i = 0; i < p->num_active; i++)
+        if (p->branches[p->active[i]].is_leaf)
+            make_heap(p, &p->branches[p->active[i]]);
+    for (int32_t i = 0; i < p->num_active; i++)
+        if (!p->branches[p->active[i]].is_leaf)
+            make_heap(p, &p->branches[p->active[i]]);
+}
+
+/* Which of those within has waited for the most plans and for more than its rounds; the first one if none has. */
+static int32_t overdue(const struct plan *p, const struct branch *within, int kind) {
+    double weights = 0;
+    for (int32_t i = 0; i < within->count; i++)
+        weights += p->shares[p->heap[within->first + i]].weight;
+    int32_t found = 0;
+    int64_t longest = 0;
+    for (int32_t i = 0; i < within->count; i++) {
+        const sym_share *share = &p->shares[p->heap[within->first + i]];
+        int64_t waited = p->number - share->turns[kind];
+        if (waited > longest && (double)waited * share->weight > OVERDUE * weights) {
+            found = i;
+            longest = waited;
+        }
+    }
+    return found;
+}
+
+int32_t sym_choose(struct plan *p, int kind) {
+    struct branch *branch = &p->branches[0];
+    if (!branch->count)
+        return -1;
+    while (!branch->is_leaf) {
+        branch->chosen = branch->is_visited || branch->is_account ? 0 : overdue(p, branch, kind);
+        branch->is_visited = 1;
+        branch = &p->branches[p->heap[branch->first + branch->chosen]];
+    }
+    branch->chosen = 0;
+    return p->heap[branch->first];
+}
+
+void sym_take_out(struct plan *p, int32_t candidate) {
+    int is_empty = 1; /* what was chosen within: a call */
+    for (int32_t s = p->candidates[candidate].share; s >= 0; s = p->shares[s].parent) {
+        struct branch *branch = &p->branches[s];
+        if (is_empty)
+            drop(p, branch, branch->chosen);
+        else
+            sift_down(p, branch, branch->chosen);
+        is_empty = !branch->count;
+    }
+}
