@@ -84,7 +84,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """All of a module's, those within others included."""
+    """Yield the statements of a module, those within others included."""
     for each in body:
         yield each
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -98,7 +98,7 @@ def _functions(statements: Sequence[ast.AST]) -> set[str]:
 
 
 def _pairs(statement: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """Each target of an assignment with its value."""
+    """Return the targets of an assignment, with their values."""
     match statement:
         case ast.Assign(targets=targets, value=value):
             pairs = [(target, value) for target in targets]
@@ -118,7 +118,7 @@ def _is_own(target: ast.Attribute) -> bool:
 
 
 def found(root: Path) -> dict[str, int]:
-    """Each function that goes into another object's attribute, with its line."""
+    """Return functions that go into another object's attribute, with their lines."""
     paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     modules = {path: [*_statements(ast.parse(path.read_bytes()).body)] for path in paths}
     names, hooks = Names([each for module in modules.values() for each in module]), dict[str, int]()

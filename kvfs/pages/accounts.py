@@ -341,7 +341,7 @@ class NoSharing:
     """There is no service."""
 
     def weigh(self, account: Account) -> None:
-        """Nothing is shared."""
+        """No weight counts."""
 
 
 class Accounts:

@@ -30,7 +30,7 @@ class SlotFiles(Protocol):
 
 
 class NoSlotFiles:
-    """Nothing is on disk."""
+    """A disk without pages."""
 
     def disown(self, pages: IntArray, slots: IntArray) -> None:
         """Slots are numbers here."""

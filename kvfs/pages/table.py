@@ -282,7 +282,7 @@ class Uses(Protocol):
     """Uses of files, by row."""
 
     def end_use(self, row: int) -> None:
-        """Nothing computes with a file any more."""
+        """The last computation with a file is over."""
         ...
 
 

@@ -58,29 +58,29 @@ class Engine(Protocol):
 
 
 class NoEngine:
-    """Nothing computes."""
+    """An engine that computes nothing."""
 
     def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
         del num_frames, user, priority, waited_s
         return False
 
     def idle_out(self) -> None:
-        """Nothing thinks."""
+        """No program thinks."""
 
     def compute_s(self, num_pages: FloatArray) -> FloatArray:
         return np.full_like(num_pages, np.nan)
 
 
 class Pressure(Protocol):
-    """Who is told before files go down."""
+    """Programs are told before files go down."""
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
-        """So many pages of these are about to go: how many seconds their programs have to do something about it."""
+        """Return the seconds that programs have to do something, when so many pages of these are about to go."""
         ...
 
 
 class NoPressure:
-    """Nobody is told."""
+    """Pressure that no program hears of."""
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
         del tables, num_pages

@@ -97,7 +97,7 @@ class BatchScheduler:
         self._calls = CallsInFlight(room, self._run, self._accounting, expect, self.recorder)
         preemption = Preemption(self._run, fs.pool, fs.volume.pager)
         self.preempt, self.idle_out, self.compute_s = preemption.preempt, preemption.idle_out, Recomputing(self.cost)
-        """What the pager asks: see `Engine`."""
+        """For the pager: see `Engine`."""
         self.weigh = self._run.shares.weigh
         """To be called when the weight of an account has changed."""
         self._traced = 0

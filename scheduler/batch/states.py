@@ -9,13 +9,13 @@ class CallState(Enum):
     """Condition of a call. One that is behind others on its file waits there, queued or for slots."""
 
     WAITS_FOR_SLOTS = auto()
-    """Its program has to let go of rows first."""
+    """The program has to let go of rows first."""
     QUEUED = auto()
     """Waits for others on its file."""
     WAITS_FOR_ROOM = auto()
     """At the head of its queue: others are giving back what they have reserved and not used."""
     WAITS_FOR_PAGES = auto()
-    """Its entries are reserved: pages of its file, which are on disk, or memory for new ones are on their way."""
+    """Entries are reserved; pages of the file, which are on disk, or memory for new ones are on their way."""
     ZEROING = auto()
     """Bytes of others are wiped out of its new pages."""
     RUNNING = auto()
@@ -51,8 +51,8 @@ class Early(Enum):
 
     CANCELLED = auto()
     LATE = auto()
-    """Its deadline has passed: entries of a step that was under way still count."""
+    """The deadline has passed: entries of a step that was under way still count."""
     REFUSED = auto()
-    """Its program is over a limit: `refusal` says which."""
+    """The program is over a limit: `refusal` says which."""
     GONE = auto()
-    """Its program has gone, and wants no answer."""
+    """The program has gone, and wants no answer."""

@@ -54,7 +54,7 @@ class Everything(Standing, KeptBench):
         self.handles: list[int] = []
         self.calls: list[FileCall] = []
         self.told: list[FileCall] = []
-        """Those that note their end."""
+        """Calls that note their end."""
         self.ended: list[FileCall] = []
         self.numbers = count(1)
 
@@ -62,7 +62,7 @@ class Everything(Standing, KeptBench):
         return self.fs.kv_create(Credentials(uid, uid, frozenset()), None, 0o600)
 
     async def act(self, what, which):
-        """One of them. `which` chooses a file, a program, a call, a length."""
+        """Act. `which` chooses a file, a program, a call, a length."""
         file, program = self.files[which % NUM_FILES], self.programs_here[which % 3]
         waiting = [call for call in self.calls if call.state is CallState.WAITS_FOR_SLOTS]
         match what:
@@ -140,7 +140,7 @@ class Everything(Standing, KeptBench):
         return call
 
     async def over(self):
-        """Nothing waits for the test any more, and everything ends."""
+        """Let everything end: no call waits for the test any more."""
         self.steps.gate.set()
         for call in self.calls:
             if call.state is CallState.WAITS_FOR_SLOTS:
