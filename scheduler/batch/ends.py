@@ -112,7 +112,7 @@ class Ends:
         self._fs.committed(call.file)
         call.reservation = None
         if not call.next_stretch() or call.early is not None:
-            if call.early is not Early.GONE and call.cancellation() is not None:
+            if call.cancellation() is not None:
                 call.early = None  # its entries are there
             self._calls.leave(call, None)
         else:

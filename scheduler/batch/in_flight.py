@@ -168,6 +168,7 @@ class CallsInFlight:
             case CallState.WAITS_FOR_PAGES:
                 assert call.ticket is not None
                 self._pager.cancel(call.ticket)
+                call.ticket = None  # it refers to the call
                 self.finish(call, None)
             case CallState.RUNNING | CallState.EXTENDING:
                 self._leave(self._member_of(call), LEAVE_NOW)

@@ -187,6 +187,8 @@ int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int
 int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id);
 /* What a member does now: a sym_member_state. */
 int32_t sym_loop_state(sym_loop *loop, int32_t index);
+/* Whether a member may be taken back: what has ended in the step under way is looked at still. */
+int sym_loop_has_ended(sym_loop *loop, int32_t index);
 /* When the program of a member that waits for its next call got its answer; 0: it does not wait. */
 int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index);
 /* More room: `pages` begins as before, and `log` gets what was noted. */

@@ -252,6 +252,13 @@ int32_t sym_loop_state(sym_loop *loop, int32_t index) {
     return state;
 }
 
+int sym_loop_has_ended(sym_loop *loop, int32_t index) {
+    pthread_mutex_lock(&loop->lock);
+    const int has_ended = loop->members[index]->state == SYM_ENDED && !loop->members[index]->in_step;
+    pthread_mutex_unlock(&loop->lock);
+    return has_ended;
+}
+
 int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index) {
     pthread_mutex_lock(&loop->lock);
     const sym_member *member = loop->members[index];

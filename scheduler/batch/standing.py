@@ -245,7 +245,8 @@ class StandingRun:
         return None if is_answered else CallState.RUNNING
 
     def has_ended(self, member: Member) -> bool:
-        return bool(lib.sym_loop_state(self.loop, member.index) == lib.SYM_ENDED)
+        """Whether a member may be taken back. One that ends in the step under way may be later: there will be news."""
+        return bool(lib.sym_loop_has_ended(self.loop, member.index))
 
     def thinks_ns(self, member: Member, now_ns: int) -> int | None:
         """Give how long a member's program has had its answer; None: something is computed for it."""

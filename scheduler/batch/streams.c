@@ -176,11 +176,11 @@ uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t s
     }
     if (place->answered_ns != 0) {
         came_back(place, earliest_ns, latest_ns);
-        place->num_calls = 0;
         its->num_under_way -= place->is_new; /* it is not under way twice */
         place->is_new = 0;
     }
-    place->num_under_way++;
+    if (place->num_under_way++ == 0)
+        place->num_calls = 0;
     place->num_calls = place->num_under_way > place->num_calls ? place->num_under_way : place->num_calls;
     its->most_under_way = its->most_under_way > its->num_under_way ? its->most_under_way : its->num_under_way;
     return stream;
@@ -278,9 +278,8 @@ int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, con
     double best = k == 0 ? 0 : (double)k / (double)alone_ns;
     int64_t until_ns = now_ns;
     int32_t num = k;
-    for (int32_t n = 0; n < m && streams->due[n].ns <= most_ns; n++) {
-        if ((num += streams->due[n].num_calls) > limits->max_calls)
-            break;
+    for (int32_t n = 0; n < m && num < limits->max_calls && streams->due[n].ns <= most_ns; n++) {
+        num = num + streams->due[n].num_calls < limits->max_calls ? num + streams->due[n].num_calls : limits->max_calls;
         const int64_t takes_ns = streams->due[n].ns - now_ns + step_ns(cost, latest, num_calls, num);
         if ((double)num / (double)takes_ns > best) {
             best = (double)num / (double)takes_ns;

@@ -99,6 +99,30 @@ def test_one_straggler_is_worth_less_the_more_calls_are_ready(table):
     assert table.waits_ms(7) == 0
 
 
+def test_a_batch_whose_last_call_was_cancelled_leaves_its_stream_one_call(table):
+    for stream in range(1, 17):
+        table.called(stream, -1)
+    for began, is_last_answered in ((-120, 1), (-90, 0)):
+        for _ in range(16):
+            table.called(99, began)
+        for is_answered in (*[1] * 15, is_last_answered):
+            table.answered(99, began + 25, is_answered=is_answered)
+    table.called(99, -60)
+    table.answered(99, -1)
+    assert table.waits_ms(16, -1, began_ms=-1) == 0
+
+
+def test_a_step_takes_as_much_of_a_batch_as_it_has_seats(table):
+    for stream in range(1, 129):
+        table.called(stream, -1)
+    for began in (-60, -30):
+        for _ in range(129):
+            table.called(999, began)
+        for _ in range(129):
+            table.answered(999, began + 25)
+    assert table.waits_ms(128, -1, began_ms=-1) > 0
+
+
 @pytest.mark.parametrize("at_once", [1, 16])
 def test_a_batch_is_worth_the_wait_for_all_its_calls(table, at_once):
     for stream in range(1, 17):
