@@ -4,6 +4,8 @@
 An object gets whom it asks when it is made. The packages may have no `other.attribute = function`, apart from KNOWN;
 nor may KNOWN have what the packages have no longer. A function is a lambda, a `partial`, the name of a function, a
 method, or an object that is called like one; and whatever goes into an attribute that is declared as a function.
+
+A method or an attribute whose name is a value's elsewhere is not seen, nor is a function within a container.
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ class Names:
                 return _last(func) in {"partial", *self.types}
             case ast.Name(id=name):
                 return name in functions
+            case ast.IfExp(body=first, orelse=other) | ast.BoolOp(values=[first, *_, other]):
+                return self.is_function(first, functions) or self.is_function(other, functions)
             case ast.Attribute(attr=name):
                 return name in self.methods
         return False
@@ -95,6 +99,12 @@ def _functions(statements: Sequence[ast.AST]) -> set[str]:
     """Names of functions that are no methods."""
     members = {each for one in statements if isinstance(one, ast.ClassDef) for each in one.body}
     return {each.name for each in statements if isinstance(each, DEFINITIONS) and each not in members}
+
+
+def _imported(statements: Sequence[ast.AST], functions: set[str]) -> set[str]:
+    """Names that a module gives to functions of others."""
+    imports = [each for each in statements if isinstance(each, ast.ImportFrom)]
+    return {alias.asname or alias.name for each in imports for alias in each.names if alias.name in functions}
 
 
 def _pairs(statement: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
@@ -122,8 +132,9 @@ def found(root: Path) -> dict[str, int]:
     paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     modules = {path: [*_statements(ast.parse(path.read_bytes()).body)] for path in paths}
     names, hooks = Names([each for module in modules.values() for each in module]), dict[str, int]()
+    every = {name for module in modules.values() for name in _functions(module)}
     for path, module in modules.items():
-        functions = _functions(module)
+        functions = _functions(module) | _imported(module, every)
         for target, value in (pair for each in module for pair in _pairs(each)):
             if not isinstance(target, ast.Attribute) or _is_own(target) or isinstance(value, ast.Constant):
                 continue

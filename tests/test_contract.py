@@ -73,6 +73,8 @@ def test_a_function_that_another_object_puts_into_an_attribute_is_found(tmp_path
     (tmp_path / "kvfs").mkdir()
     (tmp_path / "kvfs/room.py").write_text(
         """
+from kvfs.other import somewhere as elsewhere
+
 def nothing():
     pass
 
@@ -91,11 +93,13 @@ class Pool:
         other.name = done
         other.first = other.method = self.pool.free
         other.rank = rank
+        other.given = given or elsewhere
 """,
         encoding="utf-8",
     )
+    (tmp_path / "kvfs/other.py").write_text("def somewhere():\n    pass\n", encoding="utf-8")
     found = [line for line in check_doors(tmp_path) if line.startswith("kvfs/room.py")]
-    named = ["other.first", "other.method", "other.name", "other.rank", "pool.lambda_", "self.other.partial"]
+    named = ["other.first", "other.given", "other.method", "other.name", "other.rank", "pool.lambda_", "self.other.partial"]
     assert [line.split()[1] for line in found] == named
     known = runpy.run_path(ROOT / "scripts/check_doors.py")["KNOWN"]
     assert sum("take it out" in line for line in check_doors(tmp_path)) == len(known)
