@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,23 @@ def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tm
     assert found[0][:2] == found[1][:2]
     assert not found[1][2], "the low one went on, and the high one waited"
     assert bench.pager.statistics().num_preempted == 1
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_call_that_is_given_up_while_it_waits_for_pages_refers_to_itself_no_more(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        result = bench.submit(file, [5])
+        assert waits(bench, result)
+        given_up, result.call = result.call, None
+        assert given_up is not None
+        call = weakref.ref(given_up)
+        bench.batches.cancel(given_up)
+        del given_up
+        assert result.is_over
+        await until(lambda: call() is None)
+
+    bench.run(scenario)
 
 
 def test_no_more_calls_make_room_than_a_higher_priority_needs(bench: KeptBench) -> None:
