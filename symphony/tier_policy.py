@@ -1,4 +1,4 @@
-"""Which policy decides who goes to disk first: as the configuration says, and says otherwise when it is read again."""
+"""The policy that decides who goes to disk first: as the configuration says, also when it is read again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 
 class TierPolicy:
-    """That of one daemon."""
+    """The policy of a daemon."""
 
     def __init__(self, departures: Departures, name: str) -> None:
         """Invalid: a file of the operator's is no policy."""

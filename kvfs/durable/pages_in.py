@@ -194,7 +194,7 @@ class PagesIn:
     # Damage
 
     def _told(self, error: Exception, pages: IntArray) -> Exception:
-        """What a caller gets for it; damage is in the log, with every file that has it."""
+        """Return the error that a caller gets for a failed read; damage is in the log, with every file that has it."""
         if not isinstance(error, Damaged):
             return error
         slots = self._pool.on_disk.slot[pages]

@@ -34,7 +34,7 @@ Fills: TypeAlias = npt.NDArray[np.int8]
 Checks: TypeAlias = npt.NDArray[np.uint64]
 
 JOBS_A_FILE = 2
-"""One is copied and summed while the other is on its way."""
+"""Jobs of a file at once: the pages of one are copied and summed while those of another are on their way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class _Out:
     """Pages that are to be written so that they may leave memory."""
 
     pages: IntArray
-    """Which nobody has begun to write for this."""
+    """Pages that no job has begun to write for this."""
     generations: IntArray
     then: Callable[[SymError | None], None]
     num_running: int = 0
@@ -66,7 +66,7 @@ class PagesOut:
         self._unsynced: list[IntArray] = []
         """Pages that were written since the last sync."""
         self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
-        """Who waits for a job of somebody else's."""
+        """Waiters for jobs that others began."""
         self._num_failed_syncs = 0
         self.num_bytes = 0
         """Written since the daemon started."""
@@ -132,7 +132,7 @@ class PagesOut:
             out.then(out.error)
 
     def _next_group(self, out: _Out) -> IntArray:
-        """What is to be written still, and nobody writes; it is taken off what is left."""
+        """Take the next pages to be written off what is left."""
         pool = self._pool
         is_left = pool.on_disk.generations(out.pages) == out.generations  # others were given back meanwhile
         is_left &= ~pool.on_disk.is_kept(out.pages, pool.computed(out.pages))

@@ -67,7 +67,7 @@ class Snapshot:
         """Where those of its conversation begin."""
         self.pool: PagePool = table.pool
         self.owner = table.owner
-        """Who is charged: the file's account, also after the file changed hands."""
+        """The account that is charged: the file's, also after the file changed hands."""
         self.image_format = image_format
         self.layout = image_format.layout(table.length)
         self.closed = False

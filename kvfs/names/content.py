@@ -1,4 +1,4 @@
-"""What is behind a file's name: the bytes of a plain file, or one version of a KV file."""
+"""Contents behind a file's name: the bytes of a plain file, or one version of a KV file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Marks: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def marks_within(marks: Marks, length: int) -> Marks:
-    """Those of the first entries alone."""
+    """Return the marks of the first entries alone."""
     found: list[tuple[str, int]] = []
     for by, stop in marks:
         if length and (not found or found[-1][1] < length):
@@ -44,7 +44,7 @@ class Seen(Protocol):
 
 
 class KvFile:
-    """One version of a KV file, shared by the inode that shows it and by every handle of a LIP that opened it.
+    """A version of a KV file, shared by the inode that shows it and by every handle of a LIP that opened it.
 
     Truncating the name to nothing replaces the inode's content; handles keep this one, and the last of all users
     gives its pages back.
@@ -75,7 +75,7 @@ class KvFile:
     def __init__(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> None:
         self.table = table
         self.identity = identity
-        """Which of the identities that the index knows its pages are of; OWN: the running model's."""
+        """The identity of its pages, by the index's number; OWN: the running model's."""
         self.marks = marks
         """(what computed them, up to which entry) of the first entries; what follows was computed by this daemon."""
         self.forked_from: tuple[int, int] | None = None
@@ -93,7 +93,7 @@ class KvFile:
         """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
         self.under_way: TurnUnderWay | None = None
         self.hits = 0
-        """How often it was opened, forked or read."""
+        """Counts opens, forks and reads."""
         self.is_arriving = False
         """Whether it is an image that was copied here, and no program has used it yet: its attributes may follow."""
         self.heat = self.used_s = 0.0
@@ -103,7 +103,7 @@ class KvFile:
         self._fewest_since_commit = self._fewest_since_cut = table.length
 
     def used_by_program(self) -> None:
-        """It was opened, or forked."""
+        """A program has opened or forked the file."""
         self.hits += 1
         self.is_arriving = False
 
@@ -139,7 +139,7 @@ class KvFile:
         return tuple(fitting(self.turns, self.table.read()[0])) if self.turns else ()
 
     def cut(self, length: int) -> None:
-        """It keeps its first entries."""
+        """Keep the first entries."""
         self.turns, self.under_way = turns_within(self.turns, length), None
         self.table.truncate(length)
         self.changes += 1
@@ -161,7 +161,7 @@ class KvFile:
         self._fewest_since_commit = self._fewest_since_cut
 
     def all_marks(self, bits: str) -> Marks:
-        """What computed every entry, if this daemon's own are of `bits`."""
+        """Return the marks of every entry, if this daemon's own are of `bits`."""
         length, stop = self.table.length, self.marks[-1][1] if self.marks else 0
         if length == stop:
             return self.marks
@@ -182,7 +182,7 @@ class KvFile:
         self.users += 1
 
     def release(self) -> bool:
-        """One user less; true when that was the last one and the pages were given back."""
+        """Take a user away. True: that was the last one, and the pages were given back."""
         assert self.users > 0
         self.users -= 1
         if self.users == 0:

@@ -50,7 +50,7 @@ class OnDisk:
         self.kept = np.zeros(num_numbers, np.int8)
         """The entries of the page that its slot holds, from the first on."""
         self.is_suspect = np.zeros(num_numbers, np.bool_)
-        """Its slot may not survive a power cut, and the page is nowhere else: it has to be written anew."""
+        """The slot may not survive a power cut, and the page is nowhere else: it has to be written anew."""
         self._num_suspect = 0  # some were
         self._stable = np.zeros(num_numbers, np.int8)  # the same, of the write that is under way
         self._generation = np.zeros(num_numbers, np.int32)  # counts how often a number was given back
@@ -69,7 +69,7 @@ class OnDisk:
         self._disown(pages)
 
     def begin_write(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> IntArray:
-        """So many entries of each are being written; give what this returns to `end_write`."""
+        """Pages are being written, so many entries of each; give what this returns to `end_write`."""
         self._stable[pages] = fills
         return self._generation[pages]
 
@@ -102,7 +102,7 @@ class OnDisk:
         return found
 
     def is_kept(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
-        """Which of the pages are on disk with so many entries each."""
+        """Tell which of the pages are on disk with so many entries each."""
         is_kept: npt.NDArray[np.bool_] = (self.kept[pages] >= fills) & ~self.is_suspect[pages]
         return is_kept
 
@@ -113,7 +113,7 @@ class OnDisk:
         self.slot[pages], self.check[pages], self.kept[pages] = slots, checks, kept
 
     def spoil(self, pages: IntArray, is_in_memory: npt.NDArray[np.bool_]) -> None:
-        """What these slots hold may be gone after a power cut: the pages are written anew. Those that are nowhere else
+        """Bytes of these slots may be gone after a power cut: the pages are written anew. Those that are nowhere else
         are read from there meanwhile.
         """
         self.kept[pages[is_in_memory]] = 0
@@ -128,7 +128,7 @@ class OnDisk:
             self._files().disown(owners, slots)
 
     def durable_length(self, pages: IntArray, length: int, page_entries: int) -> int:
-        """How many of a table's first entries are on disk."""
+        """Count a table's first entries that are on disk."""
         of_each = self.kept[pages]
         if self._num_suspect:
             of_each[self.is_suspect[pages]] = 0

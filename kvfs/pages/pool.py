@@ -150,7 +150,7 @@ class PagePool:
         self.bell = Bell()
         """Rings for the pager: few frames are free, or pages were let go that may be awaited."""
         self.is_awaited = False
-        """Somebody waits for frames: the pager notes it."""
+        """A call waits for frames: the pager notes it."""
         self.low_water = 0
         """Free frames: `bell` rings when there are fewer."""
         self.cold: ColdPages = NoColdPages(self.store)

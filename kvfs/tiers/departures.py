@@ -25,7 +25,7 @@ TELLS_EACH_S = 0.25
 
 
 class Departures:
-    """All of one pool."""
+    """Departures of a pool."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class Departures:
         return owner in self._told and self._clock() < self.grace_until_s
 
     def may_go(self, pages: IntArray) -> IntArray:
-        """Those that are in memory, and that nothing needs there."""
+        """Return the pages that are in memory, and that nothing needs there."""
         pool = self._pool
         is_here = (pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0)
         found: IntArray = pages[is_here & (pool.computed(pages) > 0)]
         return found
 
     def send(self, pages: IntArray) -> int:
-        """These lose their frames: how many have, at once."""
+        """Take the pages' frames away; return how many have lost theirs at once."""
         pool = self._pool
         is_clean = pool.on_disk.is_kept(pages, pool.computed(pages))
         self._drop(pages[is_clean])
@@ -129,7 +129,7 @@ class Departures:
         return int(np.count_nonzero(is_clean))
 
     def keep_some_free(self) -> None:
-        """So that whoever needs a page gets it at once."""
+        """Keep some frames free, so that a call that needs a page gets it at once."""
         pool, now_s = self._pool, self._clock()
         short = pool.low_water - pool.store.num_free - len(self.going)
         if short > 0 and now_s >= self._full_until_s:

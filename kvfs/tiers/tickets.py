@@ -1,4 +1,4 @@
-"""Those who wait for pages, and what the tiers need of others: who moves pages, who computes, who is told first.
+"""Tickets of calls that wait for pages, and the doors of the tiers: who moves pages, who computes, who is told first.
 
 The engine and those who are told need a volume themselves: it is given functions that return them, once they are made.
 """
@@ -25,7 +25,7 @@ class Mover(Protocol):
 
     @property
     def deadline_s(self) -> float:
-        """Whoever waits longer than this without any job's end is told that the disk does not answer."""
+        """A call that waits longer than this without any job's end is told that the disk does not answer."""
         ...
 
     def bring_in(self, pages: IntArray, frames: IntArray, then: Then) -> None:
@@ -89,23 +89,23 @@ class NoPressure:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Somebody who waits for pages."""
+    """A call that waits for pages."""
 
     number: int
     priority: int
     user: int
-    """Who waits: the uid, whatever the domain."""
+    """The uid of the waiter, whatever the domain."""
     owner: int
     """The account whose pages they are."""
     old_pages: IntArray
-    """That are to be in memory, and pinned."""
+    """Pages that are to be in memory, and pinned."""
     num_new: int
     """Frames for pages that hold nothing yet."""
     admitted: Callable[[IntArray], None]
-    """It is given those, and pins its pages."""
+    """Called with frames for the new pages, to pin its pages."""
     unpin: Callable[[], None]
     over: Then
-    """All is there; or not, and nothing is pinned."""
+    """Called when all is there; or with an error, and nothing is pinned."""
     since_s: float
     num_reading: int = 0
     """Reads that it waits for."""
@@ -121,13 +121,13 @@ class Ticket:
         return not self.is_answer, -self.priority, self.number
 
     def end(self, error: SymError | None) -> None:
-        """It gets nothing, or gives back what it has. `tell` is to follow."""
+        """Give a ticket nothing, and take back what it has. `tell` is to follow."""
         self.is_over = True
         self.error = error
         if self.is_admitted:
             self.unpin()
 
     def tell(self) -> None:
-        """Whoever waits for it hears how it ended."""
+        """Tell the waiter how the ticket ended."""
         if not self.is_cancelled:
             self.over(None if self.error is None else copy(self.error))

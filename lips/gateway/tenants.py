@@ -32,7 +32,7 @@ class Session:
 
 
 class Tenant:
-    """One party, which knows nothing of the others."""
+    """A party, which knows nothing of the others."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Tenant:
         self.name = name
         self._root = root
         self.place = place
-        """Its directory as the machine's other programs have it."""
+        """The tenant's directory as the machine's other programs have it."""
         self.connection = connection
         self._quota_bytes = quota_bytes
         self.limits = Limits()

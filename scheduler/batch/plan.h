@@ -5,7 +5,7 @@
 #include "policy.h"
 
 enum { DECODE, PREFILL };
-enum { HAS_DECODES = 1 << DECODE, HAS_PREFILLS = 1 << PREFILL, WANTS_MORE = 4 }; /* bits of is_active */
+enum { WANTS_MORE = 4 }; /* a bit of is_active, beside 1 << kind */
 
 /* A share in one plan. */
 struct branch {

@@ -1,4 +1,4 @@
-"""One queue for each file with work: its head is in flight, the others wait for it. And what waits for a handle."""
+"""A queue for each file with work: its head is in flight, the others wait for it. And what waits for a handle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Action:
-    """What is done to a file between two calls."""
+    """An act on a file between two calls."""
 
     __slots__ = ("do", "file")
 
@@ -40,13 +40,13 @@ class FileQueues:
         self._num_jobs: Counter[OpenKv | KvFile] = Counter()
         """Of each handle, those that are queued or in flight."""
         self._when_unused: dict[OpenKv | KvFile, list[Callable[[], None]]] = {}
-        """What waits for the last of them."""
+        """Actions that wait for the last job of a handle."""
 
     def __len__(self) -> int:
         return sum(len(jobs) for jobs in self._jobs.values())
 
     def add(self, job: Job) -> None:
-        """It is started now, if the file is idle."""
+        """Queue a job, and start it if the file is idle."""
         jobs = self._jobs.setdefault(job.file.table, OrderedDict())
         jobs[job] = None
         self._num_jobs[job.file] += 1
@@ -84,7 +84,7 @@ class FileQueues:
         return True
 
     def head(self, table: PageTable) -> Job | None:
-        """What is in flight for a file."""
+        """Return the job in flight for a file."""
         jobs = self._jobs.get(table)
         return _head(jobs) if jobs else None
 
@@ -102,7 +102,7 @@ class FileQueues:
         return [call for call in calls if call.state is CallState.WAITS_FOR_SLOTS]
 
     def left(self, job: Job) -> None:
-        """It is in no queue any more: whoever waits for the last job of its handle may go on."""
+        """Note that a job is in no queue any more: actions that wait for the last job of its handle may go on."""
         self._num_jobs[job.file] -= 1
         if not self._num_jobs[job.file]:
             del self._num_jobs[job.file]
@@ -110,7 +110,7 @@ class FileQueues:
                 do(action)
 
     def replace(self, head: FileCall, other: FileCall) -> None:
-        """Another call of the same handle takes the place of a head."""
+        """Put another call of the same handle in the place of a head."""
         jobs = self._jobs[head.file.table]
         del jobs[head]
         jobs[other] = None

@@ -1,4 +1,4 @@
-"""What computing entries again would take, by the cost model: what a page on disk saves."""
+"""The time that computing entries again would take, by the cost model: a page on disk saves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls and steps are in a trace. Nothing of this runs while nobody records."""
+"""Calls and steps as a trace has them. Nothing of this runs while nobody records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.trace.records import NO_DEADLINE, STEP, Records
 
 
 def note_arrival(recorder: Recorder, call: FileCall) -> None:
-    """It has come, now or some time ago."""
+    """Note that a call has come, now or some time ago."""
     table = call.file.table
     inode = call.file.inode
     accounts = table.pool.accounts.of(table.owner).numbers
@@ -36,7 +36,7 @@ def note_arrival(recorder: Recorder, call: FileCall) -> None:
 
 
 def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> None:
-    """It is over, whether or not anybody waits for it."""
+    """Note that a call is over, whether or not anybody waits for it."""
     code = 0 if error is None else error.errno or errno.EIO
     recorder.answered(
         call.number, call.num_appended, errno.ECONNRESET if call.early is Early.GONE else code, time.monotonic_ns()

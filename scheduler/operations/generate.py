@@ -39,7 +39,7 @@ from scheduler.replies import Reply
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
 """Names of options, too."""
 MAX_OPTION_OTHER_BYTES = 32 << 10
-"""Some thousands of stop tokens."""
+"""Room for some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
 """The last entries of the file that a draft looks through, besides what is given and generated: 0.5 ms to take in."""
 

@@ -82,7 +82,7 @@ class Box:
     budget: Budget
     messages: deque[tuple[int, Message]] = field(default_factory=deque)
     waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
-    """Each RECV that waits, in order of arrival, and when that ends."""
+    """RECVs that wait, in order of arrival, and when each ends."""
     num_lost: int = 0
     """Since the reader was told last."""
     is_closed: bool = False
@@ -137,7 +137,7 @@ class Reader:
     topics: dict[bytes, Box] = field(default_factory=dict)
     topics_budget: Budget = field(default_factory=Budget)
     sent: deque[tuple[SystemCall, int]] = field(default_factory=deque)
-    """Each RECV that was just answered, and can be taken back by CANCEL; and the bytes of its message."""
+    """RECVs that were just answered, and can be taken back by CANCEL; and the bytes of its message."""
     sent_bytes: int = 0
 
     def boxes(self) -> list[Box]:
@@ -272,7 +272,7 @@ class Mail:
         raise NotFound(f"no program with pid {pid} is connected")
 
     def _send_to_topic(self, lip: Lip, topic: bytes, message: Message) -> Reply | Coroutine[Any, Any, Reply]:
-        """All buffers have it when this returns; the readers that wait, too, unless they are many."""
+        """Put a message into all buffers before this returns; the readers that wait, too, unless they are many."""
         boxes = self._topics.get((self._readers[lip].account, topic), {})
         num_reached, waiting = 0, list[Box]()
         for box in boxes:

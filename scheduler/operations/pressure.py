@@ -91,12 +91,12 @@ class Event:
     """Of the grace, in the time of `trio.current_time()`."""
     files: Sequence[tuple[Inode, KvFile]]
     in_memory: Sequence[int] = ()
-    """How many pages of each were in memory."""
+    """Pages of each that were in memory."""
     page_s: float = 0.0
-    """What bringing a page back takes."""
+    """The time that bringing a page back takes."""
     told: set[Lip] = field(default_factory=set)
     answered: list[SystemCall] = field(default_factory=list)
-    """Those whose answer can be taken back by CANCEL."""
+    """Calls whose answer can be taken back by CANCEL."""
 
     def left_s(self, now_s: float) -> float:
         return max(0.0, self.end_s - now_s)
@@ -104,7 +104,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Who listens for one account."""
+    """Listeners of an account."""
 
     uid: int
     directory: Inode | None
@@ -153,7 +153,7 @@ class Pressing:
         self._alarms = fs.volume.alarms
         self._groups: dict[Listeners, Group] = {}
         self.grace_s = 0.1
-        """What accounts that listen are given."""
+        """Seconds that listening accounts are given before pages go."""
         self.num_events = 0
 
     def table(self) -> Table:
@@ -221,7 +221,7 @@ class Pressing:
     def _memory_event(
         self, group: Group, files: Sequence[tuple[Inode, KvFile]], wanted_bytes: int, now_s: float
     ) -> float:
-        """What is left of the grace of the event that is under way, or of a new one."""
+        """Return what is left of the grace of the event that is under way, or of a new one."""
         if now_s < group.next_s:
             last = group.events.get(PressureKind.MEMORY)
             return 0.0 if last is None else last.left_s(now_s)
@@ -319,7 +319,7 @@ class Pressing:
 
     @staticmethod
     def _over(group: Group, kind: PressureKind) -> None:
-        """Nobody is told any more of the last event of a kind."""
+        """End the last event of a kind: no listener is told of it any more."""
         event = group.events.pop(kind, None)
         for call in () if event is None else event.answered:
             call.forget()
@@ -330,7 +330,7 @@ class Pressing:
         self._answer(group)
 
     def _news(self, group: Group, lip: Lip) -> Event | None:
-        """What a connection has not heard of yet."""
+        """Return an event that a connection has not heard of yet."""
         now_s = trio.current_time()
         for event in group.events.values():
             is_on = event.kind is PressureKind.QUOTA or event.left_s(now_s) > 0 or now_s < group.next_s

@@ -1,4 +1,4 @@
-"""What is told of programs: what they are, what they have used, and why they wait now."""
+"""Facts about programs: what they are, what they have used, and why they wait now."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _WORKING = "working"
 _ORDER = [*dict.fromkeys(_STEPS.values()), _WORKING, *dict.fromkeys(_OTHERS.values()), IDLE]
 """Of a program that waits for several things the first one is told."""
 _NOT_TOLD = frozenset({Op.PRED, Op.PRED_BATCH, Op.GENERATE, Op.PROGRAMS})
-"""What the scheduler tells of; and the question itself."""
+"""Operations that the scheduler tells of; and the question itself."""
 
 States = Mapping[Caller, Counter[tuple[CallState, str]]]
 
 
 class ProgramFacts:
-    """What `symphony ps` shows, and `.symphony/proc`."""
+    """Facts as `symphony ps` shows them, and `.symphony/proc`."""
 
     def __init__(self, batches: BatchScheduler) -> None:
         self._batches = batches
@@ -52,7 +52,7 @@ class ProgramFacts:
         return self._batches.states()
 
     def of(self, program: Program, states: States) -> dict[str, Any]:
-        """One program, in plain values."""
+        """Return a program's facts, in plain values."""
         facts = program.facts()
         if program.ended is None:
             facts["state"], facts["call"] = _state(program, states)

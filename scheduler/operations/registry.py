@@ -1,4 +1,4 @@
-"""All operations: a new subject is a line here, a new system call one in the table of its subject."""
+"""The table of operations: a new subject is a line here, a new system call one in the table of its subject."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from scheduler.programs.registry import Programs
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What answers each `Op`, and what has to hear of programs that come and go."""
+    """Operations by `Op`, and the objects that have to hear of programs that come and go."""
 
     by_op: dict[Op, Operation]
     mail: Mail

@@ -16,6 +16,7 @@ from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
+from scheduler.operations.appending import Limits
 from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import check_range, json_of, text_of
 from scheduler.replies import Reply
@@ -31,17 +32,8 @@ MAX_CHAT_OTHER_BYTES = 64 << 10
 """Bytes of some thousands of messages: 20 ms in which nothing else runs, at worst."""
 
 
-class TextModel(Protocol):
+class TextModel(Limits, Protocol):
     """Text side and limits of the model, as operations ask for them."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def max_positions(self) -> int: ...
-
-    @property
-    def token_texts(self) -> Sequence[bytes]: ...
 
     @property
     def eos_ids(self) -> frozenset[int]: ...

@@ -20,7 +20,7 @@ MAX_ID = 8
 
 
 class Connection(Protocol):
-    """One of its connections: a `Lip`."""
+    """A connection of the program: a `Lip`."""
 
     @property
     def pid(self) -> int: ...
@@ -47,7 +47,7 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended."""
+    """The end of a program."""
 
     status: int | None
     """None: nobody said."""
@@ -82,7 +82,7 @@ class Exceeded:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """What was started; it outlives its connections. All of it on the trio thread."""
+    """A program that was started; it outlives its connections. All of it on the trio thread."""
 
     id: str
     name: str
@@ -93,7 +93,7 @@ class Program:
     uid: int
     gid: int
     user: Used = field(default_factory=Used)
-    """All programs of its user."""
+    """Counts of all programs of the user."""
     parent: str | None = None
     limits: ProgramLimits = NO_LIMITS
     is_launched: bool = False
@@ -107,7 +107,7 @@ class Program:
     num_guests: int = 0
     """Texts that it is writing through the mount: see `TextPrefill`."""
     link: Link | None = None
-    """Its launcher, while that is connected."""
+    """The launcher, while that is connected."""
     alone_since_s: float = field(default_factory=time.monotonic)
     """When it lost its last connection, or its launcher's."""
     over: Over | None = None
@@ -130,7 +130,7 @@ class Program:
     # ---- what it has used
 
     def add(self, connection: Connection) -> None:
-        """One more connection is its."""
+        """Take one more connection."""
         self.connections[connection] = None
 
     def remove(self, connection: Connection) -> None:
@@ -174,7 +174,7 @@ class Program:
         return None if self.limits.tokens is None else max(0, self.limits.tokens - self.used.tokens - self.num_promised)
 
     def over_limit(self) -> OverLimit:
-        """What its calls fail with from now on."""
+        """The error that the program's calls fail with from now on."""
         assert self.over is not None
         return OverLimit(self.over.text)
 
@@ -215,7 +215,7 @@ class Program:
 
     @property
     def num_handles(self) -> int:
-        """That its connections have open."""
+        """Handles that the connections have open."""
         return sum(len(each.handles) for each in self.connections)
 
     @property

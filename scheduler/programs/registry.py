@@ -1,4 +1,4 @@
-"""All programs: those that live, and the last ones that ended.
+"""The programs that live, and the last ones that ended.
 
 A program that a launcher started is known by its id, until the launcher says that it has ended. A process that connects
 by itself is a program, too: the number of its process, the start time of that and its uid are what it is known by. It
@@ -158,7 +158,7 @@ class Programs:
             self.exceeded.add(program)
 
     def has_pid(self, program: Program, pid: int) -> None:
-        """Its first process runs now."""
+        """Note that a program's first process runs now."""
         assert program.link is not None
         self._is_process(program, pid, self._check_process(program.link, pid))
 
@@ -179,7 +179,7 @@ class Programs:
         return state.start
 
     def of_launcher(self, link: Link, number: str) -> Program:
-        """One of a launcher's living programs."""
+        """Return a living program of a launcher."""
         program = self.living.get(number)
         if program is None or program.link is not link:
             raise NotFound(f"there is no program {number} of this launcher")
@@ -190,7 +190,7 @@ class Programs:
         self._end(program, Ended(status, reason, time.time_ns()))
 
     def launcher_gone(self, link: Link) -> None:
-        """Its programs live on; it may come back."""
+        """Note that a launcher has gone. Programs of it live on; it may come back."""
         for program in self.living.values():
             if program.link is link:
                 program.link = None

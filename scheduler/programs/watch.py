@@ -24,7 +24,7 @@ _RECORDS_A_TURN = 100
 
 
 class ProgramWatch:
-    """One for a daemon."""
+    """The daemon's watch over limits."""
 
     def __init__(
         self, programs: Programs, catch_up: Callable[[], None], stop: Callable[[Program, SymError], None]
@@ -58,7 +58,7 @@ class ProgramWatch:
             self._end(program)
 
     def _end(self, program: Program) -> None:
-        """It is over a limit: its launcher ends it, and nothing is computed for it meanwhile."""
+        """End a program that is over a limit: its launcher kills it, and nothing is computed for it meanwhile."""
         assert program.over is not None
         log.info("%s", program.over.text, extra=program.subject)
         self._stop(program, program.over_limit())

@@ -1,4 +1,4 @@
-"""What the daemon asks of a launcher: spawn, wait and kill for its programs, and the end of one over its limits."""
+"""Requests of the daemon to a launcher: spawn, wait and kill for its programs, and the end of one over its limits."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Launcher:
         self._requests.begin(request)
 
     def _may_be_idle(self) -> None:
-        """Somebody went, or nobody has come yet."""
+        """Begin the time after which a launcher without programs ends."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._idle_s, self._end_if_idle)

@@ -35,7 +35,7 @@ FIRST_RESTART_S, LONGEST_RESTART_S = 0.2, 30.0
 """Pauses before a program is started again; each is twice the one before."""
 WINDOW = 24, 80
 OWN_BYTES = 256 << 20
-"""What a program in a sandbox may have in its own /tmp, /var/tmp and /dev/shm."""
+"""Bytes that a program in a sandbox may have in its own /tmp, /var/tmp and /dev/shm."""
 _MAX_LISTENERS = 128
 _KILLS, _KILL_AGAIN_S = 100, 0.005
 """What a lost zygote leaves is killed so often at most, so far apart: one that the kernel holds stops nobody else."""
@@ -99,7 +99,7 @@ class Supervisor:
             program.group.watch_memory(lambda: self.ran_into(program, "memory"))
 
     def _give_up(self, program: Program) -> None:
-        """It never ran."""
+        """Note that a program never ran."""
         del self.living[program.record.id]
         program.stop_listening()
         if program.group is not None:
@@ -140,7 +140,7 @@ class Supervisor:
         return process
 
     async def _launch(self, program: Program, streams: Streams) -> Process:
-        """Its process, and what serves the hosts that it may connect to."""
+        """The program's process, and the server of the hosts that it may connect to."""
         grants = program.spec.allow_net
         if not grants:
             return await self.zygote.launch(self._order(program), streams)
@@ -154,7 +154,7 @@ class Supervisor:
         return process
 
     def _order(self, program: Program) -> dict[str, Any]:
-        """What the zygote's child reads."""
+        """Return the orders that the zygote's child reads."""
         spec = program.spec
         rlimits = dict(spec.rlimits)
         if spec.limits.memory is not None:
