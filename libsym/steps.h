@@ -36,8 +36,8 @@ enum sym_hot_outcome {
 typedef struct sym_hot_functions {
     int (*take)(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
     int (*answer)(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
-    int (*push)(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
-                int64_t a3, const char *payload, uint32_t payload_bytes);
+    int (*push)(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes);
     int (*watch)(sym_server *server);
     int (*unwatch)(sym_server *server, int slept);
     int64_t (*draw)(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);

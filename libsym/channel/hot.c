@@ -57,7 +57,7 @@ int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, c
 
 /* Answers a call that was taken: its row is the program's. 0; 1: not sent, others wait or there is no room. */
 int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries) {
-    const int rc = sym_server_push_now(server, id, 0, 0, slot, 1, num_entries, 0, NULL, 0);
+    const int rc = sym_server_push_now(server, id, 0, slot, 1, num_entries, NULL, 0, NULL, 0);
     if (rc == 0)
         sym_server_settle_rows(server, 1);
     return rc;

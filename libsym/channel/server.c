@@ -152,9 +152,10 @@ int sym_server_clear_doorbell(int doorbell_fd) {
 }
 
 /* Under push_lock. Of id 0 nobody looks at the reply: it is not sent. */
-static int push(sym_server *server, const struct sym_reply *reply, const char *payload) {
+static int push(sym_server *server, const struct sym_reply *reply, const char *payload, const char *more,
+                uint32_t more_bytes) {
     struct sym_region *region = server->region;
-    const uint32_t payload_bytes = reply->frame_bytes - (uint32_t)sizeof *reply;
+    const uint32_t payload_bytes = reply->frame_bytes - (uint32_t)sizeof *reply - more_bytes;
     const uint64_t used = server->complete_tail - atomic_load_explicit(&region->complete_head, memory_order_acquire);
     if (used > SYM_RING_BYTES)
         return -EPROTO;
@@ -167,6 +168,7 @@ static int push(sym_server *server, const struct sym_reply *reply, const char *p
     char *ring = server->base + server->plan.complete_offset;
     ring_write(ring, SYM_RING_BYTES, server->complete_tail, reply, sizeof *reply);
     ring_write(ring, SYM_RING_BYTES, server->complete_tail + sizeof *reply, payload, payload_bytes);
+    ring_write(ring, SYM_RING_BYTES, server->complete_tail + sizeof *reply + payload_bytes, more, more_bytes);
     server->complete_tail += padded(reply->frame_bytes);
     atomic_store_explicit(&region->complete_tail, server->complete_tail, memory_order_release);
     atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
@@ -194,19 +196,20 @@ int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags
                     int64_t a3, const char *payload, uint32_t payload_bytes) {
     const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
     pthread_mutex_lock(&server->push_lock);
-    const int rc = push(server, &reply, payload);
+    const int rc = push(server, &reply, payload, NULL, 0);
     if (rc == 1)
         server->queueing = 1;
     pthread_mutex_unlock(&server->push_lock);
     return rc;
 }
 
-/* For any thread. 0: sent; 1: not, for others wait already, there is no room, or the channel was closed. */
-int sym_server_push_now(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1,
-                        int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes) {
-    const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
+/* For any thread; the payload has two parts. 0: sent; 1: not, for others wait already, there is no room, or the channel was
+ * closed. */
+int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                        const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes) {
+    const struct sym_reply reply = reply_of(id, 0, flags, a0, a1, a2, 0, payload_bytes + more_bytes);
     pthread_mutex_lock(&server->push_lock);
-    const int rc = server->queueing || server->closed ? 1 : push(server, &reply, payload);
+    const int rc = server->queueing || server->closed ? 1 : push(server, &reply, payload, more, more_bytes);
     pthread_mutex_unlock(&server->push_lock);
     return rc == 0 ? 0 : 1;
 }

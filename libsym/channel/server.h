@@ -21,8 +21,8 @@ int sym_server_clear_doorbell(int doorbell_fd);
 
 int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                     int64_t a3, const char *payload, uint32_t payload_bytes);
-int sym_server_push_now(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1,
-                        int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes);
+int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                        const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes);
 void sym_server_set_backlog(sym_server *server, int waiting);
 
 void sym_server_want_slots(sym_server *server);

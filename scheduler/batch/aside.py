@@ -1,8 +1,8 @@
 """The thread beside the run: it does what takes long and is Python's, while the next step runs.
 
 It decides what guided generations may draw (see `sym_loop_decide`): a grammar is Python's and Rust's, and after a token
-was drawn it takes some 0.1 ms to say what may follow; a step takes ten times as long or more. It draws with drafts, and
-zeroes pages. What is late costs its own call a step, and no other anything.
+was drawn it takes some 0.1 ms to say what may follow; a step takes ten times as long or more. And it zeroes pages. What
+is late costs its own call a step, and no other anything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,6 @@ MAX_DRAWN = 256
 """Looked at at once."""
 
 
-@dataclass(slots=True)
-class _Guided:
-    decide: Callable[[int, int], Decision]
-    keep: tuple[Any, ...] = ()
-    """What C reads until the next draw."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     function: Callable[[], None]
@@ -47,7 +40,7 @@ class Aside:
     def __init__(self) -> None:
         self.fd = -1
         """Rung by the run; none before it starts."""
-        self._guided: dict[int, _Guided] = {}
+        self._guided: dict[int, tuple[Any, Callable[[int], Decision]]] = {}
         """By the call's number."""
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._is_closed = False
@@ -67,9 +60,9 @@ class Aside:
             os.close(self.fd)
             self.fd, self._thread = -1, None
 
-    def add(self, number: int, decide: Callable[[int, int], Decision]) -> None:
-        """`decide`: see `HotGeneration`."""
-        self._guided[number] = _Guided(decide)
+    def add(self, number: int, state: Any, decide: Callable[[int], Decision]) -> None:
+        """See `HotGeneration`. Who decides keeps the decision until the next one: C reads it."""
+        self._guided[number] = state, decide
 
     def remove(self, number: int) -> None:
         self._guided.pop(number, None)
@@ -81,7 +74,7 @@ class Aside:
             os.eventfd_write(self.fd, 1)
 
     def _run(self, loop: Any) -> None:
-        drawn = ffi.new("int64_t[]", 4 * MAX_DRAWN)
+        drawn = ffi.new("int64_t[]", 2 * MAX_DRAWN)
         # Signals are the trio thread's: Python does not go on with a read of an eventfd that one has interrupted.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
@@ -91,22 +84,21 @@ class Aside:
             is_busy = True
             while is_busy:
                 count = lib.sym_loop_drawn(loop, drawn, MAX_DRAWN)
-                for at in range(0, 4 * count, 4):
-                    self._decide(loop, *drawn[at : at + 4])
+                for at in range(0, 2 * count, 2):
+                    self._decide(loop, *drawn[at : at + 2])
                 is_busy = count > 0 or not self._work.empty()
                 if not self._work.empty():  # something may be drawn again already: both take turns
                     _do(self._work.get())
 
-    def _decide(self, loop: Any, index: int, number: int, token: int, draw_index: int) -> None:
+    def _decide(self, loop: Any, number: int, token: int) -> None:
         guided = self._guided.get(number)
         if guided is None:
-            return  # it has left
-        decision = guided.decide(token, draw_index)
+            return  # it has left, and asks again when it comes back
+        state, decide = guided
+        decision = decide(token)
         forced = ffi.from_buffer("int32_t[]", decision.forced)
         allowed = ffi.NULL if decision.allowed is None else ffi.from_buffer(decision.allowed)
-        num_forced = len(decision.forced)
-        if lib.sym_loop_decide(loop, index, number, draw_index, forced, num_forced, allowed, decision.is_over):
-            guided.keep = (decision, forced, allowed)
+        lib.sym_loop_decide(loop, state, forced, len(decision.forced), allowed, decision.is_over)
 
 
 def _do(work: _Work) -> None:

@@ -1,7 +1,7 @@
 """Calls that append to a KV file, from their place in its queue to their answer.
 
 A call lives through one stretch or several. A *stretch* is what it appends at once, and commits together. A `pred()`
-has one; a `generate()` has one for each crossing of the model that its tokens take.
+has one; a `generate()` begins one whenever it joins the run, and goes on by itself there.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,8 @@ from kvfs.pages.table import Reservation
 from kvfs.tiers.tickets import Ticket
 from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError, TimedOut
-from libsym.rows.sampler import RowSampler
-from libsym.rows.stops import StopTexts
 from scheduler.batch.attention import AttentionMass
-from scheduler.batch.reduction import Reduction, TokenScores
+from scheduler.batch.reduction import Reduction
 from scheduler.batch.states import MOVES, CallState, Early
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
@@ -115,7 +113,7 @@ class FileCall(ABC):
         self.attention: AttentionMass | None = None
         """Attention of its tokens, if it asks for that."""
         self.rows: tuple[memoryview[float], ...] = ()
-        """Where the rows go that are wanted; none: into memory of the run, or of ours if `is_digested`."""
+        """Where the rows go that are wanted; none: into memory of the run."""
         self.reservation: Reservation | None = None
         """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
         self.ticket: Ticket | None = None
@@ -125,8 +123,6 @@ class FileCall(ABC):
         """Why it ends early, or is to."""
         self.num_appended = 0
         """Entries committed, of all stretches."""
-        self.num_rejected = 0
-        """Computed and given back, for what was drawn is not the draft."""
         self.num_given = len(tokens)
         """Tokens that its program gave."""
         self.num_promised = 0
@@ -188,9 +184,9 @@ class FileCall(ABC):
         return None
 
     @property
-    def is_digested(self) -> bool:
-        """Whether Python looks at the rows, in the thread `aside`: `digest`."""
-        return False
+    def num_rejected(self) -> int:
+        """Entries that were computed and do not count, for what was drawn is not the draft."""
+        return 0
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         """There is room for a stretch. Invalid: what it asks for does not fit the file."""
@@ -206,23 +202,10 @@ class FileCall(ABC):
         self.caller.program.num_promised += num_tokens - self.num_promised
         self.num_promised = num_tokens
 
-    def digest(self, rows: Sequence[memoryview[float]]) -> None:
-        """In the thread `aside`: take from the stretch's rows what they were wanted for."""
-        del rows
-        raise AssertionError("this call wants no row in memory of ours")
-
     @property
     @abstractmethod
     def num_answered(self) -> int:
         """Tokens or rows that its program has got of it, if it did not fail."""
-
-    @abstractmethod
-    def end_stretch(self) -> int:
-        """The stretch is computed: how many of its entries are to be committed."""
-
-    @abstractmethod
-    def next_stretch(self) -> bool:
-        """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
         """Error that a call ended early ends with."""
@@ -282,7 +265,7 @@ class PredCall(FileCall):
     @property
     def num_ahead(self) -> int | None:
         """Whether the file goes on is seen at its next call: that of a branch is closed before."""
-        return None if self._hot is None else 0
+        return None if self.hot is None else 0
 
     @property
     def hot(self) -> HotPred | None:
@@ -304,12 +287,6 @@ class PredCall(FileCall):
     @property
     def reduction(self) -> Reduction | None:
         return self._reduction
-
-    def end_stretch(self) -> int:
-        return len(self.tokens)
-
-    def next_stretch(self) -> bool:
-        return False
 
     def end(self, error: SymError | None) -> None:
         self._finished(error)
@@ -346,16 +323,13 @@ class HotGeneration:
 
     channel: ServerChannel
     request_id: int
-    sampler: RowSampler
-    draw_index: int
-    stop_tokens: frozenset[int]
-    num_to_emit: int
-    stops: StopTexts | None
-    scores: TokenScores | None
-    """The numbers of each row that is drawn from are sent beside the token."""
-    decide: Callable[[int, int], Decision] | None
-    """Says in a thread of its own, while a step runs, what may be drawn next: from the token that was drawn, below 0 if
-    none was yet, and the number of the draw that it is for. None: anything may."""
+    generation: Any
+    """A `sym_generation`."""
+    num_rows: int
+    """Rows that it needs memory of its own for; 0: of a step."""
+    decide: Callable[[int], Decision] | None
+    """Says in a thread of its own, while a step runs, what may be drawn next, from the token that was drawn, below 0 if
+    none was yet. None: anything may."""
 
 
 HotFile: TypeAlias = HotPred | HotGeneration
@@ -373,5 +347,4 @@ class Decision:
     """Whether the text is over."""
 
 
-NONE_FORCED: IntArray = np.empty(0, np.int32)
-THE_END = Decision(NONE_FORCED, None, is_over=True)
+THE_END = Decision(np.empty(0, np.int32), None, is_over=True)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from kvfs.fs import FileSystem
-from libsym.abi import Finish
 from libsym.errors import StepFailed, SymError
-from libsym.rows.native import checked
-from scheduler._loop import ffi, lib
+from scheduler._loop import lib
 from scheduler.batch.call import FileCall, HotPred
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.member import Member
+from scheduler.batch.reduction import row_failure
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.states import Early
-from scheduler.replies import kept
 
 Then = Callable[[], None]
-_FINISHES = {
-    lib.SYM_END_STOP_TEXT: Finish.STOP_TEXT,
-    lib.SYM_END_LENGTH: Finish.LENGTH,
-    lib.SYM_END_GRAMMAR: Finish.GRAMMAR,
-}
 
 
 class Calls(Protocol):
@@ -77,46 +69,23 @@ class Ends:
 
     def _settle_call(self, member: Member, call: FileCall, error: SymError | None) -> Then:
         ended = member.ended
+        member.let_go()
         if ended.end != lib.SYM_END_DONE or call.early not in (None, Early.LATE):
-            member.let_go()
             return partial(self._calls.finish, call, error)
         if call.reduction is not None and ended.error:
             call.reduction.error = row_failure(ended.error)
-        if not member.rows:
-            member.let_go()
-            return partial(self._end_stretch, call)
-        rows = member.rows
+        return partial(self._commit, call)
 
-        def digested(failure: Exception | None) -> None:
-            member.let_go()
-            if failure is not None:
-                self._calls.finish(call, SymError(f"the daemon failed to draw: {failure!r}"))
-            elif call.early is Early.GONE:
-                self._calls.finish(call, None)
-            else:
-                self._end_stretch(call)
-
-        return partial(self._run.aside.ask, partial(call.digest, rows), digested)
-
-    def _end_stretch(self, call: FileCall) -> None:
-        """Commit the entries of a complete stretch that count. The call goes on with its next one, or ends."""
+    def _commit(self, call: FileCall) -> None:
+        """Commit a complete stretch, and answer."""
         reservation = call.reservation
         assert reservation is not None
-        num_entries = call.end_stretch()
-        call.num_appended += num_entries
-        call.num_rejected += len(call.tokens) - num_entries
-        num_reserved = len(reservation.tokens)
-        reservation.commit_first(reservation.tokens[:num_entries])
-        if num_entries < num_reserved:
-            reservation.abort()
+        call.num_appended += len(call.tokens)
+        reservation.commit_first(reservation.tokens)
         self._fs.committed(call.file)
         call.reservation = None
-        if not call.next_stretch() or call.early is not None:
-            if call.cancellation() is not None:
-                call.early = None  # its entries are there
-            self._calls.leave(call, None)
-        else:
-            self._calls.go_on(call)
+        call.early = None  # its entries are there
+        self._calls.leave(call, None)
 
     # ---- programs
 
@@ -145,58 +114,9 @@ class Ends:
     # ---- generations
 
     def _settle_generation(self, member: Member, call: GenerateCall, error: SymError | None) -> Then:
-        ended = member.ended
-        forced = ended.num_forced_taken
-        generated: list[int] = ffi.unpack(ended.forced, forced) if forced else [ended.token]
-        unsent = generated[len(generated) - ended.num_unsent :]
-        pending: list[int] = ffi.unpack(ended.tokens, ended.num_tokens) if ended.num_tokens else []
+        is_over = member.ended.end == lib.SYM_END_DONE
         member.let_go()
-        call.has_emitted(ended.num_to_emit)
-        if ended.end == lib.SYM_END_STOP_TOKEN:
-            call.stopped(Finish.STOP_TOKEN, ended.token)
-        elif ended.end in _FINISHES:
-            call.emit(unsent)
-            call.stopped(_FINISHES[ended.end])
-        elif ended.end == lib.SYM_END_DRAW:
-            call.emit(unsent)
-            call.failed(row_failure(ended.error))
-        elif error is None and call.early is None:
-            call.went_on(pending, unsent, ended.draw_index)
-            if ended.is_guided:
-                return partial(self._follow, call, ended.token, ended.draw_index, has_taken_forced=forced > 0)
-            return partial(self._next_stretch, call)
-        return partial(self._calls.leave, call, error)
-
-    def _follow(self, call: GenerateCall, token: int, draw_index: int, *, has_taken_forced: bool) -> None:
-        """Follow a draw: a decision for the next one, which may not be known yet, comes true here."""
-
-        def decided(failure: Exception | None) -> None:
-            if failure is not None:
-                self._calls.leave(call, SymError(f"the daemon failed to follow the grammar: {failure!r}"))
-                return
-            if call.early is None:
-                call.follow(has_taken_forced=has_taken_forced)
-            self._next_stretch(call)
-
-        self._run.aside.ask(lambda: _ignore(call.decide(token, draw_index)), decided)
-
-    def _next_stretch(self, call: GenerateCall) -> None:
-        if call.early is not None or not call.next_stretch():
-            self._calls.leave(call, None)
-        else:
-            self._calls.go_on(call)
-
-
-def _ignore(_: object) -> None:
-    """Ignore a decision, which is the call's to keep."""
-
-
-def row_failure(code: int) -> SymError:
-    """Why a row could not be drawn from, or reduced."""
-    try:
-        checked(-code)
-    except SymError as failure:
-        return kept(failure)
-    except MemoryError as failure:
-        return kept(SymError(str(failure), errno.ENOMEM))
-    raise AssertionError("nothing failed")
+        if is_over or error is not None:
+            return partial(self._calls.leave, call, error)
+        call.begin_again()
+        return partial(self._calls.go_on, call)

@@ -10,18 +10,16 @@
 So the last tokens that were emitted are not in the file, but for an end by a stop token. A draft changes nothing but
 the number of steps: its tokens are appended with the pending one, and count only as far as they are what is drawn.
 
-The run draws and sends in C, right after each step (`results.c`). What a grammar allows next is decided in the thread
-`aside`. With a draft, and while tokens are kept for a program that does not read, this module draws, in `aside`, too,
-and emits on the trio thread. Entries are committed on the trio thread alone.
+The run draws and sends in C, right after each step (`generation.c`): by a `sym_generation`, which is there as long as
+the call, in the run or out of it. What a grammar allows next is decided in the thread `aside`. Entries are committed on
+the trio thread alone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from enum import Enum, auto
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,13 +29,16 @@ from kvfs.names.content import TurnUnderWay
 from kvfs.pages.table import Reservation
 from libsym.abi import Finish
 from libsym.channel.server import ServerChannel
-from libsym.errors import SymError
+from libsym.errors import Invalid, SymError
+from libsym.generate import MAX_DRAFT_TOKENS, MAX_MATCH
+from libsym.rows.reduced import RowReducer
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
-from scheduler.batch.call import AHEAD_ENTRIES, NONE_FORCED, THE_END, Caller, Decision, FileCall, HotGeneration
-from scheduler.batch.drafts import NgramDraft
+from scheduler._loop import ffi, lib
+from scheduler.batch.call import AHEAD_ENTRIES, THE_END, Caller, Decision, FileCall, HotGeneration
 from scheduler.batch.grammar import Grammar
-from scheduler.batch.reduction import TokenScores
+from scheduler.batch.member import ints
+from scheduler.batch.reduction import row_failure
 from scheduler.batch.states import Early
 from scheduler.replies import kept
 from scheduler.trace.records import CallKind
@@ -49,12 +50,17 @@ class Output(Protocol):
     """Where tokens go. `num_entries`: of the file now."""
 
     @property
-    def direct(self) -> tuple[ServerChannel, int] | None:
-        """The request that the run may send the tokens for, itself; None: what is kept has to go before."""
+    def direct(self) -> tuple[ServerChannel, int]:
+        """The request that the run sends the tokens for, itself."""
         ...
 
-    def emit(self, tokens: list[int], scores: list[bytes], num_entries: int) -> None:
-        """`scores`: of each token, if they were asked for."""
+    @property
+    def max_sent(self) -> int:
+        """Tokens that a reply holds."""
+        ...
+
+    def send(self, num_tokens: int, num_entries: int, payload: bytes) -> None:
+        """Send tokens that the run found no room for."""
         ...
 
     def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
@@ -64,13 +70,22 @@ class Output(Protocol):
     def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None: ...
 
 
-class _Drawn(Enum):
-    """Outcomes of a draw."""
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses at what comes next: what followed where the last tokens came before."""
 
-    THE_DRAFT = auto()
-    """The next token of the draft: the row after it is there already."""
-    ANOTHER = auto()
-    THE_END = auto()
+    max_tokens: int
+    """Guessed at once."""
+    min_match: int
+    """Equal tokens that a guess follows."""
+    before: IntArray
+    """Tokens that are looked through beside those that are generated."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens <= MAX_DRAFT_TOKENS:
+            raise Invalid(f"a draft of {self.max_tokens} tokens: 1 to {MAX_DRAFT_TOKENS} are possible")
+        if not 1 <= self.min_match <= MAX_MATCH:
+            raise Invalid(f"min_match={self.min_match}: a draft can begin after 1 to {MAX_MATCH} equal tokens")
 
 
 class GenerateCall(FileCall):
@@ -89,8 +104,8 @@ class GenerateCall(FileCall):
         sampler: RowSampler,
         stop_tokens: frozenset[int],
         stops: StopTexts | None,
-        draft: NgramDraft | None,
-        scores: TokenScores | None = None,
+        draft: Draft | None,
+        scores: RowReducer | None = None,
         output: Output,
         priority: int = 0,
         deadline_s: float | None = None,
@@ -102,71 +117,66 @@ class GenerateCall(FileCall):
         super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         self._max_tokens = max_tokens
         self._turn_at = turn_at
-        self._max_positions = 0  # of the model: told with the first stretch's place
-        self._sampler = sampler
-        self._stop_tokens = stop_tokens
-        self._stops = stops
         self.grammar: Grammar | None = None
         """To be given before it is submitted: compiling one takes time."""
         self._draft = draft
-        self._scores = scores
         self._output = output
-        self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
-        self._num_accepted = 0  # of the draft, in this stretch
-        self._num_to_emit: int | None = None  # not known before the first stretch has its place
-        self._most_to_emit = 0
-        self._draw_index = 0
-        self._drawn: list[int] = []  # in this stretch, to be emitted
-        self._scored: list[bytes] = []  # of each of these
-        self._pending: list[int] = []  # of the next stretch
-        self._finish: Finish | None = None
+        self._most_to_emit: int | None = None  # not known before the first stretch has its place
         self._error: SymError | None = None
-        self._stop_token = -1
-        self._decision: Decision | None = None
-        self._decided_draw = -1  # that the decision is for
+        self._decision: Decision | None = None  # C reads it until the next one
+        stop_list = np.array(sorted(stop_tokens), np.int32)
+        self._keep = (sampler, stops, scores, stop_list)
+        self._generation = self._new_generation(sampler, stops, scores, stop_list)
+
+    def _new_generation(
+        self, sampler: RowSampler, stops: StopTexts | None, scores: RowReducer | None, stop_tokens: IntArray
+    ) -> Any:
+        found = lib.sym_generation_new(ffi.cast("sym_sampler *", sampler.address))
+        if found == ffi.NULL:
+            raise MemoryError("no memory for a generation")
+        state = ffi.gc(found, lib.sym_generation_free)
+        state.stop_tokens, state.num_stop_tokens = ints(stop_tokens), len(stop_tokens)
+        state.max_sent = self._output.max_sent
+        if stops is not None:
+            state.stops = ffi.cast("sym_stops *", stops.address)
+        if scores is not None:
+            state.reducer, state.score_bytes = ffi.cast("sym_reducer *", scores.address), scores.row_bytes
+        if self._draft is not None:
+            state.max_draft, state.min_match = self._draft.max_tokens, self._draft.min_match
+            if lib.sym_generation_remember(state, ints(self._draft.before), len(self._draft.before)) != 0:
+                raise MemoryError("no memory for what a draft looks through")
+        return state
 
     @property
-    def num_ahead(self) -> int | None:
-        return AHEAD_ENTRIES if self._draft is None else None
+    def num_ahead(self) -> int:
+        return AHEAD_ENTRIES
 
     @property
-    def hot(self) -> HotGeneration | None:
-        """Drafts are Python's, and so is every token while what came before is kept."""
-        direct = self._output.direct if self._draft is None else None
-        if direct is None:
-            return None
-        assert self._num_to_emit is not None
-        return HotGeneration(
-            *direct,
-            self._sampler,
-            self._draw_index,
-            self._stop_tokens,
-            self._num_to_emit,
-            self._stops,
-            self._scores,
-            None if self.grammar is None else self.decide,
-        )
+    def hot(self) -> HotGeneration:
+        if self.grammar is None:
+            return HotGeneration(*self._output.direct, self._generation, 0, None)
+        return HotGeneration(*self._output.direct, self._generation, 1 + self._generation.max_draft, self.decide)
 
     @property
     def num_rows(self) -> int:
-        return 1 if len(self.tokens) == self._num_pending else len(self.tokens)
+        return 1
 
     @property
     def num_answered(self) -> int:
-        return self._most_to_emit - (self._num_to_emit or 0)
+        return 0 if self._most_to_emit is None else self._most_to_emit - self._generation.num_to_emit
 
     @property
-    def is_digested(self) -> bool:
-        return self.hot is None
+    def num_rejected(self) -> int:
+        return int(self._generation.num_rejected)
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
-        if self._num_to_emit is None:
+        if self._most_to_emit is None:
             self._note_turn()
-            self._max_positions = max_positions
             # The last token that is emitted is not computed, so it needs no position.
             room = max_positions - int(reservation.positions[len(self.tokens) - 1])
-            self._num_to_emit = self._most_to_emit = min(self._max_tokens or room, room)
+            self._most_to_emit = self._generation.num_to_emit = min(self._max_tokens or room, room)
+            self._generation.is_guided = self.grammar is not None
 
     def _note_turn(self) -> None:
         content = self.file.content
@@ -178,170 +188,63 @@ class GenerateCall(FileCall):
             content.goes_on(np.concatenate((self.file.table.read()[0], self.tokens[:behind])))
         content.under_way = TurnUnderWay(self.file, self.file.table.length + behind)
 
-    def digest(self, rows: Sequence[memoryview[float]]) -> None:
-        """Draw from every row that the draft turns out to be right about, and from the first where it is not."""
-        try:
-            for index, row in enumerate(rows, len(self.tokens) - len(rows)):
-                # The row after token `index`; of the pending tokens only the last one's says something new.
-                if index < self._num_pending + self._num_accepted - 1 or self._drawn_up:
-                    continue
-                if self._draw(row, index) is _Drawn.THE_DRAFT:
-                    self._num_accepted += 1
-        except SymError as error:
-            self._error = kept(error)
-
-    @property
-    def _drawn_up(self) -> bool:
-        """Whether nothing more can be drawn in this stretch."""
-        return bool(self._pending) or self._finish is not None or self._error is not None
-
-    def _draw(self, row: memoryview[float], index: int) -> _Drawn:
-        allowed = None if self.grammar is None else self.grammar.allowed()
-        token = self._sampler.draw(row, self._draw_index, allowed)
-        self._draw_index += 1
-        if token in self._stop_tokens:
-            self.stopped(Finish.STOP_TOKEN, token)
-            return _Drawn.THE_END
-        if self.grammar is not None:
-            self.grammar.advance(token)
-        emitted = self._note([token], row)
-        if self._finish is None and self.grammar is not None:
-            emitted += self._note(self.grammar.forced())
-            if self._finish is None and self.grammar.is_over:
-                self._finish = Finish.GRAMMAR
-        if self._finish is not None:
-            return _Drawn.THE_END
-        if len(emitted) == 1 and index + 1 < len(self.tokens) and self.tokens[index + 1] == token:
-            return _Drawn.THE_DRAFT
-        self._pending = emitted
-        return _Drawn.ANOTHER
-
-    def _note(self, tokens: list[int], row: memoryview[float] | None = None) -> list[int]:
-        """Emit tokens, as many as may be: these. `row`: that one was drawn from."""
-        emitted: list[int] = []
-        for token in tokens:
-            if self._finish is not None:
-                break
-            assert self._num_to_emit is not None
-            self._sampler.note(token)
-            emitted.append(token)
-            if self._scores is not None:
-                self._scored.append(self._scores.of(row, token))
-            self._num_to_emit -= 1
-            if self._stops is not None and self._stops.add(token):
-                self._finish = Finish.STOP_TEXT
-            elif self._num_to_emit == 0:
-                self._finish = Finish.LENGTH
-        self._drawn += emitted
-        return emitted
-
-    def end_stretch(self) -> int:
-        return self._num_pending + self._num_accepted
-
-    def next_stretch(self) -> bool:
-        drawn, self._drawn = self._drawn, []
-        scored, self._scored = self._scored, []
-        if drawn:
-            self._output.emit(drawn, scored, self.file.table.length)
-        if self._finish is not None or self._error is not None:
-            return False
-        self._begin_stretch(self._pending, drawn)
-        return True
-
-    def _begin_stretch(self, pending: list[int], drawn: list[int]) -> None:
-        assert pending
-        assert self._num_to_emit is not None
-        tokens = list(pending)
-        if self._draft is not None:
-            self._draft.add(drawn)
-            # The row after the last of the draft is drawn from, too; positions must reach.
-            room = self._max_positions - self.file.table.next_position - len(pending)
-            tokens += self._draft.propose(max(0, min(self._num_to_emit - 1, room)))
-        self.tokens = np.asarray(tokens, np.int32)
-        self.positions = None
-        self._num_pending = len(pending)
-        self._num_accepted = 0
-        self._pending = []
+    def begin_again(self) -> None:
+        """It has left the run before its end: its next stretch is what was generated and is no entry."""
+        state = self._generation
+        if state.has_begun:
+            num_pending = state.num_tokens - state.num_entries
+            self.tokens = np.array(ffi.unpack(state.tokens + state.num_entries, num_pending), np.int32)
+            self.positions = None
 
     def cancellation(self) -> SymError | None:
         return None  # it ends with what it has
 
     def end(self, error: SymError | None) -> None:
-        error = self._error if error is None else error
-        num_entries = self.file.table.length
-        if self._turn_at is not None:
-            self.file.content.turn_ended(by_itself=error is None and self._finish is not None)
+        state, num_entries = self._generation, self.file.table.length
         if error is None:
-            early = Finish.DEADLINE if self.early is Early.LATE else Finish.CANCELLED
-            self._output.end(self._finish or early, self._stopped_by, num_entries)
-        else:
+            error = self._error
+        if error is None and state.error:
+            error = row_failure(state.error)
+        if self._turn_at is not None:
+            self.file.content.turn_ended(by_itself=error is None and state.finish != 0)
+        self._send_rest(num_entries)
+        if error is not None:
             self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
+        elif state.finish:
+            is_stopped = state.finish in {Finish.STOP_TOKEN, Finish.STOP_TEXT}
+            self._output.end(Finish(state.finish), state.stopped_by if is_stopped else -1, num_entries)
+        else:
+            early = Finish.DEADLINE if self.early is Early.LATE else Finish.CANCELLED
+            self._output.end(early, -1, num_entries)
+
+    def _send_rest(self, num_entries: int) -> None:
+        """Send what the run found no room for: as it does, the very first token by itself."""
+        state, at = self._generation, 0
+        while state.num_unsent:
+            count = min(state.num_unsent, state.max_sent if state.has_sent else 1)
+            payload = bytes(ffi.buffer(state.tokens + state.num_tokens - state.num_unsent, 4 * count))
+            if state.score_bytes:
+                payload += bytes(ffi.buffer(state.scores + at, count * state.score_bytes))
+                at += count * state.score_bytes
+            self._output.send(count, num_entries if state.has_sent else state.begin, payload)
+            state.num_unsent -= count
+            state.has_sent = 1
 
     def end_late(self) -> None:
         """End a generation whose deadline passed before it was submitted."""
         self.end_early(Early.LATE)
         self.end(None)
 
-    @property
-    def _stopped_by(self) -> int:
-        """The number of the stop text, or the stop token."""
-        if self._finish is Finish.STOP_TEXT:
-            assert self._stops is not None
-            assert self._stops.found is not None
-            return self._stops.found
-        return self._stop_token
-
-    # What the run did without the scheduler
-
-    def decide(self, token: int, draw_index: int) -> Decision:
+    def decide(self, token: int) -> Decision:
         """In the thread `aside`: what may be drawn next, after `token`, or at the beginning if that is below 0."""
-        if self._decided_draw != draw_index or self._decision is None:
-            assert self.grammar is not None
-            try:
-                self._decision = self.grammar.decide(token)
-            except SymError as error:
-                self._error = kept(error)
-                self._decision = THE_END
-            except Exception as failure:  # those of other calls are to be decided still
-                log.exception("a grammar failed")
-                self._error = SymError(f"the daemon failed to follow the grammar: {failure!r}")
-                self._decision = THE_END
-            self._decided_draw = draw_index
+        assert self.grammar is not None
+        try:
+            self._decision = self.grammar.decide(token)
+        except SymError as error:
+            self._error = kept(error)
+            self._decision = THE_END
+        except Exception as failure:  # those of other calls are to be decided still
+            log.exception("a grammar failed")
+            self._error = SymError(f"the daemon failed to follow the grammar: {failure!r}")
+            self._decision = THE_END
         return self._decision
-
-    def has_emitted(self, num_to_emit: int) -> None:
-        """Set how many tokens are left to be emitted, of those that the run was told of."""
-        self._num_to_emit = num_to_emit
-
-    def went_on(self, pending: list[int], unsent: list[int], draw_index: int) -> None:
-        """The run drew so far: `pending` is no entry yet, and `unsent`, the last of what was drawn, is to be sent."""
-        self._draw_index = draw_index
-        self._pending = pending
-        self.emit(unsent)
-
-    def follow(self, *, has_taken_forced: bool) -> None:
-        """Do what was decided for the next draw. `has_taken_forced`: what comes first is pending already."""
-        decision = self._decision
-        assert decision is not None
-        assert self._decided_draw == self._draw_index
-        if not has_taken_forced:
-            self._pending += self._note(decision.forced.tolist())
-        if self._finish is None and self._error is None and decision.is_over:
-            self._finish = Finish.GRAMMAR
-        self._decision = replace(decision, forced=NONE_FORCED)
-
-    def stopped(self, finish: Finish, stop_token: int = -1) -> None:
-        """The last token was drawn; if it was a stop token, it is not among those that were emitted."""
-        if self._error is None:
-            self._finish = finish
-            self._stop_token = stop_token
-
-    def failed(self, error: SymError) -> None:
-        """The run could not draw."""
-        self._error = error
-
-    def emit(self, tokens: list[int]) -> None:
-        """Emit what the run found no room to send."""
-        if tokens:
-            scores = [] if self._scores is None else self._scores.of_unsent(tokens)
-            self._output.emit(tokens, scores, self.file.table.length)

@@ -8,8 +8,6 @@
 
 static int32_t left(const sym_member *member) { return member->num_tokens - member->num_computed; }
 
-static int wants_all(const sym_member *member) { return member->num_rows == member->num_tokens; }
-
 /* From here on no page was read yet. */
 static void begin_reading(sym_loop *loop) {
     struct layout *layout = &loop->layout;
@@ -36,20 +34,36 @@ static int32_t num_shared(sym_loop *loop, const sym_member *member) {
     return count;
 }
 
-/* One token, or what a generation goes on with; as many rows of these as of prefills are in a step. */
-static int is_decode(const sym_loop *loop, const sym_member *member, int32_t *num_forced) {
+/* Rows of decodes of several tokens in a step: what grammars forced, and what is guessed. */
+struct more {
+    int32_t num_forced, num_guessed;
+};
+
+/* One token, or what a generation goes on with: as many forced rows as of prefills are in a step, and as many guesses as
+ * rows of ours. */
+static int is_decode(const sym_loop *loop, sym_member *member, struct more *more) {
+    const sym_limits *limits = &loop->plan.limits;
     if (left(member) == 1)
         return 1;
-    if (member->kind != SYM_GENERATION || member->num_done == 0 || member->num_computed > 0 ||
-        *num_forced + left(member) > loop->plan.limits.max_tokens)
+    if (member->kind != SYM_GENERATION || !member->generation->has_begun || member->num_computed > 0)
         return 0;
-    *num_forced += left(member);
+    sym_trim_draft(member, limits->max_digested - more->num_guessed);
+    more->num_guessed += member->generation->num_draft;
+    const int32_t num_forced = left(member) - member->generation->num_draft;
+    if (num_forced == 1)
+        return 1;
+    if (more->num_forced + num_forced > limits->max_tokens) {
+        sym_trim_draft(member, 0); /* it may be cut, and its rows would be gone with their step */
+        return left(member) == 1;
+    }
+    more->num_forced += num_forced;
     return 1;
 }
 
 /* Those that may be in the next step. */
 static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
-    int32_t n = 0, num_forced = 0;
+    int32_t n = 0;
+    struct more more = {0};
     if (loop->num_places > loop->room_candidates) {
         int32_t room[3] = {loop->room_candidates, loop->room_candidates, loop->room_candidates};
         if (sym_make_room(&loop->candidates, &room[0], loop->num_places, sizeof *loop->candidates) != 0 ||
@@ -71,6 +85,7 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
             loop->counts.num_undecided++;
             continue;
         }
+        const int is_one = is_decode(loop, member, &more);
         loop->candidate_of[n] = i;
         loop->candidates[n++] = (sym_candidate){
             .since_ns = member->since_ns,
@@ -81,8 +96,8 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
             .length = entries(member) + member->num_computed,
             .num_shared = left(member) == 1 ? num_shared(loop, member) : 0,
             .left = left(member),
-            .is_decode = is_decode(loop, member, &num_forced),
-            .is_digested = member->rows == NULL && member->num_rows > 1,
+            .is_decode = is_one,
+            .is_digested = !is_one && member->rows == NULL && member->num_rows > 1,
         };
     }
     return n;
@@ -119,12 +134,10 @@ static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_
     return n;
 }
 
+/* Of the next so many of its stretch; the last ones of all are wanted. */
 static int32_t rows_wanted(const sym_member *member, int32_t num_now) {
-    if (member->num_rows == 0)
-        return 0;
-    if (wants_all(member))
-        return num_now;
-    return num_now == left(member);
+    const int32_t wanted = member->num_rows - (left(member) - num_now);
+    return wanted < 0 ? 0 : wanted < num_now ? wanted : num_now;
 }
 
 struct sizes {
@@ -269,12 +282,10 @@ static void lay_chunks(sym_loop *loop) {
                 layout->positions[num_rows + k] = member->position + done + k;
         memcpy(layout->pages + num_pages, member->pages, (size_t)used * sizeof(int32_t));
         seat->first_out = num_out;
+        const int32_t first_wanted = member->num_rows - (left(member) - seat->num_now) - seat->num_wanted;
         for (int32_t k = 0; k < seat->num_wanted; k++)
-            layout->out[num_out++] = member->rows == NULL ? layout->scratch[num_scratch++]
-                                     : wants_all(member)  ? member->rows[done + k]
-                                                          : member->rows[0];
-        if (seat->num_wanted > 0)
-            member->row = layout->out[num_out - 1];
+            layout->out[num_out++] =
+                member->rows == NULL ? layout->scratch[num_scratch++] : member->rows[first_wanted + k];
         lay_mask(layout, seat, c, &num_words);
         layout->masses[c] = member->mass;
         has_mass |= member->mass.sums != NULL;

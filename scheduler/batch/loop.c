@@ -9,7 +9,8 @@
  *   members.c   they join, leave, and have news for the scheduler
  *   facts.c     what the scheduler says of shares and costs, and asks of steps
  *   layout.c    the policy chooses the next step's calls; they become a batch
- *   results.c   entries count, programs are answered, tokens drawn and sent
+ *   results.c   entries count, programs are answered
+ *   generation.c  tokens are drawn and sent
  *
  * A member needs the scheduler when it is over, when its room is nearly used up, and for what a grammar allows. It is told
  * by an eventfd, and the next steps go on without that member if it takes long. The scheduler may ask at any time how far
@@ -143,7 +144,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
         loop->servers[i].num_asked = loop->servers[i].num_other = 0;
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        if (member->state == SYM_COMPUTING || (member->state == SYM_UNDECIDED && member->is_decided))
+        if (member->state == SYM_COMPUTING || (member->state == SYM_UNDECIDED && member->generation->is_decided))
             add_ready(loop, member, ready);
         if (member->state != SYM_WAITING || entries(member) >= member->capacity)
             continue;

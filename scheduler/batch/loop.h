@@ -3,6 +3,7 @@
 #ifndef SYM_LOOP_H
 #define SYM_LOOP_H
 
+#include "generation.h"
 #include "policy.h"
 #include "steps.h"
 
@@ -22,17 +23,12 @@ enum sym_member_state {
 
 enum sym_member_end {
     SYM_END_NONE = 0,
-    SYM_END_DONE = 1, /* the stretch of a call is computed */
-    SYM_END_STOP_TOKEN = 2,
-    SYM_END_STOP_TEXT = 3,
-    SYM_END_LENGTH = 4,
-    SYM_END_GRAMMAR = 5,  /* what it allows is over */
-    SYM_END_ROOM = 6,     /* more entries than are reserved */
-    SYM_END_UNSENT = 7,   /* the answer found no room in the ring: tokens or the row are still to be sent */
-    SYM_END_DRAW = 8,     /* no token could be drawn, reduced or noted: `error` */
-    SYM_END_STEP = 9,     /* its step failed: `error`, an errno */
-    SYM_END_ASKED = 10,   /* the scheduler wants it back */
-    SYM_END_DEADLINE = 11,
+    SYM_END_DONE = 1,   /* the stretch of a call is computed; a generation is over, as it says */
+    SYM_END_ROOM = 2,   /* more entries than are reserved */
+    SYM_END_UNSENT = 3, /* the answer to a program found no room in the ring: the row is still to be sent */
+    SYM_END_STEP = 4,   /* its step failed: `error`, an errno */
+    SYM_END_ASKED = 5,  /* the scheduler wants it back */
+    SYM_END_DEADLINE = 6,
 };
 
 /* Why a member is to leave. */
@@ -65,21 +61,15 @@ typedef struct sym_member {
     int32_t *log; /* [capacity - first]: the tokens of entries that count; null: of a call that is known */
     const uint8_t *mask; /* null, or bits: see EntryMask in call.py */
     int32_t mask_rows, mask_columns, mask_row_bytes;
-    int32_t num_rows; /* of the stretch that are wanted: none, the last, or all of them */
+    int32_t num_rows; /* of the last tokens of the stretch: these are wanted */
     float *const *rows; /* [num_rows]; null: in memory of the loop, to be reduced or drawn from at once */
     sym_reducer *reducer;
-    char *
-        answer; /* of the reducer; of a generation: its latest token, and then the numbers of the row that was drawn from */
+    char *answer; /* of the reducer */
     int32_t answer_row_bytes;
     sym_mass mass; /* of a call: what its rows attend to is added up here; without `sums` nobody asks */
     float *folded; /* or null: zeros; in the end [1, or for each layer and KV head][columns or pages] of it */
     int32_t is_mass_summed, is_mass_by_page;
-    int32_t is_guided; /* each draw waits for what is decided: see sym_loop_decide */
-    sym_sampler *sampler;
-    sym_stops *stops;
-    uint64_t draw_index; /* of the next draw */
-    const int32_t *stop_tokens;
-    int32_t num_stop_tokens, num_to_emit;
+    sym_generation *generation;
     int64_t connection;
     uint32_t stream; /* of its call */
     /* Set by the loop. */
@@ -88,21 +78,14 @@ typedef struct sym_member {
     int32_t num_done; /* entries that count */
     int32_t is_under_way; /* its call, for its stream */
     int32_t in_step, has_news, is_low, was_told_low, is_rung;
-    int32_t token; /* the one token of a stretch that was drawn or came from a ring */
-    int32_t stop_text; /* that was found; -1 */
-    int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
+    int32_t token; /* of a call that came from a ring */
     int32_t server_index;
-    int64_t answered_ns, drawn, num_calls, compute_ns;
+    int64_t answered_ns, num_calls, compute_ns;
     int64_t queue_ns; /* that it could have been computed and was in no step */
     int64_t stepped_ns; /* when its last step ended */
     int64_t told_ns; /* of `compute_ns`: what stretches before this one took */
     int64_t num_steps, num_rows_computed; /* that it was in, and in them, whatever became of the rows */
-    float *row; /* of the last row wanted of this step, or of the one that is undecided */
-    /* What is decided for the next draw, by the scheduler. */
-    int32_t is_decided, is_over, num_forced, was_drawn;
-    int32_t num_forced_taken; /* that are generated since the last draw */
-    const int32_t *forced;
-    const void *allowed;
+    float *row; /* of a call that came from a ring */
 } sym_member;
 
 /* A step, for the cost model and for traces. */
@@ -205,12 +188,12 @@ void sym_loop_expect(sym_loop *loop, int32_t more);
 int64_t sym_loop_connect(sym_loop *loop);
 void sym_loop_disconnect(sym_loop *loop, int64_t connection);
 
-/* Tokens that guided members drew: [][4] place, number of the call, token (-1: none yet), draws so far; how many. */
+/* What guides are asked: [][2] number of the call, token that was drawn (-1: none yet); how many. */
 int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max);
-/* For the draw number `draw_index` of a call: `forced` tokens come first, then what is `allowed`, or the end. All stays
- * where it is until the draw after that one. 0: the member does not wait for it. */
-int sym_loop_decide(sym_loop *loop, int32_t index, int64_t number, uint64_t draw_index, const int32_t *forced,
-                    int32_t num_forced, const void *allowed, int is_over);
+/* For the next draw of a generation that was asked for: `forced` tokens come first, then what is `allowed`, or the end. All
+ * stays where it is until the draw after that one. */
+void sym_loop_decide(sym_loop *loop, sym_generation *generation, const int32_t *forced, int32_t num_forced,
+                     const void *allowed, int is_over);
 
 int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight);
 void sym_loop_set_weight(sym_loop *loop, int32_t share, double weight);

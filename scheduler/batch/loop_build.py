@@ -17,9 +17,13 @@ SOURCES = (
     "members.c",
     "layout.c",
     "results.c",
+    "generation.c",
+    "draft.c",
     "streams.c",
     "times.c",
 )
+HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "loop.h")
+"""What Python sees, in the order that they need."""
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
@@ -33,7 +37,7 @@ def builder(sources: Sequence[str]) -> FFI:
     ffi = FFI()
     ffi.cdef(_declarations(_LIBSYM / "steps.h"))
     ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
-    for name in ("cost.h", "policy.h", "streams.h", "loop.h"):
+    for name in HEADERS:
         ffi.cdef(_declarations(_HERE / name))
     ffi.set_source(
         "scheduler._loop",
@@ -41,7 +45,7 @@ def builder(sources: Sequence[str]) -> FFI:
         sources=sources,
         include_dirs=[str(_HERE), str(_LIBSYM)],
         depends=[
-            *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "plan.h", "policy.h", "streams.h")),
+            *(str(_HERE / name) for name in (*HEADERS, "loop_state.h", "plan.h")),
             *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
         ],
         extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

@@ -107,7 +107,8 @@ void sym_news_of(sym_loop *loop, int32_t index);
 void sym_act_on(sym_loop *loop, int32_t index);
 void sym_end_member(sym_loop *loop, int32_t index, int32_t why);
 void sym_tell(sym_loop *loop);
-void sym_call_guides(sym_loop *loop);
+void sym_wake_loop(sym_loop *loop);
+void sym_ring(int fd);
 
 /* A member's call, which came between two times, is in the run; it is over, and its program is told now (or it is not). Under
  * the lock. */
@@ -117,7 +118,23 @@ void sym_over(sym_loop *loop, sym_member *member, int is_answered, int64_t now_n
 /* layout.c: what the next step holds. 0: nothing; or so many calls; or -ENOMEM. Under the lock. */
 int32_t sym_lay_out(sym_loop *loop, int64_t now_ns);
 
+/* generation.c; all but the draws under the lock. */
+void sym_join_generation(sym_loop *loop, int32_t index);
+/* If something is to be decided. */
+void sym_call_guides(sym_loop *loop);
+/* Its next stretch, from the tokens that are no entries yet. */
+void sym_begin_stretch(sym_member *member);
+void sym_trim_draft(sym_member *member, int32_t most);
+/* Its stretch is computed, or is decided about. 1: a token is to be drawn. */
+int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns);
+/* From each row that the draft turns out to be right about, and from the first where it is not. */
+void sym_draw(const sym_hot_functions *hot, sym_member *member, float *const *rows);
+/* What was drawn is sent, and computed in the next step; or it is the end. */
+void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns);
+
 /* results.c */
+/* The first tokens of its stretch are part of the file from now on. */
+void sym_count_entries(sym_loop *loop, int32_t index, int32_t num_entries, int64_t now_ns);
 void sym_take_results(sym_loop *loop, int64_t step_ns, int error);
 /* Under the lock: members that were undecided, and are not any more, go on. 1: it was released to draw, so that more may have
  * been decided since. */

@@ -38,7 +38,7 @@ class Member:
         self.ended: Any = None
         """State of a member that has left, a `sym_member`."""
         self.rows: list[memoryview[float]] = []
-        """Memory of ours for what Python, or what is decided later, looks at."""
+        """Memory of ours for rows that are drawn from when it is decided what may come."""
         self._scratch = scratch
         self._keep: list[Any] = []
         self._member = self._describe(share, connection)
@@ -81,7 +81,6 @@ class Member:
                 "first": reservation.start,
                 "capacity": reservation.start + len(reservation.tokens),
                 "num_rows": call.num_rows,
-                "token": -1,
             },
         )
         if self.hot is None:
@@ -114,8 +113,6 @@ class Member:
             member.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
             member.answer = answer
             member.answer_row_bytes = call.reduction.reducer.row_bytes
-        elif call.is_digested:
-            self._add_own_rows(member, call.num_rows)
         elif call.rows:
             self._add_rows(member, call.rows)
         if call.attention is not None:
@@ -137,29 +134,11 @@ class Member:
         self._add_rows(member, self.call.rows)
 
     def _add_generation(self, member: Any, hot: HotGeneration) -> None:
-        stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
-        self._keep += [stop_tokens, hot]
         member.kind = lib.SYM_GENERATION
-        member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
-        member.draw_index = hot.draw_index
-        member.stop_tokens = ints(stop_tokens)
-        member.num_stop_tokens = len(stop_tokens)
-        member.num_to_emit = hot.num_to_emit
-        if hot.stops is not None:
-            member.stops = ffi.cast("sym_stops *", hot.stops.address)
-        if hot.scores is not None:
-            answer = ffi.from_buffer(hot.scores.latest)
-            self._keep.append(answer)
-            member.reducer = ffi.cast("sym_reducer *", hot.scores.reducer.address)
-            member.answer = answer
-            member.answer_row_bytes = hot.scores.reducer.row_bytes
-        if hot.decide is not None:
-            member.is_guided = member.was_drawn = 1
-            self._add_own_rows(member, 1)
-
-    def _add_own_rows(self, member: Any, num_rows: int) -> None:
-        self.rows = self._scratch.take(num_rows)
-        self._add_rows(member, self.rows)
+        member.generation = hot.generation
+        if hot.num_rows:
+            self.rows = self._scratch.take(hot.num_rows)
+            self._add_rows(member, self.rows)
 
     def _add_rows(self, member: Any, rows: Any) -> None:
         buffers = [ffi.from_buffer("float[]", row, require_writable=True) for row in rows]

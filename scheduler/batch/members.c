@@ -29,7 +29,7 @@ int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size) {
     return 0;
 }
 
-static void ring(int fd) {
+void sym_ring(int fd) {
     if (fd < 0)
         return; /* nobody is there yet */
     const uint64_t one = 1;
@@ -43,7 +43,7 @@ void sym_tell(sym_loop *loop) {
         return;
     loop->is_told = 1;
     loop->counts.num_wakes++;
-    ring(loop->engine.wake_fd);
+    sym_ring(loop->engine.wake_fd);
 }
 
 void sym_news_of(sym_loop *loop, int32_t index) {
@@ -52,15 +52,6 @@ void sym_news_of(sym_loop *loop, int32_t index) {
         member->has_news = 1;
         loop->news[loop->num_news++] = index; /* has room for every place */
     }
-}
-
-/* If something was drawn that is to be decided about. Nobody decides about what has ended. */
-void sym_call_guides(sym_loop *loop) {
-    for (int32_t i = 0; i < loop->num_places; i++)
-        if (loop->members[i]->was_drawn && loop->members[i]->state != SYM_ENDED) {
-            ring(loop->engine.guide_fd);
-            return;
-        }
 }
 
 void sym_act_on(sym_loop *loop, int32_t index) {
@@ -135,7 +126,7 @@ static int32_t free_place(sym_loop *loop) {
     return index;
 }
 
-static void wake_loop(sym_loop *loop) {
+void sym_wake_loop(sym_loop *loop) {
     if (loop->is_asleep)
         pthread_cond_signal(&loop->has_work);
 }
@@ -147,7 +138,6 @@ int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
         sym_member *place = loop->members[index];
         *place = *member;
         place->state = SYM_COMPUTING;
-        place->stop_text = -1;
         if (member->kind == SYM_PROGRAM) {
             place->server_index = watched_at(loop, member->server);
             if (place->server_index < 0) {
@@ -161,10 +151,10 @@ int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
         if (index >= 0) {
             const int64_t now_ns = sym_now_ns();
             sym_called(loop, place, now_ns, now_ns);
+            if (member->kind == SYM_GENERATION)
+                sym_join_generation(loop, index);
         }
-        if (member->was_drawn)
-            ring(loop->engine.guide_fd);
-        wake_loop(loop);
+        sym_wake_loop(loop);
     }
     pthread_mutex_unlock(&loop->lock);
     return index < 0 ? -ENOMEM : index;
@@ -189,8 +179,8 @@ int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
     if (member->state != SYM_ENDED) {
         if (how > member->leave)
             member->leave = how;
-        const int has_begun = member->kind != SYM_GENERATION || member->num_tokens != 1 ||
-                              member->state != SYM_COMPUTING || member->num_done == 0;
+        const int has_begun = member->kind != SYM_GENERATION || member->state != SYM_COMPUTING ||
+                              !member->generation->has_begun || member->num_computed > 0;
         if (!member->in_step && (how == SYM_LEAVE_NOW || member->state == SYM_WAITING || !has_begun))
             sym_end_member(loop, index, SYM_END_ASKED);
     }
@@ -226,7 +216,7 @@ int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int
     if (waits) {
         const int64_t now_ns = sym_now_ns();
         sym_continue_with(loop, index, call, now_ns, now_ns);
-        wake_loop(loop);
+        sym_wake_loop(loop);
     }
     pthread_mutex_unlock(&loop->lock);
     return waits;
@@ -336,42 +326,4 @@ void sym_loop_expect(sym_loop *loop, int32_t more) {
     do
         after = before + more < 0 ? 0 : before + more; /* they were waited for in vain, and are not expected any more */
     while (!atomic_compare_exchange_weak(&loop->num_expected, &before, after));
-}
-
-/* ---- guides */
-
-int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max) {
-    int32_t n = 0;
-    pthread_mutex_lock(&loop->lock);
-    for (int32_t i = 0; i < loop->num_places && n < max; i++) {
-        sym_member *member = loop->members[i];
-        if (!member->was_drawn || member->state == SYM_GONE || member->state == SYM_ENDED)
-            continue;
-        member->was_drawn = 0;
-        drawn[4 * n] = i;
-        drawn[4 * n + 1] = member->number;
-        drawn[4 * n + 2] = member->token;
-        drawn[4 * n + 3] = (int64_t)member->draw_index;
-        n++;
-    }
-    pthread_mutex_unlock(&loop->lock);
-    return n;
-}
-
-int sym_loop_decide(sym_loop *loop, int32_t index, int64_t number, uint64_t draw_index, const int32_t *forced,
-                    int32_t num_forced, const void *allowed, int is_over) {
-    pthread_mutex_lock(&loop->lock);
-    sym_member *member = loop->members[index];
-    const int is_there = member->number == number && member->is_guided && member->state != SYM_GONE &&
-                         member->state != SYM_ENDED && member->draw_index == draw_index && !member->is_decided;
-    if (is_there) {
-        member->forced = forced;
-        member->num_forced = num_forced;
-        member->allowed = allowed;
-        member->is_over = is_over;
-        member->is_decided = 1;
-        wake_loop(loop);
-    }
-    pthread_mutex_unlock(&loop->lock);
-    return is_there;
 }

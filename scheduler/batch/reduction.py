@@ -6,13 +6,14 @@ tokens of each of 10,000 entries needs no result slot for any of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
 
-from libsym.abi import REDUCED_STRUCT
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
-from libsym.rows.reduced import NO_ROW_ENTROPY, RowReducer, reduction_block
+from libsym.rows.native import checked
+from libsym.rows.reduced import RowReducer
 from libsym.rows.stops import TokenTexts
+from scheduler.replies import kept
 
 
 class Reduction:
@@ -38,25 +39,12 @@ class Reduction:
         return len(self.answer)
 
 
-class TokenScores:
-    """What is sent beside each token of a generation: the numbers of the row that it was drawn from."""
-
-    __slots__ = ("latest", "reducer")
-
-    def __init__(self, top_k: int, vocab_size: int) -> None:
-        self.reducer = RowReducer(reduction_block(top_k=top_k or None), vocab_size)
-        self.latest = bytearray(4 + self.reducer.row_bytes)
-        """The run's: its latest token, and that token's numbers."""
-
-    def of(self, row: memoryview[float] | None, token: int) -> bytes:
-        """The numbers of a token that was drawn from this row; None: a grammar forced it."""
-        if row is None:
-            return REDUCED_STRUCT.pack(token, 0.0, NO_ROW_ENTROPY, 0.0).ljust(self.reducer.row_bytes, b"\0")
-        numbers = bytearray(self.reducer.reduce(row, 0))
-        _, _, entropy, logsumexp = REDUCED_STRUCT.unpack_from(numbers)
-        REDUCED_STRUCT.pack_into(numbers, 0, token, row[token] - logsumexp, entropy, logsumexp)
-        return bytes(numbers)
-
-    def of_unsent(self, tokens: Sequence[int]) -> list[bytes]:
-        """Of tokens of the run, the last of which is its latest; before that one, all were forced."""
-        return [*(self.of(None, token) for token in tokens[:-1]), bytes(self.latest[4:])] if tokens else []
+def row_failure(code: int) -> SymError:
+    """Return why a row could not be drawn from, or reduced."""
+    try:
+        checked(-code)
+    except SymError as failure:
+        return kept(failure)
+    except MemoryError as failure:
+        return kept(SymError(str(failure), errno.ENOMEM))
+    raise AssertionError("nothing failed")

@@ -166,7 +166,7 @@ class StandingRun:
         if call.joined_s is None:
             call.joined_s = time.monotonic()
         if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
-            self.aside.add(call.number, member.hot.decide)
+            self.aside.add(call.number, member.hot.generation, member.hot.decide)
         index = int(lib.sym_loop_join(self.loop, member.pointer))
         if index < 0:
             self._forget(member)

@@ -1,7 +1,7 @@
 """GENERATE: what it asks for, checked once, and its tokens on their way to the program.
 
-Tokens are sent as they come. While replies wait for room in the ring (the program does not read) they are kept here and
-sent together, so a reader that stops costs four bytes a token.
+The run sends tokens as they come. While there is no room in the ring (the program does not read) they are kept and sent
+together, so a reader that stops costs four bytes a token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from libsym.arguments import utf8
 from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
+from libsym.rows.reduced import RowReducer, reduction_block
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from libsym.rows.stops import StopTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.drafts import NgramDraft
-from scheduler.batch.generation import GenerateCall
+from scheduler.batch.generation import Draft, GenerateCall
 from scheduler.batch.grammar import Grammars, GrammarText, Owner
-from scheduler.batch.reduction import TokenScores
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited, appendable
@@ -105,7 +104,9 @@ class Generating:
         block = fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler")
         sampler = RowSampler(block, vocab_size, token_texts)
         options = _options(call.request, fields.rest())
-        scores = TokenScores(options["logprobs"], vocab_size) if "logprobs" in options else None
+        scores = None
+        if "logprobs" in options:
+            scores = RowReducer(reduction_block(top_k=options["logprobs"] or None), vocab_size)
         generation = GenerateCall(
             call.lip,
             file,
@@ -117,7 +118,7 @@ class Generating:
             stops=StopTexts(options["stop"], token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             scores=scores,
-            output=TokenReplies(call, 0 if scores is None else scores.reducer.row_bytes),
+            output=TokenReplies(call, 0 if scores is None else scores.row_bytes),
             priority=check_priority(priority),
             deadline_s=deadline_of(options.get("deadline_us", 0)),
             turn_at=options.get("turn_at"),
@@ -138,56 +139,32 @@ class Generating:
 
 
 class TokenReplies:
-    """The tokens of one GENERATE on their way to the program: what was drawn and is not sent."""
+    """The tokens of one GENERATE on their way to the program."""
 
     def __init__(self, call: SystemCall, score_bytes: int = 0) -> None:
         """`score_bytes`: the numbers that follow a token."""
         self._call = call
-        self._most = PAYLOAD_BYTES // (4 + score_bytes)
-        self._kept: list[int] = []
-        self._scores: list[bytes] = []
-        self._has_sent = False
+        self.max_sent = PAYLOAD_BYTES // (4 + score_bytes)
 
     @property
-    def direct(self) -> tuple[ServerChannel, int] | None:
-        return None if self._kept else (self._call.lip.channel, self._call.request.id)
+    def direct(self) -> tuple[ServerChannel, int]:
+        return self._call.lip.channel, self._call.request.id
 
-    def emit(self, tokens: list[int], scores: list[bytes], num_entries: int) -> None:
-        """The first tokens are never kept: from them a program knows how long the file was before (see libsym)."""
-        self._kept += tokens
-        self._scores += scores
-        if not self._call.lip.channel.num_waiting_replies or not self._has_sent:
-            self._send(num_entries)
-
-    def _take(self) -> tuple[int, bytes]:
-        """As many of those that are kept as a reply holds: how many, and its payload."""
-        now, self._kept = self._kept[: self._most], self._kept[self._most :]
-        scores, self._scores = self._scores[: self._most], self._scores[self._most :]
-        return len(now), np.asarray(now, np.int32).tobytes() + b"".join(scores)
-
-    def _send(self, num_entries: int, num_left: int = 0) -> None:
-        """Send what is kept, but for so many tokens, as replies that others follow."""
-        while len(self._kept) > num_left:
-            count, payload = self._take()
-            self._call.send((count, num_entries), payload)
-            self._has_sent = True
+    def send(self, num_tokens: int, num_entries: int, payload: bytes) -> None:
+        self._call.send((num_tokens, num_entries), payload)
 
     def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
-        self._send(num_entries, self._most)
-        count, payload = self._take()
-        self._call.answer(Reply((count, num_entries, int(finish), stopped_by), payload))
+        self._call.answer(Reply((0, num_entries, int(finish), stopped_by)))
 
     def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None:
-        self._send(num_entries)
         if has_appended:  # so that the program knows what is pending
-            self._call.send((0, num_entries))
+            self.send(0, num_entries, b"")
         self._call.answer(error)
 
 
-def _draft(file: OpenKv, tokens: IntArray, max_tokens: int, min_match: int) -> NgramDraft:
+def _draft(file: OpenKv, tokens: IntArray, max_tokens: int, min_match: int) -> Draft:
     before, _ = file.table.read(max(0, file.table.length - DRAFT_HISTORY), file.table.length)
-    history = np.concatenate((before, tokens[-DRAFT_HISTORY:]))
-    return NgramDraft(history.tolist(), max_tokens=max_tokens, min_match=min_match)
+    return Draft(max_tokens, min_match, np.concatenate((before, tokens[-DRAFT_HISTORY:])).astype(np.int32))
 
 
 def _options(request: Request, source: bytes) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from libsym._channel import lib
+from libsym.channel.server import ServerChannel
 from scheduler.batch.call import PredCall
 from scheduler.operations.generate import TokenReplies
-from tests.scheduler.bench import Answers, Bench
+from tests.scheduler.bench import VOCAB_SIZE, Answers, Bench
 
 
 @pytest.fixture
@@ -27,13 +29,23 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(scope="session")
+def full() -> Iterator[ServerChannel]:
+    """A channel whose ring has no room for what C would send."""
+    channel = ServerChannel.create(VOCAB_SIZE)
+    lib.sym_server_set_backlog(channel.memory[0], 1)
+    yield channel
+    channel.close()
+
+
 @pytest.fixture(autouse=True)
-def no_rings(monkeypatch):
-    """What C would send or take can't be where there is no ring: then every token is Python's."""
+def no_rings(monkeypatch, full):
+    """What C would send or take can't be where there is no ring: then tokens are sent at the end."""
     direct, hot = TokenReplies.direct.fget, PredCall.hot.fget
 
     def direct_if_there_is_one(self):
-        return None if isinstance(self._call.lip.channel, Answers) else direct(self)
+        channel, number = direct(self)
+        return (full, number) if isinstance(channel, Answers) else (channel, number)
 
     def hot_if_there_is_one(self):
         found = hot(self)

@@ -86,7 +86,7 @@ class Standing(Bench):
         self.words[COMPLETE_HEAD // 8] = at
         return found
 
-    def generate(self, file, tokens, number, max_tokens=4, decide=None):
+    def generate(self, file, tokens, number, max_tokens=4, decide=None, draft=None):
         request = Request(Op.GENERATE, 0, number, self.program.add(file), (len(tokens), 0, max_tokens, 0), b"")
         sampler = RowSampler(Sampler.greedy().block(), VOCAB_SIZE)
         call = GenerateCall(
@@ -98,7 +98,7 @@ class Standing(Bench):
             sampler=sampler,
             stop_tokens=frozenset(),
             stops=None,
-            draft=None,
+            draft=draft,
             output=TokenReplies(SystemCall(self.program, request)),
         )
         if decide is not None:

@@ -186,11 +186,11 @@ static void expect(const struct model *m, const char *isa, int file) {
 struct file {
     int is_pending; /* a call that no member has */
     int32_t index;  /* of its member; -1 */
-    uint64_t call_id, draw_index;
+    uint64_t call_id;
     int64_t slot;
     float *row;
-    int32_t token, num_entries, num_to_emit, share;
-    sym_sampler *sampler;
+    int32_t token, num_entries, share;
+    sym_generation *generation;
     int32_t logs[NUM_ENTRIES]; /* of its member: it joins with one of this length, whatever its room */
     int32_t longer_logs[NUM_ENTRIES];
 };
@@ -229,7 +229,7 @@ static int32_t with_room(int32_t num_entries) {
 }
 
 static void join(struct file *file) {
-    const int is_program = file->sampler == NULL;
+    const int is_program = file->generation == NULL;
     const sym_member member = {.number = file - files,
                                .kind = is_program ? SYM_PROGRAM : SYM_GENERATION,
                                .deadline_ns = SYM_NO_DEADLINE,
@@ -250,24 +250,22 @@ static void join(struct file *file) {
                                .log = file->logs,
                                .num_rows = 1,
                                .rows = is_program ? &file->row : NULL,
-                               .sampler = file->sampler,
-                               .draw_index = file->draw_index,
-                               .num_to_emit = file->num_to_emit};
+                               .generation = file->generation};
     file->is_pending = 0;
     file->index = sym_loop_join(loop, &member);
     CHECK(file->index >= 0);
 }
 
 static void settle_generation(struct file *file, const sym_member *member) {
-    CHECK(member->end != SYM_END_DRAW && member->end != SYM_END_STEP);
-    if (member->num_unsent > 0)
-        push(file->call_id, 0, SYM_MORE, 1, file->num_entries, &member->token, sizeof member->token);
-    file->draw_index = member->draw_index;
-    file->num_to_emit = member->num_to_emit;
-    if (file->num_to_emit == 0)
-        push(file->call_id, 0, 0, SYM_FINISH_LENGTH, 0, NULL, 0);
-    else
-        file->is_pending = 1;
+    sym_generation *generation = file->generation;
+    CHECK(generation->error == 0 && member->end != SYM_END_STEP);
+    file->is_pending = generation->finish == 0;
+    if (file->is_pending)
+        return;
+    for (; generation->num_unsent > 0; generation->num_unsent--)
+        push(file->call_id, 0, SYM_MORE, 1, file->num_entries,
+             generation->tokens + generation->num_tokens - generation->num_unsent, sizeof(int32_t));
+    push(file->call_id, 0, 0, generation->finish, 0, NULL, 0);
 }
 
 /* What a member that has ended has computed is its file's, and what it could not do is done here. */
@@ -279,8 +277,7 @@ static void settle(struct file *file) {
     for (int32_t i = 0; i < member.num_done; i++)
         CHECK(member.log[i] == expected[file - files][member.first + i]);
     file->num_entries = member.first + member.num_done;
-    if (file->sampler != NULL) {
-        file->token = member.token;
+    if (file->generation != NULL) {
         settle_generation(file, &member);
     } else if (member.end == SYM_END_UNSENT) {
         push(member.call_id, 0, 0, member.slot, 1, NULL, 0);
@@ -321,9 +318,12 @@ static void accept_request(const struct sym_taken *request) {
     struct file *file = &files[request->handle - 1];
     if (request->op == SYM_GENERATE) {
         const uint32_t block_bytes = request->payload_bytes - (uint32_t)sizeof(int32_t);
-        file->sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB, NULL);
-        CHECK(file->sampler != NULL);
-        file->num_to_emit = NUM_ENTRIES;
+        sym_sampler *sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB, NULL);
+        CHECK(sampler != NULL);
+        file->generation = sym_generation_new(sampler);
+        CHECK(file->generation != NULL);
+        file->generation->num_to_emit = NUM_ENTRIES;
+        file->generation->max_sent = 1;
     } else {
         file->slot = sym_server_take_rows(server, 1);
         CHECK(file->slot >= 0);
@@ -352,7 +352,7 @@ static void take_news(void) {
             continue;
         if (news[i].state == SYM_ENDED) {
             settle(file);
-        } else if (news[i].is_low && file->sampler == NULL) {
+        } else if (news[i].is_low && file->generation == NULL) {
             CHECK(news[i].num_done <= NUM_ENTRIES);
             sym_loop_extend(loop, file->index, pages[file - files], file->longer_logs, NUM_ENTRIES);
         }
@@ -487,7 +487,10 @@ static void serve_programs(const struct model *m, const char *isa) {
 
     CHECK(sym_server_held_rows(server) == 0 && sym_server_lent_rows(server) == 0 && sym_server_num_open(server) == 0);
     for (int i = 0; i < NUM_FILES; i++)
-        sym_sampler_free(files[i].sampler);
+        if (files[i].generation != NULL) {
+            sym_sampler_free(files[i].generation->sampler);
+            sym_generation_free(files[i].generation);
+        }
     sym_decoder_free(decoder);
     sym_server_close(server);
     sym_client_drop(client);

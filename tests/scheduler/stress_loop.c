@@ -7,6 +7,8 @@
  * looks only at what it was woken for: a wake that is lost stops everything. scripts/sanitize runs it. */
 #include "loop.h"
 
+#include "abi.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -23,7 +25,7 @@ enum { VOCAB = 64, FILE_PAGES = 8, MOST = FILE_PAGES * SYM_PAGE_ENTRIES };
 enum { NUM_SERVERS = 2, NUM_PROGRAMS = 4, NUM_FILES = 12, NUM_SHARES = 4 };
 enum { MASS_ROWS = 3 };
 enum { MAX_CALLS = 6, MAX_TOKENS = 24, MAX_DIGESTED = 8, MOST_GIVEN = 60, MOST_GENERATED = 60, MOST_FORCED = 3 };
-enum { NO_FINISH, DONE, STOPPED, TEXT, LENGTH, GRAMMAR, FAILED, CANCELLED };
+enum { NO_FINISH, FAILED = SYM_FINISH_DEADLINE + 1, CANCELLED, NUM_FINISHES };
 #ifdef SHORT_RUN
 enum { NUM_ROUNDS = 60000 };
 #else
@@ -172,10 +174,17 @@ static int32_t drawn_from(uint64_t row, uint64_t seed, uint64_t allowed, uint64_
     return token;
 }
 
+/* Of half of the samplers few tokens come, so that drafts are right at times. */
+static uint64_t often(uint64_t seed, uint64_t allowed) {
+    const uint64_t few = (uint64_t)7 << (seed >> 1 & 31);
+    return (seed & 1) != 0 && (allowed & few) != 0 ? allowed & few : allowed;
+}
+
 static int64_t draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
     uint64_t may_come = UINT64_MAX;
     if (allowed != NULL)
         memcpy(&may_come, allowed, sizeof may_come);
+    may_come = often(sampler->seed, may_come);
     return may_come == 0 ? -EINVAL : drawn_from(read_row(row), sampler->seed, may_come, index);
 }
 
@@ -395,22 +404,18 @@ struct kept_decision {
 };
 
 struct generation {
+    sym_generation *state;
     int64_t number;
     uint64_t seed;
-    int is_guided, finish;
+    int finish;
     int32_t stop_token;
     int32_t begin; /* entries before it */
     int32_t prompt[MOST_GIVEN], num_given;
     sym_sampler sampler;
     sym_stops stops;
-    int has_stops;
-    int32_t received[MOST_GENERATED], num_received;
-    /* where it is when it is no member: */
-    int32_t pending[MOST_GIVEN + MOST_GENERATED], num_pending, num_to_emit, last;
-    uint64_t draw_index;
-    /* under `guiding`: */
-    int64_t followed; /* the draw whose forced tokens are pending or entries already */
-    struct kept_decision kept;
+    sym_reducer reducer;
+    int32_t received[MOST_GENERATED], num_received, num_to_emit;
+    struct kept_decision kept; /* under `guiding` */
 };
 
 static pthread_mutex_t guiding = PTHREAD_MUTEX_INITIALIZER;
@@ -428,15 +433,25 @@ static struct decision decide(uint64_t seed, int32_t token, uint64_t draw_index)
     return decision;
 }
 
-/* As libsym says it: no reply but the last has an error. */
-static int push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
-                int64_t a3, const char *payload, uint32_t payload_bytes) {
-    struct generation *generation = (struct generation *)(uintptr_t)id;
-    CHECK(err == 0 && flags == 1 && a0 == 1 && a2 == 0 && a3 == 0 && payload_bytes == sizeof(int32_t));
+static void receive(struct generation *g, const char *tokens, const char *scores, int32_t count) {
+    CHECK(g->num_received + count <= MOST_GENERATED);
+    memcpy(g->received + g->num_received, tokens, (size_t)count * sizeof(int32_t));
+    for (int32_t i = 0; i < count && g->state->score_bytes > 0; i++)
+        CHECK(memcmp(scores + i * g->state->score_bytes, tokens + i * (int32_t)sizeof(int32_t), sizeof(int32_t)) == 0);
+    g->num_received += count;
+}
+
+static int push(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes) {
+    struct generation *g = (struct generation *)(uintptr_t)id;
+    CHECK(flags == SYM_MORE && a0 > 0 && a0 <= g->state->max_sent && a2 == 0);
+    CHECK(payload_bytes == a0 * sizeof(int32_t) && more_bytes == a0 * g->state->score_bytes);
     if (is_full(server))
         return 1;
-    CHECK(generation->num_received < MOST_GENERATED && a1 >= generation->begin);
-    memcpy(&generation->received[generation->num_received++], payload, sizeof(int32_t));
+    if (g->num_received == 0)
+        CHECK(a0 == 1 && a1 == g->begin + g->num_given);
+    CHECK(a1 >= g->begin + g->num_given && a1 <= g->begin + g->num_given + g->num_to_emit - g->state->num_to_emit);
+    receive(g, payload, more, (int32_t)a0);
     return 0;
 }
 
@@ -451,13 +466,13 @@ static void plain_emit(struct plain *plain, int32_t token) {
         return;
     plain->tokens[plain->num_tokens++] = token;
     if (plain->has_stops && stops_add(&plain->stops, token) >= 0)
-        plain->finish = TEXT;
+        plain->finish = SYM_FINISH_STOP_TEXT;
     else if (--plain->num_left == 0)
-        plain->finish = LENGTH;
+        plain->finish = SYM_FINISH_LENGTH;
 }
 
-static struct plain plain_loop(const struct generation *g, const struct entry *entries, int32_t num_to_emit) {
-    struct plain plain = {.num_left = num_to_emit, .has_stops = g->has_stops, .stops = {.found = -1}};
+static struct plain plain_loop(const struct generation *g, const struct entry *entries) {
+    struct plain plain = {.num_left = g->num_to_emit, .has_stops = g->state->stops != NULL, .stops = {.found = -1}};
     uint64_t hash = 0;
     int32_t length = 0, token = -1;
     for (; length < g->begin; length++)
@@ -469,21 +484,21 @@ static struct plain plain_loop(const struct generation *g, const struct entry *e
         uint64_t allowed = UINT64_MAX;
         if (token >= 0)
             hash = with_entry(hash, length++, (struct entry){token, next++});
-        if (g->is_guided) {
+        if (g->state->is_guided) {
             const struct decision decision = decide(g->seed, token, index);
             for (int32_t i = 0; i < decision.num_forced; i++) {
                 plain_emit(&plain, decision.forced[i]);
                 hash = with_entry(hash, length++, (struct entry){decision.forced[i], next++});
             }
             if (plain.finish == NO_FINISH && decision.is_over)
-                plain.finish = GRAMMAR;
+                plain.finish = SYM_FINISH_GRAMMAR;
             allowed = decision.allowed;
         }
         if (plain.finish != NO_FINISH)
             break;
-        token = drawn_from(in_row(hash), g->seed, allowed, index);
+        token = drawn_from(in_row(hash), g->seed, often(g->seed, allowed), index);
         if (token == g->stop_token)
-            plain.finish = STOPPED;
+            plain.finish = SYM_FINISH_STOP_TOKEN;
         else
             plain_emit(&plain, token);
     }
@@ -529,7 +544,7 @@ static int32_t account;
 static uint64_t chance = 1; /* the scheduler's */
 static int64_t next_number = 1;
 static int wants_settling[NUM_FILES]; /* they have ended, and are taken back later */
-static long num_ends[16], num_finishes[16], num_injected, num_retired;
+static long num_ends[16], num_finishes[NUM_FINISHES], num_accepted, num_injected, num_retired;
 static int64_t num_steps_of_all, num_rows_of_all; /* members */
 
 static int32_t next_position(const struct file *file) {
@@ -691,96 +706,85 @@ static void accept(const struct request *request) {
 
 static void join_generation(struct file *file) {
     struct generation *g = file->generation;
+    const sym_generation *state = g->state;
     sym_member member = {.kind = SYM_GENERATION,
                          .server = &servers[0],
                          .call_id = (uint64_t)(uintptr_t)g,
                          .num_rows = 1,
-                         .sampler = &g->sampler,
-                         .stops = g->has_stops ? &g->stops : NULL,
-                         .stop_tokens = &g->stop_token,
-                         .num_stop_tokens = 1,
-                         .num_to_emit = g->num_to_emit,
-                         .draw_index = g->draw_index,
-                         .token = -1};
+                         .generation = g->state};
     if (below(&chance, 20) == 0)
         member.deadline_ns = now_ns() + below(&chance, 2000000);
-    if (g->is_guided) {
-        float *const rows[1] = {keep(file, room(VOCAB * sizeof(float)))};
-        member.rows = keep(file, copy_of(rows, sizeof rows));
-        member.is_guided = member.was_drawn = 1;
+    if (state->is_guided) {
+        float **rows = keep(file, room((size_t)(1 + state->max_draft) * sizeof *rows));
+        for (int32_t i = 0; i <= state->max_draft; i++)
+            rows[i] = keep(file, room(VOCAB * sizeof(float)));
+        member.rows = rows;
         pthread_mutex_lock(&guiding);
         g->number = next_number;
         guided[file - files] = g;
         pthread_mutex_unlock(&guiding);
     }
-    join(file, &member, g->pending, g->num_pending, below(&chance, 2) == 0 ? 0 : below(&chance, 50));
+    const int32_t ahead = below(&chance, 2) == 0 ? 0 : below(&chance, 50);
+    if (state->has_begun)
+        join(file, &member, state->tokens + state->num_entries, state->num_tokens - state->num_entries, ahead);
+    else
+        join(file, &member, g->prompt, g->num_given, ahead);
 }
 
 static void begin_generation(struct file *file) {
     struct generation *g = file->generation = room(sizeof *g);
+    sym_generation *state = g->state = sym_generation_new(&g->sampler);
+    CHECK(state != NULL);
     g->seed = (uint64_t)below(&chance, 1 << 30);
-    g->is_guided = below(&chance, 2);
     g->stop_token = below(&chance, VOCAB);
-    g->has_stops = below(&chance, 2);
     g->begin = file->length;
     g->num_given = below(&chance, 4) == 0 ? 1 : 1 + below(&chance, MOST_GIVEN);
     for (int32_t i = 0; i < g->num_given; i++)
-        g->prompt[i] = g->pending[i] = below(&chance, VOCAB);
-    g->num_pending = g->num_given;
-    g->num_to_emit = 1 + below(&chance, MOST_GENERATED);
-    g->last = -1;
-    g->followed = -1;
+        g->prompt[i] = below(&chance, VOCAB);
     g->stops.found = -1;
+    g->reducer.fails_at = below(&chance, 40) == 0 ? 0 : UINT64_MAX;
     g->sampler = (sym_sampler){.seed = g->seed, .fails_at = below(&chance, 10) == 0 ? below(&chance, 20) : -1};
+    state->stops = below(&chance, 2) == 0 ? &g->stops : NULL;
+    state->stop_tokens = &g->stop_token;
+    state->num_stop_tokens = 1;
+    state->num_to_emit = g->num_to_emit = 1 + below(&chance, MOST_GENERATED);
+    state->is_guided = below(&chance, 2);
+    state->max_sent = 1 + below(&chance, 5);
+    if (below(&chance, 2) == 0) {
+        state->reducer = &g->reducer;
+        state->score_bytes = sizeof(struct sym_reduced);
+    }
+    if (below(&chance, 2) == 0) {
+        state->max_draft = 1 + below(&chance, 4);
+        state->min_match = 1 + below(&chance, 2);
+        CHECK(sym_generation_remember(state, g->prompt, g->num_given) == 0);
+    }
     join_generation(file);
-}
-
-static void receive(struct generation *g, const int32_t *tokens, int32_t count) {
-    for (int32_t i = 0; i < count; i++)
-        g->received[g->num_received++] = tokens[i];
-}
-
-/* What is decided for the next draw comes true: what the run had begun of it was ended. */
-static void follow(struct generation *g, int has_taken_forced) {
-    const struct decision decision = decide(g->seed, g->last, g->draw_index);
-    if (!has_taken_forced && g->followed != (int64_t)g->draw_index)
-        for (int32_t i = 0; i < decision.num_forced && g->finish == NO_FINISH; i++) {
-            if (note(&g->sampler, decision.forced[i]) != 0) {
-                g->finish = FAILED;
-                break;
-            }
-            receive(g, &decision.forced[i], 1);
-            g->pending[g->num_pending++] = decision.forced[i];
-            g->num_to_emit--;
-            if (g->has_stops && stops_add(&g->stops, decision.forced[i]) >= 0)
-                g->finish = TEXT;
-            else if (g->num_to_emit == 0)
-                g->finish = LENGTH;
-        }
-    if (g->finish == NO_FINISH && decision.is_over)
-        g->finish = GRAMMAR;
-    pthread_mutex_lock(&guiding);
-    g->followed = (int64_t)g->draw_index;
-    pthread_mutex_unlock(&guiding);
 }
 
 static void end_generation(struct file *file) {
     struct generation *g = file->generation;
-    const struct plain plain = plain_loop(g, file->entries, g->num_to_emit + g->num_received);
+    sym_generation *state = g->state;
+    const int32_t num_unsent = state->num_unsent;
+    if (num_unsent > 0)
+        receive(g, (const char *)(state->tokens + state->num_tokens - num_unsent), state->scores, num_unsent);
+    const struct plain plain = plain_loop(g, file->entries);
     num_finishes[g->finish]++;
     CHECK(g->sampler.num_noted == g->num_received && g->num_received <= plain.num_tokens);
+    CHECK(state->num_to_emit == g->num_to_emit - g->num_received);
     for (int32_t i = 0; i < g->num_received; i++)
         CHECK(g->received[i] == plain.tokens[i] && g->sampler.noted[i] == plain.tokens[i]);
-    if (g->finish == STOPPED || g->finish == TEXT || g->finish == LENGTH || g->finish == GRAMMAR)
+    if (g->finish < SYM_FINISH_CANCELLED)
         CHECK(g->finish == plain.finish && g->num_received == plain.num_tokens);
     const int32_t num_entries = file->length - g->begin;
     CHECK(num_entries == 0 || (num_entries >= g->num_given && num_entries <= g->num_given + g->num_received));
     for (int32_t i = 0; i < num_entries; i++)
         CHECK(file->entries[g->begin + i].token == (i < g->num_given ? g->prompt[i] : plain.tokens[i - g->num_given]));
-    if (g->finish == STOPPED)
-        CHECK(num_entries == g->num_given + g->num_received);
-    if (!g->is_guided && (g->finish == TEXT || g->finish == LENGTH))
+    if (g->finish == SYM_FINISH_STOP_TOKEN)
+        CHECK(num_entries == g->num_given + g->num_received && state->stopped_by == g->stop_token);
+    if (!state->is_guided && (g->finish == SYM_FINISH_STOP_TEXT || g->finish == SYM_FINISH_LENGTH))
         CHECK(num_entries == g->num_given + g->num_received - 1);
+    sym_generation_free(state);
     free(g->kept.forced);
     free(g->kept.allowed);
     free(g);
@@ -788,34 +792,21 @@ static void end_generation(struct file *file) {
 }
 
 static void settle_generation(struct file *file, const sym_member *ended) {
-    static const int finishes[] = {[SYM_END_STOP_TOKEN] = STOPPED, [SYM_END_STOP_TEXT] = TEXT,
-                                   [SYM_END_LENGTH] = LENGTH,      [SYM_END_GRAMMAR] = GRAMMAR,
-                                   [SYM_END_DRAW] = FAILED,        [SYM_END_STEP] = FAILED,
-                                   [SYM_END_DEADLINE] = CANCELLED};
     struct generation *g = file->generation;
-    const int32_t num_forced = ended->num_forced_taken;
-    CHECK(ended->num_unsent <= (num_forced > 0 ? num_forced : 1));
-    receive(g, num_forced > 0 ? ended->forced + num_forced - ended->num_unsent : &ended->token, ended->num_unsent);
-    g->num_to_emit = ended->num_to_emit;
-    g->draw_index = ended->draw_index;
-    if (ended->token >= 0)
-        g->last = ended->token;
-    g->num_pending = ended->num_tokens;
-    memcpy(g->pending, ended->tokens, (size_t)ended->num_tokens * sizeof(int32_t));
+    const sym_generation *state = g->state;
+    num_accepted += state->num_accepted;
     pthread_mutex_lock(&guiding);
     guided[file - files] = NULL;
     pthread_mutex_unlock(&guiding);
-    if (ended->end == SYM_END_ASKED && file->is_cancelled)
+    if (ended->end == SYM_END_DONE)
+        g->finish = state->error != 0 ? FAILED : state->finish;
+    else if (ended->end == SYM_END_STEP)
+        g->finish = FAILED;
+    else if (ended->end == SYM_END_DEADLINE || file->is_cancelled ||
+             file->length + state->num_tokens - state->num_entries > MOST) /* no more room at all */
         g->finish = CANCELLED;
-    else if (ended->end < (int)(sizeof finishes / sizeof *finishes))
-        g->finish = finishes[ended->end];
-    if (g->finish == NO_FINISH) {
-        CHECK(ended->end == SYM_END_ASKED || ended->end == SYM_END_ROOM || ended->end == SYM_END_UNSENT);
-        if (g->is_guided)
-            follow(g, num_forced > 0);
-        if (g->finish == NO_FINISH && file->length + g->num_pending > MOST)
-            g->finish = CANCELLED; /* no more room at all */
-    }
+    else
+        CHECK(ended->end == SYM_END_ASKED || ended->end == SYM_END_ROOM);
     if (g->finish == NO_FINISH)
         join_generation(file);
     else
@@ -1145,28 +1136,22 @@ static void decide_for(const int64_t *drawn) {
     pthread_mutex_lock(&guiding);
     for (int i = 0; i < NUM_FILES; i++) {
         struct generation *g = guided[i];
-        if (g == NULL || g->number != drawn[1])
+        if (g == NULL || g->number != drawn[0])
             continue;
-        const int32_t token = drawn[2] >= 0 ? (int32_t)drawn[2] : g->last;
-        struct decision decision = decide(g->seed, token, (uint64_t)drawn[3]);
-        if (g->followed == drawn[3])
-            decision.num_forced = 0;
+        const struct decision decision = decide(g->seed, (int32_t)drawn[1], g->state->draw_index);
         const struct kept_decision next = {copy_of(decision.forced, sizeof(int32_t) * (size_t)decision.num_forced),
                                            copy_of(&decision.allowed, sizeof decision.allowed)};
-        const int is_taken = sym_loop_decide(loop, (int32_t)drawn[0], drawn[1], (uint64_t)drawn[3], next.forced,
-                                             decision.num_forced, next.allowed, decision.is_over);
-        const struct kept_decision *unused = is_taken ? &g->kept : &next;
-        free(unused->forced);
-        free(unused->allowed);
-        if (is_taken)
-            g->kept = next;
+        sym_loop_decide(loop, g->state, next.forced, decision.num_forced, next.allowed, decision.is_over);
+        free(g->kept.forced);
+        free(g->kept.allowed);
+        g->kept = next;
     }
     pthread_mutex_unlock(&guiding);
 }
 
 static void *guide(void *unused) {
     uint64_t random = 11;
-    int64_t drawn[4 * 3];
+    int64_t drawn[2 * 3];
     while (!over) {
         struct pollfd waiting = {.fd = guide_fd, .events = POLLIN};
         CHECK(poll(&waiting, 1, -1) > 0 || errno == EINTR);
@@ -1176,7 +1161,7 @@ static void *guide(void *unused) {
             for (int32_t i = 0; i < count; i++) {
                 if (below(&random, 4) == 0)
                     usleep((useconds_t)below(&random, 1000));
-                decide_for(drawn + 4 * (size_t)i);
+                decide_for(drawn + 2 * (size_t)i);
             }
     }
     return unused;
@@ -1331,8 +1316,9 @@ int main(void) {
         fprintf(stdout, "end %d: %ld\n", end, num_ends[end]);
         CHECK(num_ends[end] > 0); /* or it is not tested */
     }
-    for (int finish = STOPPED; finish <= CANCELLED; finish++)
+    for (int finish = SYM_FINISH_LENGTH; finish <= SYM_FINISH_GRAMMAR; finish++)
         CHECK(num_finishes[finish] > 0);
+    CHECK(num_finishes[FAILED] > 0 && num_finishes[CANCELLED] > 0 && num_accepted > 0);
     CHECK(counts.num_taken > 0 && num_injected > 0 && num_retired > 0);
     return 0;
 }

@@ -13,8 +13,7 @@ from kvfs.names.tree import Credentials
 from libsym.errors import NoBuffers
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.call import FileCall, PredCall
-from scheduler.batch.drafts import NgramDraft
-from scheduler.batch.generation import GenerateCall
+from scheduler.batch.generation import Draft, GenerateCall
 from scheduler.batch.states import CallState, Early
 from tests.scheduler.bench import VOCAB_SIZE, Program
 from tests.scheduler.kept_bench import KeptBench
@@ -133,8 +132,8 @@ class Everything(Standing, KeptBench):
             sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
             stop_tokens=frozenset(),
             stops=None,
-            draft=NgramDraft([*range(50)] * 2, max_tokens=4, min_match=1),
-            output=Output(lambda _error: self.ended.append(found[0])),
+            draft=Draft(4, 1, np.tile(np.arange(50, dtype=np.int32), 2)),
+            output=Output((self.program.channel, next(self.numbers)), lambda: self.ended.append(found[0])),
         )
         found.append(call)
         return call
@@ -151,19 +150,20 @@ class Everything(Standing, KeptBench):
 
 
 class Output:
-    direct = None
+    max_sent = 100
 
-    def __init__(self, ended):
+    def __init__(self, direct, ended):
+        self.direct = direct
         self._ended = ended
 
-    def emit(self, tokens, scores, num_entries):
+    def send(self, num_tokens, num_entries, payload):
         pass
 
     def end(self, finish, stopped_by, num_entries):
-        self._ended(None)
+        self._ended()
 
     def fail(self, error, num_entries, *, has_appended):
-        self._ended(error)
+        self._ended()
 
 
 def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch):

@@ -34,8 +34,9 @@ from scheduler._loop import ffi, lib
 from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import NONE_FORCED, Decision
+from scheduler.batch.call import Decision
 from scheduler.batch.cost_model import CostModel
+from scheduler.batch.generation import Draft
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.states import CallState
@@ -75,7 +76,7 @@ class SlowGrammar:
         assert self.gate.acquire(timeout=20)
         is_over = len(self.asked) > self._is_over_after
         allowed = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
-        return Decision(NONE_FORCED, None if is_over else memoryview(allowed), is_over=is_over)
+        return Decision(np.empty(0, np.int32), None if is_over else memoryview(allowed), is_over=is_over)
 
 
 @pytest.fixture
@@ -235,10 +236,9 @@ def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, 
             return getattr(lib, name)
 
         def sym_loop_decide(self, *arguments):
-            decided = lib.sym_loop_decide(*arguments)
-            if arguments[3] == 1:
+            lib.sym_loop_decide(*arguments)
+            if len(grammar.asked) == 2:
                 is_decided.set()
-            return decided
 
     def take(true, *arguments):
         if len(bench.steps.batches) == num_steps + 2:  # its second token is computed
@@ -605,6 +605,33 @@ def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
         after, passed_s = used_by(bench.program), time.monotonic() - asked_s
         computed_s = after.compute_s - before.compute_s
         assert waited_s <= after.queue_s - before.queue_s <= 2 * passed_s - computed_s
+
+    bench.run(scenario)
+
+
+def test_each_token_says_how_long_the_file_is(bench):
+    async def scenario():
+        bench.generate(bench.file(), [50, 60], 1, max_tokens=4)
+        await bench.settled()
+        *tokens, last = bench.replies()
+        assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in (2, 3, 4, 5)]
+        assert last[3:] == ((0, 5, Finish.LENGTH, -1), b"")
+
+    bench.run(scenario)
+
+
+def test_a_draft_is_in_each_step_and_saves_some(bench):
+    """The next token is always the last one and one more, and the draft has seen most of them."""
+
+    async def scenario():
+        before = np.arange(40, 60, dtype=np.int32)
+        call = bench.generate(bench.file(), [50], 1, max_tokens=30, draft=Draft(4, 2, before))
+        await bench.settled()
+        assert tokens_of(bench.replies(), 1) == list(range(51, 81))
+        assert call.file.table.read()[0].tolist() == list(range(50, 80))
+        sizes = [size for ((_, size),) in bench.steps.batches]
+        assert sizes == [1, 1, 5, 5] + [1] * 20, "50; 51; 52 to 56; 57 to 59, and two that are wrong; 60 to 79"
+        assert call.num_rejected == 2
 
     bench.run(scenario)
 

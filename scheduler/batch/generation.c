@@ -1,0 +1,306 @@
+/* Generations in the run: tokens are drawn, noted and sent, and their next stretches begin.
+ *
+ * A draw follows each stretch, from its last row; with a draft from more of its rows, as long as what is drawn is what was
+ * guessed. Entries count once a token was drawn from the row behind them: so the last token that was generated is no entry.
+ * A guided generation draws from what is allowed, and that is decided elsewhere, while the step of its last token runs: see
+ * sym_loop_decide. Until then that token's entry does not count: the decision may be that the text was over with it.
+ *
+ * Tokens that find no room in the ring are sent with later ones, or by the scheduler behind the last. */
+#include "loop_state.h"
+
+#include "abi.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+sym_generation *sym_generation_new(sym_sampler *sampler) {
+    sym_generation *generation = calloc(1, sizeof *generation);
+    if (generation != NULL)
+        generation->sampler = sampler;
+    return generation;
+}
+
+void sym_generation_free(sym_generation *generation) {
+    free(generation->tokens);
+    free(generation->scores);
+    free(generation);
+}
+
+int sym_generation_remember(sym_generation *generation, const int32_t *tokens, int32_t num_tokens) {
+    if (sym_make_room(&generation->tokens, &generation->room_tokens, num_tokens, sizeof *tokens) != 0)
+        return -ENOMEM;
+    memcpy(generation->tokens, tokens, (size_t)num_tokens * sizeof *tokens);
+    generation->num_tokens = generation->num_entries = num_tokens;
+    return 0;
+}
+
+static void fail(sym_generation *g, int64_t rc) { g->error = (int32_t)-rc; }
+
+static int is_over(const sym_generation *g) { return g->finish != 0 || g->error != 0; }
+
+static int is_stop_token(const sym_generation *g, int32_t token) {
+    for (int32_t i = 0; i < g->num_stop_tokens; i++)
+        if (g->stop_tokens[i] == token)
+            return 1;
+    return 0;
+}
+
+/* Room behind the tokens; a stretch of them is where they are then. */
+static int make_room(sym_member *member, int32_t more) {
+    sym_generation *g = member->generation;
+    if (sym_make_room(&g->tokens, &g->room_tokens, g->num_tokens + more, sizeof *g->tokens) != 0) {
+        fail(g, -ENOMEM);
+        return -1;
+    }
+    if (g->has_begun)
+        member->tokens = g->tokens + g->num_entries;
+    return 0;
+}
+
+/* ---- what was generated */
+
+/* The numbers beside a token; one that a grammar forced has no row. */
+static int score(const sym_hot_functions *hot, sym_generation *g, const float *row, int32_t token) {
+    if (g->reducer == NULL)
+        return 0;
+    if (sym_make_room(&g->scores, &g->room_scores, (g->num_unsent + 1) * g->score_bytes, 1) != 0)
+        return -ENOMEM;
+    char *numbers = g->scores + (size_t)g->num_unsent * (size_t)g->score_bytes;
+    struct sym_reduced head = {.entropy = -1}; /* no row has such an entropy */
+    if (row == NULL) {
+        memset(numbers, 0, (size_t)g->score_bytes);
+    } else {
+        const int rc = hot->reduce(g->reducer, row, 0, numbers);
+        if (rc != 0)
+            return rc;
+        memcpy(&head, numbers, sizeof head);
+        head.sampled_logprob = (float)((double)row[token] - (double)head.logsumexp);
+    }
+    head.sampled = token;
+    memcpy(numbers, &head, sizeof head);
+    return 0;
+}
+
+/* A token is generated. `row`: that one was drawn from; null: a grammar forced the token. */
+static void generate(const sym_hot_functions *hot, sym_member *member, const float *row, int32_t token) {
+    sym_generation *g = member->generation;
+    int rc = make_room(member, 1) == 0 ? score(hot, g, row, token) : -ENOMEM;
+    if (rc == 0)
+        rc = hot->note(g->sampler, token);
+    if (rc < 0) {
+        fail(g, rc);
+        return;
+    }
+    g->tokens[g->num_tokens++] = token;
+    g->num_unsent++;
+    g->num_to_emit--;
+    const int stop_text = g->stops == NULL ? -1 : hot->stops_add(g->stops, token);
+    if (stop_text >= 0) {
+        g->finish = SYM_FINISH_STOP_TEXT;
+        g->stopped_by = stop_text;
+    } else if (g->num_to_emit == 0) {
+        g->finish = SYM_FINISH_LENGTH;
+    }
+}
+
+/* The first token goes by itself: it says how long the file was before. */
+static void send(sym_loop *loop, sym_member *member) {
+    sym_generation *g = member->generation;
+    while (g->num_unsent > 0) {
+        const int32_t most = g->has_sent ? g->max_sent : 1, count = g->num_unsent < most ? g->num_unsent : most;
+        const size_t bytes = (size_t)count * (size_t)g->score_bytes, left = (size_t)(g->num_unsent - count);
+        if (loop->plan.hot->push(member->server, member->call_id, SYM_MORE, count,
+                                 g->has_sent ? entries(member) : g->begin, 0,
+                                 (const char *)(g->tokens + g->num_tokens - g->num_unsent),
+                                 (uint32_t)((size_t)count * sizeof *g->tokens), g->scores, (uint32_t)bytes) != 0)
+            return;
+        g->num_unsent -= count;
+        g->has_sent = 1;
+        if (bytes > 0)
+            memmove(g->scores, g->scores + bytes, left * (size_t)g->score_bytes);
+    }
+}
+
+/* The first so many of its tokens are part of the file from now on. */
+static void count_tokens(sym_loop *loop, int32_t index, int32_t num_tokens, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    sym_generation *g = member->generation;
+    if (!g->has_begun) {
+        sym_count_entries(loop, index, member->num_tokens, now_ns);
+        g->has_begun = 1;
+        g->begin = entries(member);
+        member->tokens = g->tokens + g->num_entries;
+    }
+    if (num_tokens > g->num_entries)
+        sym_count_entries(loop, index, num_tokens - g->num_entries, now_ns);
+    g->num_entries = num_tokens;
+    member->tokens = g->tokens + num_tokens;
+}
+
+/* ---- its stretches */
+
+void sym_begin_stretch(sym_member *member) {
+    sym_generation *g = member->generation;
+    const int32_t num_pending = g->num_tokens - g->num_entries;
+    g->num_draft = g->num_accepted = 0;
+    if (make_room(member, g->max_draft) != 0)
+        return;
+    const int32_t room = member->capacity - entries(member) - num_pending;
+    int32_t most = g->max_draft < g->num_to_emit - 1 ? g->max_draft : g->num_to_emit - 1;
+    most = most < room ? most : room;
+    if (most > 0)
+        g->num_draft = sym_draft_propose(g->tokens, g->num_tokens, g->min_match, most, g->tokens + g->num_tokens);
+    member->num_tokens = num_pending + g->num_draft;
+    member->num_computed = 0;
+    member->num_rows = g->num_draft + 1;
+}
+
+void sym_trim_draft(sym_member *member, int32_t most) {
+    sym_generation *g = member->generation;
+    if (g->num_draft <= most)
+        return;
+    member->num_tokens -= g->num_draft - most;
+    member->num_rows = most + 1;
+    g->num_draft = most;
+}
+
+/* It has its next stretch, if that finds room; or it is over. */
+static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    sym_generation *g = member->generation;
+    g->num_rejected += g->num_draft - g->num_accepted;
+    send(loop, member);
+    if (!is_over(g))
+        sym_begin_stretch(member);
+    member->state = SYM_COMPUTING;
+    member->since_ns = member->asked_ns = now_ns;
+    if (is_over(g))
+        sym_end_member(loop, index, SYM_END_DONE);
+    else if (entries(member) + member->num_tokens > member->capacity)
+        sym_end_member(loop, index, SYM_END_ROOM);
+    else if (member->leave == SYM_LEAVE_ANSWERED)
+        sym_end_member(loop, index, SYM_END_ASKED);
+}
+
+int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    sym_generation *g = member->generation;
+    if (!g->is_guided)
+        return 1;
+    if (!g->is_decided) {
+        if (member->leave == SYM_LEAVE_NOW)
+            sym_end_member(loop, index, SYM_END_ASKED);
+        else
+            member->state = SYM_UNDECIDED;
+        return 0;
+    }
+    const int32_t num_computed = g->num_tokens, num_forced = g->num_forced;
+    count_tokens(loop, index, g->num_entries, now_ns); /* what was given is no end of a text */
+    for (int32_t i = 0; i < num_forced && !is_over(g); i++)
+        generate(loop->plan.hot, member, NULL, g->forced[i]);
+    if (!is_over(g) && g->is_over)
+        g->finish = SYM_FINISH_GRAMMAR;
+    if (!is_over(g) && num_forced == 0)
+        return 1;
+    if (!is_over(g))
+        count_tokens(loop, index, num_computed, now_ns);
+    g->num_forced = 0; /* what is allowed is for the draw behind them */
+    go_on(loop, index, now_ns);
+    return 0;
+}
+
+void sym_draw(const sym_hot_functions *hot, sym_member *member, float *const *rows) {
+    sym_generation *g = member->generation;
+    do {
+        const float *row = rows[g->num_accepted];
+        g->num_drawn_from = g->num_tokens;
+        g->is_ahead = 0;
+        const int64_t drawn = hot->draw(g->sampler, row, g->is_guided ? g->allowed : NULL, g->draw_index);
+        if (drawn < 0) {
+            fail(g, drawn);
+            return;
+        }
+        g->draw_index++;
+        g->is_decided = 0;
+        if (is_stop_token(g, (int32_t)drawn)) {
+            g->finish = SYM_FINISH_STOP_TOKEN;
+            g->stopped_by = (int32_t)drawn;
+            return;
+        }
+        g->is_ahead = g->num_accepted < g->num_draft && g->tokens[g->num_tokens] == drawn;
+        generate(hot, member, row, (int32_t)drawn);
+        if (is_over(g))
+            return;
+        g->num_accepted += g->is_ahead;
+    } while (g->is_ahead && !g->is_guided);
+}
+
+void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    sym_generation *g = member->generation;
+    count_tokens(loop, index, g->num_drawn_from, now_ns);
+    g->is_asked = g->is_guided && !is_over(g);
+    if (!g->is_ahead || is_over(g) || member->leave == SYM_LEAVE_ANSWERED) {
+        go_on(loop, index, now_ns);
+        return;
+    }
+    send(loop, member);
+    member->state = SYM_UNDECIDED;
+}
+
+/* ---- what guided ones may draw */
+
+static int is_asked(const sym_member *member) {
+    return member->kind == SYM_GENERATION && member->state != SYM_GONE && member->state != SYM_ENDED &&
+           member->generation->is_asked;
+}
+
+void sym_call_guides(sym_loop *loop) {
+    for (int32_t i = 0; i < loop->num_places; i++)
+        if (is_asked(loop->members[i])) { /* nobody decides about what has ended */
+            sym_ring(loop->engine.guide_fd);
+            return;
+        }
+}
+
+void sym_join_generation(sym_loop *loop, int32_t index) {
+    sym_member *member = loop->members[index];
+    sym_generation *g = member->generation;
+    if (g->has_begun)
+        sym_begin_stretch(member);
+    if (is_over(g))
+        sym_end_member(loop, index, SYM_END_DONE);
+    g->is_asked = g->is_guided && !g->is_decided;
+    if (is_asked(member))
+        sym_ring(loop->engine.guide_fd);
+}
+
+int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max) {
+    int32_t n = 0;
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t i = 0; i < loop->num_places && n < max; i++) {
+        if (!is_asked(loop->members[i]))
+            continue;
+        sym_generation *g = loop->members[i]->generation;
+        g->is_asked = 0;
+        drawn[2 * n] = loop->members[i]->number;
+        drawn[2 * n + 1] = g->draw_index == 0 ? -1 : g->tokens[g->num_tokens - 1];
+        n++;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return n;
+}
+
+void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, int32_t num_forced, const void *allowed,
+                     int is_over) {
+    pthread_mutex_lock(&loop->lock);
+    g->forced = forced;
+    g->num_forced = num_forced;
+    g->allowed = allowed;
+    g->is_over = is_over;
+    g->is_decided = 1;
+    g->is_asked = 0; /* its call may have left, and come back */
+    sym_wake_loop(loop);
+    pthread_mutex_unlock(&loop->lock);
+}
