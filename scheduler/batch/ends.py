@@ -99,10 +99,10 @@ class Ends:
             return partial(self._calls.leave, call, error)
         is_gone = call.early is Early.GONE
         if not is_gone and ended.end == lib.SYM_END_UNSENT:
-            hot.answer(ended.call_id, ended.slot, call.file.table.length)
+            hot.answer(ended.call_id, ended.decode.slot, call.file.table.length)
         if is_gone or ended.num_tokens == 0:
             return partial(self._calls.leave_answered, call)
-        again = hot.again(ended.call_id, ended.slot, ended.token)
+        again = hot.again(ended.call_id, ended.decode.slot, ended.decode.token)
         again.stream = ended.stream
         self._calls.replace(call, again)
         if member.cancelled_id == ended.call_id:

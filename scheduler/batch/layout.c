@@ -157,7 +157,7 @@ static struct sizes sizes_of(sym_loop *loop) {
         sizes.out += seat->num_wanted;
         sizes.scratch += member->rows == NULL ? seat->num_wanted : 0;
         sizes.copies += member->num_copies;
-        if (member->mask != NULL)
+        if (asked_of(member)->mask != NULL)
             sizes.mask_words += (size_t)num_pages * (size_t)seat->num_now;
     }
     return sizes;
@@ -214,8 +214,9 @@ static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
 
 /* Which entries row `row` of a stretch sees: a bit each, up to its own. */
 static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, uint32_t *words, int32_t num_words) {
-    const int has_own_rows = member->mask_columns > before;
-    const uint8_t *bits = member->mask + (size_t)(has_own_rows ? row : 0) * (size_t)member->mask_row_bytes;
+    const sym_asked *asked = asked_of(member);
+    const int has_own_rows = asked->mask_columns > before;
+    const uint8_t *bits = asked->mask + (size_t)(has_own_rows ? row : 0) * (size_t)asked->mask_row_bytes;
     const int32_t end = before + row + 1, known = has_own_rows ? end : before;
     memset(words, 0, (size_t)num_words * sizeof *words);
     for (int32_t byte = 0; byte < (known + 7) / 8; byte++) {
@@ -230,7 +231,7 @@ static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, 
 static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chunk, size_t *num_words) {
     const sym_member *member = seat->member;
     layout->masks[chunk] = NULL;
-    if (member->mask == NULL)
+    if (asked_of(member)->mask == NULL)
         return;
     const int32_t before = entries(member);
     const int32_t num_pages = pages_for(before + member->num_computed + seat->num_now);
@@ -243,7 +244,7 @@ static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chu
 
 /* Distinct pages that decodes read; what prefills see. Whoever asks for attention has all of it computed once more. */
 static void weigh(sym_loop *loop, const struct seat *seat, int32_t start, int32_t num_pages) {
-    const int64_t times = seat->member->mass.sums == NULL ? 1 : 2;
+    const int64_t times = asked_of(seat->member)->mass.sums == NULL ? 1 : 2;
     if (left(seat->member) > 1) {
         loop->work.num_pairs +=
             times * ((int64_t)seat->num_now * start + (int64_t)seat->num_now * (seat->num_now + 1) / 2);
@@ -287,8 +288,8 @@ static void lay_chunks(sym_loop *loop) {
             layout->out[num_out++] =
                 member->rows == NULL ? layout->scratch[num_scratch++] : member->rows[first_wanted + k];
         lay_mask(layout, seat, c, &num_words);
-        layout->masses[c] = member->mass;
-        has_mass |= member->mass.sums != NULL;
+        layout->masses[c] = asked_of(member)->mass;
+        has_mass |= layout->masses[c].sums != NULL;
         if (member->num_copies > 0)
             memcpy(layout->copies + 3 * num_copies, member->copies, 3 * (size_t)member->num_copies * sizeof(int32_t));
         num_copies += member->num_copies;

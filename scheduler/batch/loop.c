@@ -93,8 +93,8 @@ static void rung(sym_loop *loop, int32_t server) {
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
         const int is_there = member->state != SYM_GONE && member->state != SYM_ENDED;
-        if (is_there && member->kind == SYM_PROGRAM && member->server_index == server) {
-            member->is_rung = 1;
+        if (is_there && member->kind == SYM_PROGRAM && member->decode.server_index == server) {
+            member->decode.is_rung = 1;
             sym_act_on(loop, i);
             return;
         }
@@ -148,10 +148,10 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
             add_ready(loop, member, ready);
         if (member->state != SYM_WAITING || entries(member) >= member->capacity)
             continue;
-        struct watched *watched = &loop->servers[member->server_index];
+        struct watched *watched = &loop->servers[member->decode.server_index];
         sym_hot_call call;
         const int outcome =
-            loop->plan.hot->take(member->server, member->handle, member->position, &loop->closed, &call);
+            loop->plan.hot->take(member->server, member->decode.handle, member->position, &loop->closed, &call);
         watched->num_asked++;
         watched->num_other += outcome == SYM_HOT_OTHER;
         if (outcome == SYM_HOT_TAKEN) {
@@ -159,7 +159,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
             loop->counts.num_taken++;
             add_ready(loop, member, ready);
         } else if (outcome == SYM_HOT_COLD) {
-            unwatch(loop, member->server_index);
+            unwatch(loop, member->decode.server_index);
         }
     }
     loop->looked_ns = now_ns;

@@ -38,7 +38,30 @@ enum sym_leave {
     SYM_LEAVE_NOW = 2, /* what it computes counts no more; of a generation it does, and the next token is drawn */
 };
 
-/* One file that grows. */
+/* Of a call: what its tokens see, and what is answered instead of rows. */
+typedef struct sym_asked {
+    const uint8_t *mask; /* null, or bits: see EntryMask in call.py */
+    int32_t mask_rows, mask_columns, mask_row_bytes;
+    int32_t answer_row_bytes;
+    sym_reducer *reducer; /* or null */
+    char *answer;         /* of the reducer */
+    sym_mass mass;        /* what its rows attend to is added up here; without `sums` nobody asks */
+    float *folded; /* or null: zeros; in the end [1, or for each layer and KV head][columns or pages] of it */
+    int32_t is_mass_summed, is_mass_by_page;
+} sym_asked;
+
+/* Of a program: its file, and its calls, of which each has a result slot. */
+typedef struct sym_decode {
+    uint64_t handle; /* of the file, in the program's calls */
+    int64_t slot;
+    /* Set by the loop. */
+    float *row;    /* of a call that came from a ring */
+    int32_t token; /* the same */
+    int32_t server_index, is_rung, padding;
+    int64_t answered_ns, num_calls;
+} sym_decode;
+
+/* One file that grows, by a call. */
 typedef struct sym_member {
     /* Set before it joins. What is pointed to stays the caller's, and where it is, until the member is taken back. */
     int64_t number; /* of the call: for traces */
@@ -47,10 +70,12 @@ typedef struct sym_member {
     int64_t asked_ns; /* its stretch: before it joined, for the first one of a call */
     int64_t begun_ns; /* the first answer since it joined, once that is there; before, when it joined */
     int32_t kind, share, priority, program; /* program: a number for each that is connected */
-    sym_server *server;
-    uint64_t handle; /* of the file, in the program's calls */
+    int64_t connection;
+    uint32_t stream; /* of its call */
+    int32_t num_rows; /* of the last tokens of the stretch: these are wanted */
+    float *const *rows; /* [num_rows]; null: in memory of the loop, to be reduced or drawn from at once */
+    sym_server *server; /* null: of a call */
     uint64_t call_id; /* of the call that is being computed */
-    int64_t slot; /* its result slot */
     const int32_t *pages;
     const int32_t *copies; /* [num_copies][3], before its first step */
     const int32_t *tokens, *positions; /* [num_tokens]: its stretch; no positions: they go on from `position` */
@@ -58,34 +83,24 @@ typedef struct sym_member {
     int32_t position; /* of the next entry */
     int32_t first; /* entries of the file when it joined */
     int32_t capacity; /* entries that there is room for */
+    int32_t padding;
     int32_t *log; /* [capacity - first]: the tokens of entries that count; null: of a call that is known */
-    const uint8_t *mask; /* null, or bits: see EntryMask in call.py */
-    int32_t mask_rows, mask_columns, mask_row_bytes;
-    int32_t num_rows; /* of the last tokens of the stretch: these are wanted */
-    float *const *rows; /* [num_rows]; null: in memory of the loop, to be reduced or drawn from at once */
-    sym_reducer *reducer;
-    char *answer; /* of the reducer */
-    int32_t answer_row_bytes;
-    sym_mass mass; /* of a call: what its rows attend to is added up here; without `sums` nobody asks */
-    float *folded; /* or null: zeros; in the end [1, or for each layer and KV head][columns or pages] of it */
-    int32_t is_mass_summed, is_mass_by_page;
-    sym_generation *generation;
-    int64_t connection;
-    uint32_t stream; /* of its call */
+    union {
+        sym_asked asked;            /* SYM_CALL */
+        sym_decode decode;          /* SYM_PROGRAM */
+        sym_generation *generation; /* SYM_GENERATION */
+    };
     /* Set by the loop. */
     int32_t state, end, error, leave;
     int32_t num_computed; /* of the stretch */
     int32_t num_done; /* entries that count */
     int32_t is_under_way; /* its call, for its stream */
-    int32_t in_step, has_news, is_low, was_told_low, is_rung;
-    int32_t token; /* of a call that came from a ring */
-    int32_t server_index;
-    int64_t answered_ns, num_calls, compute_ns;
+    int32_t in_step, has_news, is_low, was_told_low;
+    int64_t compute_ns;
     int64_t queue_ns; /* that it could have been computed and was in no step */
     int64_t stepped_ns; /* when its last step ended */
     int64_t told_ns; /* of `compute_ns`: what stretches before this one took */
     int64_t num_steps, num_rows_computed; /* that it was in, and in them, whatever became of the rows */
-    float *row; /* of a call that came from a ring */
 } sym_member;
 
 /* A step, for the cost model and for traces. */
@@ -99,7 +114,7 @@ typedef struct sym_step_record {
 
 /* A call in a step: for traces. */
 typedef struct sym_seat {
-    int64_t number;
+    int64_t call; /* its number */
     int32_t num_now, length;
     int64_t arrived_ns;
 } sym_seat;

@@ -95,6 +95,12 @@ static inline int32_t pages_for(int32_t entries) { return (entries + SYM_PAGE_EN
 /* Entries of the file that count. */
 static inline int32_t entries(const sym_member *member) { return member->first + member->num_done; }
 
+/* What a call asks for; nothing, of any other member. */
+static inline const sym_asked *asked_of(const sym_member *member) {
+    static const sym_asked nothing;
+    return member->kind == SYM_CALL ? &member->asked : &nothing;
+}
+
 int64_t sym_now_ns(void);
 /* Room for `wanted` elements of `size` bytes: 0, or -1 without memory, and nothing changed. */
 int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size);

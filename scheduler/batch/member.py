@@ -100,37 +100,37 @@ class Member:
 
     def _add_call(self, member: Any) -> None:
         call = self.call
-        member.kind = lib.SYM_CALL
+        member.kind, asked = lib.SYM_CALL, member.asked
         if call.mask is not None:
             packed = np.ascontiguousarray(call.mask.packed)
             self._keep.append(packed)
-            member.mask = ffi.cast("uint8_t *", packed.ctypes.data)
-            member.mask_rows, member.mask_row_bytes = packed.shape
-            member.mask_columns = call.mask.num_columns
+            asked.mask = ffi.cast("uint8_t *", packed.ctypes.data)
+            asked.mask_rows, asked.mask_row_bytes = packed.shape
+            asked.mask_columns = call.mask.num_columns
         if call.reduction is not None:
             answer = ffi.from_buffer(call.reduction.answer)
             self._keep.append(answer)
-            member.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
-            member.answer = answer
-            member.answer_row_bytes = call.reduction.reducer.row_bytes
+            asked.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
+            asked.answer = answer
+            asked.answer_row_bytes = call.reduction.reducer.row_bytes
         elif call.rows:
             self._add_rows(member, call.rows)
         if call.attention is not None:
-            self._add_attention(member, call.attention)
+            self._add_attention(asked, call.attention)
 
-    def _add_attention(self, member: Any, attention: AttentionMass) -> None:
+    def _add_attention(self, asked: Any, attention: AttentionMass) -> None:
         self._keep.append(attention)
-        member.mass.sums = ffi.cast("float *", attention.sums.ctypes.data)
-        member.mass.layers, member.mass.kv_heads, member.mass.columns = attention.sums.shape
-        member.is_mass_summed, member.is_mass_by_page = attention.is_summed, attention.is_by_page
+        asked.mass.sums = ffi.cast("float *", attention.sums.ctypes.data)
+        asked.mass.layers, asked.mass.kv_heads, asked.mass.columns = attention.sums.shape
+        asked.is_mass_summed, asked.is_mass_by_page = attention.is_summed, attention.is_by_page
         if attention.folded is not None:
-            member.folded = ffi.cast("float *", attention.folded.ctypes.data)
+            asked.folded = ffi.cast("float *", attention.folded.ctypes.data)
 
     def _add_program(self, member: Any, hot: HotPred) -> None:
         hot.entered()
         member.kind = lib.SYM_PROGRAM
-        member.handle = hot.handle
-        member.slot = hot.slot
+        member.decode.handle = hot.handle
+        member.decode.slot = hot.slot
         self._add_rows(member, self.call.rows)
 
     def _add_generation(self, member: Any, hot: HotGeneration) -> None:

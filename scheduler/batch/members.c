@@ -93,7 +93,7 @@ static int32_t watched_at(sym_loop *loop, sym_server *server) {
 
 /* The last one takes the place of one that nobody needs any more. */
 static void unwatch_member(sym_loop *loop, const sym_member *member) {
-    const int32_t at = member->server_index, last = loop->num_servers - 1;
+    const int32_t at = member->decode.server_index, last = loop->num_servers - 1;
     if (--loop->servers[at].num_members > 0)
         return;
     if (loop->servers[at].slept) /* the loop is looking at its ring right now: it will not any more */
@@ -102,8 +102,8 @@ static void unwatch_member(sym_loop *loop, const sym_member *member) {
     loop->num_servers--;
     for (int32_t i = 0; i < loop->num_places; i++)
         if (loop->members[i]->state != SYM_GONE && loop->members[i]->kind == SYM_PROGRAM &&
-            loop->members[i]->server_index == last)
-            loop->members[i]->server_index = at;
+            loop->members[i]->decode.server_index == last)
+            loop->members[i]->decode.server_index = at;
 }
 
 /* ---- joining and leaving */
@@ -139,13 +139,13 @@ int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
         *place = *member;
         place->state = SYM_COMPUTING;
         if (member->kind == SYM_PROGRAM) {
-            place->server_index = watched_at(loop, member->server);
-            if (place->server_index < 0) {
+            place->decode.server_index = watched_at(loop, member->server);
+            if (place->decode.server_index < 0) {
                 place->state = SYM_GONE;
                 loop->free_places[loop->num_free_places++] = index;
                 index = -1;
             } else {
-                loop->servers[place->server_index].num_members++;
+                loop->servers[place->decode.server_index].num_members++;
             }
         }
         if (index >= 0) {
@@ -193,10 +193,11 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
     pthread_mutex_lock(&loop->lock);
     sym_member *place = loop->members[index];
     *member = *place;
-    if (place->tokens == &place->token)
-        member->tokens = &member->token;
-    if (place->kind == SYM_PROGRAM)
+    if (place->kind == SYM_PROGRAM) {
+        if (place->tokens == &place->decode.token)
+            member->tokens = &member->decode.token;
         unwatch_member(loop, place);
+    }
     if (place->has_news) {
         int32_t n = 0;
         while (loop->news[n] != index)
@@ -252,7 +253,7 @@ int sym_loop_has_ended(sym_loop *loop, int32_t index) {
 int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index) {
     pthread_mutex_lock(&loop->lock);
     const sym_member *member = loop->members[index];
-    const int64_t answered_ns = member->state == SYM_WAITING ? member->answered_ns : 0;
+    const int64_t answered_ns = member->state == SYM_WAITING ? member->decode.answered_ns : 0;
     pthread_mutex_unlock(&loop->lock);
     return answered_ns;
 }
@@ -270,9 +271,11 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
 
 /* ---- what the scheduler is told */
 
+static int is_rung(const sym_member *member) { return member->kind == SYM_PROGRAM && member->decode.is_rung; }
+
 /* The scheduler has something to do for it. */
 static int is_urgent(const sym_member *member) {
-    return member->state == SYM_ENDED || member->is_rung || (member->is_low && !member->was_told_low);
+    return member->state == SYM_ENDED || is_rung(member) || (member->is_low && !member->was_told_low);
 }
 
 static sym_news news_of(const sym_member *member, int32_t index) {
@@ -280,8 +283,8 @@ static sym_news news_of(const sym_member *member, int32_t index) {
                       .state = member->state,
                       .num_done = member->num_done,
                       .is_low = member->is_low && !member->was_told_low,
-                      .is_rung = member->is_rung,
-                      .num_calls = member->num_calls,
+                      .is_rung = is_rung(member),
+                      .num_calls = member->kind == SYM_PROGRAM ? member->decode.num_calls : 0,
                       .compute_ns = member->compute_ns,
                       .queue_ns = member->queue_ns,
                       .num_steps = member->num_steps,
@@ -308,7 +311,9 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
             continue;
         }
         news[n] = news_of(member, index);
-        member->has_news = member->is_rung = 0;
+        member->has_news = 0;
+        if (news[n].is_rung)
+            member->decode.is_rung = 0;
         member->was_told_low |= news[n++].is_low;
     }
     loop->num_news = num_kept;

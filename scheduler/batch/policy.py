@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler._loop import ffi, lib
+from scheduler.batch.views import dtype_of
 
 __all__ = [
     "CANDIDATE",
@@ -27,21 +28,8 @@ NO_DEADLINE = int(lib.SYM_NO_DEADLINE)
 ROOT = 0
 """The share that all others are in."""
 
-
-def _dtype(name: str) -> np.dtype[np.void]:
-    """A structure of C as numpy has it."""
-    codes = {"int32_t": "i4", "int64_t": "i8", "double": "f8"}
-    names, formats, offsets = [], [], []
-    for field, about in ffi.typeof(name).fields:
-        item, length = (about.type.item, about.type.length) if about.type.kind == "array" else (about.type, 0)
-        names.append(field)
-        formats.append((codes[item.cname], (length,)) if length else codes[item.cname])
-        offsets.append(about.offset)
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(name)})
-
-
-CANDIDATE = _dtype("sym_candidate")
-SHARE = _dtype("sym_share")
+CANDIDATE = dtype_of("sym_candidate")
+SHARE = dtype_of("sym_share")
 
 Candidates: TypeAlias = npt.NDArray[np.void]
 """Of CANDIDATE, in order of arrival."""

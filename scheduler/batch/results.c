@@ -55,15 +55,15 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     }
     sym_count_entries(loop, index, member->num_tokens, now_ns);
     member->num_tokens = member->num_computed = 0;
-    member->num_calls++;
+    member->decode.num_calls++;
     sym_over(loop, member, 1, now_ns);
-    if (loop->plan.hot->answer(member->server, member->call_id, member->slot, entries(member)) != 0)
+    if (loop->plan.hot->answer(member->server, member->call_id, member->decode.slot, entries(member)) != 0)
         sym_end_member(loop, index, SYM_END_UNSENT);
     else if (member->leave == SYM_LEAVE_ANSWERED)
         sym_end_member(loop, index, SYM_END_ASKED);
     else
         member->state = SYM_WAITING;
-    member->answered_ns = now_ns;
+    member->decode.answered_ns = now_ns;
 }
 
 void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns) {
@@ -71,13 +71,13 @@ void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, 
     member->stream = call->stream;
     sym_called(loop, member, earliest_ns, now_ns);
     member->call_id = call->id;
-    member->slot = call->slot;
-    member->row = call->row;
-    member->rows = &member->row;
-    member->token = call->token;
+    member->decode.slot = call->slot;
+    member->decode.row = call->row;
+    member->rows = &member->decode.row;
+    member->decode.token = call->token;
     member->since_ns = member->arrived_ns = member->asked_ns = now_ns;
     member->deadline_ns = SYM_NO_DEADLINE;
-    member->tokens = &member->token;
+    member->tokens = &member->decode.token;
     member->num_tokens = 1;
     member->state = SYM_COMPUTING;
     note_room(loop, index, 1);
@@ -100,11 +100,11 @@ static void fold_row(const float *sums, int32_t columns, int is_by_page, float *
 }
 
 /* What is answered of all that a call's rows attend to. */
-static void fold(const sym_member *member) {
-    const int32_t columns = member->mass.columns, width = member->is_mass_by_page ? pages_for(columns) : columns;
-    for (int32_t row = 0; row < member->mass.layers * member->mass.kv_heads; row++)
-        fold_row(member->mass.sums + (size_t)row * (size_t)columns, columns, member->is_mass_by_page,
-                 member->folded + (member->is_mass_summed ? 0 : (size_t)row * (size_t)width));
+static void fold(const sym_asked *asked) {
+    const int32_t columns = asked->mass.columns, width = asked->is_mass_by_page ? pages_for(columns) : columns;
+    for (int32_t row = 0; row < asked->mass.layers * asked->mass.kv_heads; row++)
+        fold_row(asked->mass.sums + (size_t)row * (size_t)columns, columns, asked->is_mass_by_page,
+                 asked->folded + (asked->is_mass_summed ? 0 : (size_t)row * (size_t)width));
 }
 
 static void digest(void *context, int32_t n) {
@@ -116,14 +116,14 @@ static void digest(void *context, int32_t n) {
         return;
     }
     if (seat->is_folded)
-        fold(member);
+        fold(&member->asked);
     if (!seat->is_reduced || member->error != 0)
         return;
     const int32_t first = member->num_computed - seat->num_wanted - (member->num_tokens - member->num_rows);
     for (int32_t k = 0; k < seat->num_wanted; k++) {
         const int rc =
-            loop->plan.hot->reduce(member->reducer, loop->batch.out[seat->first_out + k], (uint64_t)(first + k),
-                                   member->answer + (size_t)(first + k) * (size_t)member->answer_row_bytes);
+            loop->plan.hot->reduce(member->asked.reducer, loop->batch.out[seat->first_out + k], (uint64_t)(first + k),
+                                   member->asked.answer + (size_t)(first + k) * (size_t)member->asked.answer_row_bytes);
         if (rc != 0) {
             member->error = -rc;
             return;
@@ -193,8 +193,8 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         if (is_complete(member))
             count_times(loop, member, now_ns);
         seat->is_drawn = 0;
-        seat->is_reduced = member->kind == SYM_CALL && member->reducer != NULL && seat->num_wanted > 0;
-        seat->is_folded = member->folded != NULL && is_complete(member);
+        seat->is_reduced = asked_of(member)->reducer != NULL && seat->num_wanted > 0;
+        seat->is_folded = asked_of(member)->folded != NULL && is_complete(member);
         if (member->kind == SYM_PROGRAM && is_complete(member)) {
             member->in_step = 0;
             answer(loop, seat->index, now_ns);

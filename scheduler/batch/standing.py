@@ -32,6 +32,7 @@ from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
 from scheduler.batch.states import CallState, Early
+from scheduler.batch.views import dtype_of
 from scheduler.trace.records import SEAT
 
 WAIT_PERCENT = 25
@@ -44,21 +45,11 @@ MAX_CREW = 8
 logits."""
 _MAX_NEWS = 256
 _MAX_RECORDS, _MAX_SEATS = 4096, 65536
-STEP = np.dtype(
-    [
-        *((name, np.int64) for name in ("began_ns", "ended_ns")),
-        *((name, np.int64) for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs")),
-        ("predicted_ns", np.float64),
-        ("first_seat", np.int64),
-        *((name, np.int32) for name in ("num_prefill_rows", "num_calls")),
-    ]
-)
-"""A `sym_step_record`."""
+STEP = dtype_of("sym_step_record")
 LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
 
 
-assert SEAT.itemsize == ffi.sizeof("sym_seat")
-assert STEP.itemsize == ffi.sizeof("sym_step_record")
+assert dtype_of("sym_seat") == SEAT
 
 
 class StandingRun:
@@ -212,10 +203,11 @@ class StandingRun:
         """A member that has ended: what it was is in `ended`, and what counts is in its file."""
         assert member.ended is None
         member.ended = ffi.new("sym_member *")
+        lib.sym_loop_look(self.loop, member.index, self._look)
         lib.sym_loop_take_back(self.loop, member.index, member.ended)
         del self._members[member.index]
-        self._commit(member, member.ended.num_done)
-        self._accounting.count_member(member, member.ended)
+        self._commit(member, self._look.num_done)
+        self._accounting.count_member(member, self._look)
         member.call.promise(0)
         self._forget(member)
 

@@ -230,27 +230,28 @@ static int32_t with_room(int32_t num_entries) {
 
 static void join(struct file *file) {
     const int is_program = file->generation == NULL;
-    const sym_member member = {.number = file - files,
-                               .kind = is_program ? SYM_PROGRAM : SYM_GENERATION,
-                               .deadline_ns = SYM_NO_DEADLINE,
-                               .share = file->share,
-                               .program = (int32_t)(file - files),
-                               .connection = connection,
-                               .stream = (uint32_t)(file - files) + 1,
-                               .server = server,
-                               .handle = (uint64_t)(file - files) + 1,
-                               .call_id = file->call_id,
-                               .slot = file->slot,
-                               .pages = pages[file - files],
-                               .tokens = &file->token,
-                               .num_tokens = 1,
-                               .position = file->num_entries,
-                               .first = file->num_entries,
-                               .capacity = with_room(file->num_entries),
-                               .log = file->logs,
-                               .num_rows = 1,
-                               .rows = is_program ? &file->row : NULL,
-                               .generation = file->generation};
+    sym_member member = {.number = file - files,
+                         .kind = is_program ? SYM_PROGRAM : SYM_GENERATION,
+                         .deadline_ns = SYM_NO_DEADLINE,
+                         .share = file->share,
+                         .program = (int32_t)(file - files),
+                         .connection = connection,
+                         .stream = (uint32_t)(file - files) + 1,
+                         .server = server,
+                         .call_id = file->call_id,
+                         .pages = pages[file - files],
+                         .tokens = &file->token,
+                         .num_tokens = 1,
+                         .position = file->num_entries,
+                         .first = file->num_entries,
+                         .capacity = with_room(file->num_entries),
+                         .log = file->logs,
+                         .num_rows = 1,
+                         .rows = is_program ? &file->row : NULL};
+    if (is_program)
+        member.decode = (sym_decode){.handle = (uint64_t)(file - files) + 1, .slot = file->slot};
+    else
+        member.generation = file->generation;
     file->is_pending = 0;
     file->index = sym_loop_join(loop, &member);
     CHECK(file->index >= 0);
@@ -280,14 +281,14 @@ static void settle(struct file *file) {
     if (file->generation != NULL) {
         settle_generation(file, &member);
     } else if (member.end == SYM_END_UNSENT) {
-        push(member.call_id, 0, 0, member.slot, 1, NULL, 0);
+        push(member.call_id, 0, 0, member.decode.slot, 1, NULL, 0);
         sym_server_settle_rows(server, 1);
     } else if (member.num_tokens == 1) {
         CHECK(!file->is_pending);
         file->is_pending = 1;
         file->call_id = member.call_id;
-        file->slot = member.slot;
-        file->row = member.row == NULL ? file->row : member.row;
+        file->slot = member.decode.slot;
+        file->row = member.decode.row == NULL ? file->row : member.decode.row;
         file->token = member.tokens[0];
     }
     if (file->is_pending)

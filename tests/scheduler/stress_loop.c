@@ -644,9 +644,8 @@ static void join_program(struct file *file) {
     float *const rows[1] = {program->row};
     sym_member member = {.kind = SYM_PROGRAM,
                          .server = &servers[(file - files) % NUM_SERVERS],
-                         .handle = call->id,
+                         .decode = {.handle = call->id, .slot = (int64_t)call->id},
                          .call_id = call->id,
-                         .slot = (int64_t)call->id,
                          .num_rows = 1,
                          .rows = keep(file, copy_of(rows, sizeof rows))};
     file->has_call = 0;
@@ -661,7 +660,7 @@ static void settle_program(struct file *file, const sym_member *ended) {
     if (ended->num_tokens > 0) {
         CHECK(!file->has_call && ended->end != SYM_END_UNSENT);
         file->has_call = 1;
-        if (ended->num_done > 0 || ended->num_calls > 0) {
+        if (ended->num_done > 0 || ended->decode.num_calls > 0) {
             CHECK(ended->num_tokens == 1);
             file->call = (struct request){.id = ended->call_id, .tokens = {ended->tokens[0]}, .num_tokens = 1};
         }
@@ -816,18 +815,19 @@ static void settle_generation(struct file *file, const sym_member *ended) {
 /* -- its calls -- */
 
 static int sees(const sym_member *asked, int32_t row, int32_t entry) {
-    if (asked->mask == NULL || (entry >= asked->mask_columns && entry >= asked->first))
+    if (asked->asked.mask == NULL || (entry >= asked->asked.mask_columns && entry >= asked->first))
         return 1;
-    const int32_t mask_row = asked->mask_rows == 1 && asked->mask_columns <= asked->first ? 0 : row;
-    return asked->mask[mask_row * asked->mask_row_bytes + entry / 8] >> entry % 8 & 1;
+    const int32_t mask_row = asked->asked.mask_rows == 1 && asked->asked.mask_columns <= asked->first ? 0 : row;
+    return asked->asked.mask[mask_row * asked->asked.mask_row_bytes + entry / 8] >> entry % 8 & 1;
 }
 
 static void ask_for_mass(struct file *file, sym_member *member, int32_t columns) {
-    member->mass = (sym_mass){keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float))), MASS_ROWS, 1, columns};
-    member->is_mass_summed = below(&chance, 2);
-    member->is_mass_by_page = below(&chance, 2);
+    member->asked.mass =
+        (sym_mass){keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float))), MASS_ROWS, 1, columns};
+    member->asked.is_mass_summed = below(&chance, 2);
+    member->asked.is_mass_by_page = below(&chance, 2);
     if (below(&chance, 4) > 0)
-        member->folded = keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float)));
+        member->asked.folded = keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float)));
 }
 
 static void begin_call(struct file *file) {
@@ -843,15 +843,15 @@ static void begin_call(struct file *file) {
         member.positions = keep(file, copy_of(file->given_positions, (size_t)n * sizeof(int32_t)));
     if (below(&chance, 3) == 0) {
         const int has_own = below(&chance, 2);
-        member.mask_rows = has_own ? n : 1;
-        member.mask_columns = file->length + (has_own ? n : 0);
-        member.mask_row_bytes = (member.mask_columns + 31) / 32 * 4;
-        uint8_t *mask = keep(file, room((size_t)(member.mask_rows * member.mask_row_bytes)));
-        for (int32_t i = 0; i < member.mask_rows * member.mask_row_bytes; i++)
+        member.asked.mask_rows = has_own ? n : 1;
+        member.asked.mask_columns = file->length + (has_own ? n : 0);
+        member.asked.mask_row_bytes = (member.asked.mask_columns + 31) / 32 * 4;
+        uint8_t *mask = keep(file, room((size_t)(member.asked.mask_rows * member.asked.mask_row_bytes)));
+        for (int32_t i = 0; i < member.asked.mask_rows * member.asked.mask_row_bytes; i++)
             mask[i] = (uint8_t)below(&chance, 256);
         for (int32_t k = 0; has_own && k < n; k++)
-            mask[k * member.mask_row_bytes + (file->length + k) / 8] |= (uint8_t)(1 << (file->length + k) % 8);
-        member.mask = mask;
+            mask[k * member.asked.mask_row_bytes + (file->length + k) / 8] |= (uint8_t)(1 << (file->length + k) % 8);
+        member.asked.mask = mask;
     }
     const int what = below(&chance, 5);
     member.num_rows = what == 0 ? 0 : what % 2 == 1 ? 1 : n;
@@ -865,9 +865,9 @@ static void begin_call(struct file *file) {
         sym_reducer *reducer = keep(file, room(sizeof *reducer));
         reducer->fails_at = below(&chance, 8) == 0 ? (uint64_t)below(&chance, member.num_rows) : UINT64_MAX;
         file->answers = keep(file, room((size_t)member.num_rows * sizeof *file->answers));
-        member.reducer = reducer;
-        member.answer = (char *)file->answers;
-        member.answer_row_bytes = sizeof *file->answers;
+        member.asked.reducer = reducer;
+        member.asked.answer = (char *)file->answers;
+        member.asked.answer_row_bytes = sizeof *file->answers;
     }
     if (below(&chance, 3) == 0)
         ask_for_mass(file, &member, file->length + n);
@@ -887,7 +887,7 @@ static void check_rows(const struct file *file) {
             if (sees(asked, k, file->length + i))
                 hash = with_entry(hash, file->length + i, (struct entry){file->given[i], file->given_positions[i]});
         const int32_t at = k - (asked->num_tokens - asked->num_rows);
-        if (asked->reducer == NULL)
+        if (asked->asked.reducer == NULL)
             CHECK(read_row(file->own_rows + at * VOCAB) == in_row(hash));
         else
             CHECK(file->answers[at] == mix(in_row(hash), (uint64_t)at));
@@ -897,7 +897,7 @@ static void check_rows(const struct file *file) {
 /* How many rows saw each entry, or all of a page: a whole number, exactly. */
 static void check_mass(const struct file *file) {
     const sym_member *asked = &file->asked;
-    const int32_t columns = asked->mass.columns, per_column = asked->is_mass_by_page ? SYM_PAGE_ENTRIES : 1;
+    const int32_t columns = asked->asked.mass.columns, per_column = asked->asked.is_mass_by_page ? SYM_PAGE_ENTRIES : 1;
     const int32_t width = (columns + per_column - 1) / per_column;
     int32_t seen[MOST] = {0}, wide[MOST] = {0};
     for (int32_t e = 0; e < columns; e++)
@@ -906,10 +906,11 @@ static void check_mass(const struct file *file) {
     for (int32_t e = 0; e < columns; e++)
         wide[e / per_column] += seen[e];
     for (int32_t i = 0; i < MASS_ROWS * columns; i++)
-        CHECK(asked->mass.sums[i] == (float)((i / columns + 1) * seen[i % columns]));
-    for (int32_t i = 0; asked->folded != NULL && i < (asked->is_mass_summed ? 1 : MASS_ROWS) * width; i++)
-        CHECK(asked->folded[i] ==
-              (float)((asked->is_mass_summed ? MASS_ROWS * (MASS_ROWS + 1) / 2 : i / width + 1) * wide[i % width]));
+        CHECK(asked->asked.mass.sums[i] == (float)((i / columns + 1) * seen[i % columns]));
+    for (int32_t i = 0; asked->asked.folded != NULL && i < (asked->asked.is_mass_summed ? 1 : MASS_ROWS) * width; i++)
+        CHECK(
+            asked->asked.folded[i] ==
+            (float)((asked->asked.is_mass_summed ? MASS_ROWS * (MASS_ROWS + 1) / 2 : i / width + 1) * wide[i % width]));
 }
 
 static void settle_call(struct file *file, const sym_member *ended) {
@@ -917,10 +918,10 @@ static void settle_call(struct file *file, const sym_member *ended) {
     if (ended->end == SYM_END_DONE) {
         CHECK(ended->num_computed == file->asked.num_tokens);
         if (ended->error != 0)
-            CHECK(ended->error == EINVAL && file->asked.reducer != NULL);
+            CHECK(ended->error == EINVAL && file->asked.asked.reducer != NULL);
         else
             check_rows(file);
-        if (file->asked.mass.sums != NULL)
+        if (file->asked.asked.mass.sums != NULL)
             check_mass(file);
         const int32_t num_kept = below(&chance, 2) == 0 ? ended->num_tokens : below(&chance, ended->num_tokens + 1);
         for (int32_t i = 0; i < num_kept; i++)
@@ -1176,7 +1177,7 @@ static void look_at_steps(int64_t *number) {
         CHECK(i == 0 || records[i - 1].ended_ns <= records[i].began_ns);
         CHECK(records[i].num_prefill_rows <= MAX_TOKENS && records[i].predicted_ns > 0);
         for (int32_t s = 0; *number % 3 != 0 && records[i].first_seat >= 0 && s < records[i].num_calls; s++)
-            CHECK(seats[records[i].first_seat + s].number > 0 && seats[records[i].first_seat + s].num_now > 0);
+            CHECK(seats[records[i].first_seat + s].call > 0 && seats[records[i].first_seat + s].num_now > 0);
     }
     const sym_counts counts = sym_loop_counts(loop);
     CHECK(counts.num_steps >= *number + count && counts.max_calls <= MAX_CALLS);
