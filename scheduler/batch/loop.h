@@ -137,9 +137,11 @@ typedef struct sym_counts {
     int32_t max_calls, max_programs;
 } sym_counts;
 
-/* What has become of a member since it was asked for last. `is_low`: it has little room left; told once for each room. */
+/* A member now; `is_low`: it has little room left, told once for each room. */
 typedef struct sym_news {
-    int32_t index, state, num_done, is_low, is_rung, padding;
+    int32_t index, state, num_done, is_low, is_rung;
+    int32_t has_ended;   /* it may be taken back: what has ended in the step under way is looked at still */
+    int64_t answered_ns; /* when its program got its answer, while its next call is to come; or 0 */
     int64_t num_calls, compute_ns, queue_ns;
     int64_t num_steps, num_rows_computed;
 } sym_news;
@@ -183,15 +185,9 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);
 int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position);
 /* The program's call that is being computed, by its id: the place of its member, or -1. */
 int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id);
-/* What a member does now: a sym_member_state. */
-int32_t sym_loop_state(sym_loop *loop, int32_t index);
-/* Whether a member may be taken back: what has ended in the step under way is looked at still. */
-int sym_loop_has_ended(sym_loop *loop, int32_t index);
-/* When the program of a member that waits for its next call got its answer; 0: it does not wait. */
-int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index);
 /* More room: `pages` begins as before, and `log` gets what was noted. */
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity);
-/* The state of one member, of which there are the same news as before. */
+/* One member, of which there are the same news as before. */
 void sym_loop_look(sym_loop *loop, int32_t index, sym_news *news);
 /* The news of at most `max` members, of `all` or of those for which something is to be done: how many. */
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);

@@ -236,28 +236,6 @@ int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id
     return found;
 }
 
-int32_t sym_loop_state(sym_loop *loop, int32_t index) {
-    pthread_mutex_lock(&loop->lock);
-    const int32_t state = loop->members[index]->state;
-    pthread_mutex_unlock(&loop->lock);
-    return state;
-}
-
-int sym_loop_has_ended(sym_loop *loop, int32_t index) {
-    pthread_mutex_lock(&loop->lock);
-    const int has_ended = loop->members[index]->state == SYM_ENDED && !loop->members[index]->in_step;
-    pthread_mutex_unlock(&loop->lock);
-    return has_ended;
-}
-
-int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index) {
-    pthread_mutex_lock(&loop->lock);
-    const sym_member *member = loop->members[index];
-    const int64_t answered_ns = member->state == SYM_WAITING ? member->decode.answered_ns : 0;
-    pthread_mutex_unlock(&loop->lock);
-    return answered_ns;
-}
-
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity) {
     pthread_mutex_lock(&loop->lock);
     sym_member *member = loop->members[index];
@@ -279,12 +257,15 @@ static int is_urgent(const sym_member *member) {
 }
 
 static sym_news news_of(const sym_member *member, int32_t index) {
+    const sym_decode nothing = {0}, *decode = member->kind == SYM_PROGRAM ? &member->decode : &nothing;
     return (sym_news){.index = index,
                       .state = member->state,
                       .num_done = member->num_done,
                       .is_low = member->is_low && !member->was_told_low,
                       .is_rung = is_rung(member),
-                      .num_calls = member->kind == SYM_PROGRAM ? member->decode.num_calls : 0,
+                      .has_ended = member->state == SYM_ENDED && !member->in_step,
+                      .answered_ns = member->state == SYM_WAITING ? decode->answered_ns : 0,
+                      .num_calls = decode->num_calls,
                       .compute_ns = member->compute_ns,
                       .queue_ns = member->queue_ns,
                       .num_steps = member->num_steps,

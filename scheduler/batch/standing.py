@@ -203,11 +203,10 @@ class StandingRun:
         """A member that has ended: what it was is in `ended`, and what counts is in its file."""
         assert member.ended is None
         member.ended = ffi.new("sym_member *")
-        lib.sym_loop_look(self.loop, member.index, self._look)
+        now = self._look_at(member)
         lib.sym_loop_take_back(self.loop, member.index, member.ended)
         del self._members[member.index]
-        self._commit(member, self._look.num_done)
-        self._accounting.count_member(member, self._look)
+        self._show(member, now)
         member.call.promise(0)
         self._forget(member)
 
@@ -233,19 +232,23 @@ class StandingRun:
         """Give the state of a member's call as its program sees it: queued until there is a decoder. None: answered."""
         if not self.is_running:
             return CallState.QUEUED
-        is_answered = lib.sym_loop_state(self.loop, member.index) == lib.SYM_WAITING
-        return None if is_answered else CallState.RUNNING
+        return None if self._look_at(member).state == lib.SYM_WAITING else CallState.RUNNING
 
     def has_ended(self, member: Member) -> bool:
         """Whether a member may be taken back. One that ends in the step under way may be later: there will be news."""
-        return bool(lib.sym_loop_has_ended(self.loop, member.index))
+        return bool(self._look_at(member).has_ended)
 
     def thinks_ns(self, member: Member, now_ns: int) -> int | None:
         """Give how long a member's program has had its answer; None: something is computed for it."""
         if not self.is_running:
             return None
-        answered_ns = int(lib.sym_loop_answered_ns(self.loop, member.index))
+        answered_ns = int(self._look_at(member).answered_ns)
         return now_ns - answered_ns if answered_ns else None
+
+    def _look_at(self, member: Member) -> Any:
+        """Return a member's `sym_news`, good until the next look."""
+        lib.sym_loop_look(self.loop, member.index, self._look)
+        return self._look
 
     @property
     def is_running(self) -> bool:
@@ -276,9 +279,7 @@ class StandingRun:
             self._copies_synced = progress
             members |= self._copying
         for member in members:
-            lib.sym_loop_look(self.loop, member.index, self._look)
-            self._commit(member, self._look.num_done)
-            self._accounting.count_member(member, self._look)
+            self._show(member, self._look_at(member))
 
     def _take_news(self, *, of_all: bool) -> None:
         """Files show what is told of their members. That is some 10 us for each: not of all whenever one needs room."""
@@ -290,8 +291,7 @@ class StandingRun:
                 member = self._members.get(news.index)
                 if member is None:
                     continue  # it was taken back in the meantime
-                self._commit(member, news.num_done)
-                self._accounting.count_member(member, news)
+                self._show(member, news)
                 if news.is_rung and isinstance(member.hot, HotPred):
                     member.hot.wake()
                 if news.state == lib.SYM_ENDED:
@@ -300,7 +300,10 @@ class StandingRun:
                     member.is_low = True
                     self._low.append(member)
 
-    def _commit(self, member: Member, num_done: int) -> None:
+    def _show(self, member: Member, now: Any) -> None:
+        """Count what a member has computed, and commit it. `now`: its `sym_news`."""
+        self._accounting.count_member(member, now)
+        num_done = int(now.num_done)
         if num_done > member.num_committed:
             call = member.call
             assert call.reservation is not None
