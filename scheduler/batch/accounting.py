@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from kvfs.pages.accounts import Account
@@ -126,17 +126,15 @@ class Accounting:
         numbers.num_sleeps = counts.num_sleeps
         numbers.waited_s = counts.waited_ns * 1e-9
 
-    def count_member(self, member: Counted, now: Any) -> None:
-        """Note what the calls of a program used; a generation counts as one call, at its end. `now`: `sym_news`."""
-        compute_s, queue_s = now.compute_ns * 1e-9, now.queue_ns * 1e-9
-        more_s, waited_s = compute_s - member.compute_s, queue_s - member.queue_s
-        num_entries = now.num_done - member.num_counted_entries
-        num_steps = now.num_steps - member.num_counted_steps
-        num_rows = now.num_rows_computed - member.num_counted_rows
-        member.compute_s, member.queue_s = compute_s, queue_s
-        member.num_counted_entries = now.num_done
-        member.num_counted_steps, member.num_counted_rows = now.num_steps, now.num_rows_computed
-        call = member.call
+    def count_member(self, call: FileCall, before: Any, now: Any) -> None:
+        """Note what the calls of a program used; a generation counts as one call, at its end. `before`: the `sym_news`
+        of its member that are counted, and then those of `now`.
+        """
+        more_s, waited_s = (now.compute_ns - before.compute_ns) * 1e-9, (now.queue_ns - before.queue_ns) * 1e-9
+        num_entries, num_calls = now.num_done - before.num_done, now.num_calls - before.num_calls
+        num_steps, num_rows = now.num_steps - before.num_steps, now.num_rows_computed - before.num_rows_computed
+        is_first = not before.num_calls
+        before[0] = now
         call.promise(max(0, call.num_promised - num_rows))
         for used in call.counted or self._used_by(call):
             used.tokens += num_rows
@@ -147,10 +145,8 @@ class Accounting:
             call.queue_s += waited_s
             call.num_appended += num_entries
         else:
-            if not member.num_counted:
+            if is_first:
                 waited_s += call.waited_s
-            num_calls = now.num_calls - member.num_counted
-            member.num_counted += num_calls
             self.statistics.num_calls += num_calls
             self.statistics.queue_s += waited_s
             for used in call.counted:
@@ -162,15 +158,3 @@ class Accounting:
 
 def _times(times: Any) -> Times:
     return Times(list(times.num), times.sum_ns * 1e-9)
-
-
-class Counted(Protocol):
-    """A member of the run, and how much of it is counted."""
-
-    call: FileCall
-    num_counted: int
-    num_counted_entries: int
-    num_counted_steps: int
-    num_counted_rows: int
-    compute_s: float
-    queue_s: float

@@ -266,10 +266,10 @@ class BatchScheduler:
         while True:
             ended, low = await self._run.news()
             for member in low:
-                if member.ended is None:
+                if member.index >= 0:
                     self._calls.extend(member)
             for member in ended:
-                if member.ended is None:
+                if member.index >= 0:
                     self._calls.settle(member)
             await trio.lowlevel.checkpoint()
 

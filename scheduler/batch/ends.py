@@ -44,7 +44,7 @@ class Ends:
 
     def settle(self, member: Member) -> Then:
         """Give back a member's room; the function that this returns goes on with its call."""
-        call, ended = member.call, member.ended
+        call, ended = member.call, member.record
         error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
         if ended.end == lib.SYM_END_DEADLINE:
             call.end_early(Early.LATE)
@@ -68,7 +68,7 @@ class Ends:
     # ---- calls that are over with their stretch
 
     def _settle_call(self, member: Member, call: FileCall, error: SymError | None) -> Then:
-        ended = member.ended
+        ended = member.record
         member.let_go()
         if ended.end != lib.SYM_END_DONE or call.early not in (None, Early.LATE):
             return partial(self._calls.finish, call, error)
@@ -91,7 +91,7 @@ class Ends:
 
     def _settle_program(self, member: Member, call: FileCall, hot: HotPred, error: SymError | None) -> Then:
         """Settle a loop whose calls are answered but for the last, perhaps; `call` itself was the first of them."""
-        ended = member.ended
+        ended = member.record
         member.let_go()
         if ended.num_done == 0:
             if member.cancelled_id is not None:
@@ -114,7 +114,7 @@ class Ends:
     # ---- generations
 
     def _settle_generation(self, member: Member, call: GenerateCall, error: SymError | None) -> Then:
-        is_over = member.ended.end == lib.SYM_END_DONE
+        is_over = member.record.end == lib.SYM_END_DONE
         member.let_go()
         if is_over or error is not None:
             return partial(self._calls.leave, call, error)

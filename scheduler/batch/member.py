@@ -23,29 +23,21 @@ class Member:
         self.hot = call.hot
         """Way in which the file goes on by itself, as of when it joined."""
         self.index = -1
+        """Its place in the run; below 0: it is not there, or has left."""
         self.entered_s = time.monotonic()
         self.cancelled_id: int | None = None
         """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
         self.is_low = False
         """Whether its room is nearly used up: it is given more once, or ends without."""
-        self.num_committed = 0
-        self.num_counted = 0
-        """Calls of its program that are counted already."""
-        self.num_counted_entries = self.num_counted_steps = self.num_counted_rows = 0
-        self.compute_s = self.queue_s = 0.0
-        """Time that is counted already."""
+        self.counted = ffi.new("sym_news *")
+        """What is committed and counted already, a `sym_news`."""
         self.log: IntArray = np.empty(0, np.int32)
-        self.ended: Any = None
-        """State of a member that has left, a `sym_member`."""
         self.rows: list[memoryview[float]] = []
         """Memory of ours for rows that are drawn from when it is decided what may come."""
         self._scratch = scratch
         self._keep: list[Any] = []
-        self._member = self._describe(share, connection)
-
-    @property
-    def pointer(self) -> Any:
-        return self._member
+        self.record = self._describe(share, connection)
+        """A `sym_member`: as it joined; once it has left, as it was in the end."""
 
     def _describe(self, share: int, connection: int) -> Any:
         call, reservation = self.call, self.call.reservation
@@ -149,14 +141,14 @@ class Member:
     @property
     def num_spare(self) -> int:
         """Entries that are reserved and were not used when it was looked at last."""
-        return len(self.log) - self.num_committed
+        return len(self.log) - int(self.counted.num_done)
 
     def extend(self, loop: Any) -> None:
         """Tell the run that the reservation has grown."""
         reservation = self.call.reservation
         assert reservation is not None
         pages = reservation.frames(len(reservation.pages))
-        first = self._member.first
+        first = self.record.first
         log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
         lib.sym_loop_extend(loop, self.index, ints(pages), ints(log), first + len(log))
         self.log = log
@@ -166,7 +158,7 @@ class Member:
     def let_go(self) -> None:
         """Give back here and now memory that C had. See `kept` for what would come of it in garbage."""
         self._keep.clear()
-        self._member = None
+        self.record = None
         if self.rows:
             self._scratch.give_back(self.rows)
             self.rows = []

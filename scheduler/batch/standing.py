@@ -158,7 +158,7 @@ class StandingRun:
             call.joined_s = time.monotonic()
         if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
             self.aside.add(call.number, member.hot.generation, member.hot.decide)
-        index = int(lib.sym_loop_join(self.loop, member.pointer))
+        index = int(lib.sym_loop_join(self.loop, member.record))
         if index < 0:
             self._forget(member)
             raise MemoryError("no memory for one more file in the run")
@@ -200,13 +200,11 @@ class StandingRun:
             os.eventfd_write(self._wake_fd, 1)
 
     def take_back(self, member: Member) -> None:
-        """A member that has ended: what it was is in `ended`, and what counts is in its file."""
-        assert member.ended is None
-        member.ended = ffi.new("sym_member *")
-        now = self._look_at(member)
-        lib.sym_loop_take_back(self.loop, member.index, member.ended)
+        """A member that has ended: what it was is in its record, and what counts is in its file."""
+        self._show(member, self._look_at(member))
+        lib.sym_loop_take_back(self.loop, member.index, member.record)
         del self._members[member.index]
-        self._show(member, now)
+        member.index = -1
         member.call.promise(0)
         self._forget(member)
 
@@ -248,7 +246,7 @@ class StandingRun:
     def _look_at(self, member: Member) -> Any:
         """Return a member's `sym_news`, good until the next look."""
         lib.sym_loop_look(self.loop, member.index, self._look)
-        return self._look
+        return self._look[0]
 
     @property
     def is_running(self) -> bool:
@@ -301,15 +299,13 @@ class StandingRun:
                     self._low.append(member)
 
     def _show(self, member: Member, now: Any) -> None:
-        """Count what a member has computed, and commit it. `now`: its `sym_news`."""
-        self._accounting.count_member(member, now)
-        num_done = int(now.num_done)
-        if num_done > member.num_committed:
-            call = member.call
+        """Count what a member has computed, and commit it. `now`: its `sym_news`, good until the next look."""
+        call, before, num_done = member.call, int(member.counted.num_done), int(now.num_done)
+        self._accounting.count_member(call, member.counted, now)
+        if num_done > before:
             assert call.reservation is not None
-            call.reservation.commit_first(member.log[member.num_committed : num_done])
+            call.reservation.commit_first(member.log[before:num_done])
             self._fs.committed(call.file)
-            member.num_committed = num_done
             self._copying.discard(member)
 
     async def news(self) -> tuple[list[Member], list[Member]]:

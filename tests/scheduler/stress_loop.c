@@ -575,7 +575,7 @@ static void join(struct file *file, sym_member *member, const int32_t *tokens, i
     file->capacity = last < MOST ? last : MOST;
     file->share = join_share();
     member->number = next_number++;
-    member->since_ns = member->arrived_ns = now_ns();
+    member->since_ns = member->arrived_ns = member->asked_ns = now_ns();
     if (member->deadline_ns == 0)
         member->deadline_ns = SYM_NO_DEADLINE;
     member->share = file->share->number;
