@@ -17,7 +17,7 @@
 sym_generation *sym_generation_new(sym_sampler *sampler) {
     sym_generation *generation = calloc(1, sizeof *generation);
     if (generation != NULL)
-        generation->sampler = sampler;
+        *generation = (sym_generation){.sampler = sampler, .place = -1};
     return generation;
 }
 
@@ -179,7 +179,7 @@ static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
         sym_end_member(loop, index, SYM_END_DONE);
     else if (entries(member) + member->num_tokens > member->capacity)
         sym_end_member(loop, index, SYM_END_ROOM);
-    else if (member->leave == SYM_LEAVE_ANSWERED)
+    else if (member->leave != SYM_STAY)
         sym_end_member(loop, index, SYM_END_ASKED);
 }
 
@@ -241,7 +241,7 @@ void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_generation *g = member->generation;
     count_tokens(loop, index, g->num_drawn_from, now_ns);
     g->is_asked = g->is_guided && !is_over(g);
-    if (!g->is_ahead || is_over(g) || member->leave == SYM_LEAVE_ANSWERED) {
+    if (!g->is_ahead || is_over(g) || member->leave != SYM_STAY) {
         go_on(loop, index, now_ns);
         return;
     }
@@ -267,6 +267,7 @@ void sym_call_guides(sym_loop *loop) {
 void sym_join_generation(sym_loop *loop, int32_t index) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
+    g->place = index;
     if (g->has_begun)
         sym_begin_stretch(member);
     if (is_over(g))
@@ -292,6 +293,21 @@ int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max) {
     return n;
 }
 
+/* The row was waiting for it, so the token is drawn here, whatever the loop does meanwhile. */
+static void draw_now(sym_loop *loop, sym_member *member, int32_t index) {
+    member->state = SYM_COMPUTING;
+    if (sym_complete_generation(loop, index, sym_now_ns())) {
+        member->in_step = 1; /* nobody else touches it */
+        pthread_mutex_unlock(&loop->lock);
+        sym_draw(loop->plan.hot, member, member->rows);
+        pthread_mutex_lock(&loop->lock);
+        member->in_step = 0;
+        sym_take_drawn(loop, index, sym_now_ns());
+    }
+    sym_tell(loop);
+    sym_wake_loop(loop);
+}
+
 void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, int32_t num_forced, const void *allowed,
                      int is_over) {
     pthread_mutex_lock(&loop->lock);
@@ -301,6 +317,7 @@ void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, i
     g->is_over = is_over;
     g->is_decided = 1;
     g->is_asked = 0; /* its call may have left, and come back */
-    sym_wake_loop(loop);
+    if (g->place >= 0 && loop->members[g->place]->state == SYM_UNDECIDED)
+        draw_now(loop, loop->members[g->place], g->place);
     pthread_mutex_unlock(&loop->lock);
 }

@@ -31,6 +31,7 @@ typedef struct sym_generation {
     uint64_t draw_index; /* of the next draw */
     /* What is decided for the next draw. */
     int32_t is_asked, is_decided, is_over, num_forced;
+    int32_t place, padding; /* of its member; -1: none */
     const int32_t *forced;
     const void *allowed;
 } sym_generation;

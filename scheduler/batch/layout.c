@@ -75,7 +75,7 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
     begin_reading(loop);
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        if (member->state != SYM_COMPUTING && member->state != SYM_UNDECIDED)
+        if ((member->state != SYM_COMPUTING && member->state != SYM_UNDECIDED) || member->in_step)
             continue;
         if (member->deadline_ns < now_ns) {
             sym_end_member(loop, i, SYM_END_DEADLINE);

@@ -144,7 +144,7 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
         loop->servers[i].num_asked = loop->servers[i].num_other = 0;
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        if (member->state == SYM_COMPUTING || (member->state == SYM_UNDECIDED && member->generation->is_decided))
+        if (member->state == SYM_COMPUTING)
             add_ready(loop, member, ready);
         if (member->state != SYM_WAITING || entries(member) >= member->capacity)
             continue;
@@ -310,7 +310,7 @@ static void run_step(sym_loop *loop) {
 /* Without memory for a step its calls fail, as when it had failed. */
 static void fail_all(sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_places; i++)
-        if (loop->members[i]->state == SYM_COMPUTING) {
+        if (loop->members[i]->state == SYM_COMPUTING && !loop->members[i]->in_step) {
             loop->members[i]->error = ENOMEM;
             sym_end_member(loop, i, SYM_END_STEP);
         }
@@ -321,8 +321,6 @@ void sym_loop_run(sym_loop *loop, const sym_engine *engine) {
     loop->engine = *engine;
     sym_call_guides(loop);
     while (!is_closed(loop)) {
-        while (sym_take_decisions(loop))
-            continue;
         const int32_t num_calls = sym_lay_out(loop, sym_now_ns());
         if (num_calls < 0)
             fail_all(loop);

@@ -20,6 +20,7 @@ struct seat {
     int32_t is_decode;
     int32_t is_drawn, is_reduced; /* a token is to be drawn from the last of them; they are answered by numbers */
     int32_t is_folded;            /* all that its call attends to is known */
+    int32_t is_over; /* before tokens are drawn: others may have its member by then */
 };
 
 /* A program's channel, whose ring is looked at between steps. */
@@ -142,9 +143,6 @@ void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns);
 /* The first tokens of its stretch are part of the file from now on. */
 void sym_count_entries(sym_loop *loop, int32_t index, int32_t num_entries, int64_t now_ns);
 void sym_take_results(sym_loop *loop, int64_t step_ns, int error);
-/* Under the lock: members that were undecided, and are not any more, go on. 1: it was released to draw, so that more may have
- * been decided since. */
-int sym_take_decisions(sym_loop *loop);
 void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns);
 
 #endif

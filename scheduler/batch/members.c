@@ -198,6 +198,8 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
             member->tokens = &member->decode.token;
         unwatch_member(loop, place);
     }
+    if (place->kind == SYM_GENERATION)
+        place->generation->place = -1;
     if (place->has_news) {
         int32_t n = 0;
         while (loop->news[n] != index)

@@ -159,7 +159,7 @@ static void end_seats(sym_loop *loop, int64_t now_ns) {
     for (int32_t n = 0; n < loop->num_seats; n++) {
         const struct seat *seat = &loop->seats[n];
         sym_member *member = seat->member;
-        if (!member->in_step)
+        if (seat->is_over)
             continue;
         member->in_step = 0;
         if (seat->is_drawn)
@@ -190,17 +190,19 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         member->stepped_ns = now_ns;
         member->num_steps++;
         member->num_rows_computed += seat->num_now;
-        if (is_complete(member))
+        const int is_whole = is_complete(member);
+        if (is_whole)
             count_times(loop, member, now_ns);
         seat->is_drawn = 0;
         seat->is_reduced = asked_of(member)->reducer != NULL && seat->num_wanted > 0;
-        seat->is_folded = asked_of(member)->folded != NULL && is_complete(member);
-        if (member->kind == SYM_PROGRAM && is_complete(member)) {
-            member->in_step = 0;
+        seat->is_folded = asked_of(member)->folded != NULL && is_whole;
+        if (member->kind == SYM_PROGRAM && is_whole)
             answer(loop, seat->index, now_ns);
-        } else if (member->kind == SYM_GENERATION && is_complete(member)) {
+        else if (member->kind == SYM_GENERATION && is_whole)
             seat->is_drawn = sym_complete_generation(loop, seat->index, now_ns);
-        }
+        seat->is_over = member->kind != SYM_CALL && is_whole && !seat->is_drawn;
+        if (seat->is_over)
+            member->in_step = 0;
         num_digests += seat->is_drawn || seat->is_reduced || seat->is_folded;
     }
     pthread_mutex_unlock(&loop->lock);
@@ -209,27 +211,4 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
     pthread_mutex_lock(&loop->lock);
     end_seats(loop, sym_now_ns());
     pthread_mutex_unlock(&loop->lock);
-}
-
-int sym_take_decisions(sym_loop *loop) {
-    const int64_t now_ns = sym_now_ns();
-    if (sym_make_room(&loop->seats, &loop->room_seats, loop->num_places, sizeof *loop->seats) != 0)
-        return 0; /* later */
-    loop->num_seats = 0;
-    for (int32_t i = 0; i < loop->num_places; i++) {
-        sym_member *member = loop->members[i];
-        if (member->state != SYM_UNDECIDED || !member->generation->is_decided)
-            continue;
-        member->state = SYM_COMPUTING;
-        member->in_step = sym_complete_generation(loop, i, now_ns);
-        if (member->in_step)
-            loop->seats[loop->num_seats++] = (struct seat){.member = member, .index = i, .is_drawn = 1};
-    }
-    if (loop->num_seats == 0)
-        return 0;
-    pthread_mutex_unlock(&loop->lock);
-    digest_all(loop, loop->num_seats);
-    pthread_mutex_lock(&loop->lock);
-    end_seats(loop, now_ns);
-    return 1;
 }

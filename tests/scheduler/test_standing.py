@@ -636,6 +636,35 @@ def test_a_draft_is_in_each_step_and_saves_some(bench):
     bench.run(scenario)
 
 
+def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
+    """The draft is 53 to 56, and each of its rows waits for what the grammar says of the token before."""
+    grammar, found = SlowGrammar(), []
+
+    def drawn():
+        found.extend(tokens_of(bench.replies(), 1))
+        return found[-1:] == [57]
+
+    async def scenario():
+        grammar.gate.release(2)
+        bench.generate(
+            bench.file(), [50], 1, max_tokens=20, decide=grammar, draft=Draft(4, 2, np.arange(40, 60, dtype=np.int32))
+        )
+        await bench.until(lambda: len(grammar.asked) == 3)
+        bench.generate(bench.file(), [5], 2, max_tokens=1000)
+        await bench.until(lambda: bench.batches.statistics.num_undecided > 3)
+        bench.steps.hold()
+        await bench.steps.wait_entered()
+        grammar.gate.release(5)
+        await bench.until(drawn)
+        assert found == list(range(51, 58))
+        assert len(bench.steps.batches[-1]) == 1, "the step is the other's"
+        grammar.gate.release(40)
+        bench.steps.gate.set()
+        await bench.settled()
+
+    bench.run(scenario)
+
+
 def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(bench):
     slow = SlowGrammar()
 
