@@ -173,7 +173,6 @@ static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
     send(loop, member);
     if (!is_over(g))
         sym_begin_stretch(member);
-    member->state = SYM_COMPUTING;
     member->since_ns = member->asked_ns = now_ns;
     if (is_over(g))
         sym_end_member(loop, index, SYM_END_DONE);

@@ -771,6 +771,9 @@ static void end_generation(struct file *file) {
     num_finishes[g->finish]++;
     CHECK(g->sampler.num_noted == g->num_received && g->num_received <= plain.num_tokens);
     CHECK(state->num_to_emit == g->num_to_emit - g->num_received);
+    if (state->error != 0)
+        CHECK(state->error == EINVAL ? g->reducer.fails_at == 0 && state->reducer != NULL
+                                     : state->error == ENOMEM && g->sampler.fails_at == g->num_received);
     for (int32_t i = 0; i < g->num_received; i++)
         CHECK(g->received[i] == plain.tokens[i] && g->sampler.noted[i] == plain.tokens[i]);
     if (g->finish < SYM_FINISH_CANCELLED)

@@ -64,10 +64,11 @@ def tokens_of(replies, number):
 
 
 class SlowGrammar:
-    """Allows everything, but each decision waits to be let go."""
+    """Allows everything, but each decision waits to be let go. `forced`: tokens that follow a token."""
 
-    def __init__(self, is_over_after=100):
+    def __init__(self, is_over_after=100, forced=()):
         self.asked = []
+        self._forced = dict(forced)
         self._is_over_after = is_over_after
         self.gate = threading.Semaphore(0)
 
@@ -76,7 +77,8 @@ class SlowGrammar:
         assert self.gate.acquire(timeout=20)
         is_over = len(self.asked) > self._is_over_after
         allowed = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
-        return Decision(np.empty(0, np.int32), None if is_over else memoryview(allowed), is_over=is_over)
+        forced = np.array(self._forced.get(token, []), np.int32)
+        return Decision(forced, None if is_over else memoryview(allowed), is_over=is_over)
 
 
 @pytest.fixture
@@ -682,6 +684,42 @@ def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(benc
         assert tokens_of(replies, 2) == list(range(6, 46))
         assert slow.asked == [-1, 51, 52]
         assert bench.batches.statistics.num_undecided > 30
+
+    bench.run(scenario)
+
+
+def test_a_row_that_is_no_distribution_ends_its_generation(bench, monkeypatch):
+    step = bench.steps.step
+
+    def broken(batch):
+        step(batch)
+        for chunk in batch.chunks:
+            for row in chunk.rows:
+                np.asarray(row)[:] = np.nan
+
+    async def scenario():
+        call = bench.generate(bench.file(), [50], 1)
+        await bench.settled()
+        (_, err, has_more, *_), last = bench.replies()
+        assert (err, has_more) == (0, True)  # how long the file is
+        assert last[1] == errno.EINVAL
+        assert call.file.table.read()[0].tolist() == [50]
+
+    monkeypatch.setattr(bench.steps, "step", broken)
+    bench.run(scenario)
+
+
+def test_what_a_grammar_forces_is_computed_once_behind_the_token_before(bench):
+    grammar = SlowGrammar(forced={51: [60, 70]})
+    grammar.gate.release(20)
+
+    async def scenario():
+        call = bench.generate(bench.file(), [50], 1, max_tokens=5, decide=grammar)
+        await bench.settled()
+        assert tokens_of(bench.replies(), 1) == [51, 60, 70, 71, 72]
+        assert bench.steps.batches == [[(0, 1)], [(1, 1)], [(2, 2)], [(4, 1)]]
+        assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
+        assert grammar.asked == [-1, 51, 71]
 
     bench.run(scenario)
 
