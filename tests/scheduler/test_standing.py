@@ -688,24 +688,20 @@ def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(benc
     bench.run(scenario)
 
 
-def test_a_row_that_is_no_distribution_ends_its_generation(bench, monkeypatch):
-    step = bench.steps.step
-
-    def broken(batch):
-        step(batch)
-        for chunk in batch.chunks:
-            for row in chunk.rows:
-                np.asarray(row)[:] = np.nan
+def test_a_grammar_that_allows_nothing_ends_its_generation(bench):
+    class Strict:
+        def decide(self, token):
+            words = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF if token < 0 else 0, np.uint32)
+            return Decision(np.empty(0, np.int32), memoryview(words), is_over=False)
 
     async def scenario():
-        call = bench.generate(bench.file(), [50], 1)
+        call = bench.generate(bench.file(), [50], 1, decide=Strict())
         await bench.settled()
-        (_, err, has_more, *_), last = bench.replies()
-        assert (err, has_more) == (0, True)  # how long the file is
-        assert last[1] == errno.EINVAL
-        assert call.file.table.read()[0].tolist() == [50]
+        token, length, (_, err, *_) = bench.replies()
+        assert (token[3][:2], length[3][:2]) == ((1, 1), (0, 2))
+        assert err == errno.EINVAL
+        assert call.file.table.read()[0].tolist() == [50, 51]
 
-    monkeypatch.setattr(bench.steps, "step", broken)
     bench.run(scenario)
 
 
