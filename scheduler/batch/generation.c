@@ -130,7 +130,6 @@ static void count_tokens(sym_loop *loop, int32_t index, int32_t num_tokens, int6
         sym_count_entries(loop, index, member->num_tokens, now_ns);
         g->has_begun = 1;
         g->begin = entries(member);
-        member->tokens = g->tokens + g->num_entries;
     }
     if (num_tokens > g->num_entries)
         sym_count_entries(loop, index, num_tokens - g->num_entries, now_ns);
