@@ -1,4 +1,4 @@
-"""How much a call's new tokens attend to each entry: what was asked for, memory that steps add it up in, the answer.
+"""Entries that a call's new tokens see; and how much they attend to each: what is asked for, memory for it, the answer.
 
 Steps add up a number for each layer, KV head and entry, whatever was asked for. So a column's bits depend neither on
 how the call was cut into chunks nor on what else was in a step. That is a hundredth of the KV that it is about, or
@@ -6,6 +6,8 @@ less. When the last step is over, the run folds it to what was asked for (`resul
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,32 @@ from libsym.errors import Invalid, NoBuffers, TooLarge
 FloatArray = npt.NDArray[np.float32]
 MAX_USER_BYTES = 256 << 20
 """Of memory for one user's calls at a time. A call alone gets what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMask:
+    """Entries that new ones see: one row of bits for all n of them, over the entries before; or a row for each.
+
+    The bits stay packed until a step wants them: as many calls may wait as have one, of any size.
+    """
+
+    packed: npt.NDArray[np.uint8]
+    """[rows, bytes], bit i % 8 of byte i / 8 for entry i."""
+    num_columns: int
+    """Of 1 row: the entries before; of n rows: those and n, and each of n sees itself."""
+
+    def check(self, num_before: int, num_new: int) -> None:
+        """Once it is known how many there are before. Invalid: it is no mask for them."""
+        num_rows = len(self.packed)
+        if num_rows == num_new and self.num_columns == num_before + num_new:
+            own = np.arange(num_before, self.num_columns)
+            if not (self.packed[np.arange(num_new), own // 8] >> (own % 8) & 1).all():
+                raise Invalid("the mask hides a token from itself: each must see its own entry")
+        elif num_rows != 1 or self.num_columns != num_before:
+            raise Invalid(
+                f"a mask of {num_rows} rows and {self.num_columns} columns: the file has {num_before} entries, so give "
+                f"one row of {num_before} for all new tokens, or {num_new} rows of {num_before + num_new}"
+            )
 
 
 class AnswerRoom:

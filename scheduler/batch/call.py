@@ -15,24 +15,26 @@ from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
 from kvfs.tiers.tickets import Ticket
-from libsym.channel.server import ServerChannel
-from libsym.errors import Invalid, SymError, TimedOut
-from scheduler.batch.attention import AttentionMass
+from libsym.channel.server import Request, ServerChannel
+from libsym.errors import SymError, TimedOut
+from scheduler.batch.attention import AttentionMass, EntryMask
 from scheduler.batch.reduction import Reduction
 from scheduler.batch.states import MOVES, CallState, Early
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
+from scheduler.replies import Reply
 from scheduler.trace.records import CallKind
 
 AHEAD_ENTRIES = 64
 """Entries reserved beyond the next for a file that goes on by itself, beside the rest of its page."""
 
+NO_SLOTS = -1
+"""First of no result slots."""
 _numbers = count(1)
 
 
@@ -56,30 +58,32 @@ class Caller(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EntryMask:
-    """Entries that new ones see: one row of bits for all n of them, over the entries before; or a row for each.
+class Connection(Caller, Protocol):
+    """Caller that has rings, and result slots for the rows of its calls: `Lip`."""
 
-    The bits stay packed until a step wants them: as many calls may wait as have one, of any size.
-    """
+    @property
+    def channel(self) -> ServerChannel: ...
 
-    packed: npt.NDArray[np.uint8]
-    """[rows, bytes], bit i % 8 of byte i / 8 for entry i."""
-    num_columns: int
-    """Of 1 row: the entries before; of n rows: those and n, and each of n sees itself."""
+    def free_rows(self, first: int, num_rows: int) -> None:
+        """Give back the slots of a call that failed; below 0: it had none, and waits for them no more."""
 
-    def check(self, num_before: int, num_new: int) -> None:
-        """Once it is known how many there are before. Invalid: it is no mask for them."""
-        num_rows = len(self.packed)
-        if num_rows == num_new and self.num_columns == num_before + num_new:
-            own = np.arange(num_before, self.num_columns)
-            if not (self.packed[np.arange(num_new), own // 8] >> (own % 8) & 1).all():
-                raise Invalid("the mask hides a token from itself: each must see its own entry")
-        elif num_rows != 1 or self.num_columns != num_before:
-            raise Invalid(
-                f"a mask of {num_rows} rows and {self.num_columns} columns: the file has {num_before} entries, so give "
-                f"one row of {num_before} for all new tokens, or {num_new} rows of {num_before + num_new}"
-            )
+    def wake(self) -> None:
+        """Have the gate look at the program's ring."""
+
+
+class Asked(Protocol):
+    """Request of a program that is under way: `SystemCall`."""
+
+    @property
+    def request(self) -> Request: ...
+
+    def answer(self, outcome: Reply | SymError) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def again(self, request_id: int) -> Asked:
+        """Return a later request of the same form."""
+        ...
 
 
 class FileCall(ABC):
@@ -110,6 +114,8 @@ class FileCall(ABC):
         self.positions = positions
         """None: they go on after the last entry's."""
         self.mask: EntryMask | None = None
+        self.reduction: Reduction | None = None
+        """Reduction that rows are answered by."""
         self.attention: AttentionMass | None = None
         """Attention of its tokens, if it asks for that."""
         self.rows: tuple[memoryview[float], ...] = ()
@@ -179,11 +185,6 @@ class FileCall(ABC):
         return 0
 
     @property
-    def reduction(self) -> Reduction | None:
-        """Reduction that rows are answered by."""
-        return None
-
-    @property
     def num_rejected(self) -> int:
         """Entries that were computed and do not count, for what was drawn is not the draft."""
         return 0
@@ -203,9 +204,9 @@ class FileCall(ABC):
         self.num_promised = num_tokens
 
     @property
-    @abstractmethod
     def num_answered(self) -> int:
         """Tokens or rows that its program has got of it, if it did not fail."""
+        return self.num_rows
 
     def cancellation(self) -> SymError | None:
         """Error that a call ended early ends with."""
@@ -226,95 +227,104 @@ class FileCall(ABC):
 
 
 class PredCall(FileCall):
-    """A `pred()`: entries to append, and where the wanted rows go."""
+    """A `pred()`: arguments, checked, and all that the call holds up to its answer."""
+
+    kind = CallKind.PREDICTION
+    caller: Connection
+    channel: ServerChannel
+    num_rows = request_id = handle = 0
 
     def __init__(
         self,
-        caller: Caller,
+        caller: Connection,
         file: OpenKv,
         tokens: IntArray,
         positions: IntArray | None,
-        rows: tuple[memoryview[float], ...],
-        finished: Callable[[SymError | None], None],
-        *,
-        num_rows: int | None = None,
-        priority: int = 0,
-        deadline_s: float | None = None,
-        mask: EntryMask | None = None,
-        reduction: Reduction | None = None,
-        attention: AttentionMass | None = None,
-        hot: HotPred | None = None,
-        kind: CallKind = CallKind.PREDICTION,
+        num_rows: int,
+        answer: Callable[[Reply | SymError], None],
     ) -> None:
-        """`rows`: none, one (the last token's) or one for each token. With `reduction`, or where they come later, none;
-        then `num_rows` says how many are wanted.
+        """`num_rows`: none, the last token's, or one for each. `answer` is called once, on the trio thread."""
+        super().__init__(caller, file, tokens, positions)
+        self.num_rows = self.num_slots = num_rows
+        """With `reduction` no rows have slots."""
+        self.slot = NO_SLOTS
+        """First of its result slots."""
+        self.asked: Asked | None = None
+        """Request of a decode loop."""
+        self._answer = answer
 
-        `finished` is called once, on the trio thread; `hot`: how a decode loop goes on from here.
-        """
-        super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
-        assert not (rows and reduction is not None)
-        self.kind = kind
-        self.rows = rows
-        self._num_rows = len(rows) if num_rows is None else num_rows
-        self.mask = mask
-        self.attention = attention
-        self._finished = finished
-        self._reduction = reduction
-        self._hot = hot
+    def loop(self, asked: Asked) -> None:
+        """Let the run take calls that follow out of the ring: this one is for one token and its row."""
+        self.asked, self.channel = asked, self.caller.channel
+        self.request_id, self.handle = asked.request.id, asked.request.handle
+
+    def wait_for_slots(self) -> None:
+        super().wait_for_slots()
+        self.asked = None  # the run takes no call without its row
+
+    @property
+    def num_reduced_bytes(self) -> int:
+        return 0 if self.reduction is None else self.reduction.num_bytes
+
+    def take_slots(self, first: int) -> int:
+        """Have result slots, up to the answer; return the slot behind them. A call that is over gives them back."""
+        end = first + self.num_slots
+        if end > first:
+            self.slot = first
+            self.rows = tuple(map(self.caller.channel.row, range(first, end)))
+        if self._state is CallState.OVER:
+            self.let_go()
+        return end
 
     @property
     def num_ahead(self) -> int | None:
         """Whether the file goes on is seen at its next call: that of a branch is closed before."""
         return None if self.hot is None else 0
 
-    @property
-    def hot(self) -> HotPred | None:
-        return self._hot
-
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
-        if self._num_rows:  # what is only written is told: a turn's last tokens, perhaps
+        if self.num_rows:  # what is only written is told: a turn's last tokens, perhaps
             self.file.content.goes_on(None)
 
-    @property
-    def num_rows(self) -> int:
-        return self._num_rows
-
-    @property
-    def num_answered(self) -> int:
-        return self._num_rows
-
-    @property
-    def reduction(self) -> Reduction | None:
-        return self._reduction
-
     def end(self, error: SymError | None) -> None:
-        self._finished(error)
+        reduction = self.reduction
+        if error is None and reduction is not None:
+            error = reduction.error
+        if error is not None:
+            self._answer(error)
+            return
+        payload = b"" if reduction is None else bytes(reduction.answer)
+        if self.attention is not None:
+            payload += self.attention.answer()
+        self._answer(Reply((self.slot, self.num_rows, self.file.table.length), payload, self.num_slots))
 
     def let_go(self) -> None:
+        """The slots of a call that has appended are the program's, with the answer."""
         super().let_go()
-        self.rows = ()
+        self.rows, self.mask = (), None
+        if not self.num_appended:
+            self.caller.free_rows(self.slot, self.num_slots)
+            self.slot = NO_SLOTS
 
+    # ---- a decode loop, which goes on without the scheduler: see `loop.c`
 
-# What a file needs to go on without the scheduler: see `loop.c`.
+    @property
+    def hot(self) -> PredCall | None:
+        return None if self.asked is None else self
 
+    def entered(self) -> None:
+        """The run has taken the call, and may answer it: `BatchScheduler.cancel_taken` ends it from now on."""
+        assert self.asked is not None
+        self.asked.forget()
 
-@dataclass(frozen=True, slots=True)
-class HotPred:
-    """A `pred()` of one token whose successors may come from the ring: by the same program, for the same file."""
-
-    channel: ServerChannel
-    handle: int
-    request_id: int
-    slot: int
-    wake: Callable[[], None]
-    """Have the gate look at the program's ring."""
-    entered: Callable[[], None]
-    """The run has taken it: `BatchScheduler.cancel_taken` ends it from now on."""
-    answer: Callable[[int, int, int], None]
-    """(request, slot, entries of the file now): what the run found no room to send."""
-    again: Callable[[int, int, int], PredCall]
-    """(request, slot, token): a call that the run took and did not compute, as any other."""
+    def again(self, request_id: int, slot: int, token: int) -> PredCall:
+        """Return a call that the run took and did not compute, as any other."""
+        assert self.asked is not None
+        asked = self.asked.again(request_id)
+        call = PredCall(self.caller, self.file, np.array([token], np.int32), None, 1, asked.answer)
+        call.loop(asked)
+        call.take_slots(slot)
+        return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +342,7 @@ class HotGeneration:
     none was yet. None: anything may."""
 
 
-HotFile: TypeAlias = HotPred | HotGeneration
+HotFile: TypeAlias = PredCall | HotGeneration
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 from kvfs.fs import FileSystem
 from libsym.errors import StepFailed, SymError
 from scheduler._loop import lib
-from scheduler.batch.call import FileCall, HotPred
+from scheduler.batch.call import NO_SLOTS, FileCall, PredCall
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.member import Member
 from scheduler.batch.reduction import row_failure
@@ -55,8 +55,8 @@ class Ends:
         if reservation.is_open:
             reservation.abort()
         call.reservation = None
-        if isinstance(member.hot, HotPred):
-            return self._settle_program(member, call, member.hot, error)
+        if isinstance(call, PredCall):
+            return self._settle_program(member, call, error)
         assert isinstance(call, GenerateCall)
         return self._settle_generation(member, call, error)
 
@@ -89,7 +89,7 @@ class Ends:
 
     # ---- programs
 
-    def _settle_program(self, member: Member, call: FileCall, hot: HotPred, error: SymError | None) -> Then:
+    def _settle_program(self, member: Member, call: PredCall, error: SymError | None) -> Then:
         """Settle a loop whose calls are answered but for the last, perhaps; `call` itself was the first of them."""
         ended = member.record
         member.let_go()
@@ -97,12 +97,13 @@ class Ends:
             if member.cancelled_id is not None:
                 call.end_early(Early.CANCELLED)
             return partial(self._calls.leave, call, error)
+        call.slot = NO_SLOTS  # the program's, with the answer
         is_gone = call.early is Early.GONE
         if not is_gone and ended.end == lib.SYM_END_UNSENT:
-            hot.answer(ended.call_id, ended.decode.slot, call.file.table.length)
+            call.channel.reply(ended.call_id, (ended.decode.slot, 1, call.file.table.length), num_rows=1)
         if is_gone or ended.num_tokens == 0:
             return partial(self._calls.leave_answered, call)
-        again = hot.again(ended.call_id, ended.decode.slot, ended.decode.token)
+        again = call.again(ended.call_id, ended.decode.slot, ended.decode.token)
         again.stream = ended.stream
         self._calls.replace(call, again)
         if member.cancelled_id == ended.call_id:

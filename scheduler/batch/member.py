@@ -11,7 +11,7 @@ from decoder.batch import IntArray
 from libsym.channel.hot import address
 from scheduler._loop import ffi, lib
 from scheduler.batch.attention import AttentionMass
-from scheduler.batch.call import FileCall, HotGeneration, HotPred
+from scheduler.batch.call import FileCall, HotGeneration, PredCall
 from scheduler.batch.scratch import Scratch
 
 
@@ -84,7 +84,7 @@ class Member:
             member.server = ffi.cast("sym_server *", address(memory[0]))
             member.call_id = self.hot.request_id
             self._keep.append(memory)
-            if isinstance(self.hot, HotPred):
+            if isinstance(self.hot, PredCall):
                 self._add_program(member, self.hot)
             else:
                 self._add_generation(member, self.hot)
@@ -118,7 +118,7 @@ class Member:
         if attention.folded is not None:
             asked.folded = ffi.cast("float *", attention.folded.ctypes.data)
 
-    def _add_program(self, member: Any, hot: HotPred) -> None:
+    def _add_program(self, member: Any, hot: PredCall) -> None:
         hot.entered()
         member.kind = lib.SYM_PROGRAM
         member.decode.handle = hot.handle

@@ -16,12 +16,22 @@ from kvfs.fs import OpenKv
 from libsym.errors import SymError
 from scheduler._loop import lib
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import PredCall
+from scheduler.batch.call import FileCall
 from scheduler.programs.program import Program
 from scheduler.trace.records import CallKind
 
 CALL_TOKENS = 512
 """Tokens of a step beside no decode: after each of these the file has grown, for everybody to see."""
+
+
+class TextCall(FileCall):
+    """Next part of a text."""
+
+    kind = CallKind.WRITTEN_TEXT
+    caller: TextPrefill
+
+    def end(self, error: SymError | None) -> None:
+        self.caller.finished(error)
 
 
 class TextPrefill:
@@ -87,10 +97,9 @@ class TextPrefill:
         if self._error is None and tokens.size:
             del self._waiting[:CALL_TOKENS]
             self._num_in_flight = len(tokens)
-            call = PredCall(self, self._file, tokens, None, (), self._finished, kind=CallKind.WRITTEN_TEXT)
-            self._batches.submit(call)
+            self._batches.submit(TextCall(self, self._file, tokens, None))
 
-    def _finished(self, error: SymError | None) -> None:
+    def finished(self, error: SymError | None) -> None:
         """A call is over; what failed still counts as queued, for it is not computed."""
         if error is None:
             self._num_in_flight = 0

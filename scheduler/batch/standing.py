@@ -26,7 +26,7 @@ from libsym.channel.server import ServerChannel
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.aside import Aside
-from scheduler.batch.call import Caller, FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.call import Caller, FileCall, HotGeneration, PredCall
 from scheduler.batch.member import Member
 from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
@@ -171,7 +171,7 @@ class StandingRun:
     def take(self, member: Member, call: FileCall) -> bool:
         """Whether a member waits for this call, which came by the gate: then it is the run's now."""
         hot = call.hot if isinstance(call, PredCall) else None
-        if hot is None or not isinstance(member.hot, HotPred):
+        if hot is None or not isinstance(member.hot, PredCall):
             return False
         if member.hot.channel is not hot.channel or member.hot.handle != hot.handle:
             return False
@@ -214,14 +214,14 @@ class StandingRun:
         if self._of.get(call.file.table) is member:
             del self._of[call.file.table]
         self.shares.over(call.caller.program)
-        if isinstance(member.hot, HotPred):
-            member.hot.wake()  # the run looks at its ring no more
+        if isinstance(member.hot, PredCall):
+            member.hot.caller.wake()  # the run looks at its ring no more
         elif isinstance(member.hot, HotGeneration):
             self.aside.remove(call.number)
 
     def find_taken(self, channel: ServerChannel, call_id: int) -> Member | None:
         """The member that computes this call of a program."""
-        if not any(isinstance(each.hot, HotPred) and each.hot.channel is channel for each in self._members.values()):
+        if not any(isinstance(each.hot, PredCall) and each.hot.channel is channel for each in self._members.values()):
             return None
         server = ffi.cast("sym_server *", address(channel.memory[0]))
         return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
@@ -290,8 +290,8 @@ class StandingRun:
                 if member is None:
                     continue  # it was taken back in the meantime
                 self._show(member, news)
-                if news.is_rung and isinstance(member.hot, HotPred):
-                    member.hot.wake()
+                if news.is_rung and isinstance(member.hot, PredCall):
+                    member.hot.caller.wake()
                 if news.state == lib.SYM_ENDED:
                     self._ended.append(member)
                 elif news.is_low and not member.is_low:

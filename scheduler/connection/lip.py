@@ -110,8 +110,9 @@ class Lip:
         self.nap.cancel()
 
     def free_rows(self, first: int, num_rows: int) -> None:
-        """Give back the slots of a call that failed, to whoever waits for some."""
-        self.channel.free_rows(first, num_rows)
+        """Calls that wait get the slots of a call that failed. `first` below 0: that one waited for slots itself."""
+        if first >= 0:
+            self.channel.free_rows(first, num_rows)
         self.slots.serve()
 
     def add(self, file: OpenKv) -> int:

@@ -77,6 +77,10 @@ class SystemCall:
             lip.untie(self._tied_to, self)
             self._tied_to = 0
 
+    def again(self, request_id: int) -> SystemCall:
+        """Return a later call of the same form."""
+        return SystemCall(self.lip, self.request._replace(id=request_id))
+
     def cancel(self) -> None:
         """Once, and only if it has said how."""
         cancel = self._cancel

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from decoder.batch import IntArray
-from kvfs.fs import OpenKv
 from libsym.abi import (
     ATTENTION,
     ATTENTION_STRUCT,
@@ -39,48 +36,23 @@ from libsym.abi import (
 )
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, SymError, TooLarge
-from scheduler.batch.attention import AnswerRoom, AttentionMass, AttentionMemory
+from scheduler.batch.attention import AnswerRoom, AttentionMass, AttentionMemory, EntryMask
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.call import EntryMask, PredCall
+from scheduler.batch.call import NO_SLOTS, PredCall
 from scheduler.batch.reduction import Reduction
+from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited, appendable
-from scheduler.operations.decode_call import decode_call
 from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import Fields, check_priority, deadline_of
 from scheduler.replies import Reply, kept
 
 MAX_ERROR_BYTES = 512
 """Of a message in a batch's reply: that many calls may fail at once."""
-_NO_SLOTS = -1
 _NO_ARGS: tuple[int, ...] = ()
 _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
 """Arguments of a call that goes on by one token, without and with its position."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Arguments of one PRED, checked."""
-
-    handle: int
-    file: OpenKv
-    tokens: IntArray
-    positions: IntArray | None
-    num_rows: int
-    mask: EntryMask | None
-    reduction: Reduction | None
-    attention: AttentionMass | None
-    priority: int
-    deadline_s: float | None
-
-    @property
-    def num_slots(self) -> int:
-        return 0 if self.reduction is not None else self.num_rows
-
-    @property
-    def num_reduced_bytes(self) -> int:
-        return 0 if self.reduction is None else self.reduction.num_bytes
 
 
 class Predicting:
@@ -95,103 +67,85 @@ class Predicting:
         return {Op.PRED: Operation(self.pred, is_of_its_file=True), Op.PRED_BATCH: Operation(self.pred_batch)}
 
     def pred(self, call: SystemCall) -> None:
-        """Begin a PRED. A call for one token and its row may go on by itself, in the run: the short way."""
-        if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN and self._decode(call):
-            return
-        wanted = self._parse(call.lip, call.request)
-        if wanted.attention is not None:
-            wanted.attention.room = AnswerRoom(PAYLOAD_BYTES - wanted.num_reduced_bytes)
-        self._begin(call, [_Appending(call.lip, wanted, call.answer)])
+        """Begin a PRED. A call for one token and its row may go on by itself, in the run."""
+        request = call.request
+        pred = self._parse(call.lip, request, call.answer)
+        if request.flags == ROWS_LAST and request.args in _ONE_TOKEN:
+            pred.loop(call)
+        if pred.attention is not None:
+            pred.attention.room = AnswerRoom(PAYLOAD_BYTES - pred.num_reduced_bytes)
+        self._begin(call, [pred], pred.num_slots)
 
-    def _decode(self, call: SystemCall) -> bool:
-        """False: it has to wait for its slot."""
-        lip, request = call.lip, call.request
-        file = appendable(lip, request.handle)
-        fields = Fields(request.payload)
-        tokens, positions = self._limited.entries(fields, 1, request.args[1])
-        fields.end()
-        slot = lip.slots.take_now(1)
-        if slot is None:
-            return False
-        self._submit(call, [decode_call(call, file, slot, tokens, positions)])
-        return True
+    def pred_batch(self, call: SystemCall) -> None:
+        """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""
+        frames, preds = _frames(call.request), list[PredCall]()
+        batch = _Batch(call, len(frames))
+        for index, frame in enumerate(frames):
+            try:
+                preds.append(self._parse(call.lip, frame, partial(batch.ended, index)))
+            except SymError as error:
+                batch.note(index, kept(error))
+        batch.check_room(preds)
+        if preds:
+            self._begin(call, preds, sum(pred.num_slots for pred in preds), batch)
+        else:
+            batch.answer()
 
-    def _begin(self, call: SystemCall, parts: Sequence[_Appending], batch: _Batch | None = None) -> None:
+    def _begin(self, call: SystemCall, preds: Sequence[PredCall], num_slots: int, batch: _Batch | None = None) -> None:
         """Queue the calls of a request, or of a batch: now, with their slots or without."""
-        slots, num_slots = call.lip.slots, sum(part.wanted.num_slots for part in parts)
-        first_row = slots.take_now(num_slots) if num_slots else _NO_SLOTS
-        preds = [part.call() for part in parts]
-        if first_row is not None:
-            _hand_out(first_row, parts, preds)
-            self._submit(call, preds)
-            return
-
-        def have_rows(found: int | SymError) -> None:
-            if not isinstance(found, SymError):
-                _hand_out(found, parts, preds)
-            elif batch is not None:
-                batch.refuse(found)
-            for part, pred in zip(parts, preds, strict=True):
-                if part.is_over:
-                    continue
-                if isinstance(found, SymError):
-                    self._batches.refuse(pred, found)
-                else:
-                    self._batches.have_rows(pred)
-
-        for pred in preds:
-            pred.wait_for_slots()
-        self._submit(call, preds)
-        slots.wait(num_slots, have_rows, lambda: not all(part.is_over for part in parts))
-
-    def _submit(self, call: SystemCall, preds: Sequence[PredCall]) -> None:
-        def cancel() -> None:
+        slots = call.lip.slots
+        first = slots.take_now(num_slots) if num_slots else NO_SLOTS
+        if first is not None:
             for pred in preds:
-                self._batches.cancel(pred)
-
-        call.when_cancelled(cancel)
+                first = pred.take_slots(first)
+        else:
+            for pred in preds:
+                pred.wait_for_slots()
+        call.when_cancelled(partial(self._cancel, preds))
         if len(preds) == 1:
             self._batches.submit(preds[0])
         else:
             self._batches.submit_all(preds)
+        if first is None:
+            have_slots = partial(self._have_slots, preds, batch)
+            slots.wait(num_slots, have_slots, lambda: any(pred.state is not CallState.OVER for pred in preds))
 
-    def pred_batch(self, call: SystemCall) -> None:
-        """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""
-        parts = [self._part(call.lip, each) for each in _frames(call.request)]
-        batch = _Batch(call, parts)
-        appending = [
-            _Appending(call.lip, part, partial(batch.ended, index))
-            for index, part in enumerate(parts)
-            if isinstance(part, Wanted)
-        ]
-        if appending:
-            self._begin(call, appending, batch)
-        else:
-            batch.answer()
+    def _have_slots(self, preds: Sequence[PredCall], batch: _Batch | None, found: int | SymError) -> None:
+        if not isinstance(found, SymError):
+            for pred in preds:
+                found = pred.take_slots(found)
+        elif batch is not None:
+            batch.refuse(found)
+        for pred in preds:
+            if pred.state is CallState.OVER:
+                continue
+            if isinstance(found, SymError):
+                self._batches.refuse(pred, found)
+            else:
+                self._batches.have_rows(pred)
 
-    def _part(self, lip: Lip, request: Request) -> Wanted | SymError:
-        try:
-            return self._parse(lip, request)
-        except SymError as error:
-            return kept(error)
+    def _cancel(self, preds: Sequence[PredCall]) -> None:
+        for pred in preds:
+            self._batches.cancel(pred)
 
-    def _parse(self, lip: Lip, request: Request) -> Wanted:
+    def _parse(self, lip: Lip, request: Request, answer: Callable[[Reply | SymError], None]) -> PredCall:
         file = appendable(lip, request.handle)
-        fields = Fields(request.payload)
-        num_tokens, num_positions, deadline_us, priority = request.args
-        tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
-        num_rows = _num_rows(request.flags, num_tokens)
-        mask = _mask(fields, num_tokens) if request.flags & MASKED else None
-        attention = self._attention(lip, fields) if request.flags & ATTENTION else None
-        reduction = None
-        if request.flags & REDUCED:
-            limited = self._limited
-            reduction = Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts)
+        flags, (num_tokens, num_positions, deadline_us, priority) = request.flags, request.args
+        fields, limited = Fields(request.payload), self._limited
+        tokens, positions = limited.entries(fields, num_tokens, num_positions)
+        num_rows = 1 if flags == ROWS_LAST else _num_rows(flags, num_tokens)
+        pred = PredCall(lip, file, tokens, positions, num_rows, answer)
+        if flags & MASKED:
+            pred.mask = _mask(fields, num_tokens)
+        if flags & ATTENTION:
+            pred.attention = self._attention(lip, fields)
+        if flags & REDUCED:
+            pred.reduction = Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts)
+            pred.num_slots = 0
         fields.end()
-        priority, deadline_s = check_priority(priority), deadline_of(deadline_us)
-        return Wanted(
-            request.handle, file, tokens, positions, num_rows, mask, reduction, attention, priority, deadline_s
-        )
+        if deadline_us or priority:
+            pred.priority, pred.deadline_s = check_priority(priority), deadline_of(deadline_us)
+        return pred
 
     def _attention(self, lip: Lip, fields: Fields) -> AttentionMass:
         layers, _, heads, _ = self._batches.fs.volume.model.page_shape
@@ -199,89 +153,36 @@ class Predicting:
         return AttentionMass(block, layers, heads, self._memory, lip.uid)
 
 
-class _Appending:
-    """A PRED between the parsing and its answer.
-
-    It is what the queued call refers to, and refers to no call: so what the program sent is freed with the answer, or
-    when the program has gone, and not only when the collector comes by.
-    """
-
-    __slots__ = ("_answer", "_first_row", "_lip", "is_over", "wanted")
-
-    def __init__(self, lip: Lip, wanted: Wanted, answer: Callable[[Reply | SymError], None]) -> None:
-        self._lip = lip
-        self.wanted = wanted
-        self._answer = answer
-        self._first_row = _NO_SLOTS
-        self.is_over = False
-
-    def call(self) -> PredCall:
-        """To be queued, without rows yet."""
-        wanted = self.wanted
-        return PredCall(
-            self._lip,
-            wanted.file,
-            wanted.tokens,
-            wanted.positions,
-            (),
-            self._end,
-            priority=wanted.priority,
-            deadline_s=wanted.deadline_s,
-            mask=wanted.mask,
-            num_rows=wanted.num_rows,
-            reduction=wanted.reduction,
-            attention=wanted.attention,
-        )
-
-    def take(self, first_row: int) -> tuple[memoryview[float], ...]:
-        """Take the result slots, which are the PRED's own from here on, and return their rows."""
-        if self.is_over:
-            self._lip.free_rows(first_row, self.wanted.num_slots)
-            return ()
-        self._first_row = first_row
-        return tuple(self._lip.channel.row(first_row + index) for index in range(self.wanted.num_slots))
-
-    def _end(self, error: SymError | None) -> None:
-        wanted, self.is_over = self.wanted, True
-        if error is not None:
-            if self._first_row != _NO_SLOTS:
-                self._lip.free_rows(self._first_row, wanted.num_slots)
-            self._answer(error)
-            self._lip.slots.serve()  # it may have been waiting for some, before others
-            return
-        if wanted.reduction is not None and wanted.reduction.error is not None:
-            self._answer(wanted.reduction.error)
-            return
-        payload = b"" if wanted.reduction is None else bytes(wanted.reduction.answer)
-        if wanted.attention is not None:
-            payload += wanted.attention.answer()
-        first_row = self._first_row if wanted.num_slots else _NO_SLOTS
-        self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload, wanted.num_slots))
-
-
 class _Batch:
     """The calls of a PRED_BATCH: answered together, when the last has ended."""
 
-    def __init__(self, call: SystemCall, parts: list[Wanted | SymError]) -> None:
-        num_bytes = sum(_part_bytes(part) for part in parts)
+    def __init__(self, call: SystemCall, num_calls: int) -> None:
+        self._call = call
+        self._outcomes: list[Reply | SymError | None] = [None] * num_calls
+        self._num_left = num_calls
+        self._refusal: SymError | None = None
+
+    def check_room(self, preds: Sequence[PredCall]) -> None:
+        """TooLarge: the answers are no message. Calls that ask for attention share what is left of it."""
+        reduced = [pred.num_reduced_bytes for pred in preds] + [0] * (len(self._outcomes) - len(preds))
+        num_bytes = sum(_part_bytes(each) for each in reduced)
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(f"the answer to this batch has {num_bytes} bytes, a message {PAYLOAD_BYTES}: use several")
         room = AnswerRoom(PAYLOAD_BYTES - num_bytes)
-        for part in parts:
-            if isinstance(part, Wanted) and part.attention is not None:
-                part.attention.room = room
-        self._call = call
-        self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
-        self._num_left = self._outcomes.count(None)
-        self._refusal: SymError | None = None
+        for pred in preds:
+            if pred.attention is not None:
+                pred.attention.room = room
 
     def refuse(self, error: SymError) -> None:
         """Note the error that ends the calls that are left, and so the whole batch."""
         self._refusal = error
 
-    def ended(self, index: int, outcome: Reply | SymError) -> None:
+    def note(self, index: int, outcome: Reply | SymError) -> None:
         self._outcomes[index] = outcome
         self._num_left -= 1
+
+    def ended(self, index: int, outcome: Reply | SymError) -> None:
+        self.note(index, outcome)
         if self._num_left == 0:
             self.answer()
 
@@ -294,24 +195,11 @@ class _Batch:
         self._call.answer(Reply((len(self._outcomes),), payload, num_rows))
 
 
-def _hand_out(first_row: int, parts: Sequence[_Appending], preds: Sequence[PredCall]) -> None:
-    """Result slots for the calls of a request, one after the other."""
-    for part, pred in zip(parts, preds, strict=True):
-        if part.wanted.num_slots:
-            pred.rows = part.take(first_row)
-            first_row += part.wanted.num_slots
-
-
 def _num_rows(flags: int, num_tokens: int) -> int:
-    match flags & (ROWS_NONE | ROWS_LAST | ROWS_ALL):
-        case value if value == ROWS_NONE:
-            return 0
-        case value if value == ROWS_LAST:
-            return 1
-        case value if value == ROWS_ALL:
-            return num_tokens
-        case _:
-            raise Invalid("pred() wants no row, the last row or all rows")
+    num_rows = {ROWS_NONE: 0, ROWS_LAST: 1, ROWS_ALL: num_tokens}.get(flags & (ROWS_NONE | ROWS_LAST | ROWS_ALL))
+    if num_rows is None:
+        raise Invalid("pred() wants no row, the last row or all rows")
+    return num_rows
 
 
 def _mask(fields: Fields, num_tokens: int) -> EntryMask:
@@ -342,9 +230,8 @@ def _frames(batch: Request) -> list[Request]:
     return found
 
 
-def _part_bytes(part: Wanted | SymError) -> int:
+def _part_bytes(reduced: int) -> int:
     """The room that the answer to one call may take."""
-    reduced = part.num_reduced_bytes if isinstance(part, Wanted) else 0
     return HEADER_BYTES + -(-max(reduced, MAX_ERROR_BYTES) // FRAME_ALIGN) * FRAME_ALIGN
 
 

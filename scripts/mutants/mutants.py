@@ -34,7 +34,7 @@ from covered import Map
 from overlay import HOUSE, Extension, extensions, pytest
 
 PATHS = ["scheduler/batch", "scheduler/connection"]
-PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "decode_call", "hot")]
+PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "hot")]
 LIMIT_S = 60
 QUICK = {  # a file, its tests, and the old text of a mutant that they catch
     "scheduler/batch/cost.c": ("tests/scheduler/test_cost_model.py", "+"),

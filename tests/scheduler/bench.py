@@ -32,6 +32,7 @@ from scheduler.gate import Gate
 from scheduler.programs import program as programs
 from scheduler.programs.registry import Programs
 from scheduler.programs.used import Used
+from scheduler.replies import Reply
 from symphony.model_text import LoadedText
 
 ME = Credentials(0, 0, frozenset())
@@ -102,9 +103,8 @@ class Bench:
         places = None if positions is None else np.asarray(positions, np.int32)
         views = tuple(memoryview(buffer) for buffer in buffers)
         caller = program or Program()
-        result.call = PredCall(
-            caller, file, numbers, places, views, result.finish, priority=priority, deadline_s=deadline_s
-        )
+        call = result.call = PredCall(caller, file, numbers, places, num_rows, result.finish)
+        call.rows, call.priority, call.deadline_s = views, priority, deadline_s
         self.batches.submit(result.call)
         return result
 
@@ -193,6 +193,9 @@ class Program:
     def used(self) -> Used:
         return self.program.used
 
+    def free_rows(self, first: int, num_rows: int) -> None:
+        """Rows are the test's."""
+
 
 class Result:
     """What becomes of a call."""
@@ -207,9 +210,9 @@ class Result:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    def finish(self, error: SymError | None) -> None:
+    def finish(self, outcome: Reply | SymError) -> None:
         assert not self._over.is_set(), "answered twice"
-        self.error = error
+        self.error = outcome if isinstance(outcome, SymError) else None
         self._over.set()
 
     async def wait(self) -> list[np.ndarray]:

@@ -17,8 +17,9 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.decode_call import decode_call
+from scheduler.operations.appending import Limited
 from scheduler.operations.generate import TokenReplies
+from scheduler.operations.pred import Predicting
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Steps
 
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
@@ -56,16 +57,17 @@ class Standing(Bench):
     def decode(self, file, number, token=7):
         """A call that the run goes on from; gives its handle."""
         handle = self.program.add(file)
-        self.decode_on(handle, file, number, token)
+        self.decode_on(handle, number, token)
         return handle
 
-    def decode_on(self, handle, file, number, token=8):
+    def decode_on(self, handle, number, token=8):
         """Submit one more call of the program by the gate."""
-        slot = self.program.channel.take_rows(1)
         self.program.stream = 0  # as of a ring's calls
         request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
-        call = SystemCall(self.program, request)
-        self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
+        self.ask(request)
+
+    def ask(self, request):
+        Predicting(self.batches, Limited(self.model.config)).pred(SystemCall(self.program, request))
 
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""

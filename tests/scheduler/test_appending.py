@@ -27,7 +27,6 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import cost_of
-from scheduler.operations.pred import Wanted
 from tests.scheduler.bench import ME, NUM_SLOTS, VOCAB_SIZE, Bench
 
 REQUEST = struct.Struct("=IHHIIQQqqqq")
@@ -408,7 +407,7 @@ def test_a_cancelled_batch_is_told_call_by_call(bench):
 
 def kept_of_calls():
     """What calls leave behind that holds what a program sent; not what only the collector takes, which may be late."""
-    kinds = (PredCall, GenerateCall, Wanted, SystemCall, AttentionMass)
+    kinds = (PredCall, GenerateCall, SystemCall, AttentionMass)
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
 
 

@@ -115,9 +115,8 @@ class Everything(Standing, KeptBench):
         tokens = np.arange(num_tokens, dtype=np.int32) % 200
         row = memoryview(np.empty(VOCAB_SIZE, np.float32))
         found = []
-        call = PredCall(
-            program, file, tokens, None, (row,), lambda _error: self.ended.append(found[0]), deadline_s=deadline_s
-        )
+        call = PredCall(program, file, tokens, None, 1, lambda _outcome: self.ended.append(found[0]))
+        call.rows, call.deadline_s = (row,), deadline_s
         found.append(call)
         return call
 

@@ -21,8 +21,8 @@ from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
-from scheduler.operations.decode_call import decode_call
 from scheduler.operations.pred import Predicting
+from scheduler.replies import Reply
 from tests.scheduler.bench import ME, Bench, Steps
 
 
@@ -38,14 +38,13 @@ class Runs(Bench):
 
     def decode(self, file):
         """A call that a run goes on from."""
-        self.decode_at(file, self.program.add(file), self.program.channel.take_rows(1))
+        self.decode_on(self.program.add(file))
 
-    def decode_at(self, file, handle, slot):
-        tokens = np.array([7], np.int32)
-        self.batches.submit(decode_call(SystemCall(self.program, decode(1, handle)), file, slot, tokens, None))
+    def decode_on(self, handle):
+        Predicting(self.batches, Limited(self.model.config)).pred(SystemCall(self.program, decode(1, handle)))
 
-    def write(self, file, num_tokens, finished):
-        self.batches.submit(PredCall(self.program, file, np.ones(num_tokens, np.int32), None, (), finished))
+    def write(self, file, num_tokens, answer):
+        self.batches.submit(PredCall(self.program, file, np.ones(num_tokens, np.int32), None, 0, answer))
 
     def run(self, scenario):
         super().run(scenario)
@@ -82,24 +81,23 @@ def test_calls_that_waited_for_the_decoder_go_on_in_a_run(tmp_path):
     bench.run(scenario)
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(96, type(None)), (97, NoSpace)])
+@pytest.mark.parametrize(("num_tokens", "expected"), [(96, Reply), (97, NoSpace)])
 def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, expected):
     """From its second call on it has taken three pages of four, and uses one."""
     outcomes, over = [], trio.Event()
 
-    def finished(error):
-        outcomes.append(type(error))
+    def finished(outcome):
+        outcomes.append(type(outcome))
         over.set()
 
     async def scenario():
-        file = bench.fs.kv_create(ME, None)
-        place = bench.program.add(file), bench.program.channel.take_rows(1)
-        bench.decode_at(file, *place)
+        handle = bench.program.add(bench.fs.kv_create(ME, None))
+        bench.decode_on(handle)
         bench.steps.gate.set()
         while not bench.batches.statistics.num_steps:
             await trio.lowlevel.checkpoint()
         bench.steps.hold()
-        bench.decode_at(file, *place)
+        bench.decode_on(handle)
         await bench.steps.wait_entered()
         while bench.fs.pool.num_free > 1:
             await trio.lowlevel.checkpoint()

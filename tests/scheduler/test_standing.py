@@ -40,8 +40,6 @@ from scheduler.batch.generation import Draft
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.states import CallState
-from scheduler.connection.system_call import SystemCall
-from scheduler.operations.decode_call import decode_call
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.patches import guard
@@ -149,8 +147,8 @@ class Looks:
             bench.steps.hold()
             bench.submit(bench.file(), [1])
             await bench.steps.wait_entered()
-            for number, (handle, file) in enumerate(zip(self.handles, files, strict=True)):
-                bench.decode_on(handle, file, 10 * round_number + number, 7 + round_number)
+            for number, handle in enumerate(self.handles):
+                bench.decode_on(handle, 10 * round_number + number, 7 + round_number)
             bench.steps.hold_next()
             await bench.steps.wait_entered()
             if round_number == 1:
@@ -213,7 +211,7 @@ def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, r
         await trio.sleep(0.1)  # the thread thinks for so long
         bench.steps.hold()
         result = submit_other(2)
-        bench.decode_on(handle, file, 2)
+        bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         bench.ring(handle, 3, 9)
         bench.ring(handle + 1, 4, 9)
@@ -259,7 +257,7 @@ def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, 
         await bench.until(lambda: used_by(bench.program).calls == 1)
         await trio.sleep(0.1)  # the program thinks for so long
         bench.steps.hold()
-        bench.decode_on(handle, file, 2)
+        bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         num_steps = len(bench.steps.batches)
         monkeypatch.setattr(aside, "lib", Native())
@@ -316,7 +314,7 @@ def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_
         await bench.until(lambda: used_by(bench.program).calls == 1)
         await trio.sleep(0.5)  # the program thinks for so long
         bench.steps.hold()
-        bench.decode_on(handle, file, 2)
+        bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         num_steps = len(bench.steps.batches)
         result = bench.submit(others, [5], program=Program(2, 1001))
@@ -392,15 +390,45 @@ def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
             bench.program.channel.arm()
             # Should the run have stopped looking, the gate would bring it:
             for request in bench.program.channel.receive():
-                slot = bench.program.channel.take_rows(1)
-                call = SystemCall(bench.program, request)
-                bench.batches.submit(decode_call(call, file, slot, np.array([number], np.int32), None))
+                bench.ask(request)
         await bench.until(bench.replies)
         bench.batches.sync()
         assert file.table.read()[0].tolist() == [7, *range(2, 30)]
         assert bench.batches.statistics.num_calls == 29
         bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
         assert file.table.length == 3, "a program that thinks keeps nobody from its file"
+
+    bench.run(scenario)
+
+
+def test_the_row_of_an_answered_call_stays_its_programs_when_the_loop_leaves_the_run(bench):
+    async def scenario():
+        file = bench.file()
+        bench.decode(file, 1)
+        await bench.until(bench.replies)
+        bench.batches.exclusive(file, lambda: None)
+        await bench.settled()
+        assert bench.program.channel.num_held_slots == 1
+
+    bench.run(scenario)
+
+
+def test_a_call_of_a_loop_that_waits_for_its_slot_is_not_the_runs(bench):
+    """Although a member of the run waits for it: it has no row yet."""
+
+    async def scenario():
+        channel = bench.program.channel
+        handle = bench.decode(bench.file(), 1)
+        await bench.until(bench.replies)
+        rest = channel.num_slots - 1
+        first = channel.take_rows(rest)
+        bench.decode_on(handle, 2)
+        assert not bench.replies()
+        bench.program.free_rows(first, rest)
+        replies = []
+        await bench.until(lambda: replies.extend(bench.replies()) or replies)
+        ((number, error, _, (_, num_rows, num_entries, _), _),) = replies
+        assert (number, error, num_rows, num_entries) == (2, 0, 1, 2)
 
     bench.run(scenario)
 
@@ -472,7 +500,7 @@ def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
         if not is_first:
             await bench.until(bench.replies)
             bench.steps.hold()
-            bench.decode_on(handle, file, 2)
+            bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
         assert not bench.batches.cancel_taken(bench.program.channel, 77)
@@ -596,9 +624,9 @@ def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
         before = used_by(bench.program)
         bench.steps.hold()
         asked_s = time.monotonic()
-        bench.decode_on(handles[0], files[0], 3)
+        bench.decode_on(handles[0], 3)
         await bench.steps.wait_entered()
-        bench.decode_on(handles[1], files[1], 4)
+        bench.decode_on(handles[1], 4)
         began_s = time.monotonic()
         await trio.sleep(0.1)
         waited_s = time.monotonic() - began_s
@@ -761,7 +789,7 @@ def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(
         handle = bench.decode(file, 1)
         await bench.until(bench.replies)
         bench.steps.hold()
-        bench.decode_on(handle, file, 2)
+        bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         behind = bench.submit(file, [9], program=Program(2))
         bench.steps.failure = RuntimeError("planted")
@@ -975,7 +1003,7 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
         handle = bench.decode(file, 1)
         await bench.until(bench.replies)
         bench.steps.hold()
-        bench.decode_on(handle, file, 2)
+        bench.decode_on(handle, 2)
         await bench.steps.wait_entered()
         run = bench.batches._run
         member = run.member_of(file.table)
@@ -1102,7 +1130,7 @@ def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(benc
         handle = bench.decode(file, 2)
         await bench.until(bench.replies)
         for number in (3, 4):
-            bench.decode_on(handle, file, number)
+            bench.decode_on(handle, number)
             await bench.until(bench.replies)
         assert sum(bench.batches.statistics.stretch_times.nums) == 9
         assert beyond(bench.batches.statistics.stretch_times, 20) == 0

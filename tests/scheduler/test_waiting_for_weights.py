@@ -48,7 +48,7 @@ def test_a_call_that_waits_for_the_decoder_can_be_cancelled(bench):
     async def scenario():
         file, errors = bench.file(), []
         free = bench.fs.statfs().num_free_pages
-        call = PredCall(Program(), file, [1, 2], None, (), errors.append)
+        call = PredCall(Program(), file, [1, 2], None, 0, errors.append)
         bench.batches.submit(call)
         await trio.testing.wait_all_tasks_blocked()
         bench.batches.cancel(call)

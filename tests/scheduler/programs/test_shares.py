@@ -23,7 +23,7 @@ def test_the_connections_of_a_program_have_one_share_together(bench):
         def submit(caller, name):
             result = bench.submit(bench.file(), [1], program=caller)
             finish = result.finish
-            result.call._finished = lambda error: (order.append(name), finish(error))
+            result.call._answer = lambda outcome: (order.append(name), finish(outcome))
             return result
 
         bench.steps.hold()
