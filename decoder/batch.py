@@ -27,7 +27,7 @@ class Chunk:
     start: int
     """Entry index of tokens[0]: attention sees entries 0 .. start + i for row i."""
     rows: tuple[memoryview[float], ...]
-    """Where logits go, one float32 [vocab] buffer each: none, one (the last row) or n (every row)."""
+    """Where logits go, one float32 [vocab] buffer each: of its last rows."""
     mask: BoolArray | None = None
     """[n, start + n]: of the entries up to its own, row i sees those with mask[i, j]; its own must be among them."""
     mass: MassArray | None = None

@@ -134,13 +134,13 @@ def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[Piece]:
             continue
         for first in range(0, length, MAX_ROWS):
             end = min(first + MAX_ROWS, length)
-            whole = num_rows == length
+            first_wanted = length - num_rows
             some = dataclasses.replace(
                 chunk,
                 tokens=chunk.tokens[first:end],
                 positions=chunk.positions[first:end],
                 start=chunk.start + first,
-                rows=chunk.rows[first:end] if whole else chunk.rows if end == length else (),
+                rows=chunk.rows[max(0, first - first_wanted) : max(0, end - first_wanted)],
                 mask=None,
             )
             yield Piece.of(some, None if mask is None else mask[first:end])

@@ -46,6 +46,13 @@ static int is_stop_token(const sym_generation *g, int32_t token) {
     return 0;
 }
 
+static int32_t at_most(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* That its program's limit has room for. */
+static int32_t num_rows_left(const sym_member *member) {
+    return member->max_rows == 0 ? INT32_MAX : member->max_rows - (int32_t)member->num_rows_computed;
+}
+
 /* Room behind the tokens; a stretch of them is where they are then. */
 static int make_room(sym_member *member, int32_t more) {
     sym_generation *g = member->generation;
@@ -64,12 +71,18 @@ static int make_room(sym_member *member, int32_t more) {
 static int score(const sym_hot_functions *hot, sym_generation *g, const float *row, int32_t token) {
     if (g->reducer == NULL)
         return 0;
-    if (sym_make_room(&g->scores, &g->room_scores, (g->num_unsent + 1) * g->score_bytes, 1) != 0)
+    const size_t bytes = (size_t)g->score_bytes;
+    if (g->first_score > g->num_unsent) { /* more than half of them are sent */
+        memcpy(g->scores, g->scores + (size_t)g->first_score * bytes, (size_t)g->num_unsent * bytes);
+        g->first_score = 0;
+    }
+    const int32_t end = g->first_score + g->num_unsent;
+    if (sym_make_room(&g->scores, &g->room_scores, end + 1, bytes) != 0)
         return -ENOMEM;
-    char *numbers = g->scores + (size_t)g->num_unsent * (size_t)g->score_bytes;
+    char *numbers = g->scores + (size_t)end * bytes;
     struct sym_reduced head = {.entropy = -1}; /* no row has such an entropy */
     if (row == NULL) {
-        memset(numbers, 0, (size_t)g->score_bytes);
+        memset(numbers, 0, bytes);
     } else {
         const int rc = hot->reduce(g->reducer, row, 0, numbers);
         if (rc != 0)
@@ -109,17 +122,18 @@ static void send(sym_loop *loop, sym_member *member) {
     sym_generation *g = member->generation;
     while (g->num_unsent > 0) {
         const int32_t most = g->has_sent ? g->max_sent : 1, count = g->num_unsent < most ? g->num_unsent : most;
-        const size_t bytes = (size_t)count * (size_t)g->score_bytes, left = (size_t)(g->num_unsent - count);
+        const size_t bytes = (size_t)g->score_bytes;
         if (loop->plan.hot->push(member->server, member->call_id, SYM_MORE, count,
                                  g->has_sent ? entries(member) : g->begin, 0,
                                  (const char *)(g->tokens + g->num_tokens - g->num_unsent),
-                                 (uint32_t)((size_t)count * sizeof *g->tokens), g->scores, (uint32_t)bytes) != 0)
+                                 (uint32_t)((size_t)count * sizeof *g->tokens),
+                                 g->scores + (size_t)g->first_score * bytes, (uint32_t)((size_t)count * bytes)) != 0)
             return;
         g->num_unsent -= count;
         g->has_sent = 1;
-        if (bytes > 0)
-            memmove(g->scores, g->scores + bytes, left * (size_t)g->score_bytes);
+        g->first_score += count;
     }
+    g->first_score = 0;
 }
 
 /* The first so many of its tokens are part of the file from now on. */
@@ -139,20 +153,31 @@ static void count_tokens(sym_loop *loop, int32_t index, int32_t num_tokens, int6
 
 /* ---- its stretches */
 
-void sym_begin_stretch(sym_member *member) {
+/* Guesses behind the tokens. */
+static void propose(sym_member *member) {
+    sym_generation *g = member->generation;
+    g->num_guesses = 0;
+    if (g->max_draft > 0 && make_room(member, g->max_draft) == 0)
+        g->num_guesses =
+            sym_draft_propose(g->tokens, g->num_tokens, g->min_match, g->max_draft, g->tokens + g->num_tokens);
+}
+
+/* Its next stretch, of the tokens that are no entries, and of the guesses behind them. */
+static void begin_stretch(sym_member *member) {
     sym_generation *g = member->generation;
     const int32_t num_pending = g->num_tokens - g->num_entries;
-    g->num_draft = g->num_accepted = 0;
-    if (make_room(member, g->max_draft) != 0)
-        return;
-    const int32_t room = member->capacity - entries(member) - num_pending;
-    int32_t most = g->max_draft < g->num_to_emit - 1 ? g->max_draft : g->num_to_emit - 1;
-    most = most < room ? most : room;
-    if (most > 0)
-        g->num_draft = sym_draft_propose(g->tokens, g->num_tokens, g->min_match, most, g->tokens + g->num_tokens);
+    const int32_t room = at_most(member->capacity - entries(member), num_rows_left(member)) - num_pending;
+    const int32_t most = at_most(at_most(g->num_to_emit - 1, room), g->num_guesses);
+    g->num_draft = most > 0 ? most : 0;
+    member->tokens = g->tokens + g->num_entries;
     member->num_tokens = num_pending + g->num_draft;
     member->num_computed = 0;
     member->num_rows = g->num_draft + 1;
+}
+
+void sym_end_draft(sym_generation *g) {
+    g->num_rejected += g->num_draft - g->num_accepted;
+    g->num_draft = g->num_accepted = 0;
 }
 
 void sym_trim_draft(sym_member *member, int32_t most) {
@@ -168,14 +193,14 @@ void sym_trim_draft(sym_member *member, int32_t most) {
 static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
-    g->num_rejected += g->num_draft - g->num_accepted;
+    sym_end_draft(g);
     send(loop, member);
     if (!is_over(g))
-        sym_begin_stretch(member);
+        begin_stretch(member);
     member->since_ns = member->asked_ns = now_ns;
     if (is_over(g))
         sym_end_member(loop, index, SYM_END_DONE);
-    else if (entries(member) + member->num_tokens > member->capacity)
+    else if (entries(member) + member->num_tokens > member->capacity || member->num_tokens > num_rows_left(member))
         sym_end_member(loop, index, SYM_END_ROOM);
     else if (member->leave != SYM_STAY)
         sym_end_member(loop, index, SYM_END_ASKED);
@@ -204,6 +229,7 @@ int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
     if (!is_over(g))
         count_tokens(loop, index, num_computed, now_ns);
     g->num_forced = 0; /* what is allowed is for the draw behind them */
+    propose(member);
     go_on(loop, index, now_ns);
     return 0;
 }
@@ -232,6 +258,8 @@ void sym_draw(const sym_hot_functions *hot, sym_member *member, float *const *ro
             return;
         g->num_accepted += g->is_ahead;
     } while (g->is_ahead && !g->is_guided);
+    if (!g->is_ahead)
+        propose(member);
 }
 
 void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
@@ -266,8 +294,10 @@ void sym_join_generation(sym_loop *loop, int32_t index) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
     g->place = index;
-    if (g->has_begun)
-        sym_begin_stretch(member);
+    if (g->has_begun) {
+        propose(member);
+        begin_stretch(member);
+    }
     if (is_over(g))
         sym_end_member(loop, index, SYM_END_DONE);
     g->is_asked = g->is_guided && !g->is_decided;

@@ -19,14 +19,16 @@ typedef struct sym_generation {
     int32_t *tokens; /* what came before, as far as a draft looks at it; then all that was generated */
     int32_t num_tokens, room_tokens;
     int32_t num_entries; /* of `tokens`, those that are part of the file */
-    int32_t num_draft, num_accepted, num_rejected; /* the last: of all stretches */
+    int32_t num_guesses; /* behind the tokens */
+    int32_t num_draft, num_accepted,
+        num_rejected; /* of them in the stretch; that were right; wrong, of all stretches */
     int32_t has_begun; /* what was given is part of the file */
     int32_t begin; /* entries of the file then: the first reply says it */
     int32_t num_drawn_from; /* of `tokens`, those before the latest draw */
     int32_t is_ahead; /* the row behind the last token is there already: it was guessed */
     int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
-    char *scores; /* of these */
-    int32_t room_scores, has_sent;
+    char *scores; /* of these, from number `first_score` on */
+    int32_t first_score, room_scores, has_sent;
     int32_t finish, stopped_by, error; /* a sym_finish, and its token or the number of its text; an errno */
     uint64_t draw_index; /* of the next draw */
     /* What is decided for the next draw. */

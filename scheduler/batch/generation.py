@@ -219,7 +219,8 @@ class GenerateCall(FileCall):
 
     def _send_rest(self, num_entries: int) -> None:
         """Send what the run found no room for: as it does, the very first token by itself."""
-        state, at = self._generation, 0
+        state = self._generation
+        at = state.first_score * state.score_bytes
         while state.num_unsent:
             count = min(state.num_unsent, state.max_sent if state.has_sent else 1)
             payload = bytes(ffi.buffer(state.tokens + state.num_tokens - state.num_unsent, 4 * count))

@@ -34,36 +34,62 @@ static int32_t num_shared(sym_loop *loop, const sym_member *member) {
     return count;
 }
 
-/* Rows of decodes of several tokens in a step: what grammars forced, and what is guessed. */
-struct more {
-    int32_t num_forced, num_guessed;
-};
+static int may_compute(const sym_member *member) { return member->state == SYM_COMPUTING && !member->in_step; }
 
-/* One token, or what a generation goes on with: as many forced rows as of prefills are in a step, and as many guesses as
- * rows of ours. */
-static int is_decode(const sym_loop *loop, sym_member *member, struct more *more) {
+static int has_draft(const sym_member *member) {
+    return member->kind == SYM_GENERATION && member->num_computed == 0 && member->generation->num_draft > 0;
+}
+
+/* Drafts are cut to what the step has time for beside its decodes; who is alone gets as many guesses as there are rows of
+ * ours. All get as many. */
+static void trim_drafts(sym_loop *loop) {
     const sym_limits *limits = &loop->plan.limits;
+    sym_work work = {0};
+    int32_t num_drafts = 0, num_others = 0, most = limits->max_digested;
+    for (int32_t i = 0; i < loop->num_places; i++) {
+        const sym_member *member = loop->members[i];
+        if (!may_compute(member))
+            continue;
+        num_drafts += has_draft(member);
+        num_others += !has_draft(member);
+        work.num_rows += has_draft(member) || left(member) == 1;
+    }
+    if (num_drafts == 0)
+        return;
+    work.num_wanted = work.num_rows;
+    const double most_ns = sym_policy_most_ns(limits, &loop->cost, &work);
+    for (sym_work with = work; num_drafts + num_others > 1 && most > 0; most--) {
+        with.num_rows = with.num_wanted = work.num_rows + most;
+        if (sym_cost_of(&loop->cost, &with) <= most_ns)
+            break;
+    }
+    for (int32_t i = 0; i < loop->num_places; i++) {
+        sym_member *member = loop->members[i];
+        if (!may_compute(member) || !has_draft(member))
+            continue;
+        sym_trim_draft(member, most / num_drafts--);
+        most -= member->generation->num_draft;
+    }
+}
+
+/* One token, or what a generation goes on with: as many forced rows as of prefills are in a step. A longer stretch may be
+ * cut, and the rows of a draft would be gone with their step. */
+static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forced) {
     if (left(member) == 1)
         return 1;
     if (member->kind != SYM_GENERATION || !member->generation->has_begun || member->num_computed > 0)
         return 0;
-    sym_trim_draft(member, limits->max_digested - more->num_guessed);
-    more->num_guessed += member->generation->num_draft;
-    const int32_t num_forced = left(member) - member->generation->num_draft;
-    if (num_forced == 1)
-        return 1;
-    if (more->num_forced + num_forced > limits->max_tokens) {
-        sym_trim_draft(member, 0); /* it may be cut, and its rows would be gone with their step */
-        return left(member) == 1;
-    }
-    more->num_forced += num_forced;
-    return 1;
+    const int32_t forced = left(member) - member->generation->num_draft - 1;
+    if (*num_forced + forced > loop->plan.limits.max_tokens)
+        sym_trim_draft(member, 0);
+    else
+        *num_forced += forced;
+    return *num_forced + forced <= loop->plan.limits.max_tokens || left(member) == 1;
 }
 
 /* Those that may be in the next step. */
 static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
-    int32_t n = 0;
-    struct more more = {0};
+    int32_t n = 0, num_forced = 0;
     if (loop->num_places > loop->room_candidates) {
         int32_t room[3] = {loop->room_candidates, loop->room_candidates, loop->room_candidates};
         if (sym_make_room(&loop->candidates, &room[0], loop->num_places, sizeof *loop->candidates) != 0 ||
@@ -73,6 +99,7 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
         loop->room_candidates = room[0];
     }
     begin_reading(loop);
+    trim_drafts(loop);
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
         if ((member->state != SYM_COMPUTING && member->state != SYM_UNDECIDED) || member->in_step)
@@ -85,7 +112,7 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
             loop->counts.num_undecided++;
             continue;
         }
-        const int is_one = is_decode(loop, member, &more);
+        const int is_one = is_decode(loop, member, &num_forced);
         loop->candidate_of[n] = i;
         loop->candidates[n++] = (sym_candidate){
             .since_ns = member->since_ns,
@@ -97,7 +124,7 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
             .num_shared = left(member) == 1 ? num_shared(loop, member) : 0,
             .left = left(member),
             .is_decode = is_one,
-            .is_digested = !is_one && member->rows == NULL && member->num_rows > 1,
+            .is_digested = member->num_rows > 1 && (member->rows == NULL || member->kind == SYM_GENERATION),
         };
     }
     return n;

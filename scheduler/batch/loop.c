@@ -6,10 +6,10 @@
  * chunks are cut here; decode loops over pred(), whose next calls are taken out of the programs' rings; generations, whose
  * tokens are drawn here. Members join and leave between steps, and no step waits for any of them:
  *
- *   members.c   they join, leave, and have news for the scheduler
- *   facts.c     what the scheduler says of shares and costs, and asks of steps
- *   layout.c    the policy chooses the next step's calls; they become a batch
- *   results.c   entries count, programs are answered
+ *   members.c     they join, leave, and have news for the scheduler
+ *   facts.c       what the scheduler says of shares and costs, and asks of steps
+ *   layout.c      the policy chooses the next step's calls; they become a batch
+ *   results.c     entries count, programs are answered
  *   generation.c  tokens are drawn and sent
  *
  * A member needs the scheduler when it is over, when its room is nearly used up, and for what a grammar allows. It is told

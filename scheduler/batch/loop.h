@@ -83,7 +83,7 @@ typedef struct sym_member {
     int32_t position; /* of the next entry */
     int32_t first; /* entries of the file when it joined */
     int32_t capacity; /* entries that there is room for */
-    int32_t padding;
+    int32_t max_rows; /* that may be computed, for its program has a limit on tokens; 0: has none */
     int32_t *log; /* [capacity - first]: the tokens of entries that count; null: of a call that is known */
     union {
         sym_asked asked;            /* SYM_CALL */

@@ -129,9 +129,10 @@ int32_t sym_lay_out(sym_loop *loop, int64_t now_ns);
 void sym_join_generation(sym_loop *loop, int32_t index);
 /* If something is to be decided. */
 void sym_call_guides(sym_loop *loop);
-/* Its next stretch, from the tokens that are no entries yet. */
-void sym_begin_stretch(sym_member *member);
+/* Its stretch has so many guesses at most. */
 void sym_trim_draft(sym_member *member, int32_t most);
+/* Its stretch was computed: what was not drawn of the guesses is wrong. */
+void sym_end_draft(sym_generation *generation);
 /* Its stretch is computed, or is decided about. 1: a token is to be drawn. */
 int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns);
 /* From each row that the draft turns out to be right about, and from the first where it is not. */

@@ -73,6 +73,7 @@ class Member:
                 "first": reservation.start,
                 "capacity": reservation.start + len(reservation.tokens),
                 "num_rows": call.num_rows,
+                "max_rows": 0 if call.caller.program.num_tokens_left is None else len(reservation.tokens),
             },
         )
         if self.hot is None:

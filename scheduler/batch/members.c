@@ -198,8 +198,12 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
             member->tokens = &member->decode.token;
         unwatch_member(loop, place);
     }
-    if (place->kind == SYM_GENERATION)
+    if (place->kind == SYM_GENERATION) {
+        if (place->num_computed == place->num_tokens)
+            sym_end_draft(place->generation);
+        place->generation->num_draft = 0;
         place->generation->place = -1;
+    }
     if (place->has_news) {
         int32_t n = 0;
         while (loop->news[n] != index)

@@ -190,10 +190,9 @@ static void pass_over(struct plan *p, int32_t i) {
         p->branches[s].is_passed = 1;
 }
 
-/* Prefills may take three quarters of what the decodes of the step take, which are its work so far. */
-static void set_most(struct plan *p) {
-    double beside_ns = BESIDE * sym_cost_of(p->cost, &p->work), step_ns = (double)p->limits->step_ns;
-    p->most_ns = beside_ns > step_ns ? beside_ns : step_ns;
+double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const sym_work *decodes) {
+    double beside_ns = BESIDE * sym_cost_of(cost, decodes), step_ns = (double)limits->step_ns;
+    return beside_ns > step_ns ? beside_ns : step_ns;
 }
 
 /* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
@@ -232,7 +231,7 @@ static void set_prices(struct plan *p) {
     }
     if (num_decodes && prefills) {
         struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
-        set_most(&expected);
+        expected.most_ns = sym_policy_most_ns(expected.limits, expected.cost, &expected.work);
         const sym_candidate all = {.left = (int32_t)at_least(left, 2)};
         left = at_most(left, rows_beside_decodes(&expected, &all, at_least(left, 1), 0));
     }
@@ -267,7 +266,7 @@ static void plan_prefills(struct plan *p) {
     if (!p->num_of[PREFILL])
         return;
     sym_make_heaps(p, PREFILL);
-    set_most(p);
+    p->most_ns = sym_policy_most_ns(p->limits, p->cost, &p->work);
     int64_t given = 0, digested = 0, num_early = 0;
     for (int32_t i = 0; i < p->n; i++)
         num_early +=

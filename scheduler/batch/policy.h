@@ -39,7 +39,7 @@ typedef struct sym_limits {
     int32_t max_calls; /* seats of a step: 2 or more */
     int32_t max_tokens; /* rows of its prefills */
     int32_t min_chunk; /* rows of its prefills beside decodes, however slow the machine is */
-    int32_t max_digested; /* rows of ours in a step: min_chunk or more */
+    int32_t max_digested; /* rows of ours in a step, and guesses of drafts: min_chunk or more */
     int64_t step_ns; /* what a step may take with both decodes and prefills in it */
 } sym_limits;
 
@@ -61,6 +61,9 @@ int64_t sym_scratch_num_compared(const sym_scratch *scratch);
 int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *shares, int32_t num_shares,
                         const sym_limits *limits, const sym_cost *cost, int64_t now_ns, int32_t *num_now,
                         sym_scratch *scratch);
+
+/* What a step may take with these decodes in it, and others' prefills or guesses. */
+double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const sym_work *decodes);
 
 /* For calls of other accounts. `step_ns`: what the next step is expected to take. */
 int64_t sym_policy_wait_ns(const sym_wait *wait, int64_t step_ns);

@@ -45,7 +45,7 @@ class Limits:
     """Rows of prefills: large enough that weights are read once for many of them."""
     max_calls: int = 256
     max_digested: int = 64
-    """Rows of calls that want one for each entry: 13 MB for a vocabulary of 49,152."""
+    """Rows of calls that want one for each entry, and guesses of drafts: 13 MB each for a vocabulary of 49,152."""
     min_chunk: int = 4
     """Rows of prefills beside decodes, however long they take: 4 that see 3,700 entries add 11 ms to 15 in int8 (two
     cores, AVX-512), 8 of them 19. In 1.75 times their time 8 decodes leave 5 of these: a larger chunk would buy little.

@@ -1,7 +1,7 @@
 """GENERATE: what it asks for, checked once, and its tokens on their way to the program.
 
 The run sends tokens as they come. While there is no room in the ring (the program does not read) they are kept and sent
-together, so a reader that stops costs four bytes a token.
+together, so a reader that stops costs four bytes a token, and the numbers beside it.
 """
 
 from __future__ import annotations

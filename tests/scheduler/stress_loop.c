@@ -592,6 +592,7 @@ static void join(struct file *file, sym_member *member, const int32_t *tokens, i
     member->num_tokens = num_tokens;
     member->position = next_position(file);
     member->first = file->length;
+    member->max_rows = below(&chance, 4) == 0 ? num_tokens + ahead : 0;
     member->capacity = file->capacity;
     file->copied_page = -1;
     if (file->length % SYM_PAGE_ENTRIES != 0 && below(&chance, 3) == 0) { /* as of a page that others share */
@@ -766,7 +767,8 @@ static void end_generation(struct file *file) {
     sym_generation *state = g->state;
     const int32_t num_unsent = state->num_unsent;
     if (num_unsent > 0)
-        receive(g, (const char *)(state->tokens + state->num_tokens - num_unsent), state->scores, num_unsent);
+        receive(g, (const char *)(state->tokens + state->num_tokens - num_unsent),
+                state->scores + state->first_score * state->score_bytes, num_unsent);
     const struct plain plain = plain_loop(g, file->entries);
     num_finishes[g->finish]++;
     CHECK(g->sampler.num_noted == g->num_received && g->num_received <= plain.num_tokens);
@@ -796,7 +798,7 @@ static void end_generation(struct file *file) {
 static void settle_generation(struct file *file, const sym_member *ended) {
     struct generation *g = file->generation;
     const sym_generation *state = g->state;
-    num_accepted += state->num_accepted;
+    num_accepted += !state->is_guided && ended->num_done - file->asked.num_tokens > ended->num_steps; /* by one */
     pthread_mutex_lock(&guiding);
     guided[file - files] = NULL;
     pthread_mutex_unlock(&guiding);

@@ -695,6 +695,30 @@ def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
     bench.run(scenario)
 
 
+def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(bench, monkeypatch):
+    """With 4 ms a row, five rows are 20 ms. Of two drafts each gets its part."""
+    before = np.array([7, *range(100, 164)] * 2, np.int32)  # 64 guesses follow each 7, and none is right
+    cost = ffi.new("sym_cost *")
+    cost.rows_ns = [4e6 * 2**knot for knot in range(len(cost.rows_ns))]
+
+    async def scenario():
+        bench.batches._run.set_cost(cost)
+        monkeypatch.setattr(bench.batches._run, "set_cost", guard(lambda _cost: None))
+        bench.steps.hold()
+        bench.generate(bench.file(), [6], 1, max_tokens=90, draft=Draft(64, 1, before))
+        await bench.steps.wait_entered()
+        bench.generate(bench.file(), [6], 2, max_tokens=90, draft=Draft(64, 1, before))
+        bench.steps.gate.set()
+        await bench.settled()
+        bench.generate(bench.file(), [6], 3, max_tokens=90, draft=Draft(64, 1, before))
+        await bench.settled()
+
+    bench.run(scenario)
+    sizes = [[size for _, size in batch] for batch in bench.steps.batches]
+    assert max(sum(each) for each in sizes if len(each) == 2) == 5
+    assert max(sum(each) for each in sizes if len(each) == 1) == 65, "alone it delays nobody"
+
+
 def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(bench):
     slow = SlowGrammar()
 
@@ -1174,27 +1198,21 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monke
     """Of a row's millisecond each: so many rows beside a call that decodes."""
 
     async def chunk_within(step_s: float) -> int:
-        """The first of a prefill beside a call that decodes; tried again where they did not meet.
-
-        (Not the largest: nobody reads what is decoded, so it pauses, and beside one that goes on all of the rest runs.)
-        """
+        """Of a prefill, what is in the first step beside a call that decodes."""
         bench.batches.set_step(step_s)
-        chunk = 0
-        for _ in range(50):
-            first = len(bench.steps.batches)
-            decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
-            while len(bench.steps.batches) < first + 3:
-                await trio.lowlevel.checkpoint()  # its own prefill is over then
-            first = len(bench.steps.batches)
-            prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
-            await prefill.wait()
-            bench.batches.cancel(decodes)
-            await bench.settled()
-            beside = [batch for batch in bench.steps.batches[first:] if len(batch) > 1]
-            chunk = next((size for batch in beside for _, size in batch if size > 1), 0)
-            if 2 < chunk < 200:
-                break
-        return chunk
+        bench.steps.hold()
+        decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
+        await bench.steps.wait_entered()
+        bench.steps.hold_next()
+        await bench.steps.wait_entered()  # its first token is there
+        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
+        first = len(bench.steps.batches)
+        bench.steps.gate.set()
+        await prefill.wait()
+        bench.batches.cancel(decodes)
+        await bench.settled()
+        sizes = [sorted(size for _, size in batch) for batch in bench.steps.batches[first:]]
+        return next(batch[-1] for batch in sizes if len(batch) == 2)
 
     async def scenario():
         monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all

@@ -352,3 +352,12 @@ def test_launcher_and_daemon_of_different_releases_agree_on_a_version_of_their_m
     with pytest.raises(Refused, match="there is no request 'sing'"):
         launcher.request("sing")
     assert start()["protocol"] == 1
+
+
+@pytest.mark.parametrize("max_tokens", [8, 64])
+def test_guesses_that_are_wrong_do_not_compute_more_than_a_program_may(reached, launcher, max_tokens):
+    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 400})))
+    sampler, draft = sym.Sampler(temperature=1000.0, seed=3), sym.Ngram(max_tokens, min_match=1)
+    with sym.kv_create() as kv, pytest.raises(sym.OverQuota, match="limit on tokens"):
+        list(sym.generate(kv, range(256), sampler=sampler, draft=draft, stop_at_end=False))
+    assert 256 < sym.getrusage().tokens <= 400
