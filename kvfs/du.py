@@ -21,6 +21,7 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.names.plain import PlainFile
 from kvfs.names.walk import MAX_PATH_BYTES
+from kvfs.pages.columns import MOST_NUMBERS, reserve
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 
@@ -150,8 +151,8 @@ def _on_disk(pool: PagePool, pages: IntArray) -> int:
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
     """The sum over what `walk` finds, in which each page counts once."""
-    num_held = np.zeros(pool.num_numbers, np.int32)
-    is_on_disk = np.zeros(pool.num_numbers, np.int8)
+    num_held = np.frombuffer(reserve(4 * MOST_NUMBERS), np.int32)
+    is_on_disk = np.frombuffer(reserve(MOST_NUMBERS), np.int8)
     seen: dict[int, int] = {}
     linked: dict[int, Inode] = {}
     num_tokens = num_others = plain_bytes = 0

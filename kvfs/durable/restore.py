@@ -26,6 +26,7 @@ from kvfs.names.plain import backing_name
 from kvfs.names.tree import ROOT_NUMBER, domain_below
 from kvfs.pages.accounts import Account, Limits
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import NO_ARENA, RUNNING
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
 from libsym.abi import PAGE_ENTRIES
@@ -211,7 +212,8 @@ class Restorer:
         version = self._versions.pop(inode.number, None)
         if version is not None:
             identity, length, full_length, marks, turns, pages = version
-            table = PageTable.adopt(self._volume.pool, account.number, pages, length)
+            arena = RUNNING if identity == self._own else NO_ARENA
+            table = PageTable.adopt(self._volume.pool, account.number, pages, length, arena)
             kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
             kv.turns = turns
             self._volume.show_restored(inode, kv)

@@ -121,8 +121,7 @@ class Slots:
     def _grow(self, size: int) -> None:
         more = size - self._owned.size
         if more > 0:
-            used, self._free = np.flatnonzero(~self._free.bitmap()).astype(np.int32), FreeList(size)
-            self._free.hold(used)
+            self._free.grow(size)
             self._owned = np.concatenate([self._owned, np.zeros(more, np.bool_)])
             self._needed = np.concatenate([self._needed, np.zeros(more, np.int32)])
 

@@ -385,6 +385,16 @@ class Accounts:
             account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
 
+    def grow(self, num_pages: int) -> None:
+        """Count more pages. Each domain counts all of them, so domains take more of the daemon's memory."""
+        self.num_pages = num_pages
+        for account in self:
+            before = account.pages.own_bytes
+            account.pages.grow(num_pages)
+            if account.parent is None:
+                more = account.num_domains * (account.pages.own_bytes - before)
+                account.holdings.charge(Kind.DOMAIN, 0, more)
+
     def is_exempt(self, uid: int) -> bool:
         """Whether no default limit holds for a user."""
         return uid in self._exempt

@@ -23,10 +23,20 @@ class Counts:
 
     __slots__ = ("_counts", "_memory", "_of")
 
-    def __init__(self, num_pages: int, floor: int = 0) -> None:
-        self._of: IntArray = np.zeros(num_pages, np.int32)
+    def __init__(self, num_pages: int, floor: int = 0, of: IntArray | None = None) -> None:
+        """`of`: a column of zeros, with room to `grow`."""
+        self._of: IntArray = np.zeros(num_pages, np.int32) if of is None else of
         self._memory = ffi.from_buffer("int32_t[]", self._of)
         self._counts = ffi.new("page_counts *", {"of": self._memory, "num_pages": num_pages, "floor": floor})
+
+    def grow(self, num_pages: int) -> None:
+        """Count more pages; the new ones have no count."""
+        if num_pages > self._of.size:
+            of = np.zeros(num_pages, np.int32)
+            of[: self.top] = self.used
+            self._of, self._memory = of, ffi.from_buffer("int32_t[]", of)
+            self._counts.of = self._memory
+        self._counts.num_pages = num_pages
 
     @property
     def all(self) -> IntArray:
@@ -76,7 +86,7 @@ class Counts:
         return int(np.count_nonzero(self.used > self._counts.floor))
 
     def _done(self, num: int, pages: IntArray) -> int:
-        assert num != _IS_NONE, f"pages {pages} are not all below {self._of.size}"
+        assert num != _IS_NONE, f"pages {pages} are not all below {self._counts.num_pages}"
         assert num >= 0, f"pages {pages[self._of[pages] < 0]} are given back too often"
         return num
 
@@ -129,6 +139,10 @@ class PageCounts:
     def own_bytes(self) -> int:
         """Bytes of memory that it takes at most."""
         return self._counts.all.nbytes
+
+    def grow(self, num_pages: int) -> None:
+        """Count more pages; the new ones have no reference."""
+        self._counts.grow(num_pages)
 
     def of(self, pages: IntArray) -> IntArray:
         """Return the number of references to each of these pages."""

@@ -10,7 +10,9 @@ pages that they hold references on.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from kvfs.pages.columns import Columns, Numbers
 from kvfs.pages.free_list import FreeList, IntArray
 from kvfs.pages.store import PageStore
 
@@ -21,16 +23,18 @@ NOWHERE = -1
 class Frames:
     """The frames of one store, and the pages in them."""
 
-    __slots__ = ("_free", "generation", "of", "page_of", "store")
+    __slots__ = ("_free", "bytes_in", "generation", "of", "page_of", "store")
 
-    def __init__(self, store: PageStore, num_numbers: int) -> None:
+    def __init__(self, store: PageStore, columns: Columns) -> None:
         self.store = store
-        self.of: IntArray = np.full(num_numbers, NOWHERE, np.int32)
+        of_frames = Columns("frame_columns", store.num_pages)
+        self.of: Numbers = columns["frame"]
         """The frame of each page, or NOWHERE."""
-        self.page_of: IntArray = np.full(store.num_pages, NOWHERE, np.int32)
+        self.page_of: Numbers = of_frames["page"]
         """The page in each frame, or NOWHERE."""
-        self.generation = np.zeros(store.num_pages, np.int64)
-        """Grows whenever a frame stops holding its page: see `kvfs.pages.looking`."""
+        self.generation: npt.NDArray[np.int64] = of_frames["generation"]
+        self.bytes_in: npt.NDArray[np.int64] = of_frames["bytes_in"]
+        """The pool writes owners' marks here."""
         self._free = FreeList(store.num_pages)
 
     @property
@@ -99,7 +103,7 @@ class Frames:
     def frames_of(self, pages: IntArray) -> IntArray:
         """Where pages are that all have to be in memory."""
         frames: IntArray = self.of[pages]
-        assert frames.size == 0 or frames.min() >= 0, f"pages {pages[frames < 0]} are not in memory"
+        assert np.minimum.reduce(frames, initial=0) == 0, f"pages {pages[frames < 0]} are not in memory"
         return frames
 
     def _frame(self, page: int) -> int:

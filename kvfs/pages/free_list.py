@@ -7,7 +7,7 @@ capacity. A byte a page, and passes of numpy over all of them, took 9 ms for a r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ class FreeList:
     __slots__ = ("_list",)
 
     def __init__(self, num_pages: int) -> None:
-        self._list = ffi.gc(lib.free_list_new(num_pages), lib.free_list_delete)
-        if not self._list:
-            raise MemoryError(f"no memory for a list of {num_pages} pages")
+        self._list = _new_list(num_pages)
 
     @property
     def count(self) -> int:
@@ -39,6 +37,12 @@ class FreeList:
     def top(self) -> int:
         """No page from there on was ever taken."""
         return int(self._list.top)
+
+    def grow(self, num_pages: int) -> None:
+        """Have more pages; the new ones are free."""
+        taken = np.flatnonzero(~self.bitmap(self.top)).astype(np.int32)
+        self._list = _new_list(num_pages)
+        self.hold(taken)
 
     def take(self, count: int) -> IntArray:
         """Take `count` pages, which must be free: the lowest run that fits, else the lowest pieces."""
@@ -78,6 +82,13 @@ class FreeList:
         """Raise AssertionError unless what is known of blocks, and the count, are what the pages say."""
         if not lib.free_list_is_sound(self._list):
             raise AssertionError(f"the list of free pages, {self.count} of {self.num_pages}, contradicts itself")
+
+
+def _new_list(num_pages: int) -> Any:
+    found = ffi.gc(lib.free_list_new(num_pages), lib.free_list_delete)
+    if not found:
+        raise MemoryError(f"no memory for a list of {num_pages} pages")
+    return found
 
 
 def pointer(pages: IntArray) -> object:

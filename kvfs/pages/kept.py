@@ -18,8 +18,9 @@ class Kept:
 
     __slots__ = ("_ends", "_num", "_num_until", "_top", "until")
 
-    def __init__(self, num_numbers: int) -> None:
-        self.until: npt.NDArray[np.float64] = np.zeros(num_numbers, np.float64)
+    def __init__(self, until: npt.NDArray[np.float64]) -> None:
+        """`until`: a column of times, all 0."""
+        self.until = until
         """Of each page; 0, or a time that is over: no advice keeps it."""
         self._num_until: dict[float, int] = {}
         """Pages by time, of times to come."""

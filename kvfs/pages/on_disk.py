@@ -10,15 +10,18 @@ Owned by the daemon's trio thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.pages.columns import Columns, Numbers
 from kvfs.pages.free_list import IntArray
 from libsym.abi import PAGE_ENTRIES
 
 NO_SLOT = -1
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class SlotFiles(Protocol):
@@ -41,19 +44,17 @@ class OnDisk:
 
     __slots__ = ("_files", "_generation", "_num_suspect", "_stable", "check", "is_suspect", "kept", "slot")
 
-    def __init__(self, num_numbers: int, files: Callable[[], SlotFiles] = NoSlotFiles) -> None:
+    def __init__(self, columns: Columns, files: Callable[[], SlotFiles] = NoSlotFiles) -> None:
         """`files` returns those that slots are in, once they are open."""
         self._files = files
-        self.slot: IntArray = np.full(num_numbers, NO_SLOT, np.int32)
-        self.check = np.zeros(num_numbers, np.uint64)
-        """The checksum of that slot."""
-        self.kept = np.zeros(num_numbers, np.int8)
-        """The entries of the page that its slot holds, from the first on."""
-        self.is_suspect = np.zeros(num_numbers, np.bool_)
-        """The slot may not survive a power cut, and the page is nowhere else: it has to be written anew."""
+        self.slot: Numbers = columns["slot"]
+        """Of each page, or NO_SLOT."""
+        self.check: npt.NDArray[np.uint64] = columns["checksum"]
+        self.kept: npt.NDArray[np.int8] = columns["num_on_disk"]
+        self.is_suspect: npt.NDArray[np.bool_] = columns["is_suspect"]
         self._num_suspect = 0  # some were
-        self._stable = np.zeros(num_numbers, np.int8)  # the same, of the write that is under way
-        self._generation = np.zeros(num_numbers, np.int32)  # counts how often a number was given back
+        self._stable: npt.NDArray[np.int8] = columns["num_written"]
+        self._generation: IntArray = columns["generation"]
 
     def overwritten(self, page: int, num_before: int) -> None:
         """From entry `num_before` on the page gets other entries than it had."""
@@ -61,7 +62,7 @@ class OnDisk:
         self._stable[page] = min(self._stable[page], num_before)
 
     def freed(self, pages: IntArray) -> None:
-        """The numbers are given back."""
+        """The numbers are given back; one may be named twice."""
         self._generation[pages] += 1
         self.kept[pages] = 0
         self.is_suspect[pages] = False
@@ -120,9 +121,26 @@ class OnDisk:
         self.is_suspect[pages[~is_in_memory]] = True
         self._num_suspect += int(np.count_nonzero(~is_in_memory))
 
+    def strange(self, unused: Mask, is_own: Mask) -> Mask:
+        """Tell which of the first pages contradict themselves here. `is_own`: of the running model, in one file."""
+        num = unused.size
+        slots, kept, is_suspect = self.slot[:num], self.kept[:num], self.is_suspect[:num]
+        has_slot = slots != NO_SLOT
+        in_file = has_slot & is_own
+        num_pages = np.bincount(slots[in_file])
+        found: Mask = (kept < 0) | (kept > PAGE_ENTRIES) | (~has_slot & ((kept != 0) | is_suspect))
+        found |= unused & (has_slot | (self._stable[:num] != 0))
+        found[in_file] |= num_pages[slots[in_file]] > 1
+        return found
+
+    def facts(self, pages: npt.NDArray[np.integer]) -> str:
+        """Return facts of pages for a message of the audit."""
+        return f"slot {self.slot[pages]} with {self.kept[pages]}, suspect {self.is_suspect[pages]}"
+
     def _disown(self, pages: IntArray) -> None:
-        owners = pages[self.slot[pages] != NO_SLOT]
+        owners = pages[self.slot.has(pages)]
         if owners.size:
+            owners = np.unique(owners)
             slots = self.slot[owners]
             self.slot[owners] = NO_SLOT
             self._files().disown(owners, slots)

@@ -1,4 +1,7 @@
-"""Builds `kvfs._pages`: the hash of `digest.c`, the free pages of `free_list.c`, the references of `counts.c`."""
+"""Builds `kvfs._pages`: the hash of `digest.c`, the free pages of `free_list.c`, the references of `counts.c`.
+
+`columns.h` declares the columns of a pool, and has no code.
+"""
 
 import os
 import re
@@ -8,15 +11,16 @@ import cffi
 
 _HERE = Path(__file__).resolve().parent
 _PARTS = ("digest", "free_list", "counts")
+_HEADERS = ("columns", *_PARTS)
 
 ffi = cffi.FFI()
-for part in _PARTS:
-    ffi.cdef(re.sub(r"^#.*\n", "", (_HERE / f"{part}.h").read_text(encoding="utf-8"), flags=re.MULTILINE))
+for header in _HEADERS:
+    ffi.cdef(re.sub(r"^#.*\n", "", (_HERE / f"{header}.h").read_text(encoding="utf-8"), flags=re.MULTILINE))
 ffi.set_source(
     "kvfs._pages",
-    "".join(f'#include "{part}.h"\n' for part in _PARTS),
+    "".join(f'#include "{header}.h"\n' for header in _HEADERS),
     sources=[os.path.relpath(_HERE / f"{part}.c") for part in _PARTS],
-    depends=[str(_HERE / f"{part}.h") for part in _PARTS],
+    depends=[str(_HERE / f"{header}.h") for header in _HEADERS],
     include_dirs=[str(_HERE)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"],
 )

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from kvfs.bell import Bell
 from kvfs.pages.accounts import Accounts
+from kvfs.pages.columns import MOST_NUMBERS, Columns, Numbers
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
@@ -40,14 +41,17 @@ from libsym.errors import NoSpace
 PAGES_A_LOOK = 2 * NUM_LANES
 """Read and hashed at once: from disk by one read."""
 
-_ZEROS = -1
-"""Owner of a page that was never given out: its bytes are zeros for any owner."""
-_SEVERAL = -2
-"""Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
+_ZEROS = 0
+"""In place of an owner's mark: the frame was never given out, so its bytes are zeros for any owner."""
+_SEVERAL = -1
+"""The frame holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
 
 
 NO_ROW = -1
 """In place of a row: no file that there still is."""
+
+RUNNING, NO_ARENA = 0, 255
+"""Arenas: the running model's, and in place of one for a model whose pages are on disk alone."""
 
 
 def num_pages_of(num_frames: int, num_restored: int, num_on_disk: int) -> int:
@@ -111,42 +115,37 @@ class PagePool:
         """
         self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
         """Pages of the running model that there may be, in memory or on disk."""
-        self._first_foreign = self._next_foreign = num_pages  # from there on numbers are used once
-        self.num_numbers = num_numbers = self._first_foreign + num_foreign
-        """Pages that there may be of all models, in memory or on disk: every array of pages is so long."""
+        self.num_numbers = num_numbers = num_pages + num_foreign
+        """Pages that there may be of all models, in memory or on disk. `grow` raises both."""
+        columns = Columns("page_columns")  # longer than the pool: slice a column by `top` or `num_numbers`
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
-        self.store = Frames(store, num_numbers)
+        self.store = Frames(store, columns)
         """The pages that are in memory, by number."""
-        self.on_disk = OnDisk(num_numbers, slot_files)
+        self.on_disk = OnDisk(columns, slot_files)
         self.num_frames = store.num_pages
         """Frames of the store: so many pages may be in memory."""
         self.page_bytes = store.page_bytes
-        self._references = Counts(num_numbers, floor=1)
+        self._references = Counts(num_numbers, floor=1, of=columns["refcount"])
         self.refcount = self._references.all
-        self.fill = np.zeros(num_numbers, np.int8)
-        """Slots that hold an entry of some table, or are reserved for one; the frontier of in-place appends."""
-        self.reserved_at = np.full(num_numbers, PAGE_ENTRIES, np.int8)
-        """The slot from which on a page's entries are reserved in place for some table, and not computed."""
-        self.tokens = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
-        self.positions = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
-        self._free = FreeList(self._first_foreign)
-        self._bytes_in = np.full(store.num_pages, _ZEROS, np.int64)
-        self.digests = np.zeros((num_numbers, DIGEST_BYTES), np.uint8)
-        self.has_digest = np.zeros(num_numbers, np.bool_)
-        """Pages whose digest is known; only full pages have one."""
+        self.arena: npt.NDArray[np.uint8] = columns["arena"]
+        self.fill: npt.NDArray[np.int8] = columns["fill"]
+        self.num_reserved: npt.NDArray[np.int8] = columns["num_reserved"]
+        self.tokens: IntArray = columns["tokens"]
+        self.positions: IntArray = columns["positions"]
+        self._free = FreeList(num_numbers)
+        self._bytes_in = self.store.bytes_in
+        self.digests: npt.NDArray[np.uint8] = columns["digest"]
+        self.has_digest: npt.NDArray[np.bool_] = columns["has_digest"]
         self.num_coming = 0
         """Frames that are taken and hold no page yet."""
         self.num_promised = 0
         """Free frames that are somebody's already, who waits for more of them."""
-        self._pins = Counts(num_numbers)
+        self._pins = Counts(num_numbers, of=columns["pins"])
         self.pins = self._pins.all
-        """Pins of each page: while there are any the page keeps its frame."""
-        self.last_use = np.zeros(num_numbers, np.float64)
-        """When the last of those who pinned a page let go of it, by `time.monotonic`; 0: nobody yet."""
-        self.kept = Kept(num_numbers)
+        self.last_use: npt.NDArray[np.float64] = columns["last_use"]
+        self.kept = Kept(columns["kept_until"])
         """Pages that keep their frames by advice."""
-        self.row_of = np.full(num_numbers, NO_ROW, np.int32)
-        """The file that used a page last: its row among the residents, or NO_ROW."""
+        self.row_of: Numbers = columns["row"]
         self.bell = Bell()
         """Rings for the pager: few frames are free, or pages were let go that may be awaited."""
         self.is_awaited = False
@@ -181,10 +180,20 @@ class PagePool:
         """Pages that there is room for in memory, for whoever comes now."""
         return self.store.num_free - self.num_promised
 
+    def grow(self, num_numbers: int) -> None:
+        """Grow to so many numbers; the new ones are for pages of the running model. No page moves."""
+        assert self.num_numbers <= num_numbers <= MOST_NUMBERS
+        self.accounts.grow(num_numbers)
+        self._references.grow(num_numbers)
+        self._pins.grow(num_numbers)
+        self._free.grow(num_numbers)
+        self.num_pages += num_numbers - self.num_numbers
+        self.num_numbers = num_numbers
+
     def owners_of(self, pages: IntArray) -> npt.NDArray[np.int64]:
         """The owner whose bytes each page holds, or a number below zero; of a page that is not in memory, no owner."""
         frames = self.store.of[pages]
-        found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames])
+        found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames]) - _mark(0)
         return found
 
     def statistics(self) -> PoolStatistics:
@@ -258,8 +267,8 @@ class PagePool:
         """New pages of `owner` are there from now on: which of them hold bytes of others still."""
         self.store.bind(pages, frames)
         before = self._bytes_in[frames]
-        is_stale: npt.NDArray[np.bool_] = (before != owner) & (before != _ZEROS)
-        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, owner)
+        is_stale: npt.NDArray[np.bool_] = (before != _mark(owner)) & (before != _ZEROS)
+        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, _mark(owner))
         return is_stale
 
     def take_frames(self, count: int) -> IntArray:
@@ -287,7 +296,7 @@ class PagePool:
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
         """Return how many of each page's first slots have an entry, of pages that nothing computes with."""
-        entries: npt.NDArray[np.int8] = np.minimum(self.fill[pages], self.reserved_at[pages])
+        entries: npt.NDArray[np.int8] = np.minimum(self.fill[pages], PAGE_ENTRIES - self.num_reserved[pages])
         return entries
 
     def drop_frames(self, pages: IntArray) -> None:
@@ -302,13 +311,13 @@ class PagePool:
 
     def claim(self, pages: IntArray, owner: int) -> None:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
-        self._bytes_in[self.store.frames_of(pages)] = owner
+        self._bytes_in[self.store.frames_of(pages)] = _mark(owner)
 
     def claim_copy(self, source: int, target: int, owner: int) -> None:
         """Say that a page was copied: where the source holds bytes of `owner` alone, so does the copy."""
         frame = self.store.of[source]
-        if frame != NOWHERE and self._bytes_in[frame] == owner:
-            self._bytes_in[self.store.of[target]] = owner
+        if frame != NOWHERE and self._bytes_in[frame] == _mark(owner):
+            self._bytes_in[self.store.of[target]] = _mark(owner)
 
     def retain(self, pages: IntArray, owner: int) -> None:
         """Add a reference for each mention of a page, or raise OverQuota and change nothing.
@@ -329,14 +338,14 @@ class PagePool:
         unused = pages[self.refcount[pages] == 0]
         if unused.size:
             self.fill[unused] = 0
-            self.reserved_at[unused] = PAGE_ENTRIES
+            self.num_reserved[unused] = 0
             self.kept.clear(unused)
             self.has_digest[unused] = False
             self.store.give(unused)
             self.let_go()
-            if unused[0] < self._first_foreign:  # all of a file's pages are of one kind
+            if self.arena[unused[0]] != NO_ARENA:  # all of a file's pages are of one; those numbers are used once
                 self._free.give(unused)
-            self.on_disk.freed(np.unique(unused))
+            self.on_disk.freed(unused)
 
     def move(self, pages: IntArray, owner: int, new_owner: int) -> None:
         """Charge references of `owner` to another account instead, or raise OverQuota and change nothing."""
@@ -356,7 +365,7 @@ class PagePool:
         self.fill[page] = fill
         self.has_digest[page] = False
         frame = self.store.of[page]
-        if frame != NOWHERE and self._bytes_in[frame] != owner:
+        if frame != NOWHERE and self._bytes_in[frame] != _mark(owner):
             self._bytes_in[frame] = _SEVERAL
 
     def copy_entries(self, source: int, target: int, num_entries: int) -> None:
@@ -379,8 +388,9 @@ class PagePool:
 
     def take_foreign(self, count: int) -> IntArray:
         """The same for pages of another model, one after the other."""
-        first, self._next_foreign = self._next_foreign, self._next_foreign + count
-        return np.arange(first, first + count, dtype=np.int32)
+        pages = self._free.take(count)
+        self.arena[pages] = NO_ARENA
+        return pages
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
         """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
@@ -388,7 +398,7 @@ class PagePool:
         self._references.add(pages)
 
     def are_in_memory(self, pages: IntArray) -> bool:
-        return bool((self.store.of[pages] != NOWHERE).all())
+        return bool(self.store.of.has(pages).all())
 
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
         """The frames, of `take_frames`, hold these pages now. What nobody but `owner` refers to is taken for his bytes
@@ -397,7 +407,7 @@ class PagePool:
         self.num_coming -= frames.size
         self.store.bind(pages, frames)
         is_sole = self.accounts.of(owner).pages.of(pages) == self.refcount[pages]
-        self._bytes_in[frames] = np.where(is_sole, owner, _SEVERAL)
+        self._bytes_in[frames] = np.where(is_sole, _mark(owner), _SEVERAL)
 
     # Digests
 
@@ -444,7 +454,10 @@ class PagePool:
         self.accounts.check_pages(held)
 
     def _check_references(self, held: IntArray) -> None:
-        """Look at the pages that were ever used; the others are free, if their list is sound."""
+        """Look at the pages that were ever used; the others are free, if their list is sound.
+
+        `columns.h` has the invariants.
+        """
         self._free.check()
         counted = np.bincount(held, minlength=max(self.top, self._free.top))
         num = counted.size
@@ -452,23 +465,31 @@ class PagePool:
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(f"pages {some} have {self.refcount[some]} references, {counted[some]} are held")
-        free = np.concatenate([self._free.bitmap(min(num, self._first_foreign)), counted[self._first_foreign :] == 0])
-        wrong = np.flatnonzero(free != (counted == 0))
+        free, unused, is_own = self._free.bitmap(num), counted == 0, self.arena[:num] != NO_ARENA
+        wrong = np.flatnonzero(free != (unused & is_own))
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(f"pages {some} are in the free list: {free[some]}; references held: {counted[some]}")
-        num_used = int(np.count_nonzero(counted[: self._first_foreign]))
-        if self._free.count + num_used != self._first_foreign:
-            raise AssertionError(f"{self._free.count} free + {num_used} used != {self._first_foreign} pages")
+        num_used, num_others = np.count_nonzero(counted[is_own]), np.count_nonzero(~is_own)
+        if self._free.count + num_used + num_others != self.num_numbers:
+            figures = f"{self._free.count} free + {num_used} used + {num_others} of other models"
+            raise AssertionError(f"{figures} != {self.num_numbers} pages")
         self._references.check("shared")
         self._pins.check("pinned")
         self.kept.check()
         self.store.check(self.num_coming, num)
         fill, has_digest = self.fill[:num], self.has_digest[:num]
-        strange = (fill < 0) | (fill > PAGE_ENTRIES) | (free & (fill != 0))
-        strange |= has_digest & (fill != PAGE_ENTRIES)
+        strange = (fill < 0) | (fill > PAGE_ENTRIES) | (has_digest & (fill != PAGE_ENTRIES))
+        strange |= unused & ((fill != 0) | (self.num_reserved[:num] != 0))
+        strange |= (unused | ~is_own) & self.store.of.has(slice(num))
+        strange |= self.on_disk.strange(unused, is_own)
         wrong = np.flatnonzero(strange)
         if wrong.size:
             some = wrong[:8]
-            facts = f"fill {fill[some]}, free {free[some]}, digest {has_digest[some]}"
+            facts = f"fill {fill[some]}, free {free[some]}, digest {has_digest[some]}, {self.on_disk.facts(some)}"
             raise AssertionError(f"pages {some} contradict themselves: {facts}")
+
+
+def _mark(owner: int) -> int:
+    """Return the mark of an owner in `bytes_in`."""
+    return owner + 1

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.pool import NO_ROW, PagePool, pages_for
+from kvfs.pages.pool import NO_ROW, RUNNING, PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, OverQuota
 
@@ -39,6 +39,7 @@ class PageTable:
         "_since_s",
         "_slots",
         "_source",
+        "arena",
         "closed",
         "length",
         "pool",
@@ -46,10 +47,14 @@ class PageTable:
         "row",
     )
 
-    def __init__(self, pool: PagePool, owner: int, pages: IntArray | None = None, length: int = 0) -> None:
+    def __init__(
+        self, pool: PagePool, owner: int, pages: IntArray | None = None, length: int = 0, arena: int = RUNNING
+    ) -> None:
         """An empty table; with `pages`, see `adopt`."""
         pages = _NO_PAGES if pages is None else pages
         self.pool = pool
+        self.arena = arena
+        """The arena of all its pages; NO_ARENA: they are another model's."""
         self._owner = owner
         self.length = length
         """Committed entries."""
@@ -65,9 +70,9 @@ class PageTable:
         self._since_s = monotonic()
 
     @classmethod
-    def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int) -> Self:
+    def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int, arena: int = RUNNING) -> Self:
         """A table over pages that already hold entries; it takes over the caller's references."""
-        return cls(pool, owner, pages, length)
+        return cls(pool, owner, pages, length, arena)
 
     def __len__(self) -> int:
         return self.length
@@ -131,7 +136,7 @@ class PageTable:
         pages = pages.copy()
         owner = self._owner if owner is None else owner
         self.pool.retain(pages, owner)
-        fork = PageTable.adopt(self.pool, owner, pages, length)
+        fork = PageTable.adopt(self.pool, owner, pages, length, self.arena)
         fork._source = ref(self)  # noqa: SLF001 - of its own kind
         return fork
 
@@ -274,8 +279,11 @@ class PageTable:
         return np.concatenate((self.pages, self.reservation.new_pages))
 
     def check(self) -> None:
-        """Raise AssertionError if length, pages and fills contradict each other."""
+        """Raise AssertionError if length, pages and fills contradict each other, or a page is of another arena."""
         self.pool.check_fill(self.pages, self.length)
+        arenas = self.pool.arena[pages := self.held_pages()]
+        if (arenas != self.arena).any():
+            raise AssertionError(f"pages {pages} of a file of arena {self.arena} are of arenas {arenas}")
 
 
 class Uses(Protocol):
@@ -363,7 +371,7 @@ class Reservation:
     def unpin(self) -> None:
         """Let go of the pages: nothing computes with the reservation any more."""
         if self._reserved_page is not None:
-            self.table.pool.reserved_at[self._reserved_page] = PAGE_ENTRIES
+            self.table.pool.num_reserved[self._reserved_page] = 0
         if self.pinned is not None:
             pool, pages = self.table.pool, self.pinned
             pool.unpin(pages)
@@ -418,7 +426,7 @@ class Reservation:
         if self._tail_page is not None:
             pool.on_disk.overwritten(self._tail_page, slot)
         if self._reserved_page is not None:
-            pool.reserved_at[self._reserved_page] = slot
+            pool.num_reserved[self._reserved_page] = PAGE_ENTRIES - slot
         last_page = (end - 1) // PAGE_ENTRIES
         if first // PAGE_ENTRIES == last_page:  # one page: the decode path
             page = self.pages[last_page]

@@ -111,7 +111,8 @@ class Books(RuleBasedStateMachine):
 
     def books(self) -> tuple[bytes, ...]:
         charged = b"".join(account.pages.all().tobytes() for account in self.accounts)
-        return (self.pool.refcount.tobytes(), self.pool.fill.tobytes(), self.pool._free.bitmap().tobytes(), charged)
+        refcount, fill = self.pool.refcount[:NUM_PAGES], self.pool.fill[:NUM_PAGES]
+        return (refcount.tobytes(), fill.tobytes(), self.pool._free.bitmap().tobytes(), charged)
 
     @rule(target=files, owner=OWNERS)
     def create(self, owner: int) -> File:

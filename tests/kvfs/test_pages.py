@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+from operator import attrgetter
 
 import numpy as np
 import pytest
 
+from kvfs.pages.accounts import NO_LIMITS, Accounts
+from kvfs.pages.columns import Columns
 from kvfs.pages.digest import digest
-from kvfs.pages.pool import PagePool
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.holdings import WEIGHTS, Kind
+from kvfs.pages.pool import NO_ARENA, PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
-from tests.kvfs.fakes import FakeDecoder, FakeStore
+from tests.kvfs.fakes import FakeDecoder, FakeStore, commit_all
 
 ANN, BOB = 1001, 1002
 MARKER = b"the secret of ann"
@@ -30,6 +37,12 @@ class Held:
 
     def check(self) -> None:
         pass
+
+
+def put_on_disk(pool: PagePool, pages: IntArray, slots: IntArray) -> None:
+    fills = pool.fill[pages]
+    generations = pool.on_disk.begin_write(pages, fills)
+    assert pool.on_disk.end_write(pages, generations, fills, slots, np.zeros(pages.size, np.uint64)).all()
 
 
 def write_marker(store: FakeStore, page: int) -> None:
@@ -187,11 +200,90 @@ def test_the_check_finds_references_that_nobody_accounts_for(pool: PagePool, hel
         pool.check([Held(*held)])
 
 
-def test_the_check_finds_a_page_that_contradicts_itself(pool: PagePool):
-    pool.release(pool.allocate(4, ANN), ANN)  # the check looks at pages that were ever used
-    pool.fill[3] = 5
-    with pytest.raises(AssertionError, match=r"\[3\] contradict themselves"):
+@pytest.mark.parametrize(
+    ("column", "pages", "value"),
+    [
+        ("fill", 3, 5),
+        ("fill", 2, 33),
+        ("has_digest", 2, True),
+        ("num_reserved", 3, 2),
+        ("on_disk.slot", 3, 0),
+        ("on_disk.slot", [1, 2], 7),
+        ("on_disk.kept", 2, 1),
+        ("on_disk.is_suspect", 2, True),
+    ],
+)
+def test_the_check_finds_a_page_that_contradicts_itself(pool: PagePool, column: str, pages: object, value: int):
+    pool.release(pool.allocate(4, ANN)[3:], ANN)  # the check looks at pages that were ever used
+    held = Held(0, 1, 2)
+    pool.check([held])
+    attrgetter(column)(pool)[pages] = value
+    with pytest.raises(AssertionError, match=r"\[.*\] contradict themselves"):
+        pool.check([held])
+
+
+def test_the_check_finds_a_page_of_another_arena(pool: PagePool):
+    table = PageTable(pool, ANN)
+    commit_all(table.reserve([1], [0]))
+    pool.check([table])
+    table.arena = NO_ARENA
+    with pytest.raises(AssertionError, match=r"pages \[0\] of a file of arena 255 are of arenas \[0\]"):
+        pool.check([table])
+
+
+def test_a_pool_in_use_grows(store: FakeStore):
+    accounts = Accounts(18, store.page_bytes)
+    domain = accounts.new_domain(accounts.of(ANN), NO_LIMITS, lambda: "the domain")
+    pool = PagePool(store, accounts, num_foreign=2, num_on_disk=16)
+    foreign = pool.take_foreign(2)
+    pool.restore_references(foreign, BOB)
+    table = PageTable(pool, domain.number)
+    commit_all(table.reserve([7] * 512, range(512)))
+    others = Held(*foreign.tolist())
+    others.owner = BOB
+    with pytest.raises(NoSpace, match="1 pages wanted, 0 of 16 free"):
+        pool.allocate(1, ANN)
+
+    pool.grow(40)
+    pool.check([table, others])
+    assert (pool.num_pages, pool.num_free) == (38, 22)
+    put_on_disk(pool, table.pages, np.arange(16, dtype=np.int32))
+    pool.drop_frames(table.pages)
+    grown = PageTable(pool, domain.number)
+    commit_all(grown.reserve([8] * 512, range(512)))
+    assert grown.pages.min() >= 18
+    assert pool.digests_of(grown.pages[:1]) == digest(store.view(int(pool.store.of[grown.pages[0]])))
+    put_on_disk(pool, grown.pages, np.arange(16, 32, dtype=np.int32))
+    pool.check([table, grown, others])
+    assert table.read()[0].tolist() == [7] * 512
+    assert accounts.of(ANN).pages.num_pages == 32
+    assert accounts.of(ANN).holdings.bytes_of[Kind.DOMAIN] == WEIGHTS[Kind.DOMAIN] + 4 * 40
+    for each in (table, grown):
+        each.close()
+    pool.release(foreign, BOB)
+    pool.check()
+    assert pool.num_free == 38, "numbers of another model's pages are used once"
+
+
+def test_ten_million_numbers_that_nobody_has_used_take_no_memory():
+    """In a process of its own: memory that others have freed would hide what is taken."""
+    script = """if True:
+        from kvfs.pages.pool import PagePool
+        from tests.kvfs.fakes import FakeFacts, FakeStore
+
+        def resident_bytes():
+            return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+        store = FakeStore(FakeFacts(), 16)
+        PagePool(store)
+        before = resident_bytes()
+        pool = PagePool(store, num_on_disk=10_000_000)
+        pool.release(pool.allocate(16, 1), 1)
         pool.check()
+        print(resident_bytes() - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True)
+    assert int(ran.stdout) < 64_000_000
 
 
 def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool: PagePool):
@@ -207,3 +299,8 @@ def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool:
     pool.release(pages[:2], ANN)
     assert (pool.statistics().num_shared, pool.num_pinned) == (0, 0)
     pool.check([Held(*pages)])
+
+
+def test_address_space_that_the_kernel_refuses_is_named():
+    with pytest.raises(MemoryError, match="address space"):
+        Columns("page_columns", 1 << 40)

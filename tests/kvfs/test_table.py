@@ -23,7 +23,8 @@ def table(pool: PagePool) -> PageTable:
 
 
 def books(pool: PagePool) -> tuple[bytes, ...]:
-    return (pool.refcount.tobytes(), pool.fill.tobytes(), pool._free.bitmap().tobytes())
+    num = pool.num_pages
+    return (pool.refcount[:num].tobytes(), pool.fill[:num].tobytes(), pool._free.bitmap().tobytes())
 
 
 def assert_holds(decoder: FakeDecoder, table: PageTable, tokens: list[int], positions: list[int] | None = None) -> None:

@@ -181,7 +181,7 @@ def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
         assert file.table.read()[0].tolist() == [*prompt(1), 7]
         assert not second.is_over
         assert not third.is_over
-        await until(lambda: not bench.fs.pool.pins.any())
+        await until(lambda: not bench.fs.pool.num_pinned)
 
     bench.run(scenario)
 
@@ -442,7 +442,7 @@ def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) ->
         async with trio.open_nursery() as nursery:
             for place in range(12):
                 nursery.start_soon(work, place)
-        await until(lambda: not bench.batches._calls and not bench.fs.pool.pins.any())
+        await until(lambda: not bench.batches._calls and not bench.fs.pool.num_pinned)
         assert {program.program.num_promised for program in programs} == {0}
 
     bench.run(scenario)

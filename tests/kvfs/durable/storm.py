@@ -165,11 +165,11 @@ class Storm:
                 await trio.sleep(0.002)
         if self._is_anything_needed():
             figures, pool = house.volume.pager.statistics(), house.fs.pool
-            raise Lost(f"nobody computes, and pages are needed: {figures}, {np.flatnonzero(pool.pins)}")
+            raise Lost(f"nobody computes, and pages are needed: {figures}, {np.flatnonzero(pool.pins[: pool.top])}")
 
     def _is_anything_needed(self) -> bool:
         pool, pager = self.house.fs.pool, self.house.volume.pager
-        return bool(pager.statistics().num_waiting or pager.held() or pool.num_coming or pool.pins.any())
+        return bool(pager.statistics().num_waiting or pager.held() or pool.num_coming or pool.num_pinned)
 
     # A disk that fails
 

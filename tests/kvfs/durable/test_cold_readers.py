@@ -78,13 +78,13 @@ def test_an_image_of_a_cold_file_is_read_and_no_page_comes_or_goes(tmp_path: Pat
             kv, image = await with_file(house)
             hot = house.create("hot.kv", range(60 * 32)).content
             put_out(house, kv.table.pages)
-            where, num_free = house.fs.pool.store.of.copy(), house.fs.pool.num_free
+            where, num_free = house.fs.pool.store.page_of[:], house.fs.pool.num_free
             num_read = house.keeper.statistics().read_bytes
             reader = Reader(house.volume, kv, Eager(), Rooms())
             assert await read_all(reader) == image
             reader.close()
             assert house.keeper.statistics().read_bytes - num_read == 50 * 4096
-            assert (house.fs.pool.store.of == where).all()
+            assert (house.fs.pool.store.page_of[:] == where).all()
             assert house.fs.pool.num_free == num_free
             assert house.fs.pool.are_in_memory(hot.table.pages)
 

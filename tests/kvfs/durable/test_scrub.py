@@ -111,7 +111,7 @@ def test_a_page_that_is_damaged_on_disk_stays_in_memory_until_it_is_mended(state
             found = await scrubbed(house, repair=True, progress=others_need_room)
             assert pool.are_in_memory(pages) is False
             assert {finding.repair for finding in found.findings} == {"it is written anew, from memory"}
-            assert not pool.pins.any()
+            assert not pool.num_pinned
             assert (await scrubbed(house)).findings == ()
             for path in SHARED:
                 assert house.is_right(await house.open(path[1:]))

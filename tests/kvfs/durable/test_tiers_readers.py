@@ -286,7 +286,7 @@ def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(house.sync, f"{number}.kv")
                 nursery.start_soon(pager.put_on_disk, file.table)
-            assert not house.fs.pool.pins.any()
+            assert not house.fs.pool.num_pinned
             assert places(house, file) == [False] * 200
             assert sum(slots.num_used for slots in house.keeper.slots.values()) == 200 * (number + 1)
             await pager.put_in_memory(file.table)
