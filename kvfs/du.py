@@ -21,7 +21,6 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.names.plain import PlainFile
 from kvfs.names.walk import MAX_PATH_BYTES
-from kvfs.pages.columns import MOST_NUMBERS, reserve
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 
@@ -151,16 +150,19 @@ def _on_disk(pool: PagePool, pages: IntArray) -> int:
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
     """The sum over what `walk` finds, in which each page counts once."""
-    num_held = np.frombuffer(reserve(4 * MOST_NUMBERS), np.int32)
-    is_on_disk = np.frombuffer(reserve(MOST_NUMBERS), np.int8)
+    num_held = np.zeros(pool.num_numbers, np.int32)
+    is_on_disk = np.zeros(pool.num_numbers, np.int8)
     seen: dict[int, int] = {}
     linked: dict[int, Inode] = {}
     num_tokens = num_others = plain_bytes = 0
 
     def add(row: DuRow | Denied, inode: Inode) -> bool:
-        nonlocal num_tokens, num_others, plain_bytes
+        nonlocal num_held, is_on_disk, num_tokens, num_others, plain_bytes
         if not isinstance(row, DuRow):
             return True
+        if pool.num_numbers > num_held.size:  # it has grown since
+            more = (0, pool.num_numbers - num_held.size)
+            num_held, is_on_disk = np.pad(num_held, more), np.pad(is_on_disk, more)
         seen[inode.number] = seen.get(inode.number, 0) + 1
         if seen[inode.number] == 1:  # a hard link adds nothing
             if inode.nlink > 1 and isinstance(inode.content, KvFile):

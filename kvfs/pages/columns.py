@@ -1,7 +1,8 @@
 """Columns: the state of pages and frames, as `columns.h` declares it, in arrays of numpy.
 
 Columns are reserved address space, as long as numbers may ever grow. A part takes memory once it is written: ten
-million unused numbers take none, and a pool that grows moves nothing.
+million unused numbers take none, and a pool that grows moves nothing. Only numbers that there are may be written; the
+others count nothing where the kernel does not overcommit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvfs._pages import ffi
+from kvfs._pages import ffi, lib
 
 MOST_NUMBERS = 1 << 28
 """Page numbers that a pool may grow to: 2^33 entries, and 90 GB of address space."""
@@ -42,34 +43,45 @@ class Numbers:
 class Columns:
     """The columns of a struct of `columns.h`, by field: zeros."""
 
-    __slots__ = ("_of",)
+    __slots__ = ("_items", "_of", "_offsets", "_region")
 
-    def __init__(self, struct: str, room: int = MOST_NUMBERS) -> None:
-        items = {name: field.type.item for name, field in ffi.typeof(struct).fields}
-        sizes = (-(-room * ffi.sizeof(item) // mmap.PAGESIZE) * mmap.PAGESIZE for item in items.values())
-        *offsets, num_bytes = accumulate(sizes, initial=0)
-        region = reserve(num_bytes)
-        places = zip(items.items(), offsets, strict=True)
-        self._of = {name: _column(region, offset, room, item) for (name, item), offset in places}
+    def __init__(self, struct: str, num: int, room: int = MOST_NUMBERS) -> None:
+        """`num`: so many rows may be written, and later as many as `grow` says, up to `room`."""
+        self._items = {name: field.type.item for name, field in ffi.typeof(struct).fields}
+        *self._offsets, num_bytes = accumulate([_whole(room, item) for item in self._items.values()], initial=0)
+        self._region = _reserved(num_bytes)
+        places, buffer = zip(self._items.items(), self._offsets, strict=True), ffi.buffer(self._region, num_bytes)
+        self._of = {name: _column(buffer, offset, room, item) for (name, item), offset in places}
+        self.grow(num)
+
+    def grow(self, num: int) -> None:
+        """Let so many rows be written."""
+        for item, offset in zip(self._items.values(), self._offsets, strict=True):
+            if lib.mprotect(self._region + offset, _whole(num, item), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+                raise MemoryError(f"no memory for the state of {num} pages: the kernel commits to no more")
 
     def __getitem__(self, name: str) -> Any:
         return self._of[name]
 
 
-def reserve(num_bytes: int) -> mmap.mmap:
-    """Return zeros that take memory page by page, where they are written."""
-    try:
-        region = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    except OSError as error:
+def _whole(num: int, item: Any) -> int:
+    """Return the bytes of the memory's pages that so many rows are in."""
+    return -(-num * int(ffi.sizeof(item)) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _reserved(num_bytes: int) -> Any:
+    """Return zeros that may be read, a `char *`."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    found = lib.mmap(ffi.NULL, num_bytes, mmap.PROT_READ, flags, -1, 0)
+    if found == ffi.cast("void *", -1):
         raise MemoryError(
-            f"no {num_bytes >> 30} GiB of address space, which take no memory: allow them (`ulimit -v unlimited`, "
-            "`sysctl vm.overcommit_memory=0`)"
-        ) from error
-    region.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would take 2 MiB for the first byte
-    return region
+            f"no {num_bytes >> 30} GiB of address space, which take no memory: allow them (`ulimit -v unlimited`)"
+        )
+    lib.madvise(found, num_bytes, mmap.MADV_NOHUGEPAGE)  # a huge page would take 2 MiB for the first byte
+    return ffi.gc(ffi.cast("char *", found), lambda start: lib.munmap(start, num_bytes))
 
 
-def _column(region: mmap.mmap, offset: int, room: int, item: Any) -> Any:
+def _column(region: Any, offset: int, room: int, item: Any) -> Any:
     if item.kind == "struct":
         return Numbers(_column(region, offset, room, item.fields[0][1].type))
     shape, item = ((room, item.length), item.item) if item.kind == "array" else ((room,), item)

@@ -27,7 +27,7 @@ class Frames:
 
     def __init__(self, store: PageStore, columns: Columns) -> None:
         self.store = store
-        of_frames = Columns("frame_columns", store.num_pages)
+        of_frames = Columns("frame_columns", store.num_pages, store.num_pages)
         self.of: Numbers = columns["frame"]
         """The frame of each page, or NOWHERE."""
         self.page_of: Numbers = of_frames["page"]

@@ -16,9 +16,15 @@ _HEADERS = ("columns", *_PARTS)
 ffi = cffi.FFI()
 for header in _HEADERS:
     ffi.cdef(re.sub(r"^#.*\n", "", (_HERE / f"{header}.h").read_text(encoding="utf-8"), flags=re.MULTILINE))
+ffi.cdef("""
+void *mmap(void *address, size_t num_bytes, int what, int flags, int file, long offset);
+int madvise(void *address, size_t num_bytes, int how);
+int mprotect(void *address, size_t num_bytes, int what);
+int munmap(void *address, size_t num_bytes);
+""")
 ffi.set_source(
     "kvfs._pages",
-    "".join(f'#include "{header}.h"\n' for header in _HEADERS),
+    "#include <sys/mman.h>\n" + "".join(f'#include "{header}.h"\n' for header in _HEADERS),
     sources=[os.path.relpath(_HERE / f"{part}.c") for part in _PARTS],
     depends=[str(_HERE / f"{header}.h") for header in _HEADERS],
     include_dirs=[str(_HERE)],

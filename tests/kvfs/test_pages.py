@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -301,6 +303,21 @@ def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool:
     pool.check([Held(*pages)])
 
 
+def test_only_numbers_that_there_are_count_where_the_kernel_does_not_overcommit():
+    """The kernel counts what may be written: a pool of ten numbers is some pages of memory, whatever is reserved."""
+    num_before = num_writable()
+    columns = Columns("page_columns", 10)
+    assert num_writable() - num_before < 1 << 20
+    columns["tokens"][9, 31] = 5
+    assert columns["tokens"][1 << 20, 0] == 0
+
+
+def num_writable() -> int:
+    """Bytes of private memory that may be written."""
+    found = re.findall(r"^(\w+)-(\w+) rw.p", Path("/proc/self/maps").read_text(encoding="utf-8"), re.MULTILINE)
+    return sum(int(end, 16) - int(start, 16) for start, end in found)
+
+
 def test_address_space_that_the_kernel_refuses_is_named():
     with pytest.raises(MemoryError, match="address space"):
-        Columns("page_columns", 1 << 40)
+        Columns("page_columns", 1, 1 << 40)
