@@ -61,7 +61,9 @@ class Aside:
             self.fd, self._thread = -1, None
 
     def add(self, number: int, state: Any, decide: Callable[[int], Decision]) -> None:
-        """See `HotGeneration`. Who decides keeps the decision until the next one: C reads it."""
+        """`state`: a `sym_generation`. `decide` says what may be drawn next (see `GenerateCall.decide`), and keeps the
+        decision until the next one: C reads it.
+        """
         self._guided[number] = state, decide
 
     def remove(self, number: int) -> None:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from kvfs.pages.table import Reservation
 from kvfs.tiers.tickets import Ticket
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import SymError, TimedOut
+from scheduler._loop import lib
 from scheduler.batch.attention import AttentionMass, EntryMask
 from scheduler.batch.reduction import Reduction
 from scheduler.batch.states import MOVES, CallState, Early
@@ -78,6 +79,10 @@ class Asked(Protocol):
     def request(self) -> Request: ...
 
     def answer(self, outcome: Reply | SymError) -> None: ...
+
+    def send(self, args: tuple[int, ...], payload: bytes = b"") -> None:
+        """Send a reply that others follow."""
+        ...
 
     def forget(self) -> None: ...
 
@@ -175,9 +180,9 @@ class FileCall(ABC):
         return None
 
     @property
-    def hot(self) -> HotFile | None:
-        """Way in which its file goes on without the scheduler; None: the file does not now."""
-        return None
+    def run_kind(self) -> int:
+        """Kind of member that it is in the run, a `sym_member_kind`."""
+        return int(lib.SYM_CALL)
 
     @property
     def num_rows(self) -> int:
@@ -279,7 +284,7 @@ class PredCall(FileCall):
     @property
     def num_ahead(self) -> int | None:
         """Whether the file goes on is seen at its next call: that of a branch is closed before."""
-        return None if self.hot is None else 0
+        return None if self.run_kind == lib.SYM_CALL else 0
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
@@ -309,8 +314,8 @@ class PredCall(FileCall):
     # ---- a decode loop, which goes on without the scheduler: see `loop.c`
 
     @property
-    def hot(self) -> PredCall | None:
-        return None if self.asked is None else self
+    def run_kind(self) -> int:
+        return int(lib.SYM_CALL if self.asked is None else lib.SYM_PROGRAM)
 
     def entered(self) -> None:
         """The run has taken the call, and may answer it: `BatchScheduler.cancel_taken` ends it from now on."""
@@ -325,24 +330,6 @@ class PredCall(FileCall):
         call.loop(asked)
         call.take_slots(slot)
         return call
-
-
-@dataclass(frozen=True, slots=True)
-class HotGeneration:
-    """A `generate()` whose tokens the run draws."""
-
-    channel: ServerChannel
-    request_id: int
-    generation: Any
-    """A `sym_generation`."""
-    num_rows: int
-    """Rows that it needs memory of its own for; 0: of a step."""
-    decide: Callable[[int], Decision] | None
-    """Says in a thread of its own, while a step runs, what may be drawn next, from the token that was drawn, below 0 if
-    none was yet. None: anything may."""
-
-
-HotFile: TypeAlias = PredCall | HotGeneration
 
 
 @dataclass(frozen=True, slots=True)

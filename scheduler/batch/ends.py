@@ -48,7 +48,7 @@ class Ends:
         error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
         if ended.end == lib.SYM_END_DEADLINE:
             call.end_early(Early.LATE)
-        if member.hot is None:
+        if member.kind == lib.SYM_CALL:
             return self._settle_call(member, call, error)
         reservation = call.reservation
         assert reservation is not None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,46 +28,22 @@ from kvfs.fs import OpenKv
 from kvfs.names.content import TurnUnderWay
 from kvfs.pages.table import Reservation
 from libsym.abi import Finish
-from libsym.channel.server import ServerChannel
+from libsym.channel.server import PAYLOAD_BYTES, ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_DRAFT_TOKENS, MAX_MATCH
 from libsym.rows.reduced import RowReducer
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
 from scheduler._loop import ffi, lib
-from scheduler.batch.call import AHEAD_ENTRIES, THE_END, Caller, Decision, FileCall, HotGeneration
+from scheduler.batch.call import AHEAD_ENTRIES, THE_END, Asked, Connection, Decision, FileCall
 from scheduler.batch.grammar import Grammar
-from scheduler.batch.member import ints
 from scheduler.batch.reduction import row_failure
 from scheduler.batch.states import Early
-from scheduler.replies import kept
+from scheduler.batch.views import ints
+from scheduler.replies import Reply, kept
 from scheduler.trace.records import CallKind
 
 log = logging.getLogger(__name__)
-
-
-class Output(Protocol):
-    """Where tokens go. `num_entries`: of the file now."""
-
-    @property
-    def direct(self) -> tuple[ServerChannel, int]:
-        """The request that the run sends the tokens for, itself."""
-        ...
-
-    @property
-    def max_sent(self) -> int:
-        """Tokens that a reply holds."""
-        ...
-
-    def send(self, num_tokens: int, num_entries: int, payload: bytes) -> None:
-        """Send tokens that the run found no room for."""
-        ...
-
-    def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
-        """`stopped_by`: the stop token, or the number of the stop text, or -1."""
-        ...
-
-    def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +68,15 @@ class GenerateCall(FileCall):
     """The call of one `generate()`."""
 
     kind = CallKind.GENERATION
+    caller: Connection
 
     def __init__(
         self,
-        caller: Caller,
+        caller: Connection,
         file: OpenKv,
         tokens: IntArray,
         positions: IntArray | None,
+        asked: Asked,
         *,
         max_tokens: int,
         sampler: RowSampler,
@@ -106,7 +84,6 @@ class GenerateCall(FileCall):
         stops: StopTexts | None,
         draft: Draft | None,
         scores: RowReducer | None = None,
-        output: Output,
         priority: int = 0,
         deadline_s: float | None = None,
         turn_at: int | None = None,
@@ -120,13 +97,14 @@ class GenerateCall(FileCall):
         self.grammar: Grammar | None = None
         """To be given before it is submitted: compiling one takes time."""
         self._draft = draft
-        self._output = output
+        self._asked = asked
         self._most_to_emit: int | None = None  # not known before the first stretch has its place
         self._error: SymError | None = None
         self._decision: Decision | None = None  # C reads it until the next one
         stop_list = np.array(sorted(stop_tokens), np.int32)
         self._keep = (sampler, stops, scores, stop_list)
-        self._generation = self._new_generation(sampler, stops, scores, stop_list)
+        self.generation = self._new_generation(sampler, stops, scores, stop_list)
+        """A `sym_generation`, in the run and out of it."""
 
     def _new_generation(
         self, sampler: RowSampler, stops: StopTexts | None, scores: RowReducer | None, stop_tokens: IntArray
@@ -136,7 +114,7 @@ class GenerateCall(FileCall):
             raise MemoryError("no memory for a generation")
         state = ffi.gc(found, lib.sym_generation_free)
         state.stop_tokens, state.num_stop_tokens = ints(stop_tokens), len(stop_tokens)
-        state.max_sent = self._output.max_sent
+        state.max_sent = PAYLOAD_BYTES // (4 + (0 if scores is None else scores.row_bytes))
         if stops is not None:
             state.stops = ffi.cast("sym_stops *", stops.address)
         if scores is not None:
@@ -152,10 +130,16 @@ class GenerateCall(FileCall):
         return AHEAD_ENTRIES
 
     @property
-    def hot(self) -> HotGeneration:
-        if self.grammar is None:
-            return HotGeneration(*self._output.direct, self._generation, 0, None)
-        return HotGeneration(*self._output.direct, self._generation, 1 + self._generation.max_draft, self.decide)
+    def run_kind(self) -> int:
+        return int(lib.SYM_GENERATION)
+
+    @property
+    def channel(self) -> ServerChannel:
+        return self.caller.channel
+
+    @property
+    def request_id(self) -> int:
+        return self._asked.request.id
 
     @property
     def num_rows(self) -> int:
@@ -163,11 +147,11 @@ class GenerateCall(FileCall):
 
     @property
     def num_answered(self) -> int:
-        return 0 if self._most_to_emit is None else self._most_to_emit - self._generation.num_to_emit
+        return 0 if self._most_to_emit is None else self._most_to_emit - self.generation.num_to_emit
 
     @property
     def num_rejected(self) -> int:
-        return int(self._generation.num_rejected)
+        return int(self.generation.num_rejected)
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
@@ -175,8 +159,8 @@ class GenerateCall(FileCall):
             self._note_turn()
             # The last token that is emitted is not computed, so it needs no position.
             room = max_positions - int(reservation.positions[len(self.tokens) - 1])
-            self._most_to_emit = self._generation.num_to_emit = min(self._max_tokens or room, room)
-            self._generation.is_guided = self.grammar is not None
+            self._most_to_emit = self.generation.num_to_emit = min(self._max_tokens or room, room)
+            self.generation.is_guided = self.grammar is not None
 
     def _note_turn(self) -> None:
         content = self.file.content
@@ -190,7 +174,7 @@ class GenerateCall(FileCall):
 
     def begin_again(self) -> None:
         """It has left the run before its end: its next stretch is what was generated and is no entry."""
-        state = self._generation
+        state = self.generation
         if state.has_begun:
             num_pending = state.num_tokens - state.num_entries
             self.tokens = np.array(ffi.unpack(state.tokens + state.num_entries, num_pending), np.int32)
@@ -200,7 +184,7 @@ class GenerateCall(FileCall):
         return None  # it ends with what it has
 
     def end(self, error: SymError | None) -> None:
-        state, num_entries = self._generation, self.file.table.length
+        state, num_entries = self.generation, self.file.table.length
         if error is None:
             error = self._error
         if error is None and state.error:
@@ -209,17 +193,19 @@ class GenerateCall(FileCall):
             self.file.content.turn_ended(by_itself=error is None and state.finish != 0)
         self._send_rest(num_entries)
         if error is not None:
-            self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
-        elif state.finish:
-            is_stopped = state.finish in {Finish.STOP_TOKEN, Finish.STOP_TEXT}
-            self._output.end(Finish(state.finish), state.stopped_by if is_stopped else -1, num_entries)
-        else:
-            early = Finish.DEADLINE if self.early is Early.LATE else Finish.CANCELLED
-            self._output.end(early, -1, num_entries)
+            if self.num_appended:  # so that the program knows what is pending
+                self._asked.send((0, num_entries))
+            self._asked.answer(error)
+            return
+        finish, stopped_by = Finish.DEADLINE if self.early is Early.LATE else Finish.CANCELLED, -1
+        if state.finish:
+            finish = Finish(state.finish)
+            stopped_by = state.stopped_by if finish in {Finish.STOP_TOKEN, Finish.STOP_TEXT} else -1
+        self._asked.answer(Reply((0, num_entries, int(finish), stopped_by)))
 
     def _send_rest(self, num_entries: int) -> None:
         """Send what the run found no room for: as it does, the very first token by itself."""
-        state = self._generation
+        state = self.generation
         at = state.first_score * state.score_bytes
         while state.num_unsent:
             count = min(state.num_unsent, state.max_sent if state.has_sent else 1)
@@ -227,7 +213,7 @@ class GenerateCall(FileCall):
             if state.score_bytes:
                 payload += bytes(ffi.buffer(state.scores + at, count * state.score_bytes))
                 at += count * state.score_bytes
-            self._output.send(count, num_entries if state.has_sent else state.begin, payload)
+            self._asked.send((count, num_entries if state.has_sent else state.begin), payload)
             state.num_unsent -= count
             state.has_sent = 1
 

@@ -20,7 +20,7 @@ from kvfs.pages.table import PageTable
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import Caller, FileCall, PredCall
+from scheduler.batch.call import Caller, FileCall
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.ends import Ends
 from scheduler.batch.making_room import Reclaiming, priority_of
@@ -183,7 +183,7 @@ class CallsInFlight:
 
     def _retire(self, member: Member) -> None:
         """A program that thinks does not keep others from its file."""
-        if isinstance(member.hot, PredCall):
+        if member.loop is not None:
             self._leave(member, LEAVE_ANSWERED)
 
     def _leave(self, member: Member, how: int) -> None:
@@ -272,7 +272,7 @@ class CallsInFlight:
         """A loop over pred() that others wait behind already is to leave when its first call is answered."""
         member = self._run.join(call)
         call.move(CallState.RUNNING)
-        thinks = isinstance(member.hot, PredCall) and self._queues.is_waited_for(call)
+        thinks = member.loop is not None and self._queues.is_waited_for(call)
         if thinks:
             self._run.leave_soon(member)
 

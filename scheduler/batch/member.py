@@ -11,8 +11,10 @@ from decoder.batch import IntArray
 from libsym.channel.hot import address
 from scheduler._loop import ffi, lib
 from scheduler.batch.attention import AttentionMass
-from scheduler.batch.call import FileCall, HotGeneration, PredCall
+from scheduler.batch.call import FileCall, PredCall
+from scheduler.batch.generation import GenerateCall
 from scheduler.batch.scratch import Scratch
+from scheduler.batch.views import ints
 
 
 class Member:
@@ -20,8 +22,10 @@ class Member:
 
     def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int) -> None:
         self.call = call
-        self.hot = call.hot
-        """Way in which the file goes on by itself, as of when it joined."""
+        self.kind = call.run_kind
+        """A `sym_member_kind`, as of when it joined."""
+        self.loop = call if isinstance(call, PredCall) and self.kind == lib.SYM_PROGRAM else None
+        """The first call of a program that goes on by itself."""
         self.index = -1
         """Its place in the run; below 0: it is not there, or has left."""
         self.entered_s = time.monotonic()
@@ -76,24 +80,31 @@ class Member:
                 "max_rows": 0 if call.caller.program.num_tokens_left is None else len(reservation.tokens),
             },
         )
-        if self.hot is None:
+        member.kind = self.kind
+        if self.kind == lib.SYM_CALL:
             self._add_call(member)
+            return member
+        assert isinstance(call, PredCall | GenerateCall)
+        self.log = np.empty(len(reservation.tokens), np.int32)
+        member.log = ints(self.log)
+        memory = call.channel.memory  # kept: the program may go while a step is under way
+        member.server = ffi.cast("sym_server *", address(memory[0]))
+        member.call_id = call.request_id
+        self._keep.append(memory)
+        if isinstance(call, PredCall):
+            call.entered()
+            member.decode.handle, member.decode.slot = call.handle, call.slot
+            self._add_rows(member, call.rows)
         else:
-            self.log = np.empty(len(reservation.tokens), np.int32)
-            member.log = ints(self.log)
-            memory = self.hot.channel.memory  # kept: the program may go while a step is under way
-            member.server = ffi.cast("sym_server *", address(memory[0]))
-            member.call_id = self.hot.request_id
-            self._keep.append(memory)
-            if isinstance(self.hot, PredCall):
-                self._add_program(member, self.hot)
-            else:
-                self._add_generation(member, self.hot)
+            member.generation = call.generation
+            if call.grammar is not None:
+                self.rows = self._scratch.take(1 + call.generation.max_draft)
+                self._add_rows(member, self.rows)
         return member
 
     def _add_call(self, member: Any) -> None:
         call = self.call
-        member.kind, asked = lib.SYM_CALL, member.asked
+        asked = member.asked
         if call.mask is not None:
             packed = np.ascontiguousarray(call.mask.packed)
             self._keep.append(packed)
@@ -118,20 +129,6 @@ class Member:
         asked.is_mass_summed, asked.is_mass_by_page = attention.is_summed, attention.is_by_page
         if attention.folded is not None:
             asked.folded = ffi.cast("float *", attention.folded.ctypes.data)
-
-    def _add_program(self, member: Any, hot: PredCall) -> None:
-        hot.entered()
-        member.kind = lib.SYM_PROGRAM
-        member.decode.handle = hot.handle
-        member.decode.slot = hot.slot
-        self._add_rows(member, self.call.rows)
-
-    def _add_generation(self, member: Any, hot: HotGeneration) -> None:
-        member.kind = lib.SYM_GENERATION
-        member.generation = hot.generation
-        if hot.num_rows:
-            self.rows = self._scratch.take(hot.num_rows)
-            self._add_rows(member, self.rows)
 
     def _add_rows(self, member: Any, rows: Any) -> None:
         buffers = [ffi.from_buffer("float[]", row, require_writable=True) for row in rows]
@@ -163,8 +160,3 @@ class Member:
         if self.rows:
             self._scratch.give_back(self.rows)
             self.rows = []
-
-
-def ints(array: IntArray) -> Any:
-    """As C takes them."""
-    return ffi.from_buffer("int32_t[]", array)

@@ -26,7 +26,8 @@ from libsym.channel.server import ServerChannel
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.aside import Aside
-from scheduler.batch.call import Caller, FileCall, HotGeneration, PredCall
+from scheduler.batch.call import Caller, FileCall, PredCall
+from scheduler.batch.generation import GenerateCall
 from scheduler.batch.member import Member
 from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
@@ -156,8 +157,8 @@ class StandingRun:
             raise
         if call.joined_s is None:
             call.joined_s = time.monotonic()
-        if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
-            self.aside.add(call.number, member.hot.generation, member.hot.decide)
+        if isinstance(call, GenerateCall) and call.grammar is not None:
+            self.aside.add(call.number, call.generation, call.decide)
         index = int(lib.sym_loop_join(self.loop, member.record))
         if index < 0:
             self._forget(member)
@@ -170,19 +171,19 @@ class StandingRun:
 
     def take(self, member: Member, call: FileCall) -> bool:
         """Whether a member waits for this call, which came by the gate: then it is the run's now."""
-        hot = call.hot if isinstance(call, PredCall) else None
-        if hot is None or not isinstance(member.hot, PredCall):
+        loop = member.loop
+        if loop is None or not isinstance(call, PredCall) or call.run_kind != lib.SYM_PROGRAM:
             return False
-        if member.hot.channel is not hot.channel or member.hot.handle != hot.handle:
+        if loop.channel is not call.channel or loop.handle != call.handle:
             return False
         found = ffi.new("sym_hot_call *")
-        found.id, found.slot, found.token = hot.request_id, hot.slot, int(call.tokens[0])
+        found.id, found.slot, found.token = call.request_id, call.slot, int(call.tokens[0])
         found.stream = call.stream
         found.row = ffi.from_buffer("float[]", call.rows[0], require_writable=True)
         position = -1 if call.positions is None else int(call.positions[0])
         taken = bool(lib.sym_loop_inject(self.loop, member.index, found, position))
         if taken:
-            hot.entered()
+            call.entered()
         return taken
 
     def leave(self, member: Member, how: int) -> bool:
@@ -214,14 +215,14 @@ class StandingRun:
         if self._of.get(call.file.table) is member:
             del self._of[call.file.table]
         self.shares.over(call.caller.program)
-        if isinstance(member.hot, PredCall):
-            member.hot.caller.wake()  # the run looks at its ring no more
-        elif isinstance(member.hot, HotGeneration):
+        if member.loop is not None:
+            member.loop.caller.wake()  # the run looks at its ring no more
+        elif isinstance(call, GenerateCall):
             self.aside.remove(call.number)
 
     def find_taken(self, channel: ServerChannel, call_id: int) -> Member | None:
         """The member that computes this call of a program."""
-        if not any(isinstance(each.hot, PredCall) and each.hot.channel is channel for each in self._members.values()):
+        if not any(each.loop is not None and each.loop.channel is channel for each in self._members.values()):
             return None
         server = ffi.cast("sym_server *", address(channel.memory[0]))
         return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
@@ -290,8 +291,8 @@ class StandingRun:
                 if member is None:
                     continue  # it was taken back in the meantime
                 self._show(member, news)
-                if news.is_rung and isinstance(member.hot, PredCall):
-                    member.hot.caller.wake()
+                if news.is_rung and member.loop is not None:
+                    member.loop.caller.wake()
                 if news.state == lib.SYM_ENDED:
                     self._ended.append(member)
                 elif news.is_low and not member.is_low:

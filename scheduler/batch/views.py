@@ -1,4 +1,4 @@
-"""Records of C as numpy sees them: what a header declares is declared nowhere else."""
+"""Records and arrays of C as numpy sees them, and back: what a header declares is declared nowhere else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from decoder.batch import IntArray
 from scheduler._loop import ffi
 
 _NUMBERS = {"int32_t": "i4", "int64_t": "i8", "double": "f8"}
@@ -27,3 +28,8 @@ def _fields(record: Any, at: int) -> Iterator[tuple[str, Any, int]]:
             yield name, (_NUMBERS[kind.item.cname], (kind.length,)), offset
         else:
             yield name, _NUMBERS[kind.cname], offset
+
+
+def ints(array: IntArray) -> Any:
+    """Return an array's numbers as C takes them."""
+    return ffi.from_buffer("int32_t[]", array)

@@ -17,10 +17,10 @@ import trio
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
-from libsym.abi import Finish, Op
+from libsym.abi import Op
 from libsym.arguments import utf8
-from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
-from libsym.errors import Invalid, SymError
+from libsym.channel.server import Request
+from libsym.errors import Invalid
 from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.reduced import RowReducer, reduction_block
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
@@ -33,7 +33,6 @@ from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited, appendable
 from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import Fields, check_priority, deadline_of, json_of
-from scheduler.replies import Reply
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
 """Names of options, too."""
@@ -112,13 +111,13 @@ class Generating:
             file,
             tokens,
             positions,
+            call,
             max_tokens=max_tokens,
             sampler=sampler,
             stop_tokens=frozenset(self._stop_tokens(options)),
             stops=StopTexts(options["stop"], token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             scores=scores,
-            output=TokenReplies(call, 0 if scores is None else scores.row_bytes),
             priority=check_priority(priority),
             deadline_s=deadline_of(options.get("deadline_us", 0)),
             turn_at=options.get("turn_at"),
@@ -136,30 +135,6 @@ class Generating:
         if options.get("stop_at_end", True) or options.get("grammar"):
             found |= self._text.eos_ids
         return found
-
-
-class TokenReplies:
-    """The tokens of one GENERATE on their way to the program."""
-
-    def __init__(self, call: SystemCall, score_bytes: int = 0) -> None:
-        """`score_bytes`: the numbers that follow a token."""
-        self._call = call
-        self.max_sent = PAYLOAD_BYTES // (4 + score_bytes)
-
-    @property
-    def direct(self) -> tuple[ServerChannel, int]:
-        return self._call.lip.channel, self._call.request.id
-
-    def send(self, num_tokens: int, num_entries: int, payload: bytes) -> None:
-        self._call.send((num_tokens, num_entries), payload)
-
-    def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
-        self._call.answer(Reply((0, num_entries, int(finish), stopped_by)))
-
-    def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None:
-        if has_appended:  # so that the program knows what is pending
-            self.send(0, num_entries, b"")
-        self._call.answer(error)
 
 
 def _draft(file: OpenKv, tokens: IntArray, max_tokens: int, min_match: int) -> Draft:

@@ -66,7 +66,7 @@ TRACED: dict[str, tuple[str, ...]] = {
     "scheduler/operations/children.py": ("Children._list", "Children._spawn", "Children._wait", "Children._kill", "_"),
     "scheduler/operations/claims.py": ("Claiming._claim", "Claiming._name", "_owner_of"),
     "scheduler/operations/directories.py": ("Listing.list",),
-    "scheduler/operations/generate.py": ("Generating", "TokenReplies.__init__", "_"),
+    "scheduler/operations/generate.py": ("Generating", "_"),
     "scheduler/operations/kv.py": (),
     "scheduler/operations/messages.py": ("Mail.send", "Mail.recv", "Mail._addressee", "_topic"),
     "scheduler/operations/names.py": (),

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from libsym._channel import lib
+from libsym._channel import lib as channel_lib
 from libsym.channel.server import ServerChannel
+from scheduler._loop import lib
 from scheduler.batch.call import PredCall
-from scheduler.operations.generate import TokenReplies
+from scheduler.batch.generation import GenerateCall
 from tests.scheduler.bench import VOCAB_SIZE, Answers, Bench
 
 
@@ -33,7 +34,7 @@ def no_collector() -> Iterator[None]:
 def full() -> Iterator[ServerChannel]:
     """A channel whose ring has no room for what C would send."""
     channel = ServerChannel.create(VOCAB_SIZE)
-    lib.sym_server_set_backlog(channel.memory[0], 1)
+    channel_lib.sym_server_set_backlog(channel.memory[0], 1)
     yield channel
     channel.close()
 
@@ -41,15 +42,16 @@ def full() -> Iterator[ServerChannel]:
 @pytest.fixture(autouse=True)
 def no_rings(monkeypatch, full):
     """What C would send or take can't be where there is no ring: then tokens are sent at the end."""
-    direct, hot = TokenReplies.direct.fget, PredCall.hot.fget
+    channel, run_kind = GenerateCall.channel.fget, PredCall.run_kind.fget
 
-    def direct_if_there_is_one(self):
-        channel, number = direct(self)
-        return (full, number) if isinstance(channel, Answers) else (channel, number)
+    def channel_or_none(self):
+        found = channel(self)
+        return full if isinstance(found, Answers) else found
 
-    def hot_if_there_is_one(self):
-        found = hot(self)
-        return None if found is not None and isinstance(found.channel, Answers) else found
+    def kind_without_rings(self):
+        found = run_kind(self)
+        is_loop = found == lib.SYM_PROGRAM and not isinstance(self.channel, Answers)
+        return found if is_loop else lib.SYM_CALL
 
-    monkeypatch.setattr(TokenReplies, "direct", property(direct_if_there_is_one))
-    monkeypatch.setattr(PredCall, "hot", property(hot_if_there_is_one))
+    monkeypatch.setattr(GenerateCall, "channel", property(channel_or_none))
+    monkeypatch.setattr(PredCall, "run_kind", property(kind_without_rings))

@@ -18,7 +18,6 @@ from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
-from scheduler.operations.generate import TokenReplies
 from scheduler.operations.pred import Predicting
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Steps
 
@@ -96,12 +95,12 @@ class Standing(Bench):
             file,
             np.array(tokens, np.int32),
             None,
+            SystemCall(self.program, request),
             max_tokens=max_tokens,
             sampler=sampler,
             stop_tokens=frozenset(),
             stops=None,
             draft=draft,
-            output=TokenReplies(SystemCall(self.program, request)),
         )
         if decide is not None:
             call.grammar = decide

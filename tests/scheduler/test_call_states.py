@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvfs.names.tree import Credentials
+from libsym.abi import Op
+from libsym.channel.server import Request
 from libsym.errors import NoBuffers
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.call import FileCall, PredCall
@@ -123,16 +125,16 @@ class Everything(Standing, KeptBench):
     def drafted(self, program, file, which):
         found = []
         call = GenerateCall(
-            program,
+            self.program,
             file,
             np.array([which % 200], np.int32),
             None,
+            Asked(next(self.numbers), lambda: self.ended.append(found[0])),
             max_tokens=1 + which % 40,
             sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
             stop_tokens=frozenset(),
             stops=None,
             draft=Draft(4, 1, np.tile(np.arange(50, dtype=np.int32), 2)),
-            output=Output((self.program.channel, next(self.numbers)), lambda: self.ended.append(found[0])),
         )
         found.append(call)
         return call
@@ -148,20 +150,17 @@ class Everything(Standing, KeptBench):
         await self.settled()
 
 
-class Output:
-    max_sent = 100
+class Asked:
+    """A request of a generation."""
 
-    def __init__(self, direct, ended):
-        self.direct = direct
+    def __init__(self, number, ended):
+        self.request = Request(Op.GENERATE, 0, number, 0, (0, 0, 0, 0), b"")
         self._ended = ended
 
-    def send(self, num_tokens, num_entries, payload):
+    def send(self, args, payload=b""):
         pass
 
-    def end(self, finish, stopped_by, num_entries):
-        self._ended()
-
-    def fail(self, error, num_entries, *, has_appended):
+    def answer(self, outcome):
         self._ended()
 
 

@@ -24,7 +24,6 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.generate import TokenReplies
 from tests.kvfs.durable.damage import slot_at
 from tests.scheduler.bench import ME, VOCAB_SIZE, Answers, Bench, Program, Result
 from tests.scheduler.kept_bench import KeptBench
@@ -253,12 +252,12 @@ def begin(
             file,
             np.array(tokens, np.int32),
             None,
+            SystemCall(lip, request),
             max_tokens=max_tokens,
             sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
             stop_tokens=frozenset(),
             stops=None,
             draft=None,
-            output=TokenReplies(SystemCall(lip, request)),
             priority=priority,
         )
     )
