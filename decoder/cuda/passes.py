@@ -30,7 +30,7 @@ class Piece:
     mask: Words | None
     length: int
     pages: IntArray
-    """Those that hold the entries below its end."""
+    """Pages that hold the entries below its end."""
 
     @classmethod
     def of(cls, chunk: Chunk, mask: Words | None) -> Piece:
@@ -43,7 +43,7 @@ class Piece:
 
 
 class Pass:
-    """What is computed together. All of it in arrays, for a step's host work is on the way of every token."""
+    """Pieces that are computed together. Everything is in arrays, for a step's host work is on the way of every token."""
 
     __slots__ = ("counts", "decodes", "lengths", "pages", "pieces", "prefills", "starts")
 
@@ -51,7 +51,7 @@ class Pass:
         decodes = [piece for piece in pieces if piece.is_decode]
         decodes.sort(key=lambda piece: not piece.chunk.rows)
         self.decodes = tuple(decodes)
-        """Those whose row is wanted come first."""
+        """Decodes whose row is wanted come first."""
         self.prefills = tuple(piece for piece in pieces if not piece.is_decode)
         self.pieces = self.decodes + self.prefills
         self.lengths = np.array([piece.length for piece in self.pieces], np.int64)
@@ -70,7 +70,7 @@ class Pass:
         return used, self._pages_from(self.starts // PAGE_ENTRIES), self._pages_from(-(-self.starts // PAGE_ENTRIES))
 
     def _pages_from(self, first: npt.NDArray[np.int64]) -> IntArray:
-        """Each piece's pages from its first one on."""
+        """Pages of each piece, from its first one on."""
         num_left = self.counts - first
         return self.pages[np.repeat(np.cumsum(self.counts) - num_left, num_left) + _counted(num_left)]
 
@@ -147,7 +147,7 @@ def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[Piece]:
 
 
 def _num_fitting(pieces: Sequence[Piece], num_frames: int) -> int:
-    """How many of the first pieces go into one pass."""
+    """Return how many of the first pieces go into one pass."""
     rows = num_decodes = width = num_pages = 0
     pages: set[int] = set()
     is_tight = sum(len(piece.pages) for piece in pieces) > num_frames

@@ -1,4 +1,4 @@
-"""What calls and steps cost: counted for the daemon, for programs, for their users, and for domains."""
+"""Costs of calls and steps: counted for the daemon, for programs, for their users, and for domains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIME_BOUNDS_S = tuple(lib.sym_time_bound_ns(index) / 1e9 for index in range(lib.
 
 @dataclass(slots=True)
 class Times:
-    """How many took how long; quantiles of any stretch of time come from the difference of two of them."""
+    """Numbers of calls by the time that they took; quantiles of any stretch of time come from the difference of two of them."""
 
     nums: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS_S) + 1))
     total_s: float = 0.0
@@ -48,7 +48,7 @@ class Statistics:
     stretch_times: Times = field(default_factory=Times)
     """From when a stretch, a call of pred() or a token of generate(), was asked for until it was computed."""
     wait_times: Times = field(default_factory=Times)
-    """What of that it was in no step."""
+    """Time of that in which it was in no step."""
     num_calls_in_steps: int = 0
     """Summed over steps: a call that took three of them counts three times."""
     num_taken_calls: int = 0
@@ -73,11 +73,11 @@ class Accounting:
         self._domains: WeakKeyDictionary[Account, Used] = WeakKeyDictionary()
 
     def domains(self) -> dict[int, Used]:
-        """What calls on the files of each domain have used, those of domains within it, too."""
+        """Return the usage of calls on the files of each domain, those of domains within it included."""
         return {account.number: used for account, used in self._domains.items() if account.is_open}
 
     def count_call(self, call: FileCall, error: SymError | None) -> None:
-        """It is over."""
+        """Count a call that is over."""
         queue_s, failed = call.waited_s, error is not None
         self.statistics.num_calls += 1
         self.statistics.num_failed_calls += failed

@@ -64,7 +64,7 @@ class AnswerRoom:
 
 
 class AttentionMemory:
-    """What calls under way use, by user."""
+    """Memory that calls under way use, by user."""
 
     __slots__ = ("_used",)
 
@@ -88,7 +88,7 @@ class AttentionMemory:
 
 
 class AttentionMass:
-    """What one call wants of it."""
+    """Attention that one call asks for."""
 
     __slots__ = (
         "_heads",
@@ -119,7 +119,7 @@ class AttentionMass:
         self._memory, self._uid, self._num_taken = memory, uid, 0
 
     def begin(self, num_entries: int) -> None:
-        """So many has the file with the call's. TooLarge: the answer fits no reply."""
+        """The file has so many entries with the call's. TooLarge: the answer fits no reply."""
         num_rows = self._layers * self._heads
         columns = -(-num_entries // PAGE_ENTRIES) if self.is_by_page else num_entries
         answer = (1 if self.is_summed else num_rows, columns)
@@ -141,7 +141,7 @@ class AttentionMass:
         return "make a shorter call" if self.is_by_page else "ask for pages"
 
     def answer(self) -> bytes:
-        """What the reply has of it: struct sym_attended and its numbers."""
+        """Return the reply's part: struct sym_attended and its numbers."""
         layers, heads = (0, 0) if self.is_summed else (self._layers, self._heads)
         numbers = self.sums if self.folded is None else self.folded
         return ATTENDED_STRUCT.pack(layers, heads, numbers.shape[-1], self.sums.shape[-1]) + numbers.tobytes()

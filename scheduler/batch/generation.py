@@ -173,7 +173,7 @@ class GenerateCall(FileCall):
         content.under_way = TurnUnderWay(self.file, self.file.table.length + behind)
 
     def begin_again(self) -> None:
-        """It has left the run before its end: its next stretch is what was generated and is no entry."""
+        """Begin with the tokens that are no entries: the call has left the run before its end."""
         state = self.generation
         if state.has_begun:
             num_pending = state.num_tokens - state.num_entries

@@ -23,7 +23,7 @@ SOURCES = (
     "times.c",
 )
 HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "loop.h")
-"""What Python sees, in the order that they need."""
+"""Headers that Python sees, in the order that they need."""
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 

@@ -27,14 +27,14 @@ class Member:
         self.loop = call if isinstance(call, PredCall) and self.kind == lib.SYM_PROGRAM else None
         """The first call of a program that goes on by itself."""
         self.index = -1
-        """Its place in the run; below 0: it is not there, or has left."""
+        """Place in the run; below 0: the member is not there, or has left."""
         self.entered_s = time.monotonic()
         self.cancelled_id: int | None = None
         """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
         self.is_low = False
         """Whether its room is nearly used up: it is given more once, or ends without."""
         self.counted = ffi.new("sym_news *")
-        """What is committed and counted already, a `sym_news`."""
+        """Work that is committed and counted already, a `sym_news`."""
         self.log: IntArray = np.empty(0, np.int32)
         self.rows: list[memoryview[float]] = []
         """Memory of ours for rows that are drawn from when it is decided what may come."""

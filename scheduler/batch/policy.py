@@ -1,4 +1,4 @@
-"""What the next step holds: the face of `policy.c` over numpy's arrays, for replay and tests.
+"""Calls of the next step: the face of `policy.c` over numpy's arrays, for replay and tests.
 
 The run calls the C function itself, with the same arrays.
 """
@@ -51,7 +51,7 @@ class Limits:
     cores, AVX-512), 8 of them 19. In 1.75 times their time 8 decodes leave 5 of these: a larger chunk would buy little.
     """
     step_s: float = 0.02
-    """What a step with decodes may take for the sake of prefills: the delay that decodes are promised.
+    """Time that a step with decodes may take for the sake of prefills: the delay that decodes are promised.
 
     On two cores (AVX-512, 135M parameters) 8 decodes alone take 9 ms in int8 and 13 in bf16, so this is about twice as
     much. From 16 rows on a row of a prefill costs the same in a chunk of any size: short chunks waste nothing.

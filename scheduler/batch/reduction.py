@@ -17,7 +17,7 @@ from scheduler.replies import kept
 
 
 class Reduction:
-    """What one call wants of its rows, and room for the answer, which the run fills."""
+    """Numbers that one call asks for of its rows, and room for the answer, which the run fills."""
 
     __slots__ = ("answer", "error", "reducer")
 

@@ -1,6 +1,6 @@
-"""One system call of a program, from its request to its answer.
+"""A system call of a program, from its request to its answer.
 
-It is answered once: by what its operation gives at once, or later, by what the operation left it to. Until then CANCEL
+A system call is answered once: by what its operation gives at once, or later, by what the operation left it to. Until then CANCEL
 ends it, if it has said how (`when_cancelled`). A program that gives a call up does not look at the answer, which may be
 on its way by then. So what it was given can be taken back, if the call says how behind its answer, until `forget`.
 """
@@ -30,7 +30,7 @@ class SystemCall:
     is_answered: bool = False
     is_cancelled: bool = False
     _num_bytes: int = 0
-    """That are counted while it is under way."""
+    """Bytes that are counted while the call is under way."""
     _is_waiting: bool = False
     _tied_to: int = 0
     _cancel: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class SystemCall:
         self.lip.holdings.require(Kind.CALL)
 
     def wait(self, cancel: Callable[[], None]) -> None:
-        """It will be answered when something has happened, or by `cancel`."""
+        """Let the call be answered when something has happened, or by `cancel`."""
         self._is_waiting = True
         self.lip.num_later += 1
         self.lip.holdings.charge(Kind.CALL)
@@ -120,7 +120,7 @@ class SystemCall:
         self.lip.channel.reply(self.request.id, args, payload, more=True)
 
     def drop(self) -> None:
-        """It is over, and whoever called this answers it, or nobody is there any more to be answered."""
+        """End the call; the caller of this answers it, or nobody is there any more to be answered."""
         assert not self.is_answered, f"{self.request.op.name} of program {self.lip.pid} is answered twice"
         self.is_answered = True
         self.forget()
