@@ -43,7 +43,7 @@ class Piece:
 
 
 class Pass:
-    """Pieces that are computed together. Everything is in arrays, for a step's host work is on the way of every token."""
+    """Pieces that are computed together. Arrays hold everything: a step's host work delays every token."""
 
     __slots__ = ("counts", "decodes", "lengths", "pages", "pieces", "prefills", "starts")
 

@@ -21,7 +21,7 @@ TIME_BOUNDS_S = tuple(lib.sym_time_bound_ns(index) / 1e9 for index in range(lib.
 
 @dataclass(slots=True)
 class Times:
-    """Numbers of calls by the time that they took; quantiles of any stretch of time come from the difference of two of them."""
+    """Numbers of calls by the time that they took; the difference of two has the quantiles of a stretch of time."""
 
     nums: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS_S) + 1))
     total_s: float = 0.0

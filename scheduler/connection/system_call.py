@@ -1,8 +1,9 @@
 """A system call of a program, from its request to its answer.
 
-A system call is answered once: by what its operation gives at once, or later, by what the operation left it to. Until then CANCEL
-ends it, if it has said how (`when_cancelled`). A program that gives a call up does not look at the answer, which may be
-on its way by then. So what it was given can be taken back, if the call says how behind its answer, until `forget`.
+A system call is answered once: by what its operation gives at once, or later, by what the operation left it to. Until
+then CANCEL ends it, if it has said how (`when_cancelled`). A program that gives a call up does not look at the answer,
+which may be on its way by then. So what it was given can be taken back, if the call says how behind its answer, until
+`forget`.
 """
 
 from __future__ import annotations
