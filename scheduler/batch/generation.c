@@ -206,6 +206,20 @@ static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
         sym_end_member(loop, index, SYM_END_ASKED);
 }
 
+/* What was decided comes true, but for what is allowed, which is for the draw behind it. 0: there is nothing of it. */
+static int take_forced(sym_loop *loop, sym_member *member) {
+    sym_generation *g = member->generation;
+    const int32_t num_forced = g->num_forced;
+    g->num_forced = 0;
+    for (int32_t i = 0; i < num_forced && !is_over(g); i++)
+        generate(loop->plan.hot, member, NULL, g->forced[i]);
+    if (!is_over(g) && g->is_over)
+        g->finish = SYM_FINISH_GRAMMAR;
+    if (num_forced > 0)
+        propose(member);
+    return num_forced > 0 || is_over(g);
+}
+
 int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
@@ -218,18 +232,12 @@ int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
             member->state = SYM_UNDECIDED;
         return 0;
     }
-    const int32_t num_computed = g->num_tokens, num_forced = g->num_forced;
+    const int32_t num_computed = g->num_tokens;
     count_tokens(loop, index, g->num_entries, now_ns); /* what was given is no end of a text */
-    for (int32_t i = 0; i < num_forced && !is_over(g); i++)
-        generate(loop->plan.hot, member, NULL, g->forced[i]);
-    if (!is_over(g) && g->is_over)
-        g->finish = SYM_FINISH_GRAMMAR;
-    if (!is_over(g) && num_forced == 0)
+    if (take_forced(loop, member) == 0)
         return 1;
     if (!is_over(g))
         count_tokens(loop, index, num_computed, now_ns);
-    g->num_forced = 0; /* what is allowed is for the draw behind them */
-    propose(member);
     go_on(loop, index, now_ns);
     return 0;
 }
@@ -336,6 +344,24 @@ static void draw_now(sym_loop *loop, sym_member *member, int32_t index) {
     sym_wake_loop(loop);
 }
 
+/* Of tokens that were generated, in no step yet. */
+static int has_stretch_ahead(const sym_member *member) {
+    return member->state == SYM_COMPUTING && !member->in_step && member->num_computed == 0 &&
+           member->generation->has_begun;
+}
+
+/* Forced tokens are in its stretch, too; and what is over is not computed. */
+static void begin_anew(sym_loop *loop, sym_member *member, int32_t index) {
+    const int64_t since_ns = member->since_ns;
+    member->generation->num_draft = 0;
+    if (take_forced(loop, member))
+        go_on(loop, index, since_ns);
+    else
+        begin_stretch(member);
+    sym_tell(loop);
+    sym_wake_loop(loop);
+}
+
 void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, int32_t num_forced, const void *allowed,
                      int is_over) {
     pthread_mutex_lock(&loop->lock);
@@ -345,7 +371,20 @@ void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, i
     g->is_over = is_over;
     g->is_decided = 1;
     g->is_asked = 0; /* its call may have left, and come back */
-    if (g->place >= 0 && loop->members[g->place]->state == SYM_UNDECIDED)
-        draw_now(loop, loop->members[g->place], g->place);
+    sym_member *member = g->place < 0 ? NULL : loop->members[g->place];
+    if (member != NULL && member->state == SYM_UNDECIDED)
+        draw_now(loop, member, g->place);
+    else if (member != NULL && has_stretch_ahead(member))
+        begin_anew(loop, member, g->place);
     pthread_mutex_unlock(&loop->lock);
+}
+
+int sym_waits_for_decisions(const sym_loop *loop) {
+    for (int32_t i = 0; i < loop->num_places; i++) {
+        const sym_member *member = loop->members[i];
+        if (member->kind == SYM_GENERATION && has_stretch_ahead(member) && member->generation->max_draft > 0 &&
+            member->generation->is_guided && !member->generation->is_decided)
+            return 1;
+    }
+    return 0;
 }

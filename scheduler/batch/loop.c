@@ -29,6 +29,7 @@
 #define SPINS_BEFORE_YIELD 20 /* then whoever wants this core, or the lock, gets it */
 #define SPIN_NS 300000        /* for so long; then the core is left to those that are waited for */
 #define LOOK_NS 50000         /* between two looks at the rings after that: who joins wakes the loop sooner */
+#define DECISION_NS 500000    /* for generations that guess and have a grammar, at most */
 #define LOOK_UNSEEN_NS 200000 /* the same, while the gate has to take something out of each ring first */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
@@ -216,9 +217,18 @@ static void wait_for_calls(sym_loop *loop) {
     loop->counts.waited_ns += now_ns - began_ns;
 }
 
+/* A moment: what a grammar allows takes some 0.1 ms to say. Other generations compute meanwhile. */
+static void wait_for_decisions(sym_loop *loop) {
+    const int64_t most_ns = sym_policy_wait_ns(&loop->plan.wait, loop->counts.last_step_ns);
+    const int64_t until_ns = sym_now_ns() + (most_ns < DECISION_NS ? most_ns : DECISION_NS);
+    while (sym_waits_for_decisions(loop) && !is_closed(loop) && sym_now_ns() < until_ns)
+        sleep_until(loop, until_ns);
+}
+
 /* Those whose calls the loop sees are watched: see `watch`. */
 static void gather(sym_loop *loop) {
     wait_for_calls(loop);
+    wait_for_decisions(loop);
     unwatch_all(loop);
     sym_tell(loop);
 }

@@ -127,6 +127,8 @@ int32_t sym_lay_out(sym_loop *loop, int64_t now_ns);
 
 /* generation.c; all but the draws under the lock. */
 void sym_join_generation(sym_loop *loop, int32_t index);
+/* Whether a generation with a draft would have what its grammar forces in the stretch that it is about to begin. */
+int sym_waits_for_decisions(const sym_loop *loop);
 /* If something is to be decided. */
 void sym_call_guides(sym_loop *loop);
 /* Its stretch has so many guesses at most. */

@@ -49,7 +49,9 @@ def test_the_answer_has_the_form_and_speculation_only_saves_steps(lips, form):
         answers.append(answer.tokens)
         steps.append(sym.getrusage().steps - before)
     assert answers[0] == answers[1]
-    assert steps[1] < steps[0]
+    assert steps[1] <= len(answers[1]), "a loop takes one more"
+    if form == "schema":  # the others repeat nothing
+        assert steps[1] < steps[0]
 
 
 def test_what_the_grammar_leaves_no_choice_in_takes_no_steps(lips):
