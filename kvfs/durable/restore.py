@@ -117,6 +117,7 @@ class Restorer:
             self._pages[mine] = page_at[versions.slots[mine]]
         fills = np.full(identities.size, PAGE_ENTRIES, np.int8)
         fills[versions.ends[sizes > 0] - 1] = (versions.lengths[sizes > 0] - 1) % PAGE_ENTRIES + 1
+        assert (self._pages >= 0).all(), "a version has a slot that no identity has"
         np.maximum.at(self._volume.pool.fill, self._pages, fills)
         columns = (each.tolist() for each in (versions.identities, versions.lengths, versions.full_lengths))
         each = zip(*columns, versions.marks, versions.turns, versions.split(self._pages), strict=True)

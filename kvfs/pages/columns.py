@@ -17,12 +17,12 @@ import numpy as np
 from kvfs._pages import ffi, lib
 
 MOST_NUMBERS = 1 << 28
-"""Page numbers that a pool may grow to: 2^33 entries, and 90 GB of address space."""
+"""Page numbers that a pool may grow to: 2^33 entries, and 85 GiB of address space."""
 _MAP_NORESERVE = 0x4000  # `mmap` has the name from Python 3.13 on
 
 
 class Numbers:
-    """A column of numbers that may be missing. It stores complements: zero bytes are -1, none."""
+    """A column of numbers that may be missing, of signed integers. Complements are stored: zero bytes are -1, none."""
 
     __slots__ = ("_stored",)
 
@@ -43,10 +43,11 @@ class Numbers:
 class Columns:
     """The columns of a struct of `columns.h`, by field: zeros."""
 
-    __slots__ = ("_items", "_of", "_offsets", "_region")
+    __slots__ = ("_items", "_of", "_offsets", "_region", "_room")
 
     def __init__(self, struct: str, num: int, room: int = MOST_NUMBERS) -> None:
-        """`num`: so many rows may be written, and later as many as `grow` says, up to `room`."""
+        """`num`: so many rows may be written, and later as many as `grow` says, up to `room` if that is more."""
+        self._room = room = max(room, num)
         self._items = {name: field.type.item for name, field in ffi.typeof(struct).fields}
         *self._offsets, num_bytes = accumulate([_whole(room, item) for item in self._items.values()], initial=0)
         self._region = _reserved(num_bytes)
@@ -55,7 +56,9 @@ class Columns:
         self.grow(num)
 
     def grow(self, num: int) -> None:
-        """Let so many rows be written."""
+        """Let so many rows be written. MemoryError: there is no room for them, or the kernel commits to no more."""
+        if num > self._room:
+            raise MemoryError(f"no address space for the state of {num} pages: {self._room} are reserved")
         for item, offset in zip(self._items.values(), self._offsets, strict=True):
             if lib.mprotect(self._region + offset, _whole(num, item), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
                 raise MemoryError(f"no memory for the state of {num} pages: the kernel commits to no more")

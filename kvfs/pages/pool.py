@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from kvfs.bell import Bell
 from kvfs.pages.accounts import Accounts
-from kvfs.pages.columns import MOST_NUMBERS, Columns, Numbers
+from kvfs.pages.columns import Columns, Numbers
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
@@ -117,9 +117,8 @@ class PagePool:
         """Pages of the running model that there may be, in memory or on disk."""
         self.num_numbers = num_numbers = num_pages + num_foreign
         """Pages that there may be of all models, in memory or on disk. `grow` raises both."""
-        self._columns = columns = Columns(
-            "page_columns", num_numbers
-        )  # longer than the pool: slice a column by `top` or `num_numbers`
+        # Longer than the pool: slice a column by `top` or `num_numbers`.
+        self._columns = columns = Columns("page_columns", num_numbers)
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, columns)
         """The pages that are in memory, by number."""
@@ -184,7 +183,7 @@ class PagePool:
 
     def grow(self, num_numbers: int) -> None:
         """Grow to so many numbers; the new ones are for pages of the running model. No page moves."""
-        assert self.num_numbers <= num_numbers <= MOST_NUMBERS
+        assert num_numbers >= self.num_numbers
         self._columns.grow(num_numbers)
         self.accounts.grow(num_numbers)
         self._references.grow(num_numbers)

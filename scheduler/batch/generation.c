@@ -48,7 +48,7 @@ static int is_stop_token(const sym_generation *g, int32_t token) {
 
 static int32_t at_most(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* That its program's limit has room for. */
+/* Rows that the limit of its program has room for. */
 static int32_t num_rows_left(const sym_member *member) {
     return member->max_rows == 0 ? INT32_MAX : member->max_rows - (int32_t)member->num_rows_computed;
 }
@@ -162,7 +162,7 @@ static void propose(sym_member *member) {
             sym_draft_propose(g->tokens, g->num_tokens, g->min_match, g->max_draft, g->tokens + g->num_tokens);
 }
 
-/* Its next stretch, of the tokens that are no entries, and of the guesses behind them. */
+/* The next stretch: the tokens that are no entries, and the guesses behind them. */
 static void begin_stretch(sym_member *member) {
     sym_generation *g = member->generation;
     const int32_t num_pending = g->num_tokens - g->num_entries;
@@ -189,7 +189,7 @@ void sym_trim_draft(sym_member *member, int32_t most) {
     g->num_draft = most;
 }
 
-/* It has its next stretch, if that finds room; or it is over. */
+/* The member goes on with its next stretch, if that finds room, or is over. */
 static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;

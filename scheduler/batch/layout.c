@@ -40,8 +40,8 @@ static int has_draft(const sym_member *member) {
     return member->kind == SYM_GENERATION && member->num_computed == 0 && member->generation->num_draft > 0;
 }
 
-/* Drafts are cut to what the step has time for beside its decodes; who is alone gets as many guesses as there are rows of
- * ours. All get as many. */
+/* Drafts are cut to what the step has time for beside its decodes, evenly; a draft that is alone gets as many guesses as
+ * there are rows of ours. */
 static void trim_drafts(sym_loop *loop) {
     const sym_limits *limits = &loop->plan.limits;
     sym_work work = {0};
@@ -80,11 +80,12 @@ static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forc
     if (member->kind != SYM_GENERATION || !member->generation->has_begun || member->num_computed > 0)
         return 0;
     const int32_t forced = left(member) - member->generation->num_draft - 1;
-    if (*num_forced + forced > loop->plan.limits.max_tokens)
+    if (*num_forced + forced > loop->plan.limits.max_tokens) {
         sym_trim_draft(member, 0);
-    else
-        *num_forced += forced;
-    return *num_forced + forced <= loop->plan.limits.max_tokens || left(member) == 1;
+        return left(member) == 1;
+    }
+    *num_forced += forced;
+    return 1;
 }
 
 /* Those that may be in the next step. */

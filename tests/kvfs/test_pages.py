@@ -318,6 +318,13 @@ def num_writable() -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in found)
 
 
+def test_columns_do_not_grow_beyond_the_address_space_that_they_reserved():
+    columns = Columns("frame_columns", 10, 1024)
+    columns.grow(1024)
+    with pytest.raises(MemoryError, match="1024 are reserved"):
+        columns.grow(1025)
+
+
 def test_address_space_that_the_kernel_refuses_is_named():
     with pytest.raises(MemoryError, match="address space"):
         Columns("page_columns", 1, 1 << 40)

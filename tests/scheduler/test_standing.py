@@ -740,6 +740,19 @@ def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(benc
     bench.run(scenario)
 
 
+def test_what_a_grammar_forces_is_no_prefill(bench):
+    grammar = SlowGrammar(forced={51: [60] * 300})
+    grammar.gate.release(20)
+
+    async def scenario():
+        bench.generate(bench.file(), [50], 1, max_tokens=303, decide=grammar)
+        await bench.settled()
+        assert len(tokens_of(bench.replies(), 1)) == 303
+        assert bench.batches.statistics.num_prefill_tokens == 0
+
+    bench.run(scenario)
+
+
 def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(bench):
     """If the grammar takes no longer than the run waits, which a busy machine may not allow each time."""
     sizes = []
