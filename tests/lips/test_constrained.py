@@ -49,8 +49,8 @@ def test_the_answer_has_the_form_and_speculation_only_saves_steps(lips, form):
         answers.append(answer.tokens)
         steps.append(sym.getrusage().steps - before)
     assert answers[0] == answers[1]
-    assert steps[1] <= len(answers[1]), "a loop takes one more"
-    if form == "schema":  # the others repeat nothing
+    assert max(steps) <= len(answers[0]) + 1, "a loop takes so many"
+    if form == "schema":  # the others repeat nothing; what is forced saves steps where the grammar is soon enough
         assert steps[1] < steps[0]
 
 
