@@ -226,8 +226,8 @@ def test_reflexion_never_exceeds_its_attempts_and_reads_each_token_once(lips, co
         with pytest.raises(NoAnswerLeft):
             chat.ask("One more?")
         assert [code for code, _ in tried] == [WRONG, WRONG]
-        # Of a forced answer the last token is computed, and cut: it is pending.
-        assert num_tokens == chat.kv.len() + 3, "no attempt is prefilled again"
+        # Of a forced answer the last token is pending: computed and cut, if the grammar was late.
+        assert 0 <= num_tokens - chat.kv.len() <= 3, "no attempt is prefilled again"
 
 
 def test_a_number_is_one_however_it_is_written():
