@@ -62,7 +62,7 @@ def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_noth
     assert lines == [said[0], "Observation: 391", said[1], "Observation: ZeroDivisionError: division by zero", said[2]]
     places = [text.index(line) for line in lines]
     assert places == sorted(places)
-    # Of each forced answer the last token is pending: computed and cut, if the grammar was late. All else is there once.
+    # The last token of a forced answer is pending: computed and cut, if the grammar was late. All else is there once.
     assert in_file <= num_tokens <= in_file + len(said)
     again = sym.chat_tokens([{"role": "system", "content": react.prompt(tools)}])
     assert in_file + num_pending > len(again) + sum(len(sym.tokenize(line)) for line in lines)
