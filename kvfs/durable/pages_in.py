@@ -90,7 +90,7 @@ class PagesIn:
         self._read_group(bringing, bringing.pages[first:][:SLOTS_A_JOB], bringing.frames[first:][:SLOTS_A_JOB])
 
     def _read_group(self, bringing: _Bringing, pages: IntArray, frames: IntArray) -> None:
-        """Those of them that are there still: who wanted them may be gone, and then they may be given back."""
+        """Read the pages that are on disk still: without whoever wanted them, pages may be given back."""
         on_disk = self._pool.on_disk
         is_there = on_disk.slot[pages] != NO_SLOT
         pages, frames = pages[is_there], frames[is_there]

@@ -77,7 +77,7 @@ class KvFile:
         self.identity = identity
         """The identity of its pages, by the index's number; OWN: the running model's."""
         self.marks = marks
-        """(what computed them, up to which entry) of the first entries; what follows was computed by this daemon."""
+        """Pairs of a mark and the entry up to which it holds; later entries were computed by this daemon."""
         self.forked_from: tuple[int, int] | None = None
         """The number of the file that this daemon forked it from, and the entries that it had from there."""
         self.lost = 0

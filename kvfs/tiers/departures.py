@@ -167,7 +167,7 @@ class Departures:
         self._moves.write_out(pages, lambda error: self._is_written(pages, error))
 
     def _is_written(self, pages: IntArray, error: SymError | None) -> None:
-        """What was used meanwhile stays; so does what the disk did not take."""
+        """Drop the frames of written pages, but for pages that were used meanwhile or that the disk did not take."""
         del error
         pool = self._pool
         pool.unpin(pages)

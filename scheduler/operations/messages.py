@@ -119,7 +119,7 @@ class Box:
         self.budget.num_bytes += len(message.data)
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Close: nobody reads it any more."""
         self.is_closed = True
         num_bytes = sum(len(message.data) for _number, message in self.messages)
         self.lip.holdings.let_go(Kind.MESSAGE, len(self.messages), num_bytes)
@@ -164,7 +164,7 @@ class Mail:
         self._processes.setdefault(lip.pid, []).append(lip)
 
     def leave(self, lip: Lip) -> None:
-        """Its buffers go, and nobody is told of what was in them. Nothing happens if it had not joined."""
+        """Drop a program's buffers, without a word of what was in them; nothing, if the program had not joined."""
         reader = self._readers.get(lip)
         if reader is None:
             return

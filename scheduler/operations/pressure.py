@@ -111,7 +111,7 @@ class Group:
     account: Account
     note_charge: Callable[[Group], None]
     lips: set[Lip] = field(default_factory=set)
-    """That have asked ever."""
+    """Connections that have asked ever."""
     waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
     events: dict[PressureKind, Event] = field(default_factory=dict)
     """The last one of each kind; of a quota as long as it is nearly full."""
@@ -325,7 +325,7 @@ class Pressing:
             call.forget()
 
     def _take_back(self, group: Group, event: Event, lip: Lip) -> None:
-        """It did not look at the answer: another call of it may."""
+        """Let another call of a program have the event: the program did not look at the answer."""
         event.told.discard(lip)
         self._answer(group)
 

@@ -41,7 +41,7 @@ class Connection(Protocol):
 
     @property
     def waits_for(self) -> Mapping[Op, int]:
-        """What its calls are that will be answered when something has happened: how many of each."""
+        """Numbers of calls, by operation, that will be answered when something has happened."""
         ...
 
 
@@ -119,7 +119,7 @@ class Program:
 
     @classmethod
     def of_nobody(cls, pid: int, uid: int, gid: int = 0) -> Program:
-        """One that no list has: of a connection that has not joined yet."""
+        """Return a program that no list has: of a connection that has not joined yet."""
         return cls(new_id(), "", pid, 0, uid, gid)
 
     @property
@@ -141,7 +141,7 @@ class Program:
         self.alone_since_s = time.monotonic()
 
     def measure(self, page_seconds: float | None = None) -> Used:
-        """What it has used until now: what is not counted as it is used is looked at here. `page_seconds`: is known."""
+        """Return the usage until now; what is not counted as it is used is looked at here. `page_seconds`: is known."""
         used, user = self.used, self.user
         page_seconds = max(used.page_seconds, self.page_seconds.total() if page_seconds is None else page_seconds)
         pairs = [each.num_bytes for each in self.connections]
@@ -154,7 +154,7 @@ class Program:
         return used
 
     def take_up(self, used: Used) -> None:
-        """It had used this before the daemon was started anew; its user's counters began with the daemon."""
+        """Go on from the usage before the daemon was started anew; the user's counters began with the daemon."""
         self.used = used
         self.page_seconds = PageSeconds(used.page_seconds)
         self._gone_bytes = used.bytes_in, used.bytes_out
@@ -170,7 +170,7 @@ class Program:
 
     @property
     def num_tokens_left(self) -> int | None:
-        """That it may still compute; None: there is no limit."""
+        """Tokens that it may still compute; None: there is no limit."""
         return None if self.limits.tokens is None else max(0, self.limits.tokens - self.used.tokens - self.num_promised)
 
     def over_limit(self) -> OverLimit:
@@ -210,7 +210,7 @@ class Program:
 
     @property
     def process(self) -> tuple[int, int, int] | None:
-        """What it is known by, where a launcher does not say it."""
+        """Identity of a process that no launcher has named: pid, start time, uid."""
         return None if self.pid is None else (self.pid, self.start, self.uid)
 
     @property
@@ -224,7 +224,7 @@ class Program:
         return bool(self.connections or self.num_guests)
 
     def facts(self) -> dict[str, Any]:
-        """What does not need anybody else, nor long."""
+        """Return the facts that need nobody else, nor long."""
         found: dict[str, Any] = {
             "id": self.id,
             "name": self.name,

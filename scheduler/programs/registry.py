@@ -33,7 +33,7 @@ _UNKNOWN = ProcessState(0, has_ended=False)
 
 
 class Programs:
-    """All of it on the trio thread."""
+    """Programs that live, and the latest that have ended, on the trio thread."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Programs:
         self.ended: deque[Program] = deque(maxlen=MAX_ENDED)
         """The newest is the last."""
         self.users: dict[int, Used] = {}
-        """What they have used since the daemon started."""
+        """Usage of each uid since the daemon started."""
         self.exceeded = Exceeded()
         self._gone = gone
         self.version = 0
-        """Another one with everything that comes, goes, or gets a pid."""
+        """Number that changes with every program that comes, goes, or gets a pid."""
         self._by_process: dict[tuple[int, int, int], Program] = {}
         self._path = path
         self._last_ns = 0
@@ -96,7 +96,7 @@ class Programs:
         self._left(program)
 
     def of_process(self, pid: int, uid: int, gid: int) -> Program:
-        """That of a process, perhaps a new one. Of a process that can't be seen from here each call is another one."""
+        """Return a process's program, perhaps a new one: each time, of a process that can't be seen from here."""
         state = (process_state(pid) if pid else None) or _UNKNOWN
         program = self._by_process.get((pid, state.start, uid)) if state.start else None
         if program is None:
@@ -169,7 +169,7 @@ class Programs:
         self.version += 1
 
     def _check_process(self, link: Link, pid: int) -> int:
-        """Its start time. SymError: it is none of the launcher's user."""
+        """Return a process's start time. SymError: the process is none of the launcher's user."""
         state = process_state(pid)
         uids = uids_of(pid)
         if state is None or not uids:
@@ -186,7 +186,7 @@ class Programs:
         return program
 
     def end(self, program: Program, status: int, reason: str) -> None:
-        """Its launcher says so. What is left of its connections goes on to count to it."""
+        """End a program, as its launcher says. Connections that are left go on to count to it."""
         self._end(program, Ended(status, reason, time.time_ns()))
 
     def launcher_gone(self, link: Link) -> None:
@@ -199,7 +199,7 @@ class Programs:
     # ---- ends
 
     def end_if_gone(self, program: Program) -> None:
-        """Nobody says when these end: a process that has closed its connection, what a lost launcher started."""
+        """End a program whose end nobody tells: with its last connection, or started by a lost launcher."""
         if program.ended is not None or program.has_anybody or program.link is not None:
             return
         if program.is_launched and time.monotonic() - program.alone_since_s < LOST_AFTER_S:
@@ -229,7 +229,7 @@ class Programs:
         return _of(uid, self.ended)
 
     def with_pids(self) -> list[Program]:
-        """Those that live or have connections, and whose process is known; who began first is the first."""
+        """Return programs that live or have connections, and whose process is known, in the order of their begin."""
         lingering = [each for each in self.ended if each.connections]
         found = [each for each in (*self.living.values(), *lingering) if each.pid]
         return sorted(found, key=lambda each: each.began_ns)
