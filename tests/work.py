@@ -51,7 +51,7 @@ class Work:
 
     @property
     def num(self) -> int:
-        return self._num + sum(int(each._list.num_looked) for each in self._lists)
+        return self._num + sum(int(each.core.num_looked) for each in self._lists)
 
     def watch(self, *objects: object) -> int:
         """Count what is done with arrays of objects, and of all that they lead to: how many arrays there are."""

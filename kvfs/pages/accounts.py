@@ -23,8 +23,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvfs._pages import ffi, lib
 from kvfs.pages.counts import PageCounts, PageSizes
-from kvfs.pages.free_list import IntArray
+from kvfs.pages.free_list import IntArray, pointer
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota
@@ -32,7 +33,7 @@ from libsym.errors import OverQuota
 FIRST_DOMAIN = 1 << 32
 """Account numbers from here on are domains; a uid is less."""
 
-NAME_BYTES, FREE_NAMES = 512, 128
+NAME_BYTES, FREE_NAMES = int(lib.CORE_NAME_BYTES), int(lib.CORE_FREE_NAMES)
 """Bytes of a name: the longest one, and its rows in the index. The first names of an account take nothing."""
 
 _SWEEP_AT = 64
@@ -42,10 +43,12 @@ _SWEEP_AT = 64
 class Total:
     """Charges of all accounts beside pages."""
 
-    __slots__ = ("num_files", "other_bytes")
+    __slots__ = ("num_files", "other_bytes", "watched")
 
     def __init__(self) -> None:
         self.num_files = self.other_bytes = 0
+        self.watched: set[Account] = set()
+        """Accounts that somebody watches."""
 
     @property
     def num_bytes(self) -> int:
@@ -80,22 +83,21 @@ class Account:
     __slots__ = (
         "__weakref__",
         "_holdings",
+        "_limits",
+        "_parent",
+        "_watchers",
+        "core",
         "describe",
         "is_open",
-        "limits",
         "lingering_bytes",
         "num_domains",
-        "num_files",
         "num_lingering",
         "number",
-        "other_bytes",
         "page_bytes",
         "pages",
-        "parent",
         "patient_at_s",
         "total",
         "waiting",
-        "watchers",
         "weight",
     )
 
@@ -105,23 +107,22 @@ class Account:
         limits: Limits,
         parent: Account | None,
         describe: Callable[[], str],
-        pages: PageCounts,
-        page_bytes: int,
+        num_pages: int,
+        sizes: PageSizes,
         total: Total,
     ) -> None:
         self.number = number
+        self.core = ffi.new("core_account *", {"number": number})
+        """What the core charges, and the limit that it knows."""
         self.limits = limits
         self.parent = parent
         self.describe = describe
         """The account's name for messages."""
         self.is_open = True
         """False for a domain that was ended: it goes when its last page and file have gone."""
-        self.pages = pages
-        self.page_bytes = page_bytes
-        self.other_bytes = 0
-        """Of plain files, attributes, and what symbolic links lead to."""
+        self.pages = PageCounts(num_pages, sizes, self.core)
+        self.page_bytes = int(sizes.core.page_bytes)
         self.total = total
-        self.num_files = 0
         self.num_domains = 0
         """Domains that are open in it, itself included."""
         self.num_lingering = self.lingering_bytes = 0
@@ -134,8 +135,35 @@ class Account:
         """Of a uid."""
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
-        self.watchers: tuple[Callable[[], None], ...] = ()
-        """Told whenever something was charged or taken back, in the middle of that: they may change nothing."""
+        self._watchers: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        self.core.most_bytes = -1 if limits.num_bytes is None else limits.num_bytes
+
+    @property
+    def parent(self) -> Account | None:
+        """The domain around it, or else the uid that owns its directory: charged with it. None: it is a uid's."""
+        return self._parent
+
+    @parent.setter
+    def parent(self, parent: Account | None) -> None:
+        self._parent = parent
+        self.core.parent = ffi.NULL if parent is None else parent.core
+
+    @property
+    def other_bytes(self) -> int:
+        """Of plain files, attributes, and what symbolic links lead to."""
+        return int(self.core.other_bytes)
+
+    @property
+    def num_files(self) -> int:
+        return int(self.core.num_files)
 
     @property
     def is_domain(self) -> bool:
@@ -144,8 +172,9 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is charged to it, and nothing needs to be remembered of it."""
-        charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers or self._holdings.num_of
-        return not (charged or self.patient_at_s or (self.is_domain and self.is_open))
+        charged = self.pages.num_pages or self.core.num_tables or self.other_bytes or self.num_files
+        kept = charged or self._watchers or self._holdings.num_of
+        return not (kept or self.patient_at_s or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:
@@ -240,31 +269,19 @@ class Account:
 
     # Charges
 
-    def charge_new_pages(self, pages: IntArray) -> None:
-        """Charge pages that were free, each named once."""
-        for account in self.chain():
-            account.pages.add(pages)
-            account.tell_watchers()
-
     def charge_pages(self, pages: IntArray) -> None:
         """Charge a reference for each mention of a page."""
-        for account in self.chain():
-            account.pages.add(pages)
-            account.tell_watchers()
-
-    def refund_pages(self, pages: IntArray) -> None:
-        """Take back the charge for each mention of a page."""
-        for account in self.chain():
-            account.pages.subtract(pages)
-            account.tell_watchers()
+        outcome = lib.core_charge(self.core, pointer(pages), pages.size)
+        assert outcome == lib.CORE_DONE, f"pages {pages} are no pages, not all of them"
+        self._tell_watchers()
 
     def charge_bytes(self, num_bytes: int) -> None:
         """Charge the growth of what is no page, or take back (below 0) what it has lost."""
         for account in self.chain():
-            account.other_bytes += num_bytes
+            account.core.other_bytes += num_bytes
             assert account.other_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
-            account.tell_watchers()
         self.total.other_bytes += num_bytes
+        self._tell_watchers()
 
     def close(self) -> None:
         """A domain ends."""
@@ -277,17 +294,39 @@ class Account:
             account.num_domains += count
         self.holdings.charge(Kind.DOMAIN, count, count * self.pages.own_bytes)
 
-    def tell_watchers(self) -> None:
-        for watcher in self.watchers:
-            watcher()
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Tell whenever something was charged or taken back. A watcher is told in the middle of that: it may change
+        nothing.
+        """
+        self._watchers += (watcher,)
+        self.core.is_watched = True
+        self.total.watched.add(self)
+
+    def watch_no_more(self, watcher: Callable[[], None]) -> None:
+        self._watchers = tuple(each for each in self._watchers if each != watcher)
+        if not self._watchers:
+            self.core.is_watched = False
+            self.total.watched.discard(self)
+
+    def tell(self) -> None:
+        """Tell the watchers of what the core has charged."""
+        if self.core.has_news:
+            self.core.has_news = False
+            for watcher in self._watchers:
+                watcher()
+
+    def _tell_watchers(self) -> None:
+        for account in self.chain():
+            account.core.has_news = account.core.is_watched
+            account.tell()
 
     def charge_files(self, count: int = 1) -> None:
         """Charge files, and their names; or take back (below 0) those that are gone."""
         for account in self.chain():
-            account.num_files += count
+            account.core.num_files += count
             assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
-            account.tell_watchers()
         self.total.num_files += count
+        self._tell_watchers()
         self.holdings.charge(Kind.FILE, count)
 
     def linger(self, num_bytes: int) -> None:
@@ -407,6 +446,11 @@ class Accounts:
                 account.limits = default
                 account.holdings.limit_bytes = default.memory_bytes
 
+    def tell(self) -> None:
+        """Tell watchers of what the core has charged."""
+        for account in self.total.watched:
+            account.tell()
+
     def weigh_uids(self, weights: Mapping[int, float]) -> None:
         """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""
         self._weights = dict(weights)
@@ -431,8 +475,8 @@ class Accounts:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {each.number: each for each in self if not each.is_idle}
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
-        pages = PageCounts(self.num_pages, self.sizes)
-        account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes, self.total)
+        account = Account(number, limits, parent, describe, self.num_pages, self.sizes, self.total)
+        self._accounts[number] = account
         return account
 
     # The books
@@ -498,7 +542,7 @@ class Accounts:
 
 def names_bytes(num_files: int) -> int:
     """Bytes that so many names are charged."""
-    return max(0, num_files - FREE_NAMES) * NAME_BYTES
+    return int(lib.core_names_bytes(num_files))
 
 
 _NO_PAGES = np.empty(0, np.int32)

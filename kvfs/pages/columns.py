@@ -66,6 +66,11 @@ class Columns:
     def __getitem__(self, name: str) -> Any:
         return self._of[name]
 
+    def tell(self, struct: Any) -> None:
+        """Write into a struct of the same fields where the columns are."""
+        for field, offset in zip(ffi.typeof(struct).fields, self._offsets, strict=True):
+            setattr(struct, field[0], ffi.cast(field[1].type, self._region + offset))
+
 
 def _whole(num: int, item: Any) -> int:
     """Return the bytes of the memory's pages that so many rows are in."""

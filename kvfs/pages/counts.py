@@ -7,6 +7,7 @@ An account's counts are one array of integers, committed as it is touched. C cou
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,15 @@ _IS_NONE = -1
 class Counts:
     """A count for each page, and how many pages have a higher one than `floor`."""
 
-    __slots__ = ("_counts", "_memory", "_of")
+    __slots__ = ("_counts", "_memory", "_of", "_owner")
 
-    def __init__(self, num_pages: int, floor: int = 0, of: IntArray | None = None) -> None:
-        """`of`: a column of zeros, with room to `grow`."""
+    def __init__(self, num_pages: int, owner: Any, name: str, floor: int = 0, of: IntArray | None = None) -> None:
+        """`owner`: the struct of the core that has them, as `name`. `of`: a column of zeros, with room to `grow`."""
+        self._owner = owner
         self._of: IntArray = np.zeros(num_pages, np.int32) if of is None else of
         self._memory = ffi.from_buffer("int32_t[]", self._of)
-        self._counts = ffi.new("page_counts *", {"of": self._memory, "num_pages": num_pages, "floor": floor})
+        self._counts = ffi.addressof(owner, name)
+        self._counts.of, self._counts.num_pages, self._counts.floor = self._memory, num_pages, floor
 
     def grow(self, num_pages: int) -> None:
         """Count more pages; the new ones have no count."""
@@ -94,42 +97,49 @@ class Counts:
 class PageSizes:
     """Sizes of pages: pages of other models, which are on disk alone, may be larger or smaller than the others."""
 
-    __slots__ = ("_others", "page_bytes")
+    __slots__ = ("_others", "core")
 
     def __init__(self, page_bytes: int) -> None:
-        self.page_bytes = page_bytes
-        self._others: list[tuple[int, int, int]] = []
+        self.core = ffi.new("core_sizes *", {"page_bytes": page_bytes})
+        self._others = ffi.NULL
 
     def add(self, first: int, stop: int, page_bytes: int) -> None:
         """Pages from `first` to before `stop` have another size."""
-        if page_bytes != self.page_bytes:
-            self._others.append((first, stop, page_bytes))
+        if page_bytes != self.core.page_bytes:
+            others = [*((each.first, each.stop, each.page_bytes) for each in self._each()), (first, stop, page_bytes)]
+            self._others = ffi.new("core_size[]", others)
+            self.core.others, self.core.num_others = self._others, len(others)
 
     def of(self, pages: IntArray) -> int:
         """Of pages of one file: all of a file's have one size."""
-        if self._others and pages.size:
-            for first, stop, page_bytes in self._others:
-                if first <= pages[0] < stop:
-                    return page_bytes
-        return self.page_bytes
+        return int(lib.core_page_bytes(self.core, pointer(pages), pages.size))
 
     def total(self, counts: npt.NDArray[np.integer]) -> int:
         """Bytes of all pages whose count is not zero."""
-        num_bytes = int(np.count_nonzero(counts)) * self.page_bytes
-        for first, stop, page_bytes in self._others:
-            num_bytes += int(np.count_nonzero(counts[first:stop])) * (page_bytes - self.page_bytes)
+        num_bytes = int(np.count_nonzero(counts)) * int(self.core.page_bytes)
+        for each in self._each():
+            num_pages = int(np.count_nonzero(counts[each.first : each.stop]))
+            num_bytes += num_pages * int(each.page_bytes - self.core.page_bytes)
         return num_bytes
+
+    def _each(self) -> list[Any]:
+        return [self._others[at] for at in range(self.core.num_others)]
 
 
 class PageCounts:
-    """References to pages. `num_pages` is how many pages have any, `num_bytes` their bytes."""
+    """References of an account to pages. `num_pages` is how many pages have any, `num_bytes` their bytes."""
 
-    __slots__ = ("_counts", "_sizes", "num_bytes")
+    __slots__ = ("_core", "_counts", "_sizes")
 
-    def __init__(self, num_pages: int, sizes: PageSizes) -> None:
-        self._counts = Counts(num_pages)
-        self._sizes = sizes
-        self.num_bytes = 0
+    def __init__(self, num_pages: int, sizes: PageSizes, core: Any) -> None:
+        """`core`: the account's."""
+        self._counts = Counts(num_pages, core, "pages")
+        self._core, self._sizes = core, sizes
+        core.sizes = sizes.core
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._core.page_bytes)
 
     @property
     def num_pages(self) -> int:
@@ -161,14 +171,6 @@ class PageCounts:
         """Return how many of these pages have no reference yet."""
         return self._counts.num_new(pages)
 
-    def add(self, pages: IntArray) -> None:
-        """Count each mention of a page."""
-        self.num_bytes += self._counts.add(pages) * self._sizes.of(pages)
-
-    def subtract(self, pages: IntArray) -> None:
-        """Take each mention of a page back."""
-        self.num_bytes -= self._counts.subtract(pages) * self._sizes.of(pages)
-
     def add_all(self, other: PageCounts) -> None:
         """Count everything that another counts."""
         self._combine(np.add, other)
@@ -179,7 +181,7 @@ class PageCounts:
 
     def _combine(self, operation: Callable[..., IntArray], other: PageCounts) -> None:
         self._counts.combine(operation, other._counts)
-        self.num_bytes = self._sizes.total(self._counts.used)
+        self._core.page_bytes = self._sizes.total(self._counts.used)
 
     def check(self, held: IntArray, who: str) -> None:
         """Raise AssertionError unless these are the references to each page."""

@@ -9,11 +9,15 @@ pages that they hold references on.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from kvfs._pages import lib
 from kvfs.pages.columns import Columns, Numbers
-from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.free_list import FreeList, IntArray, pointer
+from kvfs.pages.outcomes import done
 from kvfs.pages.store import PageStore
 
 NOWHERE = -1
@@ -23,11 +27,13 @@ NOWHERE = -1
 class Frames:
     """The frames of one store, and the pages in them."""
 
-    __slots__ = ("_free", "bytes_in", "generation", "of", "page_of", "store")
+    __slots__ = ("_columns", "_core", "_free", "bytes_in", "generation", "of", "page_of", "store")
 
-    def __init__(self, store: PageStore, columns: Columns) -> None:
-        self.store = store
-        of_frames = Columns("frame_columns", store.num_pages, store.num_pages)
+    def __init__(self, store: PageStore, columns: Columns, core: Any) -> None:
+        """`core`: the pool's `core_pool`, which learns of frames here."""
+        self.store, self._core = store, core
+        self._columns = of_frames = Columns("frame_columns", store.num_pages, store.num_pages)
+        of_frames.tell(core.frame)
         self.of: Numbers = columns["frame"]
         """The frame of each page, or NOWHERE."""
         self.page_of: Numbers = of_frames["page"]
@@ -36,6 +42,7 @@ class Frames:
         self.bytes_in: npt.NDArray[np.int64] = of_frames["bytes_in"]
         """The pool writes owners' marks here."""
         self._free = FreeList(store.num_pages)
+        core.frames = self._free.core
 
     @property
     def num_free(self) -> int:
@@ -56,13 +63,7 @@ class Frames:
 
     def give(self, pages: IntArray) -> None:
         """Free the frames of pages; a page without a frame, or one that is named twice, does no harm."""
-        frames = self.of[pages]
-        frames = frames[frames != NOWHERE]
-        if frames.size:
-            self.of[pages] = NOWHERE
-            self.page_of[frames] = NOWHERE
-            self.generation[frames] += 1
-            self._free.give(frames)
+        done(lib.core_give_frames(self._core, pointer(pages), pages.size))
 
     def held_pages(self) -> IntArray:
         """Every page that is in memory: looks at the frames that were ever used."""

@@ -20,28 +20,28 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 class FreeList:
     """The free pages of a pool of `num_pages`; every page is free at first."""
 
-    __slots__ = ("_list",)
+    __slots__ = ("core",)
 
     def __init__(self, num_pages: int) -> None:
-        self._list = _new_list(num_pages)
+        self.core = _new_list(num_pages)
 
     @property
     def count(self) -> int:
-        return int(self._list.num_free)
+        return int(self.core.num_free)
 
     @property
     def num_pages(self) -> int:
-        return int(self._list.num_pages)
+        return int(self.core.num_pages)
 
     @property
     def top(self) -> int:
         """No page from there on was ever taken."""
-        return int(self._list.top)
+        return int(self.core.top)
 
     def grow(self, num_pages: int) -> None:
         """Have more pages; the new ones are free."""
         taken = np.flatnonzero(~self.bitmap(self.top)).astype(np.int32)
-        self._list = _new_list(num_pages)
+        self.core = _new_list(num_pages)
         self.hold(taken)
 
     def take(self, count: int) -> IntArray:
@@ -56,7 +56,7 @@ class FreeList:
         assert 0 <= count <= self.count, f"{count} pages wanted, {self.count} free"
         pages = np.empty(count, np.int32)
         if count:
-            take(self._list, count, pointer(pages))
+            take(self.core, count, pointer(pages))
         return pages
 
     def give(self, pages: IntArray) -> None:
@@ -68,19 +68,19 @@ class FreeList:
         self._set(pages, are_free=False)
 
     def _set(self, pages: IntArray, *, are_free: bool) -> None:
-        wrong = lib.free_list_set(self._list, pointer(pages), len(pages), are_free)
+        wrong = lib.free_list_set(self.core, pointer(pages), len(pages), are_free)
         assert not wrong, f"pages {pages} are not all below {self.num_pages}"
 
     def bitmap(self, stop: int | None = None) -> npt.NDArray[np.bool_]:
         """A copy of which pages are free, of all or of those before `stop`, for the books' check."""
         stop = self.num_pages if stop is None else stop
-        taken = np.frombuffer(ffi.buffer(self._list.taken, stop // 8 + 1), np.uint8)
+        taken = np.frombuffer(ffi.buffer(self.core.taken, stop // 8 + 1), np.uint8)
         found: npt.NDArray[np.bool_] = np.unpackbits(taken, count=stop, bitorder="little") == 0
         return found
 
     def check(self) -> None:
         """Raise AssertionError unless what is known of blocks, and the count, are what the pages say."""
-        if not lib.free_list_is_sound(self._list):
+        if not lib.free_list_is_sound(self.core):
             raise AssertionError(f"the list of free pages, {self.count} of {self.num_pages}, contradicts itself")
 
 

@@ -52,12 +52,15 @@ class Kept:
         if not self._num:
             return
         pages = np.unique(pages[self.until[pages] > 0])
-        times, nums = np.unique(self.until[pages], return_counts=True)
-        for until_s, num in zip(times.tolist(), nums.tolist(), strict=True):
-            if until_s in self._num_until:
-                self._num_until[until_s] -= num
-                self._num -= num
+        for until_s in self.until[pages].tolist():
+            self.left(until_s)
         self.until[pages] = 0
+
+    def left(self, until_s: float) -> None:
+        """A page that was kept until then was given back."""
+        if until_s in self._num_until:
+            self._num_until[until_s] -= 1
+            self._num -= 1
 
     def check(self) -> None:
         """Raise AssertionError unless as many pages are kept as is known."""

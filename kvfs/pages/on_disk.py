@@ -56,18 +56,9 @@ class OnDisk:
         self._stable: npt.NDArray[np.int8] = columns["num_written"]
         self._generation: IntArray = columns["generation"]
 
-    def overwritten(self, page: int, num_before: int) -> None:
-        """From entry `num_before` on the page gets other entries than it had."""
-        self.kept[page] = min(self.kept[page], num_before)
-        self._stable[page] = min(self._stable[page], num_before)
-
-    def freed(self, pages: IntArray) -> None:
-        """The numbers are given back; one may be named twice."""
-        self._generation[pages] += 1
-        self.kept[pages] = 0
-        self.is_suspect[pages] = False
-        self._stable[pages] = 0
-        self._disown(pages)
+    def left(self, pages: IntArray, slots: IntArray) -> None:
+        """The numbers were given back; until then the pages had these slots."""
+        self._files().disown(pages, slots)
 
     def begin_write(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> IntArray:
         """Pages are being written, so many entries of each; give what this returns to `end_write`."""

@@ -1,7 +1,4 @@
-"""Builds `kvfs._pages`: the hash of `digest.c`, the free pages of `free_list.c`, the references of `counts.c`.
-
-`columns.h` declares the columns of a pool, and has no code.
-"""
+"""Builds `kvfs._pages`: the core, and the hash of `digest.c`."""
 
 import os
 import re
@@ -10,12 +7,13 @@ from pathlib import Path
 import cffi
 
 _HERE = Path(__file__).resolve().parent
-_PARTS = ("digest", "free_list", "counts")
-_HEADERS = ("columns", *_PARTS)
+_CORE = _HERE.parent / "core"
+_HEADERS = [*(_CORE / f"{name}.h" for name in ("columns", "counts", "free_list", "core")), _HERE / "digest.h"]
+_SOURCES = [*sorted(_CORE.glob("*.c")), _HERE / "digest.c"]
 
 ffi = cffi.FFI()
 for header in _HEADERS:
-    ffi.cdef(re.sub(r"^#.*\n", "", (_HERE / f"{header}.h").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    ffi.cdef(re.sub(r"^#.*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE))
 ffi.cdef("""
 void *mmap(void *address, size_t num_bytes, int what, int flags, int file, long offset);
 int madvise(void *address, size_t num_bytes, int how);
@@ -24,10 +22,10 @@ int munmap(void *address, size_t num_bytes);
 """)
 ffi.set_source(
     "kvfs._pages",
-    "#include <sys/mman.h>\n" + "".join(f'#include "{header}.h"\n' for header in _HEADERS),
-    sources=[os.path.relpath(_HERE / f"{part}.c") for part in _PARTS],
-    depends=[str(_HERE / f"{header}.h") for header in _HEADERS],
-    include_dirs=[str(_HERE)],
+    "#include <sys/mman.h>\n" + "".join(f'#include "{header.name}"\n' for header in _HEADERS),
+    sources=[os.path.relpath(source) for source in _SOURCES],
+    depends=[str(header) for header in (*_HEADERS, _CORE / "inside.h")],
+    include_dirs=[str(_HERE), str(_CORE)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"],
 )
 

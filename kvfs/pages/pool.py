@@ -19,21 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kvfs._pages import ffi, lib
 from kvfs.bell import Bell
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.columns import Columns, Numbers
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
-from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.free_list import FreeList, IntArray, pointer
 from kvfs.pages.kept import Kept
 from kvfs.pages.looking import ColdPages, NoColdPages, look
-from kvfs.pages.on_disk import NoSlotFiles, OnDisk, SlotFiles
+from kvfs.pages.on_disk import NO_SLOT, NoSlotFiles, OnDisk, SlotFiles
+from kvfs.pages.outcomes import done
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
@@ -41,8 +43,6 @@ from libsym.errors import NoSpace
 PAGES_A_LOOK = 2 * NUM_LANES
 """Read and hashed at once: from disk by one read."""
 
-_ZEROS = 0
-"""In place of an owner's mark: the frame was never given out, so its bytes are zeros for any owner."""
 _SEVERAL = -1
 """The frame holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
 
@@ -95,6 +95,18 @@ class PoolStatistics:
     page_bytes: int
 
 
+def _field(name: str, about: str) -> property:
+    """A number that the core keeps."""
+
+    def get(pool: PagePool) -> Any:
+        return getattr(pool.core, name)
+
+    def put(pool: PagePool, value: int) -> None:
+        setattr(pool.core, name, value)
+
+    return property(get, put, doc=about)
+
+
 class PagePool:
     """The pages of one store. Tables, snapshots and imports take and give back references here."""
 
@@ -119,14 +131,16 @@ class PagePool:
         """Pages that there may be of all models, in memory or on disk. `grow` raises both."""
         # Longer than the pool: slice a column by `top` or `num_numbers`.
         self._columns = columns = Columns("page_columns", num_numbers)
+        self.core = core = ffi.gc(ffi.new("core_pool *"), lib.core_close)
+        columns.tell(core.page)
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
-        self.store = Frames(store, columns)
+        self.store = Frames(store, columns, core)
         """The pages that are in memory, by number."""
         self.on_disk = OnDisk(columns, slot_files)
         self.num_frames = store.num_pages
         """Frames of the store: so many pages may be in memory."""
         self.page_bytes = store.page_bytes
-        self._references = Counts(num_numbers, floor=1, of=columns["refcount"])
+        self._references = Counts(num_numbers, core, "references", floor=1, of=columns["refcount"])
         self.refcount = self._references.all
         self.arena: npt.NDArray[np.uint8] = columns["arena"]
         self.fill: npt.NDArray[np.int8] = columns["fill"]
@@ -134,14 +148,11 @@ class PagePool:
         self.tokens: IntArray = columns["tokens"]
         self.positions: IntArray = columns["positions"]
         self._free = FreeList(num_numbers)
+        core.numbers = self._free.core
         self._bytes_in = self.store.bytes_in
         self.digests: npt.NDArray[np.uint8] = columns["digest"]
         self.has_digest: npt.NDArray[np.bool_] = columns["has_digest"]
-        self.num_coming = 0
-        """Frames that are taken and hold no page yet."""
-        self.num_promised = 0
-        """Free frames that are somebody's already, who waits for more of them."""
-        self._pins = Counts(num_numbers, of=columns["pins"])
+        self._pins = Counts(num_numbers, core, "pins", of=columns["pins"])
         self.pins = self._pins.all
         self.last_use: npt.NDArray[np.float64] = columns["last_use"]
         self.kept = Kept(columns["kept_until"])
@@ -149,12 +160,13 @@ class PagePool:
         self.row_of: Numbers = columns["row"]
         self.bell = Bell()
         """Rings for the pager: few frames are free, or pages were let go that may be awaited."""
-        self.is_awaited = False
-        """A call waits for frames: the pager notes it."""
-        self.low_water = 0
-        """Free frames: `bell` rings when there are fewer."""
         self.cold: ColdPages = NoColdPages(self.store)
         """The reader of pages that are not in memory."""
+
+    num_coming = _field("num_coming", "Frames that are taken and hold no page yet.")
+    num_promised = _field("num_promised", "Free frames that are somebody's already, who waits for more of them.")
+    is_awaited = _field("is_awaited", "Whether a call waits for frames: the pager notes it.")
+    low_water = _field("low_water", "Free frames: `bell` rings when there are fewer.")
 
     @property
     def num_free(self) -> int:
@@ -174,12 +186,12 @@ class PagePool:
     @property
     def num_in_memory(self) -> int:
         """Pages that have a frame."""
-        return self.num_frames - self.store.num_free - self.num_coming
+        return self.num_frames - self.store.num_free - int(self.num_coming)
 
     @property
     def num_free_frames(self) -> int:
         """Pages that there is room for in memory, for whoever comes now."""
-        return self.store.num_free - self.num_promised
+        return self.store.num_free - int(self.num_promised)
 
     def grow(self, num_numbers: int) -> None:
         """Grow to so many numbers; the new ones are for pages of the running model. No page moves."""
@@ -189,6 +201,7 @@ class PagePool:
         self._references.grow(num_numbers)
         self._pins.grow(num_numbers)
         self._free.grow(num_numbers)
+        self.core.numbers = self._free.core
         self.num_pages += num_numbers - self.num_numbers
         self.num_numbers = num_numbers
 
@@ -230,31 +243,47 @@ class PagePool:
         have none, and none is stale, until `give_frames_to`.
         """
         account = self.accounts.of(owner)
-        self.require_free(count, owner)
-        has_frames = frames is not None or count <= self.num_free_frames
-        if not has_frames and not may_wait:
+        pages, is_stale = np.empty(count, np.int32), np.empty(count, np.bool_)
+        taken = ffi.NULL if frames is None else pointer(frames)
+        outcome = lib.core_allocate(
+            self.core, account.core, count, taken, may_wait, pointer(pages), ffi.from_buffer("uint8_t[]", is_stale)
+        )
+        self.done(outcome, owner, count)
+        return pages, is_stale
+
+    def done(self, outcome: int, owner: int, num_pages: int = 0) -> None:
+        """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed.
+
+        `num_pages`: so many were wanted.
+        """
+        if self.core.news:
+            self._take_news()
+        if outcome == lib.CORE_DONE:
+            return
+        if outcome in (lib.CORE_OVER_QUOTA, lib.CORE_NO_PAGES):
+            self.require_free(num_pages, owner)
+        if outcome == lib.CORE_NO_FRAMES:
             raise NoSpace(
-                f"memory is full: {count} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try "
+                f"memory is full: {num_pages} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try "
                 "again, remove files or forks, or start the daemon with more KV memory"
             )
-        pages = self._free.take(count)
-        account.charge_new_pages(pages)
-        self._references.add(pages)
-        self.row_of[pages] = NO_ROW
-        self.kept.clear(pages)
-        if has_frames:
-            is_stale = self.give_frames_to(pages, owner, self.store.take(count) if frames is None else frames)
-            if frames is not None:
-                self.num_coming -= frames.size
-            stale = pages[is_stale]
-        else:
-            is_stale, stale = np.zeros(count, np.bool_), pages
-        if stale.size:
-            self.tokens[stale] = 0
-            self.positions[stale] = 0
-        if self.num_free_frames < self.low_water:
+        done(outcome)
+
+    def _take_news(self) -> None:
+        core = self.core
+        news, core.news = core.news, 0
+        if news & lib.CORE_LEFT:
+            left, core.num_left = [core.left[at] for at in range(core.num_left)], 0
+            for each in left:
+                if each.kept_until > 0:
+                    self.kept.left(each.kept_until)
+            owners = [(each.page, each.slot) for each in left if each.slot != NO_SLOT]
+            if owners:
+                self.on_disk.left(*np.array(sorted(owners), np.int32).T)
+        if news & lib.CORE_CHARGED:
+            self.accounts.tell()
+        if news & lib.CORE_RING:
             self.bell.ring()
-        return pages, is_stale
 
     def require_free(self, count: int, owner: int) -> None:
         """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
@@ -267,10 +296,9 @@ class PagePool:
 
     def give_frames_to(self, pages: IntArray, owner: int, frames: IntArray) -> npt.NDArray[np.bool_]:
         """New pages of `owner` are there from now on: which of them hold bytes of others still."""
-        self.store.bind(pages, frames)
-        before = self._bytes_in[frames]
-        is_stale: npt.NDArray[np.bool_] = (before != _mark(owner)) & (before != _ZEROS)
-        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, _mark(owner))
+        is_stale = np.empty(pages.size, np.bool_)
+        stale = ffi.from_buffer("uint8_t[]", is_stale)
+        lib.core_bind(self.core, owner, pointer(pages), pages.size, pointer(frames), stale)
         return is_stale
 
     def take_frames(self, count: int) -> IntArray:
@@ -315,72 +343,22 @@ class PagePool:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
         self._bytes_in[self.store.frames_of(pages)] = _mark(owner)
 
-    def claim_copy(self, source: int, target: int, owner: int) -> None:
-        """Say that a page was copied: where the source holds bytes of `owner` alone, so does the copy."""
-        frame = self.store.of[source]
-        if frame != NOWHERE and self._bytes_in[frame] == _mark(owner):
-            self._bytes_in[self.store.of[target]] = _mark(owner)
-
     def retain(self, pages: IntArray, owner: int) -> None:
         """Add a reference for each mention of a page, or raise OverQuota and change nothing.
 
         An owner who holds the pages already has room for them.
         """
         account = self.accounts.of(owner)
-        account.require_pages(pages)
-        account.charge_pages(pages)
-        self._references.add(pages)
+        outcome = lib.core_retain(self.core, account.core, pointer(pages), pages.size)
+        if outcome == lib.CORE_OVER_QUOTA:
+            account.require_pages(pages)
+        self.done(outcome, owner)
 
     def release(self, pages: IntArray, owner: int) -> None:
         """Take back a reference of `owner` for each mention of a page; pages without any are free."""
-        if not pages.size:
-            return
-        self.accounts.of(owner).refund_pages(pages)
-        self._references.subtract(pages)
-        unused = pages[self.refcount[pages] == 0]
-        if unused.size:
-            self.fill[unused] = 0
-            self.num_reserved[unused] = 0
-            self.kept.clear(unused)
-            self.has_digest[unused] = False
-            self.store.give(unused)
-            self.let_go()
-            if self.arena[unused[0]] != NO_ARENA:  # all of a file's pages are of one; those numbers are used once
-                self._free.give(unused)
-            self.on_disk.freed(unused)
-
-    def move(self, pages: IntArray, owner: int, new_owner: int) -> None:
-        """Charge references of `owner` to another account instead, or raise OverQuota and change nothing."""
-        account = self.accounts.of(new_owner)
-        account.require_pages(pages)
-        account.charge_pages(pages)
-        self.accounts.of(owner).refund_pages(pages)
-
-    # Appending (for tables)
-
-    def may_append(self, page: int, num_entries: int) -> bool:
-        """Whether a table that ends after `num_entries` slots of this page may append in place."""
-        return bool(self.fill[page] == num_entries or self.refcount[page] == 1)
-
-    def set_fill(self, page: int, fill: int, owner: int) -> None:
-        """Move the frontier of a page that `owner` appends to, or whose append it takes back."""
-        self.fill[page] = fill
-        self.has_digest[page] = False
-        frame = self.store.of[page]
-        if frame != NOWHERE and self._bytes_in[frame] != _mark(owner):
-            self._bytes_in[frame] = _SEVERAL
-
-    def copy_entries(self, source: int, target: int, num_entries: int) -> None:
-        """Copy tokens and positions of a tail; its KV bytes are the decoder's to copy, at the start of the step."""
-        self.tokens[target, :num_entries] = self.tokens[source, :num_entries]
-        self.positions[target, :num_entries] = self.positions[source, :num_entries]
-        self.expect_copy(target)
-
-    def expect_copy(self, target: int) -> None:
-        """The decoder copies slots of others, too: the copy is nobody's before `claim_copy`."""
-        frame = self.store.of[target]
-        if frame != NOWHERE:
-            self._bytes_in[frame] = _SEVERAL
+        outcome = lib.core_release(self.core, self.accounts.of(owner).core, pointer(pages), pages.size)
+        assert outcome != lib.CORE_BROKEN, f"pages {pages} are no pages, or given back too often"
+        self.done(outcome, owner)
 
     # Pages on disk
 

@@ -105,10 +105,9 @@ class Pager:
 
     def remove(self, table: PageTable) -> None:
         """Forget a file that loses its last user; it still has its pages. Shared pages are its source's again."""
-        source = table.source
-        if table.leave(table.pages) and source is not None and source.row != NO_ROW:
+        if table.leave() and (source_row := table.source_row) != NO_ROW:
             last_use_s = self.residents.last_use_s
-            last_use_s[source.row] = max(last_use_s[source.row], last_use_s[table.row])
+            last_use_s[source_row] = max(last_use_s[source_row], last_use_s[table.row])
         if self.residents.pinned_until_s[table.row]:
             self.unpin_file(table)
         self._hints.forget(table)
@@ -151,18 +150,19 @@ class Pager:
         """
         table, pool = reservation.table, self._pool
         pages, row = reservation.needed(), table.row
-        num_old, num_new = pages.size - reservation.new_pages.size, reservation.new_pages.size
+        num_new = reservation.num_new_pages
+        num_old = pages.size - num_new
         frames = pool.store.of[pages]
         if row != NO_ROW:
             self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
         if int(frames.min()) != NOWHERE and not self._is_anybody_before(table, priority):
-            reservation.ready(pages, row, self.residents)
+            reservation.ready(self.residents)
             return None
         reservation.forget_frames()
 
         def admitted(frames: IntArray) -> None:
             reservation.give_frames(frames)
-            reservation.ready(pages, row, self.residents)
+            reservation.ready(self.residents)
 
         ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1

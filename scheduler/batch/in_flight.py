@@ -260,7 +260,7 @@ class CallsInFlight:
         reservation = call.reservation
         assert reservation is not None
         if self._expect is not None:
-            self._expect(reservation.frames(len(reservation.pages)))
+            self._expect(reservation.frames())
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if not stale:
             self._join(call)

@@ -46,7 +46,7 @@ class Member:
     def _describe(self, share: int, connection: int) -> Any:
         call, reservation = self.call, self.call.reservation
         assert reservation is not None
-        pages = reservation.frames(len(reservation.pages))
+        pages = reservation.frames()
         positions = np.ascontiguousarray(reservation.positions)
         tokens = np.ascontiguousarray(reservation.tokens)
         copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
@@ -145,7 +145,7 @@ class Member:
         """Tell the run that the reservation has grown."""
         reservation = self.call.reservation
         assert reservation is not None
-        pages = reservation.frames(len(reservation.pages))
+        pages = reservation.frames()
         first = self.record.first
         log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
         lib.sym_loop_extend(loop, self.index, ints(pages), ints(log), first + len(log))

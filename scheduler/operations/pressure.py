@@ -298,7 +298,7 @@ class Pressing:
         if group is None:
             group = self._groups[key] = Group(lip.uid, root, self._fs.account_of(lip.credentials), self._note_charge)
             for account in group.account.chain():
-                account.watchers += (group.watch,)
+                account.watch(group.watch)
         group.lips.add(lip)
         return group
 
@@ -307,7 +307,7 @@ class Pressing:
         if group.look is not None:
             self._alarms.cancel(group.look)
         for account in self._fs.pool.accounts:
-            account.watchers = tuple(each for each in account.watchers if each != group.watch)
+            account.watch_no_more(group.watch)
 
     def _begin(self, group: Group, event: Event, now_s: float) -> None:
         self._over(group, event.kind)

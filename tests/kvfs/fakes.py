@@ -132,7 +132,7 @@ class FakeDecoder:
             reservation.table.pool.store.zero(page)
         for source, target, count in reservation.frame_copies():
             self.store.copy(source, target, count)
-        pages, start = reservation.frames(len(reservation.pages)), reservation.start
+        pages, start = reservation.frames(), reservation.start
         previous = float(self.moved_entries(pages[: pages_for(start)], start)[0][-1]) if start else 0.0
         new = zip(reservation.tokens.tolist(), reservation.positions.tolist(), strict=True)
         for index, (token, position) in enumerate(new, start):

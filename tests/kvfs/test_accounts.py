@@ -8,16 +8,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvfs._pages import lib
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
-from kvfs.pages.counts import PageCounts, PageSizes
+from kvfs.pages.free_list import pointer
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, commit_all
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, commit_all
 
 ROOT, ANN, BOB = 0, 1001, 1002
 MOST_PAGES = 4
@@ -48,23 +49,25 @@ def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
 
 def test_page_counts_agree_with_plain_python_over_many_random_moves() -> None:
     rng = random.Random(1)
-    counts, model = PageCounts(20, PageSizes(1)), dict.fromkeys(range(20), 0)
+    pool = PagePool(FakeStore(FakeFacts(), num_pages=20))
+    others = pool.allocate(20, BOB)
+    counts, model = pool.accounts.of(ANN).pages, dict.fromkeys(range(20), 0)
     held: list[list[int]] = []
     for _ in range(2000):
         if held and rng.random() < 0.5:
             mentions = held.pop(rng.randrange(len(held)))
-            counts.subtract(np.array(mentions, np.int32))
+            pool.release(np.array(mentions, np.int32), ANN)
             step = -1
         else:
             mentions = rng.choices(range(20), k=rng.randrange(6))
             held.append(mentions)
             new = {page for page in mentions if not model[page]}
             assert counts.num_new(np.array(mentions, np.int32)) == len(new)
-            counts.add(np.array(mentions, np.int32))
+            pool.retain(np.array(mentions, np.int32), ANN)
             step = 1
         for page in mentions:
             model[page] += step
-        assert counts.of(np.arange(20, dtype=np.int32)).tolist() == list(model.values())
+        assert counts.of(others).tolist() == list(model.values())
         assert counts.num_pages == sum(value > 0 for value in model.values())
 
 
@@ -267,8 +270,7 @@ def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, deco
     accounts.of(BOB).charge_pages(table.pages)
     with pytest.raises(AssertionError, match="uid 1002 is charged"):
         pool.check([table])
-    accounts.of(BOB).refund_pages(table.pages)
-    pool.check([table])
+    assert lib.core_refund(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE
     table.close()
 
 

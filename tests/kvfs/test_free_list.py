@@ -116,6 +116,6 @@ def test_a_page_that_is_none_changes_nothing(page: int):
 
 def test_a_list_that_contradicts_itself_is_found_out():
     free = FreeList(10)
-    free._list.num_free = 9
+    free.core.num_free = 9
     with pytest.raises(AssertionError, match="contradicts itself"):
         free.check()

@@ -77,7 +77,7 @@ def test_what_is_about_to_be_needed_goes_last_and_what_is_cold_first() -> None:
         table = PageTable(pool, 0)
         table.row = residents.add(table)
         reservation = table.reserve(range(32), range(32))
-        reservation.ready(reservation.needed(), table.row, residents)
+        reservation.ready(residents)
         reservation.commit_first(reservation.tokens)
         tables.append(table)
         clock.now_s += 1

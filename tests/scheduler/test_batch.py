@@ -294,7 +294,7 @@ def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
         await bench.steps.wait_entered()
         second = bench.submit(bench.file(), [1] * 70)
         reservation = second.call.reservation
-        assert told[1:] == [reservation.frames(3).tolist()]
+        assert told[1:] == [reservation.frames().tolist()]
         bench.steps.gate.set()
         await first.wait()
         await second.wait()

@@ -1,0 +1,56 @@
+/* Accounts: what they are charged for pages, and whether there is room for more. */
+
+#include "inside.h"
+
+int64_t core_names_bytes(int64_t num_files) {
+    return num_files > CORE_FREE_NAMES ? (num_files - CORE_FREE_NAMES) * CORE_NAME_BYTES : 0;
+}
+
+int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num) {
+    for (int64_t i = 0; num && i < sizes->num_others; i++)
+        if (pages[0] >= sizes->others[i].first && pages[0] < sizes->others[i].stop)
+            return sizes->others[i].page_bytes;
+    return sizes->page_bytes;
+}
+
+static _Bool may_have(const core_account *account, int64_t num_bytes) {
+    int64_t used = account->page_bytes + account->other_bytes + core_names_bytes(account->num_files);
+    return num_bytes <= 0 || account->most_bytes < 0 || used + num_bytes <= account->most_bytes;
+}
+
+_Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes) {
+    for (; account; account = account->parent)
+        if (!may_have(account, num_pages * page_bytes))
+            return 0;
+    return 1;
+}
+
+_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num) {
+    for (; account; account = account->parent)
+        if (account->most_bytes >= 0 && !may_have(account, counts_num_new(&account->pages, pages, num) *
+                                                               core_page_bytes(account->sizes, pages, num)))
+            return 0;
+    return 1;
+}
+
+core_outcome core_charge(core_account *account, const int32_t *pages, int64_t num) {
+    for (; account; account = account->parent) {
+        int64_t num_new = counts_add(&account->pages, pages, num);
+        if (num_new < 0)
+            return CORE_BROKEN;
+        account->page_bytes += num_new * core_page_bytes(account->sizes, pages, num);
+        account->has_news = account->is_watched;
+    }
+    return CORE_DONE;
+}
+
+core_outcome core_refund(core_account *account, const int32_t *pages, int64_t num) {
+    for (; account; account = account->parent) {
+        int64_t num_gone = counts_subtract(&account->pages, pages, num);
+        if (num_gone < 0)
+            return CORE_BROKEN;
+        account->page_bytes -= num_gone * core_page_bytes(account->sizes, pages, num);
+        account->has_news = account->is_watched;
+    }
+    return CORE_DONE;
+}

@@ -1,0 +1,186 @@
+/* cffi reads this file: declarations only.
+ *
+ * The core: what a call does to page tables, to references on pages, and to accounts. `columns.h` has the columns that it
+ * reads and writes, `free_list.h` the numbers and frames that are free.
+ *
+ * Rules:
+ *
+ *  - The trio thread alone calls the core, and nothing in it waits, locks, or calls back. What Python has to do after a
+ *    call is in `core_pool.news`, and Python does it before anything else.
+ *  - A call that returns anything but CORE_DONE has changed nothing, but for CORE_BROKEN.
+ *  - A slot below `fill` never changes while its page has more than one reference. A table may append in place if it
+ *    ends exactly at the page's fill, or if it alone refers to the page; every other table appends to a copy.
+ *  - Bytes never cross owners. `bytes_in` says whose bytes a frame holds; a page with bytes of others is *stale*, and
+ *    zeroed before anything is computed into it.
+ *  - What an account is charged its parents are charged, too: once for each distinct page.
+ *  - A *reservation* is room for entries behind a table's last. Nobody sees them before `core_commit`, and `core_abort`
+ *    takes the room back. There is one at a time.
+ *  - All pages of a table are of one arena, and of one size.
+ *
+ * No work depends on the size of the pool or on the number of tables: a call looks at the pages that it names, and at
+ * those of the table that it names.
+ */
+#ifndef KVFS_CORE_H
+#define KVFS_CORE_H
+
+#include "columns.h"
+#include "counts.h"
+#include "free_list.h"
+
+#include <stdint.h>
+
+enum { CORE_NOBODY = -1, CORE_NO_ARENA = 255, CORE_NAME_BYTES = 512, CORE_FREE_NAMES = 128 };
+
+typedef enum {
+    CORE_DONE,
+    CORE_OVER_QUOTA, /* of an account, or of one of its parents */
+    CORE_NO_PAGES,   /* no numbers are free */
+    CORE_NO_FRAMES,
+    CORE_NO_MEMORY,
+    CORE_BROKEN, /* a page is none, or a reference is given back that nobody had: a fault of the caller */
+} core_outcome;
+
+/* Of `core_pool.news`. */
+enum {
+    CORE_RING = 1,    /* for the pager: few frames are free, or pages were let go that may be awaited */
+    CORE_LEFT = 2,    /* `left` has pages */
+    CORE_CHARGED = 4, /* accounts that are watched were charged, or got something back: `has_news` says which */
+};
+
+/* Sizes of pages. Pages of other models have numbers one after the other. */
+typedef struct {
+    int64_t first, stop, page_bytes;
+} core_size;
+
+typedef struct {
+    int64_t page_bytes; /* of the others */
+    int64_t num_others;
+    core_size *others;
+} core_sizes;
+
+typedef struct core_account core_account;
+struct core_account {
+    int64_t number;
+    core_account *parent; /* NULL: a uid's */
+    page_counts pages;
+    const core_sizes *sizes;
+    int64_t page_bytes;  /* of the pages that are counted, together */
+    int64_t other_bytes; /* of plain files, attributes, and what symbolic links lead to */
+    int64_t num_files, num_tables;
+    int64_t most_bytes; /* below 0: no limit */
+    _Bool is_watched, has_news;
+};
+
+/* A page that lost its last reference, and what it had: the core has forgotten both. */
+typedef struct {
+    int32_t page, slot; /* -1: none */
+    double kept_until;
+} core_left;
+
+typedef struct core_table core_table;
+
+typedef struct {
+    page_columns page;
+    frame_columns frame;
+    page_counts references; /* floor 1 */
+    page_counts pins;
+    free_list *numbers, *frames;
+    int64_t num_coming;   /* frames that are taken and hold no page yet */
+    int64_t num_promised; /* free frames that are somebody's already, who waits for more of them */
+    int64_t low_water;    /* free frames: CORE_RING when there are fewer */
+    _Bool is_awaited;     /* a call waits for frames */
+    int32_t news;
+    core_left *left;
+    int64_t num_left, left_room;
+    int32_t *scratch;
+    int64_t scratch_room;
+    core_table *tables, *free_tables;
+} core_pool;
+
+/* The entries of a KV file, and the reservation behind them. */
+struct core_table {
+    core_pool *pool;
+    core_account *account;
+    int32_t *slots; /* page numbers: the table's own, those that are reserved, and the copy of the last one */
+    uint8_t *stale; /* of those, behind them: whether the page holds bytes of others until it is zeroed */
+    int64_t length; /* committed entries */
+    int32_t num_pages, num_reserved_pages, room;
+    int32_t row; /* among the residents; -1 */
+    uint8_t arena;
+    _Bool is_open, is_reserved, is_pinned;
+    double page_seconds, since_s; /* until `since_s`, when the number of pages changed last */
+    core_table *source;           /* the table that this one is a fork of: still that if its `generation` is equal */
+    uint64_t source_generation, generation;
+    core_table *older, *next; /* of all that there ever were, and of those that are nobody's */
+    /* The reservation's. */
+    int64_t start, num_entries;
+    int64_t owner;       /* the account's number when it was made */
+    int32_t target;      /* the copy of the last page, which takes its place; -1: the table appends in place */
+    int32_t num_copied;  /* entries to be copied there */
+    int32_t tail_page;   /* where entry `start` is appended in place; -1: it begins a page */
+    int32_t marked_page; /* whose `num_reserved` says so; -1 */
+    int32_t num_zeroed;  /* places in `slots` whose turn to be zeroed has come */
+};
+
+int64_t core_names_bytes(int64_t num_files);
+/* Of each of these pages, which are of one file. */
+int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num);
+
+/* Whether the account and its parents have room for so many pages that none of them holds, of `page_bytes` each. */
+_Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes);
+/* The same for those of these pages that each of them does not hold. */
+_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num);
+
+/* The end of a pool: what the core took for it. Columns, counts and lists are its maker's. */
+void core_close(core_pool *pool);
+
+/* References. `frames`: of `free_list_take`, counted as coming; NULL: the core takes them. `may_wait`: where not so many
+ * are free the pages have none. `stale`: which hold bytes of others. */
+core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, const int32_t *frames, _Bool may_wait,
+                           int32_t *pages, uint8_t *stale);
+void core_bind(core_pool *pool, int64_t owner, const int32_t *pages, int64_t num, const int32_t *frames,
+               uint8_t *stale);
+core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *pages, int64_t num);
+core_outcome core_release(core_pool *pool, core_account *account, const int32_t *pages, int64_t num);
+core_outcome core_move(core_pool *pool, core_account *account, core_account *to, const int32_t *pages, int64_t num);
+/* The same without a limit, and without the pool: of what was there before the daemon. */
+core_outcome core_charge(core_account *account, const int32_t *pages, int64_t num);
+core_outcome core_refund(core_account *account, const int32_t *pages, int64_t num);
+/* Pages give their frames back; one without a frame, or one that is named twice, does no harm. */
+core_outcome core_give_frames(core_pool *pool, const int32_t *pages, int64_t num);
+
+/* Tables. NULL: there is no memory. */
+core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena, int64_t length, const int32_t *pages,
+                           int64_t num_pages);
+/* A table over pages that `source` has, or had. `at`: the fork. */
+core_outcome core_fork(core_table *source, core_account *account, int64_t length, const int32_t *pages,
+                       int64_t num_pages, core_table **at);
+core_outcome core_change_owner(core_table *table, core_account *account);
+core_outcome core_truncate(core_table *table, int64_t length);
+/* The table is gone with this, and so is the pointer. */
+core_outcome core_table_close(core_table *table);
+/* The row of the table that this one is a fork of, while that is open. */
+int32_t core_source_row(const core_table *table);
+/* Pages that the table used last are its source's again, or nobody's. Whether there were any. */
+_Bool core_leave(core_table *table, const int32_t *pages, int64_t num);
+double core_page_seconds(const core_table *table);
+
+/* The reservation. */
+core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num);
+core_outcome core_extend(core_table *table, const int32_t *positions, int64_t num);
+core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num);
+core_outcome core_abort(core_table *table);
+/* Its pages are in memory and stay there, until it is over or `core_unpin`: a use of the file. */
+core_outcome core_pin(core_table *table);
+void core_unpin(core_table *table);
+/* Frames for its new pages that have none, as many; and back from all new ones, which hold nothing yet. */
+void core_give_room(core_table *table, const int32_t *frames);
+core_outcome core_forget_room(core_table *table);
+/* Pages to be zeroed before its first `num` entries are computed, each told once: how many. */
+int64_t core_pages_to_zero(core_table *table, int64_t num, int32_t *pages);
+/* The page numbers that cover it, from the file's first entry on. */
+void core_reserved_pages(const core_table *table, int32_t *pages);
+/* Frames of the first pages; 0: one is not in memory. */
+_Bool core_frames(const core_table *table, int64_t num_pages, int32_t *frames);
+
+#endif

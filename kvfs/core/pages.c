@@ -1,0 +1,171 @@
+/* Pages: given out, shared, and given back. */
+
+#include "inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void core_close(core_pool *pool) {
+    core_tables_close(pool);
+    free(pool->left);
+    free(pool->scratch);
+}
+
+static void *grown(void *memory, int64_t *room, int64_t num, size_t item) {
+    if (num <= *room)
+        return memory;
+    num = num > 2 * *room ? num : 2 * *room;
+    void *found = realloc(memory, num * item);
+    if (found)
+        *room = num;
+    return found;
+}
+
+_Bool core_has_memory(core_pool *pool, int64_t num) {
+    int32_t *scratch = grown(pool->scratch, &pool->scratch_room, 2 * num, sizeof *scratch);
+    pool->scratch = scratch ? scratch : pool->scratch;
+    core_left *left = grown(pool->left, &pool->left_room, pool->num_left + num, sizeof *left);
+    pool->left = left ? left : pool->left;
+    return (scratch && left) || !num;
+}
+
+static void note_charge(core_pool *pool, const core_account *account) {
+    for (; account; account = account->parent)
+        if (account->has_news)
+            pool->news |= CORE_CHARGED;
+}
+
+void core_bind(core_pool *pool, int64_t owner, const int32_t *pages, int64_t num, const int32_t *frames,
+               uint8_t *stale) {
+    int64_t *bytes_in = pool->frame.bytes_in, mark = core_mark(owner);
+    for (int64_t i = 0; i < num; i++) {
+        pool->page.frame[pages[i]] = core_some(frames[i]);
+        pool->frame.page[frames[i]] = core_some(pages[i]);
+        stale[i] = bytes_in[frames[i]] != mark && bytes_in[frames[i]] != CORE_ZEROS;
+        bytes_in[frames[i]] = stale[i] ? CORE_SEVERAL : mark;
+    }
+}
+
+core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, const int32_t *frames, _Bool may_wait,
+                           int32_t *pages, uint8_t *stale) {
+    if (!core_has_room(account, num, account->sizes->page_bytes))
+        return CORE_OVER_QUOTA;
+    if (num > pool->numbers->num_free)
+        return CORE_NO_PAGES;
+    _Bool has_frames = frames || num <= pool->frames->num_free - pool->num_promised;
+    if (!has_frames && !may_wait)
+        return CORE_NO_FRAMES;
+    if (!core_has_memory(pool, num))
+        return CORE_NO_MEMORY;
+    if (num)
+        free_list_take(pool->numbers, num, pages);
+    core_charge(account, pages, num);
+    note_charge(pool, account);
+    counts_add(&pool->references, pages, num);
+    if (frames) {
+        pool->num_coming -= num;
+    } else if (has_frames && num) {
+        free_list_take(pool->frames, num, pool->scratch);
+        frames = pool->scratch;
+    }
+    if (frames)
+        core_bind(pool, account->number, pages, num, frames, stale);
+    for (int64_t i = 0; i < num; i++) {
+        pool->page.row[pages[i]] = core_some(CORE_NOBODY);
+        pool->page.kept_until[pages[i]] = 0;
+        if (!frames || stale[i]) {
+            memset(pool->page.tokens[pages[i]], 0, sizeof *pool->page.tokens);
+            memset(pool->page.positions[pages[i]], 0, sizeof *pool->page.positions);
+        }
+        stale[i] = frames && stale[i];
+    }
+    if (pool->frames->num_free - pool->num_promised < pool->low_water)
+        pool->news |= CORE_RING;
+    return CORE_DONE;
+}
+
+core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *pages, int64_t num) {
+    if (!core_has_room_for(account, pages, num))
+        return CORE_OVER_QUOTA;
+    core_outcome outcome = core_charge(account, pages, num);
+    if (!outcome && counts_add(&pool->references, pages, num) < 0)
+        outcome = CORE_BROKEN;
+    note_charge(pool, account);
+    return outcome;
+}
+
+core_outcome core_move(core_pool *pool, core_account *account, core_account *to, const int32_t *pages, int64_t num) {
+    if (!core_has_room_for(to, pages, num))
+        return CORE_OVER_QUOTA;
+    core_outcome outcome = core_charge(to, pages, num);
+    if (!outcome)
+        outcome = core_refund(account, pages, num);
+    note_charge(pool, account);
+    note_charge(pool, to);
+    return outcome;
+}
+
+/* Frames of these pages are free; `frames` has room for them. */
+static void free_frames(core_pool *pool, const int32_t *pages, int64_t num, int32_t *frames) {
+    int64_t num_frames = 0;
+    for (int64_t i = 0; i < num; i++) {
+        int32_t frame = core_number(pool->page.frame[pages[i]]);
+        if (frame == CORE_NOBODY)
+            continue;
+        pool->page.frame[pages[i]] = pool->frame.page[frame] = core_some(CORE_NOBODY);
+        pool->frame.generation[frame]++;
+        frames[num_frames++] = frame;
+    }
+    free_list_set(pool->frames, frames, num_frames, 1);
+}
+
+core_outcome core_give_frames(core_pool *pool, const int32_t *pages, int64_t num) {
+    if (!core_has_memory(pool, num))
+        return CORE_NO_MEMORY;
+    free_frames(pool, pages, num, pool->scratch);
+    return CORE_DONE;
+}
+
+/* Nobody refers to the page: it keeps nothing. */
+static void forget(core_pool *pool, int32_t page) {
+    page_columns *of = &pool->page;
+    core_left left = {page, core_number(of->slot[page]), of->kept_until[page]};
+    if (left.slot != CORE_NOBODY || left.kept_until > 0) {
+        pool->left[pool->num_left++] = left;
+        pool->news |= CORE_LEFT;
+    }
+    of->slot[page] = core_some(CORE_NOBODY);
+    of->kept_until[page] = 0;
+    of->fill[page] = of->num_reserved[page] = of->num_on_disk[page] = of->num_written[page] = 0;
+    of->has_digest[page] = of->is_suspect[page] = 0;
+    of->generation[page]++;
+}
+
+core_outcome core_release(core_pool *pool, core_account *account, const int32_t *pages, int64_t num) {
+    if (!num)
+        return CORE_DONE;
+    if (!core_has_memory(pool, num))
+        return CORE_NO_MEMORY;
+    core_outcome outcome = core_refund(account, pages, num);
+    note_charge(pool, account);
+    if (outcome || counts_subtract(&pool->references, pages, num) < 0)
+        return CORE_BROKEN;
+    int32_t *unused = pool->scratch, *refcount = pool->page.refcount;
+    int64_t num_unused = 0;
+    for (int64_t i = 0; i < num; i++)
+        if (!refcount[pages[i]]) {
+            refcount[pages[i]] = -1; /* one that is named again is looked at once */
+            unused[num_unused++] = pages[i];
+            forget(pool, pages[i]);
+        }
+    if (!num_unused)
+        return CORE_DONE;
+    for (int64_t i = 0; i < num_unused; i++)
+        refcount[unused[i]] = 0;
+    free_frames(pool, unused, num_unused, unused + num);
+    if (pool->page.arena[unused[0]] != CORE_NO_ARENA) /* all of a file's are of one; those numbers are used once */
+        free_list_set(pool->numbers, unused, num_unused, 1);
+    if (pool->is_awaited)
+        pool->news |= CORE_RING;
+    return CORE_DONE;
+}

@@ -1,0 +1,292 @@
+/* Reservations: room for entries behind a table's last, which become the file's as they are computed. */
+
+#include "inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Bool core_has_slots(core_table *table, int64_t num) {
+    if (num <= table->room)
+        return 1;
+    int64_t room = num > 2 * (int64_t)table->room ? num : 2 * (int64_t)table->room;
+    int32_t *slots = realloc(table->slots, room * (sizeof *slots + 1));
+    if (!slots)
+        return 0;
+    memmove(slots + room, slots + table->room, table->room);
+    table->slots = slots;
+    table->stale = (uint8_t *)(slots + room);
+    table->room = room;
+    return 1;
+}
+
+static int32_t page_at(const core_table *table, int64_t place) {
+    return place == table->num_pages - 1 && table->target != CORE_NOBODY ? table->target : table->slots[place];
+}
+
+static _Bool is_in_memory(const core_pool *pool, int32_t page) {
+    return core_number(pool->page.frame[page]) != CORE_NOBODY;
+}
+
+/* Bytes of the page are not of one owner alone. */
+static void mix(core_pool *pool, int32_t page) {
+    if (is_in_memory(pool, page))
+        pool->frame.bytes_in[core_number(pool->page.frame[page])] = CORE_SEVERAL;
+}
+
+/* An account appends to the page up to there, or takes that back. */
+static void set_fill(core_pool *pool, int32_t page, int fill, const core_account *account) {
+    int32_t frame = core_number(pool->page.frame[page]);
+    pool->page.fill[page] = fill;
+    pool->page.has_digest[page] = 0;
+    if (frame != CORE_NOBODY && pool->frame.bytes_in[frame] != core_mark(account->number))
+        pool->frame.bytes_in[frame] = CORE_SEVERAL;
+}
+
+/* Entries into pages that are reserved. Without tokens these are zeros. */
+static void write(core_table *table, int64_t first, int64_t stop, const int32_t *tokens, const int32_t *positions) {
+    core_pool *pool = table->pool;
+    for (int64_t at = first, end; at < stop; at = end) {
+        int32_t page = page_at(table, at / PAGE_SLOTS), slot = at % PAGE_SLOTS;
+        end = at - slot + PAGE_SLOTS < stop ? at - slot + PAGE_SLOTS : stop;
+        size_t num_bytes = (end - at) * sizeof(int32_t);
+        if (tokens)
+            memcpy(pool->page.tokens[page] + slot, tokens + (at - first), num_bytes);
+        else
+            memset(pool->page.tokens[page] + slot, 0, num_bytes);
+        memcpy(pool->page.positions[page] + slot, positions + (at - first), num_bytes);
+        set_fill(pool, page, slot + (end - at), table->account);
+    }
+}
+
+/* Entries are appended in place from `slot` on. */
+static void append_in_place(core_table *table, int32_t page, int slot) {
+    page_columns *of = &table->pool->page;
+    table->tail_page = table->marked_page = page;
+    of->num_on_disk[page] = of->num_on_disk[page] < slot ? of->num_on_disk[page] : slot;
+    of->num_written[page] = of->num_written[page] < slot ? of->num_written[page] : slot;
+    of->num_reserved[page] = PAGE_SLOTS - slot;
+}
+
+/* The copy's number lies behind the others'. */
+static void put_target(core_table *table) {
+    if (table->target == CORE_NOBODY)
+        return;
+    table->slots[table->num_reserved_pages] = table->target;
+    table->stale[table->num_reserved_pages] = 0;
+}
+
+/* The first new page becomes the copy of the last page. All of that is copied where the new one has bytes of others. */
+static void append_to_copy(core_table *table, int slot) {
+    page_columns *of = &table->pool->page;
+    int32_t place = table->num_pages, num_others = table->num_reserved_pages - place - 1;
+    int32_t source = table->slots[place - 1], target = table->slots[place];
+    table->target = target;
+    table->num_copied = table->stale[place] ? PAGE_SLOTS : slot;
+    memmove(table->slots + place, table->slots + place + 1, num_others * sizeof *table->slots);
+    memmove(table->stale + place, table->stale + place + 1, num_others);
+    table->num_reserved_pages--;
+    put_target(table);
+    memcpy(of->tokens[target], of->tokens[source], slot * sizeof(int32_t));
+    memcpy(of->positions[target], of->positions[source], slot * sizeof(int32_t));
+    mix(table->pool, target);
+}
+
+core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num) {
+    core_pool *pool = table->pool;
+    int slot = table->length % PAGE_SLOTS;
+    int32_t place = table->num_pages, last = slot ? table->slots[place - 1] : CORE_NOBODY;
+    _Bool is_copying = slot && pool->page.fill[last] != slot && pool->page.refcount[last] != 1;
+    int32_t num_new = core_pages_for(table->length + num) - place + is_copying;
+    if (num_new) {
+        if (!core_has_slots(table, (int64_t)place + num_new))
+            return CORE_NO_MEMORY;
+        core_outcome outcome =
+            core_allocate(pool, table->account, num_new, NULL, 1, table->slots + place, table->stale + place);
+        if (outcome)
+            return outcome;
+    }
+    table->is_reserved = 1;
+    table->start = table->length;
+    table->num_entries = num;
+    table->owner = table->account->number;
+    table->num_reserved_pages = place + num_new;
+    table->num_zeroed = place;
+    table->target = table->tail_page = table->marked_page = CORE_NOBODY;
+    if (is_copying)
+        append_to_copy(table, slot);
+    else if (slot)
+        append_in_place(table, last, slot);
+    write(table, table->start, table->start + num, tokens, positions);
+    return CORE_DONE;
+}
+
+core_outcome core_extend(core_table *table, const int32_t *positions, int64_t num) {
+    core_pool *pool = table->pool;
+    int64_t first = table->start + table->num_entries;
+    int32_t place = table->num_reserved_pages, num_new = core_pages_for(first + num) - place;
+    if (num_new) {
+        if (!core_has_slots(table, (int64_t)place + num_new + 1))
+            return CORE_NO_MEMORY;
+        int32_t *pages = table->slots + place;
+        core_outcome outcome = core_allocate(pool, table->account, num_new, NULL, 0, pages, table->stale + place);
+        if (outcome) {
+            put_target(table);
+            return outcome;
+        }
+        number_or_none row = pool->page.row[page_at(table, place - 1)];
+        if (table->is_pinned)
+            counts_add(&pool->pins, pages, num_new);
+        for (int32_t i = 0; table->is_pinned && i < num_new; i++)
+            pool->page.row[pages[i]] = row;
+        table->num_reserved_pages += num_new;
+        put_target(table);
+    }
+    table->num_entries += num;
+    write(table, first, first + num, NULL, positions);
+    return CORE_DONE;
+}
+
+core_outcome core_pin(core_table *table) {
+    core_pool *pool = table->pool;
+    int32_t num = core_num_needed(table);
+    counts_add(&pool->pins, table->slots, num);
+    for (int32_t place = 0; place < num; place++)
+        pool->page.row[table->slots[place]] = core_some(table->row);
+    table->is_pinned = 1;
+    return CORE_DONE;
+}
+
+/* Nothing computes with these pages any more. */
+static void unpin(core_pool *pool, const int32_t *pages, int32_t num) {
+    double now = core_now_s();
+    counts_subtract(&pool->pins, pages, num);
+    for (int32_t i = 0; i < num; i++)
+        pool->page.last_use[pages[i]] = now;
+    if (pool->is_awaited)
+        pool->news |= CORE_RING;
+}
+
+void core_unpin(core_table *table) {
+    if (table->marked_page != CORE_NOBODY)
+        table->pool->page.num_reserved[table->marked_page] = 0;
+    if (table->is_pinned)
+        unpin(table->pool, table->slots, core_num_needed(table));
+    table->is_pinned = 0;
+}
+
+/* What was overwritten, up to that place, holds bytes of the account alone; unless the file changed hands meanwhile. */
+static void claim(core_table *table, int32_t stop) {
+    core_pool *pool = table->pool;
+    int64_t mark = core_mark(table->owner), *bytes_in = pool->frame.bytes_in;
+    if (table->owner != table->account->number)
+        return;
+    for (int32_t place = table->num_pages; place < stop; place++)
+        if (table->stale[place])
+            bytes_in[core_number(pool->page.frame[table->slots[place]])] = mark;
+    if (table->target == CORE_NOBODY)
+        return;
+    int32_t source = core_number(pool->page.frame[table->slots[table->num_pages - 1]]);
+    if (source != CORE_NOBODY && bytes_in[source] == mark)
+        bytes_in[core_number(pool->page.frame[table->target])] = mark;
+}
+
+/* The copy takes the place of the page that it was made from. */
+static core_outcome replace_tail(core_table *table) {
+    core_pool *pool = table->pool;
+    int32_t *last = table->slots + table->num_pages - 1, source = *last;
+    if (table->is_pinned)
+        unpin(pool, &source, 1);
+    *last = table->target;
+    table->target = CORE_NOBODY;
+    core_leave(table, &source, 1);
+    return core_release(pool, table->account, &source, 1);
+}
+
+core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) {
+    core_pool *pool = table->pool;
+    int64_t start = table->start;
+    int32_t num_pages = core_pages_for(start + num);
+    if (!table->is_reserved || num < 1 || num > table->num_entries)
+        return CORE_BROKEN;
+    for (int32_t place = table->num_zeroed; place < num_pages; place++)
+        if (table->stale[place])
+            return CORE_BROKEN; /* a page of others was not zeroed */
+    if (!core_has_memory(pool, 1))
+        return CORE_NO_MEMORY;
+    for (int64_t at = start, end; at < start + num; at = end) {
+        end = at - at % PAGE_SLOTS + PAGE_SLOTS < start + num ? at - at % PAGE_SLOTS + PAGE_SLOTS : start + num;
+        int32_t *where = pool->page.tokens[page_at(table, at / PAGE_SLOTS)] + at % PAGE_SLOTS;
+        memcpy(where, tokens + (at - start), (end - at) * sizeof *tokens);
+    }
+    claim(table, num_pages);
+    core_outcome outcome = table->target == CORE_NOBODY ? CORE_DONE : replace_tail(table);
+    core_has_pages(table, num_pages);
+    table->length = table->start += num;
+    table->num_entries -= num;
+    if (!table->num_entries) {
+        core_unpin(table);
+        table->is_reserved = 0;
+        return outcome;
+    }
+    table->num_zeroed = table->num_zeroed > num_pages ? table->num_zeroed : num_pages;
+    table->tail_page = table->start % PAGE_SLOTS ? table->slots[num_pages - 1] : CORE_NOBODY;
+    return outcome;
+}
+
+core_outcome core_abort(core_table *table) {
+    core_pool *pool = table->pool;
+    int32_t *new = table->slots + table->num_pages, num_new = core_num_needed(table) - table->num_pages;
+    if (!core_has_memory(pool, num_new))
+        return CORE_NO_MEMORY;
+    core_unpin(table);
+    if (table->tail_page != CORE_NOBODY)
+        set_fill(pool, table->tail_page, table->start % PAGE_SLOTS, table->account);
+    core_outcome outcome = core_release(pool, table->account, new, num_new);
+    table->num_reserved_pages = table->num_pages;
+    table->target = CORE_NOBODY;
+    table->is_reserved = 0;
+    return outcome;
+}
+
+void core_give_room(core_table *table, const int32_t *frames) {
+    core_pool *pool = table->pool;
+    if (table->target != CORE_NOBODY && !is_in_memory(pool, table->target)) {
+        uint8_t is_stale;
+        core_bind(pool, table->owner, &table->target, 1, frames++, &is_stale);
+        table->num_copied = is_stale ? PAGE_SLOTS : table->start % PAGE_SLOTS;
+        mix(pool, table->target);
+    }
+    for (int32_t place = table->num_pages; place < table->num_reserved_pages; place++)
+        if (!is_in_memory(pool, table->slots[place]))
+            core_bind(pool, table->owner, table->slots + place, 1, frames++, table->stale + place);
+}
+
+core_outcome core_forget_room(core_table *table) {
+    int32_t num_new = core_num_needed(table) - table->num_pages;
+    core_outcome outcome = core_give_frames(table->pool, table->slots + table->num_pages, num_new);
+    if (!outcome)
+        memset(table->stale + table->num_pages, 0, num_new);
+    return outcome;
+}
+
+int64_t core_pages_to_zero(core_table *table, int64_t num, int32_t *pages) {
+    int32_t stop = core_pages_for(table->start + num);
+    int64_t num_due = 0;
+    for (; table->num_zeroed < stop; table->num_zeroed++)
+        if (table->stale[table->num_zeroed])
+            pages[num_due++] = table->slots[table->num_zeroed];
+    return num_due;
+}
+
+void core_reserved_pages(const core_table *table, int32_t *pages) {
+    memcpy(pages, table->slots, table->num_reserved_pages * sizeof *pages);
+    if (table->target != CORE_NOBODY)
+        pages[table->num_pages - 1] = table->target;
+}
+
+_Bool core_frames(const core_table *table, int64_t num_pages, int32_t *frames) {
+    for (int64_t place = 0; place < num_pages; place++)
+        if ((frames[place] = core_number(table->pool->page.frame[page_at(table, place)])) == CORE_NOBODY)
+            return 0;
+    return 1;
+}

@@ -1,0 +1,14 @@
+"""The core does what its model does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kvfs.core.walk import Walk
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_walks_over_tables_accounts_and_pages_agree_with_plain_python(seed: int):
+    walk = Walk(seed)
+    walk.run(3000)
+    assert walk.num_refused > 50, "the walk never met a limit"

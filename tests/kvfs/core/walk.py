@@ -1,0 +1,340 @@
+"""Random operations on a pool and on its model: after each, every column, count and answer of the two is equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvfs.bell import Bell
+from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import NoSpace, OverQuota
+from tests.kvfs.core.model import Account, Model, Refused, Table
+from tests.kvfs.fakes import FakeFacts, FakeStore
+
+NUM_NUMBERS, NUM_FRAMES = 26, 14
+COUNTS = (1, 1, 1, 2, 3, 29, 31, 32, 33, 65, 100)
+MOST_TABLES = 8
+FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=1)
+SAME = ("refcount", "pins", "fill", "num_reserved", "has_digest", "row", "frame", "slot", "kept_until", "num_on_disk",
+        "num_written", "generation")  # fmt: skip
+
+
+class Ends:
+    """Uses of files, and files on disk: what the pool tells of them."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.disowned: list[tuple[int, int]] = []
+
+    def end_use(self, row: int) -> None:
+        self.rows.append(row)
+
+    def disown(self, pages: IntArray, slots: IntArray) -> None:
+        self.disowned += zip(pages.tolist(), slots.tolist(), strict=True)
+
+
+class HeardBell(Bell):
+    """A bell that tells whether it has rung."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_rung = False
+
+    def ring(self) -> None:
+        self.has_rung = True
+
+    def heard(self) -> bool:
+        has_rung, self.has_rung = self.has_rung, False
+        return has_rung
+
+
+class Walk:
+    """One walk, by its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.ends = Ends()
+        store = FakeStore(FACTS, NUM_FRAMES)
+        accounts = Accounts(NUM_NUMBERS, store.page_bytes, Limits(num_bytes=store.page_bytes * 18))
+        self.pool = PagePool(store, accounts, num_on_disk=NUM_NUMBERS, slot_files=lambda: self.ends)
+        self.pool.bell = self.bell = HeardBell()
+        self.model = Model(NUM_NUMBERS, NUM_FRAMES)
+        ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18)
+        domain = accounts.new_domain(accounts.of(1001), Limits(num_bytes=store.page_bytes * 9), lambda: "a domain")
+        self.accounts = [ann, bob, Account(domain.number, ann, 9)]
+        self.tables: list[tuple[PageTable, Table]] = []
+        self.held: list[tuple[IntArray, Account]] = []
+        """Pages that readers hold."""
+        self.num_rows = 0
+        self.num_refused = 0
+        self.pool.low_water = self.model.low_water = 2
+        self.acts: dict[Callable[[], None], int] = {
+            self.new: 2, self.fork: 8, self.close: 5, self.truncate: 4, self.reserve: 16, self.extend: 4,
+            self.commit: 14, self.abort: 4, self.pin: 10, self.unpin: 1, self.give_room: 6, self.forget_room: 2,
+            self.to_zero: 8, self.change_owner: 2, self.hold: 2, self.let_go: 2, self.write: 6, self.drop: 6,
+            self.bring: 6, self.set_digest: 2, self.promise: 1,
+        }  # fmt: skip
+
+    def run(self, num: int) -> None:
+        for act in self.rng.choices(list(self.acts), list(self.acts.values()), k=num):
+            act()
+            self.compare()
+
+    def both(self, real: Callable[[], Any], model: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Do it with both, or neither has room."""
+        try:
+            expected = model()
+        except Refused:
+            self.num_refused += 1
+            try:
+                real()
+            except (NoSpace, OverQuota):
+                return None
+            raise AssertionError("the core has room, and the model has none") from None
+        return real(), expected
+
+    def table(self, *, is_reserved: bool | None = None) -> tuple[PageTable, Table] | None:
+        found = [each for each in self.tables if is_reserved is None or (each[1].room is not None) == is_reserved]
+        return self.rng.choice(found) if found else None
+
+    # ---- what a walk does
+
+    def new(self) -> None:
+        if len(self.tables) < MOST_TABLES:
+            account = self.rng.choice(self.accounts)
+            self._add(PageTable(self.pool, account.number), Table(account))
+
+    def _add(self, table: PageTable, model: Table) -> None:
+        if self.rng.random() < 0.8:
+            table.row = model.row = self.num_rows = self.num_rows + 1
+        self.tables.append((table, model))
+
+    def fork(self) -> None:
+        if (found := self.table()) is None or len(self.tables) >= MOST_TABLES:
+            return
+        table, model = found
+        account = self.rng.choice([model.account, self.rng.choice(self.accounts)])
+        forks = self.both(lambda: table.fork(account.number), lambda: self.model.fork(model, account))
+        if forks is not None:
+            self._add(*forks)
+
+    def close(self) -> None:
+        if (found := self.table(is_reserved=False)) is not None:
+            self.tables.remove(found)
+            found[0].close()
+            self.model.close(found[1])
+
+    def truncate(self) -> None:
+        if (found := self.table(is_reserved=False)) is not None:
+            length = self.rng.randint(0, found[1].length)
+            found[0].truncate(length)
+            self.model.truncate(found[1], length)
+
+    def reserve(self) -> None:
+        if (found := self.table(is_reserved=False)) is None:
+            return
+        num = self.rng.choice(COUNTS)
+        tokens, positions = self._entries(num), self._entries(num)
+        self.both(lambda: found[0].reserve(tokens, positions), lambda: self.model.reserve(found[1], tokens, positions))
+
+    def _entries(self, num: int) -> list[int]:
+        return [self.rng.randrange(1, 1000) for _ in range(num)]
+
+    def extend(self) -> None:
+        if (found := self.table(is_reserved=True)) is None:
+            return
+        positions = self._entries(self.rng.choice(COUNTS))
+        reservation = found[0].reservation
+        assert reservation is not None
+        self.both(lambda: reservation.extend(np.array(positions)), lambda: self.model.extend(found[1], positions))
+
+    def to_zero(self) -> None:
+        if (found := self.table(is_reserved=True)) is not None:
+            self._zero(*found, self.rng.randint(1, found[1].room.num))
+
+    def _zero(self, table: PageTable, model: Table, num: int) -> None:
+        assert table.reservation is not None
+        assert table.reservation.pages_to_zero(num) == self.model.to_zero(model, num)
+
+    def commit(self) -> None:
+        """As far as its pages are in memory."""
+        found = self.table(is_reserved=True)
+        if found is None or self.model.missing(found[1]):
+            return
+        table, model = found
+        num = self.rng.choice([model.room.num, self.rng.randint(1, model.room.num)])
+        self._zero(table, model, num)
+        tokens = self._entries(num)
+        table.reservation.commit_first(np.array(tokens, np.int32))
+        self.model.commit(model, tokens)
+
+    def abort(self) -> None:
+        if (found := self.table(is_reserved=True)) is not None:
+            found[0].reservation.abort()
+            self.model.abort(found[1])
+
+    def pin(self) -> None:
+        found = self.table(is_reserved=True)
+        if found is None or found[1].room.pinned:
+            return
+        table, model = found
+        needed = model.room.pages + ([model.room.source] if model.room.source != NOWHERE else [])
+        if all(self.model.frame[page] != NOWHERE for page in needed):
+            table.reservation.ready(self.ends)
+            self.model.pin(model)
+            assert table.reservation.frames().tolist() == [self.model.frame[page] for page in model.room.pages]
+
+    def unpin(self) -> None:
+        if (found := self.table(is_reserved=True)) is not None:
+            found[0].reservation.unpin()
+            self.model.unpin(found[1])
+
+    def forget_room(self) -> None:
+        found = self.table(is_reserved=True)
+        if found is not None and not found[1].room.pinned:
+            found[0].reservation.forget_frames()
+            self.model.forget_room(found[1])
+
+    def give_room(self) -> None:
+        if (found := self.table(is_reserved=True)) is None:
+            return
+        count = len(self.model.missing(found[1]))
+        if 0 < count <= self.pool.store.num_free:
+            frames = self._taken(count)
+            found[0].reservation.give_frames(frames)
+            self.pool.num_coming -= count
+            self.model.give_room(found[1], frames.tolist())
+
+    def _taken(self, count: int) -> IntArray:
+        frames = self.pool.take_frames(count)
+        for frame in frames.tolist():
+            assert self.model.free_frames[frame]
+            self.model.free_frames[frame] = False
+        return frames
+
+    def change_owner(self) -> None:
+        if (found := self.table()) is not None:
+            account = self.rng.choice(self.accounts)
+            self.both(lambda: found[0].change_owner(account.number), lambda: self.model.change_owner(found[1], account))
+
+    def hold(self) -> None:
+        """As a reader does, of any account."""
+        if (found := self.table()) is None:
+            return
+        pages, account = found[0].pages, self.rng.choice(self.accounts)
+        done = self.both(
+            lambda: self.pool.retain(pages, account.number), lambda: self.model.retain(pages.tolist(), account)
+        )
+        if done is not None:
+            self.held.append((pages, account))
+
+    def let_go(self) -> None:
+        if self.held:
+            pages, account = self.held.pop(self.rng.randrange(len(self.held)))
+            self.pool.release(pages, account.number)
+            self.model.release(pages.tolist(), account)
+
+    # ---- what others do to pages
+
+    def page(self) -> int | None:
+        used = [page for page, count in enumerate(self.model.refcount) if count]
+        return self.rng.choice(used) if used else None
+
+    def write(self) -> None:
+        """A page is on disk from now on, as far as it is computed, if nothing is computed into it."""
+        page = self.page()
+        if page is None or any(page in model.room.new for _, model in self.tables if model.room):
+            return
+        num = min(self.model.fill[page], PAGE_ENTRIES - self.model.num_reserved[page])
+        slot = self.rng.randrange(1000) if self.model.slot[page] == NOWHERE else self.model.slot[page]
+        pages = np.array([page], np.int32)
+        self.pool.on_disk.restore(pages, np.array([slot]), np.array([7], np.uint64), np.array([num], np.int8))
+        self.model.slot[page], self.model.num_on_disk[page] = slot, num
+        if self.rng.random() < 0.3:
+            self.pool.on_disk.begin_write(pages, np.array([num], np.int8))
+            self.model.num_written[page] = num
+        if self.rng.random() < 0.3:
+            self.pool.kept.extend(pages, until_s := float(self.rng.randrange(1, 4) * 10**9))
+            self.model.kept_until[page] = max(self.model.kept_until[page], until_s)
+
+    def drop(self) -> None:
+        page = self.page()
+        is_needed = any(page in model.room.new for _, model in self.tables if model.room)
+        if page is not None and not self.model.pins[page] and not is_needed:
+            self.pool.store.give(np.array([page], np.int32))
+            self.model.drop(page)
+
+    def bring(self) -> None:
+        page = self.page()
+        is_new = any(page in model.room.new for _, model in self.tables if model.room)
+        if page is None or is_new or self.model.frame[page] != NOWHERE or not self.pool.store.num_free:
+            return
+        frames, owner = self._taken(1), self.rng.choice(self.accounts)
+        self.pool.end_bringing(np.array([page], np.int32), frames, owner.number)
+        frame, is_sole = int(frames[0]), owner.pages[page] == self.model.refcount[page]
+        self.model.frame[page], self.model.page_of[frame] = frame, page
+        self.model.bytes_in[frame] = owner.number + 1 if is_sole else -1
+
+    def set_digest(self) -> None:
+        page = self.page()
+        if page is not None and self.model.fill[page] == PAGE_ENTRIES:
+            self.pool.keep_digests(np.array([page], np.int32), np.zeros((1, 32), np.uint8))
+            self.model.has_digest[page] = True
+
+    def promise(self) -> None:
+        self.pool.num_promised = self.model.num_promised = self.rng.choice([0, 0, 3])
+        self.pool.is_awaited = self.model.is_awaited = self.rng.random() < 0.5
+
+    # ---- and what there is
+
+    def compare(self) -> None:
+        pool, model = self.pool, self.model
+        for name in SAME:
+            column, expected = pool._columns[name], getattr(model, name)
+            found = column[:NUM_NUMBERS]
+            assert found.tolist() == expected, f"{name} is {found.tolist()}, and should be {expected}"
+        assert pool.tokens[:NUM_NUMBERS].tolist() == model.tokens
+        assert pool.positions[:NUM_NUMBERS].tolist() == model.positions
+        assert pool.store.page_of[:].tolist() == model.page_of
+        assert pool.store.generation.tolist() == model.frame_generation
+        assert pool.store.bytes_in.tolist() == model.bytes_in
+        assert pool.num_free == sum(model.free)
+        assert pool.store.num_free == sum(model.free_frames)
+        assert self.bell.heard() == model.rung
+        model.rung = False
+        assert sorted(self.ends.disowned) == sorted(model.disowned)
+        model.disowned.clear()
+        self.ends.disowned.clear()
+        for account in self.accounts:
+            pages = pool.accounts.of(account.number).pages
+            assert dict(zip(pages.all().tolist(), pages.of(pages.all()).tolist(), strict=True)) == account.pages
+            assert pages.num_bytes == len(account.pages) * pool.page_bytes
+        for table, expected in self.tables:
+            assert (table.pages.tolist(), table.length, table.owner) == (
+                expected.pages, expected.length, expected.account.number,
+            )  # fmt: skip
+            if expected.room is not None:
+                self._compare_room(table, expected)
+
+    @staticmethod
+    def _compare_room(table: PageTable, expected: Table) -> None:
+        reservation, room = table.reservation, expected.room
+        assert reservation is not None
+        assert room is not None
+        assert reservation.pages.tolist() == room.pages
+        assert sorted(reservation.new_pages.tolist()) == sorted(room.new)
+        assert (reservation.start, reservation.tokens.size) == (expected.length, room.num)
+        pinned = None if reservation.pinned is None else sorted(reservation.pinned.tolist())
+        assert pinned == (sorted(room.pinned) or None)
+        copies = reservation.copies
+        assert [source for source, _ in copies] == ([room.source] if room.source != NOWHERE else [])
+        if copies:
+            assert table.core.num_copied == room.copied
