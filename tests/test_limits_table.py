@@ -57,8 +57,8 @@ def test_each_kind_that_is_weighed_has_a_row_and_is_what_its_case_makes(monkeypa
     told = {Kind.FRAME: "frames", Kind.CONNECTION: "connections", Kind.PLAIN: "plain"}
     assert found | told.keys() == set(Kind) == WEIGHTS.keys()
     cases = hoard(monkeypatch).CASES
-    assert {kind: cases[case] for kind, case in told.items()} == {kind: str(kind) for kind in told}
+    assert {kind: cases[case] for kind, case in told.items()} == {kind: kind.word for kind in told}
     for row in rows():
         kind = resolve(row[3].strip("`"))
         if isinstance(kind, Kind):
-            assert cases[row[0].strip("`")] == kind
+            assert cases[row[0].strip("`")] == kind.word

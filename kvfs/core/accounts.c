@@ -18,6 +18,40 @@ static _Bool may_have(const core_account *account, int64_t num_bytes) {
     return num_bytes <= 0 || account->most_bytes < 0 || used + num_bytes <= account->most_bytes;
 }
 
+_Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes) {
+    for (;; account = account->parent) {
+        int64_t num_files = account->num_files + num;
+        int64_t names = core_names_bytes(num_files) - core_names_bytes(account->num_files);
+        if (!may_have(account, other_bytes + names) || (account->most_files >= 0 && num_files > account->most_files))
+            return 0;
+        if (!account->parent)
+            return core_may_hold(account->holdings, CORE_FILE, num, 0);
+    }
+}
+
+core_outcome core_charge_files(core_account *account, int64_t num) {
+    account->total->num_files += num;
+    for (;; account = account->parent) {
+        account->num_files += num;
+        account->has_news = account->is_watched;
+        if (account->num_files < 0)
+            return CORE_BROKEN;
+        if (!account->parent)
+            return core_hold(account->holdings, CORE_FILE, num, 0);
+    }
+}
+
+core_outcome core_charge_bytes(core_account *account, int64_t num_bytes) {
+    account->total->other_bytes += num_bytes;
+    for (; account; account = account->parent) {
+        account->other_bytes += num_bytes;
+        account->has_news = account->is_watched;
+        if (account->other_bytes < 0)
+            return CORE_BROKEN;
+    }
+    return CORE_DONE;
+}
+
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes) {
     for (; account; account = account->parent)
         if (!may_have(account, num_pages * page_bytes))

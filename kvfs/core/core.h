@@ -58,6 +58,39 @@ typedef struct {
     core_size *others;
 } core_sizes;
 
+/* Kinds of things that a user makes the daemon keep: see `holdings.py`. Files and domains stay when the user's programs
+ * have ended: a part of the bound is left to what does not. */
+enum {
+    CORE_FILE,
+    CORE_HANDLE,
+    CORE_OPEN,
+    CORE_PLAIN,
+    CORE_DOMAIN,
+    CORE_VERSION,
+    CORE_CALL,
+    CORE_REQUEST,
+    CORE_FRAME,
+    CORE_MESSAGE,
+    CORE_TOPIC,
+    CORE_TEXT,
+    CORE_CONNECTION,
+    CORE_KINDS,
+    CORE_HANDLES_PART = 8
+};
+
+/* Bytes of one thing of each kind. */
+extern const int64_t core_weights[13];
+
+typedef struct {
+    int64_t limit_bytes; /* below 0: no limit */
+    int64_t num_bytes, num_of[13], bytes_of[13];
+} core_holdings;
+
+/* What all accounts are charged beside pages. */
+typedef struct {
+    int64_t num_files, other_bytes;
+} core_total;
+
 typedef struct core_account core_account;
 struct core_account {
     int64_t number;
@@ -67,7 +100,9 @@ struct core_account {
     int64_t page_bytes;  /* of the pages that are counted, together */
     int64_t other_bytes; /* of plain files, attributes, and what symbolic links lead to */
     int64_t num_files, num_tables;
-    int64_t most_bytes; /* below 0: no limit */
+    int64_t most_bytes, most_files; /* below 0: no limit */
+    core_holdings *holdings;        /* of a uid's */
+    core_total *total;
     _Bool is_watched, has_news;
 };
 
@@ -125,6 +160,14 @@ struct core_table {
 int64_t core_names_bytes(int64_t num_files);
 /* Of each of these pages, which are of one file. */
 int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num);
+
+_Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
+core_outcome core_hold(core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
+
+/* Whether there is room for so many more files, and other bytes, in all of them. */
+_Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes);
+core_outcome core_charge_files(core_account *account, int64_t num);
+core_outcome core_charge_bytes(core_account *account, int64_t num_bytes);
 
 /* Whether the account and its parents have room for so many pages that none of them holds, of `page_bytes` each. */
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes);

@@ -43,12 +43,20 @@ _SWEEP_AT = 64
 class Total:
     """Charges of all accounts beside pages."""
 
-    __slots__ = ("num_files", "other_bytes", "watched")
+    __slots__ = ("core", "watched")
 
     def __init__(self) -> None:
-        self.num_files = self.other_bytes = 0
+        self.core = ffi.new("core_total *")
         self.watched: set[Account] = set()
         """Accounts that somebody watches."""
+
+    @property
+    def num_files(self) -> int:
+        return int(self.core.num_files)
+
+    @property
+    def other_bytes(self) -> int:
+        return int(self.core.other_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -133,6 +141,7 @@ class Account:
         """Of a uid: when its calls have all their patience again, see `kvfs.patience`."""
         self._holdings = Holdings(describe, limits.memory_bytes)
         """Of a uid."""
+        self.core.holdings, self.core.total = self._holdings.core, total.core
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
         self._watchers: tuple[Callable[[], None], ...] = ()
@@ -145,6 +154,7 @@ class Account:
     def limits(self, limits: Limits) -> None:
         self._limits = limits
         self.core.most_bytes = -1 if limits.num_bytes is None else limits.num_bytes
+        self.core.most_files = -1 if limits.num_files is None else limits.num_files
 
     @property
     def parent(self) -> Account | None:
@@ -232,6 +242,8 @@ class Account:
 
     def require_files(self, count: int = 1, other_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
+        if lib.core_has_room_for_files(self.core, count, other_bytes):
+            return
         for account in self.chain():
             account.limit_bytes(0, other_bytes, num_files=count)
             limit, wanted = account.limits.num_files, account.num_files + count
@@ -277,10 +289,8 @@ class Account:
 
     def charge_bytes(self, num_bytes: int) -> None:
         """Charge the growth of what is no page, or take back (below 0) what it has lost."""
-        for account in self.chain():
-            account.core.other_bytes += num_bytes
-            assert account.other_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
-        self.total.other_bytes += num_bytes
+        outcome = lib.core_charge_bytes(self.core, num_bytes)
+        assert outcome == lib.CORE_DONE, f"{self.describe()} gives back bytes that it does not have"
         self._tell_watchers()
 
     def close(self) -> None:
@@ -316,18 +326,15 @@ class Account:
                 watcher()
 
     def _tell_watchers(self) -> None:
-        for account in self.chain():
-            account.core.has_news = account.core.is_watched
-            account.tell()
+        if self.total.watched:
+            for account in self.chain():
+                account.tell()
 
     def charge_files(self, count: int = 1) -> None:
         """Charge files, and their names; or take back (below 0) those that are gone."""
-        for account in self.chain():
-            account.core.num_files += count
-            assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
-        self.total.num_files += count
+        outcome = lib.core_charge_files(self.core, count)
+        assert outcome == lib.CORE_DONE, f"{self.describe()} gives back files that it does not have"
         self._tell_watchers()
-        self.holdings.charge(Kind.FILE, count)
 
     def linger(self, num_bytes: int) -> None:
         """A file with so many other bytes is charged until the kernel forgets it."""

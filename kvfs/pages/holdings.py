@@ -11,97 +11,102 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from enum import StrEnum
+from enum import IntEnum
 
+from kvfs._pages import ffi, lib
 from libsym.errors import OverQuota
 
 
-class Kind(StrEnum):
+class Kind(IntEnum):
     """A kind of things that the daemon keeps for users."""
 
-    FILE = "files"
+    FILE = lib.CORE_FILE
     """Inodes of any type, and each further name of one."""
-    HANDLE = "handles"
+    HANDLE = lib.CORE_HANDLE
     """KV files that programs have open, with the lock and the claim that each may have."""
-    OPEN = "opens"
+    OPEN = lib.CORE_OPEN
     """KV files, directories and control files that are open on the mount, with the lock that each may have."""
-    PLAIN = "open plain files"
+    PLAIN = lib.CORE_PLAIN
     """Plain files that are open there; each has a descriptor, too."""
-    DOMAIN = "domains"
+    DOMAIN = lib.CORE_DOMAIN
     """Directories with quotas of their own; each counts every page."""
-    VERSION = "versions"
+    VERSION = lib.CORE_VERSION
     """Versions of KV files that the kernel has looked up and not forgotten."""
-    CALL = "calls"
+    CALL = lib.CORE_CALL
     """Calls of programs that wait."""
-    REQUEST = "requests"
+    REQUEST = lib.CORE_REQUEST
     """Requests of the mount that wait."""
-    FRAME = "frames"
+    FRAME = lib.CORE_FRAME
     """Large requests under way."""
-    MESSAGE = "messages"
+    MESSAGE = lib.CORE_MESSAGE
     """Messages that were not received."""
-    TOPIC = "topics"
+    TOPIC = lib.CORE_TOPIC
     """Topics that a connection reads."""
-    TEXT = "texts"
+    TEXT = lib.CORE_TEXT
     """Texts that are being written."""
-    CONNECTION = "connections"
+    CONNECTION = lib.CORE_CONNECTION
     """Programs that are connected."""
 
+    @property
+    def word(self) -> str:
+        """Things of the kind, for messages."""
+        return "open plain files" if self is Kind.PLAIN else f"{self.name.lower()}s"
 
-WEIGHTS = {
-    Kind.FILE: 6144,
-    Kind.HANDLE: 3072,
-    Kind.OPEN: 3072,
-    Kind.PLAIN: 3072,
-    Kind.DOMAIN: 8192,
-    Kind.VERSION: 1024,
-    Kind.CALL: 8192,
-    Kind.REQUEST: 12288,
-    Kind.FRAME: 0,
-    Kind.MESSAGE: 768,
-    Kind.TOPIC: 1536,
-    Kind.TEXT: 192 << 10,
-    Kind.CONNECTION: 128 << 10,
-}
+
+WEIGHTS = {kind: int(lib.core_weights[kind]) for kind in Kind}
 """Bytes of one thing. A thing of no fixed size is charged its own bytes besides."""
 
-LASTING = frozenset({Kind.FILE, Kind.DOMAIN})
-"""Kinds that stay when a user's programs have ended. Their removal takes handles (`rm -r` opens directories)."""
-HANDLES_PART = 8
-"""The part of a bound that is left to things that do not last: one in so many."""
+HANDLES_PART = int(lib.CORE_HANDLES_PART)
+"""The part of a bound that is left to things that do not last, and so not to files and domains: one in so many.
+
+Those stay when a user's programs have ended, and their removal takes handles (`rm -r` opens directories).
+"""
 
 
 class Holdings:
     """Things that the daemon keeps for one user; together they may weigh `limit_bytes`."""
 
-    __slots__ = ("bytes_of", "describe", "limit_bytes", "num_bytes", "num_of")
+    __slots__ = ("core", "describe")
 
     def __init__(self, describe: Callable[[], str] = lambda: "nobody", limit_bytes: int | None = None) -> None:
         self.describe = describe
+        self.core = ffi.new("core_holdings *")
         self.limit_bytes = limit_bytes
-        self.num_bytes = 0
-        self.num_of = Counter[Kind]()
-        self.bytes_of = Counter[Kind]()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        limit = int(self.core.limit_bytes)
+        return None if limit < 0 else limit
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit_bytes: int | None) -> None:
+        self.core.limit_bytes = -1 if limit_bytes is None else limit_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.core.num_bytes)
+
+    @property
+    def num_of(self) -> Counter[Kind]:
+        """Numbers of things, of kinds that there are any of."""
+        return Counter({kind: num for kind in Kind if (num := self.core.num_of[kind])})
+
+    @property
+    def bytes_of(self) -> Counter[Kind]:
+        """The weight of all things of each kind."""
+        return Counter({kind: num_bytes for kind in Kind if (num_bytes := self.core.bytes_of[kind])})
 
     def require(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many things more, and for bytes beside their weights."""
         if not self.has_room(kind, count, num_bytes):
-            kinds = sorted(self.num_of, key=lambda each: -self.bytes_of[each])
-            told = ", ".join(f"{self.num_of[each]} {each}" for each in kinds[:3]) or "nothing"
+            told = ", ".join(f"{num} {word}" for word, num in list(self.facts().items())[:3]) or "nothing"
             raise OverQuota(
                 f"{self.describe()} is at its quota of {self.limit_bytes} bytes of the daemon's memory: it has {told}; "
                 "close or remove some, or have the quota raised"
             )
 
     def has_room(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> bool:
-        wanted = WEIGHTS[kind] * count + num_bytes
-        if self.limit_bytes is None or wanted <= 0:
-            return True
-        most_lasting = self.limit_bytes - self.limit_bytes // HANDLES_PART
-        if kind in LASTING:
-            return self.num_bytes + wanted <= most_lasting
-        # Files of before a smaller bound leave others their part: their owner could not remove them.
-        excess = max(0, sum(self.bytes_of[each] for each in LASTING) - most_lasting)
-        return self.num_bytes - excess + wanted <= self.limit_bytes
+        return bool(lib.core_may_hold(self.core, kind, count, num_bytes))
 
     def hold(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Charge things that the daemon keeps from now on, or raise OverQuota."""
@@ -110,14 +115,8 @@ class Holdings:
 
     def charge(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """As `hold`, of things that can't be refused, or that `require` was asked about."""
-        num_bytes += WEIGHTS[kind] * count
-        self.num_bytes += num_bytes
-        self.num_of[kind] += count
-        self.bytes_of[kind] += num_bytes
-        left = self.num_of[kind], self.bytes_of[kind]
-        assert min(left) >= 0, f"{self.describe()} gives back {kind} that it does not have"
-        if left == (0, 0):
-            del self.num_of[kind], self.bytes_of[kind]
+        outcome = lib.core_hold(self.core, kind, count, num_bytes)
+        assert outcome == lib.CORE_DONE, f"{self.describe()} gives back {kind.word} that it does not have"
 
     def let_go(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Take back the charge of things that have gone."""
@@ -125,4 +124,5 @@ class Holdings:
 
     def facts(self) -> dict[str, int]:
         """Numbers of things by kind, the heaviest first."""
-        return {str(kind): self.num_of[kind] for kind in sorted(self.num_of, key=lambda each: -self.bytes_of[each])}
+        num_of, bytes_of = self.num_of, self.bytes_of
+        return {kind.word: num_of[kind] for kind in sorted(num_of | bytes_of, key=lambda each: -bytes_of[each])}
