@@ -149,6 +149,14 @@ FORMS = {
         table=("connections:", "frames:", "mutations:", "bytes searched:", "the gate took:", "honest rounds:"),
         may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
     ),
+    "bench/core.py": Form(
+        table=tuple(
+            rf"{length} entries, [\d,]+ pages, [\d,]+ open: {call} +[\d.]+ us"
+            for length in ("1", "32", "297", "7,000")
+            for call in ("fork and close", "branch", "append and cut")
+        ),
+    ),
+    "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, \d+ of them were refused",)),
     "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
     "mutants/mutants.py": Form(
         table=(r"cost\.c:\d+: .*: caught by ", r"deadlines\.py:\d+: .*: caught by ", r"~ all +2( +0){4}  100%"),

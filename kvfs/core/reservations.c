@@ -69,10 +69,8 @@ static void append_in_place(core_table *table, int32_t page, int slot) {
 
 /* The copy's number lies behind the others'. */
 static void put_target(core_table *table) {
-    if (table->target == CORE_NOBODY)
-        return;
-    table->slots[table->num_reserved_pages] = table->target;
-    table->stale[table->num_reserved_pages] = 0;
+    if (table->target != CORE_NOBODY)
+        table->slots[table->num_reserved_pages] = table->target;
 }
 
 /* The first new page becomes the copy of the last page. All of that is copied where the new one has bytes of others. */

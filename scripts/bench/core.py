@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""What the core takes for the calls of a branch: fork, room, commit, cut and close, without a daemon around it.
+
+    .venv/bin/python scripts/bench/core.py [--before TREE] [--rounds 5] [--quick] [--json]
+
+Columns are microseconds of one call, the best of some thousand; with `--before`, those of another checkout beside, in
+turns, and the ratio. `fork and close`: of a file of so many entries. `branch`: a fork, room for one entry, its pages
+pinned, the commit, and the close. `append and cut`: room for one entry in a file of one's own, the commit, and the
+file's old length again. Rows differ in the file's entries, in the pool's pages, and in how many tables are open: no
+call's work may grow with the last two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [
+    (1, 10_000, 1),
+    (32, 10_000, 1),
+    (297, 10_000, 1),
+    (7_000, 10_000, 1),
+    (297, 10_000_000, 1),
+    (297, 20_000, 10_000),
+]
+"""Entries, pages of the pool, tables that are open beside."""
+CALLS = 2000
+
+
+class Store:
+    """Pages whose bytes nobody looks at."""
+
+    page_bytes = 4096
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+
+
+class Uses:
+    """Uses of files that nobody counts."""
+
+    def end_use(self, row: int) -> None:
+        """The last computation with a file is over."""
+
+
+def measured(calls: int) -> dict[str, float]:
+    """Microseconds of this process's checkout, by row and call."""
+    import numpy as np
+
+    from kvfs.pages.pool import PagePool
+    from kvfs.pages.table import PageTable, Reservation
+
+    is_of_core = len(inspect.signature(Reservation.ready).parameters) == 2
+
+    def ready(reservation: Reservation) -> None:
+        if is_of_core:
+            reservation.ready(Uses())
+        else:
+            reservation.ready(reservation.needed(), reservation.table.row, Uses())
+
+    def best_us(call: Callable[[], None]) -> float:
+        found = float("inf")
+        for _ in range(10):
+            began_s = time.perf_counter()
+            for _ in range(calls):
+                call()
+            found = min(found, time.perf_counter() - began_s)
+        return found / calls * 1e6
+
+    rows = {}
+    for length, num_pages, num_open in ROWS:
+        pool = PagePool(Store(num_pages))
+        base = PageTable(pool, 1000)
+        room = base.reserve(np.arange(length), np.arange(length))
+        ready(room)
+        room.commit_first(room.tokens)
+        beside = [base.fork() for _ in range(num_open)]
+        token, position = np.array([5], np.int32), np.array([length], np.int32)
+
+        def append(table: PageTable, token=token, position=position) -> None:
+            room = table.reserve(token, position)
+            ready(room)
+            room.pages_to_zero(1)
+            room.commit_first(token)
+
+        def branch(base=base, append=append) -> None:
+            fork = base.fork()
+            append(fork)
+            fork.close()
+
+        own = base.fork()
+
+        def cut(own=own, append=append, length=length) -> None:
+            append(own)
+            own.truncate(length)
+
+        what = f"{length:,} entries, {num_pages:,} pages, {num_open:,} open"
+        for name, call in (
+            ("fork and close", lambda base=base: base.fork().close()),
+            ("branch", branch),
+            ("append and cut", cut),
+        ):
+            rows[f"{what}: {name}"] = best_us(call)
+        for table in (own, *beside, base):
+            table.close()
+        pool.check([])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="a built checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measured(args.measure)))
+        return
+    trees = {"after": ROOT} | ({} if args.before is None else {"before": args.before.resolve()})
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
+    for number in range(1 if args.quick else args.rounds):
+        for name, tree in sorted(trees.items(), reverse=bool(number % 2)):
+            words = [tree / ".venv/bin/python", __file__, "--measure", str(100 if args.quick else CALLS)]
+            told = subprocess.run(
+                words, env=os.environ | {"PYTHONPATH": str(tree)}, cwd="/", check=True, stdout=subprocess.PIPE
+            )
+            found[name].append(json.loads(told.stdout))
+    table = {
+        row: {name: statistics.median(each[row] for each in turns) for name, turns in found.items()}
+        for row in found["after"][0]
+    }
+    if args.json:
+        print(json.dumps(table))
+        return
+    for row, us in table.items():
+        before = (
+            "" if args.before is None else f"   before {us['before']:7.1f} us   ratio {us['before'] / us['after']:5.1f}"
+        )
+        print(f"{row:55} {us['after']:7.1f} us{before}")
+
+
+if __name__ == "__main__":
+    main()
