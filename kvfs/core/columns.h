@@ -1,7 +1,7 @@
 /* cffi reads this file: declarations only.
  *
- * The state of pages and frames. `columns.py` makes an array of each field, a *column*, indexed by a page's number or a
- * frame's; no other list of columns exists. Zero bytes are every default (none, never, false): memory that
+ * The state of pages, frames and files. `columns.py` makes an array of each field, a *column*, indexed by a page's number, a
+ * frame's, or a file's row; no other list of columns exists. Zero bytes are every default (none, never, false): memory that
  * nobody has written is a page that nobody has had.
  *
  * Writers: the trio thread alone writes a column, except where "workers" says otherwise. A worker writes only to pages
@@ -65,5 +65,24 @@ typedef struct {
     int64_t *generation;  /* rises when the frame stops holding its page: see `looking.py` */
     int64_t *bytes_in;    /* one more than the account whose bytes are there; 0: zeros; -1: of several */
 } frame_columns;
+
+enum { LATEST_GAPS = 8 };
+
+/* By row: a file that somebody has, and what is known of it for deciding who stays in memory. See `residents.py`. A row is
+ * all zeros when it is given out. */
+typedef struct {
+    double *last_use_s;                    /* when its last use ended, or began if it has not */
+    double *num_uses;                      /* one, and one for each gap that counted */
+    double *gap_s;                         /* the mean gap, from the first on */
+    double *gap_spread_s;                  /* how far gaps are from the mean, from the second on */
+    double (*latest_gaps_s)[LATEST_GAPS]; /* in no order; 0: none */
+    int32_t *num_users;                    /* programs' handles on it */
+    int32_t *priority;
+    _Bool *is_cold;                        /* it goes before others, by advice, until it is used again */
+    double *pinned_until_s;                /* it does not go before */
+    double *wanted_until_s;                /* until then it is likely to be needed: others go before it */
+    int32_t *went_down;                    /* pages that left memory since its last use */
+    number_or_none *next_row;              /* of a row that nobody has: the next of those */
+} row_columns;
 
 #endif

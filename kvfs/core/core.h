@@ -117,6 +117,9 @@ typedef struct core_table core_table;
 typedef struct {
     page_columns page;
     frame_columns frame;
+    row_columns row;
+    int32_t num_rows, row_room; /* rows that were ever given out, and that there is memory for */
+    number_or_none free_row;
     page_counts references; /* floor 1 */
     page_counts pins;
     free_list *numbers, *frames;
@@ -207,6 +210,13 @@ int32_t core_source_row(const core_table *table);
 /* Pages that the table used last are its source's again, or nobody's. Whether there were any. */
 _Bool core_leave(core_table *table, const int32_t *pages, int64_t num);
 double core_page_seconds(const core_table *table);
+
+/* Rows. The table gets one, and is used now. CORE_NO_MEMORY: all that there are are files'. */
+core_outcome core_row_new(core_table *table, double now_s);
+/* The file loses its last user. Pages that it used last, and the use, are its source's, or nobody's. */
+void core_row_remove(core_table *table);
+/* A use of the file begins: how long it was not used, 0 if that is not worth counting. */
+double core_begin_use(core_pool *pool, int32_t row, double now_s);
 
 /* The reservation. */
 core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num);

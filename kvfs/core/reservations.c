@@ -167,9 +167,12 @@ static void unpin(core_pool *pool, const int32_t *pages, int32_t num) {
 void core_unpin(core_table *table) {
     if (table->marked_page != CORE_NOBODY)
         table->pool->page.num_reserved[table->marked_page] = 0;
-    if (table->is_pinned)
-        unpin(table->pool, table->slots, core_num_needed(table));
+    if (!table->is_pinned)
+        return;
+    unpin(table->pool, table->slots, core_num_needed(table));
     table->is_pinned = 0;
+    if (table->row != CORE_NOBODY)
+        table->pool->row.last_use_s[table->row] = core_now_s();
 }
 
 /* What was overwritten, up to that place, holds bytes of the account alone; unless the file changed hands meanwhile. */

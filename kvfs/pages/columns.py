@@ -1,4 +1,4 @@
-"""Columns: the state of pages and frames, as `columns.h` declares it, in arrays of numpy.
+"""Columns: the state of pages, frames and files, as `columns.h` declares it, in arrays of numpy.
 
 Columns are reserved address space, as long as numbers may ever grow. A part takes memory once it is written: ten
 million unused numbers take none, and a pool that grows moves nothing. Only numbers that there are may be written; the
@@ -18,6 +18,8 @@ from kvfs._pages import ffi, lib
 
 MOST_NUMBERS = 1 << 28
 """Page numbers that a pool may grow to: 2^33 entries, and 85 GiB of address space."""
+MOST_ROWS = 1 << 24
+"""Files that somebody has: 2 GiB of it. What the daemon keeps of so many takes 100 GB of its memory."""
 _MAP_NORESERVE = 0x4000  # `mmap` has the name from Python 3.13 on
 
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from kvfs._pages import ffi, lib
 from kvfs.bell import Bell
 from kvfs.pages.accounts import Accounts
-from kvfs.pages.columns import Columns, Numbers
+from kvfs.pages.columns import MOST_ROWS, Columns, Numbers
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
@@ -47,6 +47,7 @@ _SEVERAL = -1
 """The frame holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
 
 
+_FIRST_ROWS = 1 << 12
 NO_ROW = -1
 """In place of a row: no file that there still is."""
 
@@ -133,6 +134,10 @@ class PagePool:
         self._columns = columns = Columns("page_columns", num_numbers)
         self.core = core = ffi.gc(ffi.new("core_pool *"), lib.core_close)
         columns.tell(core.page)
+        self.rows = Columns("row_columns", _FIRST_ROWS, MOST_ROWS)
+        """Of files: see `kvfs.tiers.residents`."""
+        self.rows.tell(core.row)
+        core.row_room = _FIRST_ROWS
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, columns, core)
         """The pages that are in memory, by number."""

@@ -16,7 +16,7 @@ Owned by the daemon's trio thread; nothing here awaits or blocks.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,11 +79,6 @@ class PageTable:
     def row(self) -> int:
         """Among the residents: see `kvfs.tiers.residents`. NO_ROW: it is not."""
         return int(self.core.row)
-
-    @row.setter
-    def row(self, row: int) -> None:
-        assert not self.closed
-        self.core.row = row
 
     @property
     def owner(self) -> int:
@@ -162,11 +157,6 @@ class PageTable:
         self.pool.done(outcome, owner)
         return PageTable(self.pool, owner, arena=self.arena, core=at[0])
 
-    @property
-    def source_row(self) -> int:
-        """The row of the table that this table is a fork of, while that is open."""
-        return int(lib.core_source_row(self.core))
-
     def truncate(self, length: int) -> None:
         """Keep the first `length` entries. Pages that others share keep all of theirs."""
         assert not self.closed
@@ -174,10 +164,6 @@ class PageTable:
         if not 0 <= length <= self.length:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
         self.pool.done(lib.core_truncate(self.core, length), self._owner)
-
-    def leave(self) -> bool:
-        """Give up pages that this table used last: they are its source's again, or nobody's. False: there were none."""
-        return bool(lib.core_leave(self.core, self.core.slots, self.core.num_pages))
 
     def close(self) -> None:
         """Give every page back. Not while a reservation is open."""
@@ -227,24 +213,15 @@ class PageTable:
             raise AssertionError(f"pages {pages} of a file of arena {self.arena} are of arenas {arenas}")
 
 
-class Uses(Protocol):
-    """Uses of files, by row."""
-
-    def end_use(self, row: int) -> None:
-        """The last computation with a file is over."""
-        ...
-
-
 class Reservation:
     """Room for new entries of one table: what a step needs to compute them. End it with `commit_first` or `abort`."""
 
-    __slots__ = ("_uses", "positions", "table", "tokens")
+    __slots__ = ("positions", "table", "tokens")
 
     def __init__(self, table: PageTable, tokens: IntArray, positions: IntArray) -> None:
         self.table = table
         self.tokens = tokens
         self.positions = positions
-        self._uses: Uses
 
     @property
     def is_open(self) -> bool:
@@ -296,16 +273,14 @@ class Reservation:
         """Pages that keep their frames until this is closed; None: it is not `ready`, and some may have none."""
         return self.needed() if self.table.core.is_pinned else None
 
-    def ready(self, uses: Uses) -> None:
+    def ready(self) -> None:
         """Pin the `needed` pages, which are in memory, until the reservation is closed: a use of its file."""
         done(lib.core_pin(self.table.core))
-        self._uses = uses
 
     def unpin(self) -> None:
         """Let go of the pages: nothing computes with the reservation any more."""
-        was_pinned = self.table.core.is_pinned
         lib.core_unpin(self.table.core)
-        self._over(lib.CORE_DONE, was_pinned=was_pinned)
+        self._done(lib.CORE_DONE)
 
     def give_frames(self, frames: IntArray) -> None:
         """To those new pages that have none, and as many."""
@@ -348,27 +323,22 @@ class Reservation:
         """The first entries are computed, with these tokens, and become part of the file; others stay reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
         core = self.table.core
-        was_pinned = core.is_pinned
         outcome = lib.core_commit(core, pointer(tokens), tokens.size)
         assert outcome != lib.CORE_BROKEN, "more entries than are reserved, or pages of others were not zeroed"
         if core.is_reserved:
             self.tokens, self.positions = self.tokens[tokens.size :], self.positions[tokens.size :]
         else:
             self.table.reservation = None
-        self._over(outcome, was_pinned=was_pinned)
+        self._done(outcome)
 
     def abort(self) -> None:
         """The step failed: give the room back, as if nothing had been reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
-        was_pinned = self.table.core.is_pinned
         outcome = lib.core_abort(self.table.core)
         self.table.reservation = None
-        self._over(outcome, was_pinned=was_pinned)
+        self._done(outcome)
 
-    def _over(self, outcome: int, *, was_pinned: bool) -> None:
-        """Do what is left of a call that may have let go of the pages."""
-        if was_pinned and not self.table.core.is_pinned and self.table.row != NO_ROW:
-            self._uses.end_use(self.table.row)
+    def _done(self, outcome: int) -> None:
         self.table.pool.done(outcome, self.table.owner)
 
 

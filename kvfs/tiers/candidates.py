@@ -112,12 +112,13 @@ class _Groups:
         num_pages = self.counts[self.found].astype(np.float64)
         used_s = self.column(residents.last_use_s, 0)
         used_s[~self.of_file] = pool.last_use[self.pages[self.group >= residents.num_rows]]
+        num_uses = self.column(residents.num_uses, 1)
         return Files(
             num_pages=num_pages,
             idle_s=np.maximum(now_s - used_s, 0),
-            num_uses=self.column(residents.num_uses, 1),
-            gap_s=self.column(residents.gap_s, np.nan),
-            gap_spread_s=self.column(residents.gap_spread_s, np.nan),
+            num_uses=num_uses,
+            gap_s=np.where(num_uses > 1, self.column(residents.gap_s, 0), np.nan),
+            gap_spread_s=np.where(num_uses > 2, self.column(residents.gap_spread_s, 0), np.nan),
             bring_s=num_pages * bring_s,
             compute_s=compute_s(num_pages),
             is_open=self.column(residents.num_users, 0) > 0,
@@ -156,7 +157,7 @@ def _order(
 
 def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
     """Return the user who pays for each file; -1: the file is gone."""
-    tables = (residents.tables[row] for row in rows.tolist())
+    tables = (residents.tables.get(row) for row in rows.tolist())
     owners = np.array([-1 if table is None else table.owner for table in tables], np.int64)
     known, which = np.unique(owners, return_inverse=True)
     users = [-1 if owner < 0 else pool.accounts.of(owner).numbers[0] for owner in known.tolist()]

@@ -98,8 +98,8 @@ class Departures:
         if not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
             return False
         rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
-        tables = [self._residents.tables[row] for row in rows if row != NO_ROW]
-        grace_s = self._pressure().tell([table for table in tables if table is not None], int(pages.size))
+        tables = [table for row in rows if (table := self._residents.tables.get(row)) is not None]
+        grace_s = self._pressure().tell(tables, int(pages.size))
         if not grace_s:
             return False
         self.grace_until_s = self._told_at_s = now_s + grace_s  # and then some pages go, whatever programs do

@@ -66,7 +66,7 @@ class Pager:
         self._pool = pool
         self._engine = engine
         self.clock = clock
-        self.residents = Residents(clock)
+        self.residents = Residents(pool, clock)
         self._wake = pool.bell.ring
         self._moves = Moves(clock, self._wake)
         self.departures = Departures(pool, self.residents, self._moves, clock, self._expect, engine, pressure)
@@ -93,8 +93,7 @@ class Pager:
 
     def add(self, table: PageTable, priority: int = 0) -> None:
         """There is a new file."""
-        table.row = self.residents.add(table)
-        self.residents.priority[table.row] = priority
+        self.residents.priority[self.residents.add(table)] = priority
 
     def filled(self, table: PageTable) -> None:
         """A new file got its pages without a call: by an import, or from others' entries. That was a use of them."""
@@ -105,14 +104,10 @@ class Pager:
 
     def remove(self, table: PageTable) -> None:
         """Forget a file that loses its last user; it still has its pages. Shared pages are its source's again."""
-        if table.leave() and (source_row := table.source_row) != NO_ROW:
-            last_use_s = self.residents.last_use_s
-            last_use_s[source_row] = max(last_use_s[source_row], last_use_s[table.row])
         if self.residents.pinned_until_s[table.row]:
             self.unpin_file(table)
         self._hints.forget(table)
-        self.residents.remove(table.row)
-        table.row = NO_ROW
+        self.residents.remove(table)
 
     def opened(self, table: PageTable) -> None:
         """A program has it open."""
@@ -156,13 +151,13 @@ class Pager:
         if row != NO_ROW:
             self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
         if int(frames.min()) != NOWHERE and not self._is_anybody_before(table, priority):
-            reservation.ready(self.residents)
+            reservation.ready()
             return None
         reservation.forget_frames()
 
         def admitted(frames: IntArray) -> None:
             reservation.give_frames(frames)
-            reservation.ready(self.residents)
+            reservation.ready()
 
         ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
@@ -356,7 +351,7 @@ class Pager:
         residents = self.residents
         self._pool.kept.clear(pages)
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
-            other = residents.tables[row]
+            other = residents.tables.get(row)
             if other is not None:
                 self._pool.kept.extend(other.pages, float(residents.pinned_until_s[row]))
 

@@ -44,13 +44,6 @@ class Store:
         self.num_pages = num_pages
 
 
-class Uses:
-    """Uses of files that nobody counts."""
-
-    def end_use(self, row: int) -> None:
-        """The last computation with a file is over."""
-
-
 def measured(calls: int) -> dict[str, float]:
     """Microseconds of this process's checkout, by row and call."""
     import numpy as np
@@ -58,13 +51,14 @@ def measured(calls: int) -> dict[str, float]:
     from kvfs.pages.pool import PagePool
     from kvfs.pages.table import PageTable, Reservation
 
-    is_of_core = len(inspect.signature(Reservation.ready).parameters) == 2
+    is_of_core = len(inspect.signature(Reservation.ready).parameters) == 1
 
     def ready(reservation: Reservation) -> None:
+        """The tables have no row: nothing counts uses."""
         if is_of_core:
-            reservation.ready(Uses())
+            reservation.ready()
         else:
-            reservation.ready(reservation.needed(), reservation.table.row, Uses())
+            reservation.ready(reservation.needed(), reservation.table.row, None)
 
     def best_us(call: Callable[[], None]) -> float:
         found = float("inf")

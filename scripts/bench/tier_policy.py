@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.tiers.candidates import candidates, in_order
 from kvfs.tiers.loading import NAMES, Guarded
 from kvfs.tiers.policy import Files, Gaps, Rank
@@ -71,16 +72,16 @@ def gaps_of(rng: np.random.Generator) -> Gaps:
 def pool_of(count: int, rng: np.random.Generator) -> tuple[PagePool, Residents]:
     """As the daemon has them, with so many files."""
     pool = PagePool(Store(count * PAGES_EACH))  # type: ignore[arg-type]
-    residents = Residents(lambda: 1e4)
+    residents = Residents(pool, lambda: 1e4)
     for number in range(count):
-        residents.add(None)  # type: ignore[arg-type]
+        residents.add(PageTable(pool, 0))
         residents.last_use_s[number] = 1e4 - rng.exponential(60)
     some = files_of(count, rng)
     residents.num_uses[:count], residents.gap_s[:count] = some.num_uses, some.gap_s
     residents.gap_spread_s[:count] = some.gap_spread_s
     residents.gaps = gaps_of(rng)
     pages = np.arange(pool.num_frames, dtype=np.int32)
-    pool.store.page_of[:] = pages
+    pool.store.bind(pages, pool.store.take(pool.num_frames))
     pool.fill[pages] = PAGE_ENTRIES
     pool.row_of[pages] = rng.permutation(np.repeat(np.arange(count), PAGES_EACH))
     pool.pins[pages[rng.random(len(pages)) < COMPUTES]] = 1

@@ -31,8 +31,9 @@ def used(residents: Residents, clock: Clock, row: int, gaps_s: Sequence[float]) 
 
 def new() -> tuple[Residents, Clock, int]:
     clock = Clock()
-    residents = Residents(clock)
-    return residents, clock, residents.add(PageTable(PagePool(FakeStore(FakeFacts(), 4)), 0))
+    pool = PagePool(FakeStore(FakeFacts(), 4))
+    residents = Residents(pool, clock)
+    return residents, clock, residents.add(PageTable(pool, 0))
 
 
 def test_regular_gaps_foretell_the_next_use() -> None:
@@ -57,7 +58,7 @@ def test_people_are_not_foretold() -> None:
 
 def test_a_file_with_few_gaps_is_taken_to_be_like_all_others_if_those_are_alike() -> None:
     residents, clock, row = new()
-    other = residents.add(PageTable(PagePool(FakeStore(FakeFacts(), 4)), 0))
+    other = residents.add(PageTable(residents.tables[row].pool, 0))
     assert residents.expected_s(row) is None
     used(residents, clock, other, [1.0, 1.1] * 10)
     residents.end_use(row)
@@ -71,14 +72,16 @@ def test_a_file_with_few_gaps_is_taken_to_be_like_all_others_if_those_are_alike(
 
 def test_what_is_about_to_be_needed_goes_last_and_what_is_cold_first() -> None:
     clock = Clock()
-    pool, residents = PagePool(FakeStore(FakeFacts(), 8)), Residents(clock)
+    pool = PagePool(FakeStore(FakeFacts(), 8))
+    residents = Residents(pool, clock)
     tables = []
     for _ in range(4):
         table = PageTable(pool, 0)
-        table.row = residents.add(table)
+        residents.add(table)
         reservation = table.reserve(range(32), range(32))
-        reservation.ready(residents)
+        reservation.ready()
         reservation.commit_first(reservation.tokens)
+        residents.end_use(table.row)
         tables.append(table)
         clock.now_s += 1
     wanted, plain, low, cold = tables

@@ -14,6 +14,7 @@ from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
+from kvfs.tiers.residents import Residents
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace, OverQuota
 from tests.kvfs.core.model import Account, Model, Refused, Table
@@ -28,14 +29,10 @@ SAME = ("refcount", "pins", "fill", "num_reserved", "has_digest", "row", "frame"
 
 
 class Ends:
-    """Uses of files, and files on disk: what the pool tells of them."""
+    """Files on disk: what the pool tells of them."""
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
         self.disowned: list[tuple[int, int]] = []
-
-    def end_use(self, row: int) -> None:
-        self.rows.append(row)
 
     def disown(self, pages: IntArray, slots: IntArray) -> None:
         self.disowned += zip(pages.tolist(), slots.tolist(), strict=True)
@@ -73,7 +70,7 @@ class Walk:
         self.tables: list[tuple[PageTable, Table]] = []
         self.held: list[tuple[IntArray, Account]] = []
         """Pages that readers hold."""
-        self.num_rows = 0
+        self.residents = Residents(self.pool)
         self.num_refused = 0
         self.pool.low_water = self.model.low_water = 2
         self.acts: dict[Callable[[], None], int] = {
@@ -114,7 +111,7 @@ class Walk:
 
     def _add(self, table: PageTable, model: Table) -> None:
         if self.rng.random() < 0.8:
-            table.row = model.row = self.num_rows = self.num_rows + 1
+            model.row = self.residents.add(table)
         self.tables.append((table, model))
 
     def fork(self) -> None:
@@ -129,6 +126,9 @@ class Walk:
     def close(self) -> None:
         if (found := self.table(is_reserved=False)) is not None:
             self.tables.remove(found)
+            if found[0].row != NOWHERE:
+                self.residents.remove(found[0])
+                self.model.leave(found[1], found[1].pages)
             found[0].close()
             self.model.close(found[1])
 
@@ -188,7 +188,7 @@ class Walk:
         table, model = found
         needed = model.room.pages + ([model.room.source] if model.room.source != NOWHERE else [])
         if all(self.model.frame[page] != NOWHERE for page in needed):
-            table.reservation.ready(self.ends)
+            table.reservation.ready()
             self.model.pin(model)
             assert table.reservation.frames().tolist() == [self.model.frame[page] for page in model.room.pages]
 

@@ -1,0 +1,60 @@
+/* Rows: files that somebody has, and when they were used. */
+
+#include "inside.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What is shorter is the same use: a program in Python thinks for a millisecond or two between two tokens. */
+static const double LEAST_GAP_S = 0.02;
+/* Of the last gap in the mean of a file's gaps. */
+static const double NEWS_SHARE = 0.25;
+
+core_outcome core_row_new(core_table *table, double now_s) {
+    core_pool *pool = table->pool;
+    row_columns *of = &pool->row;
+    int32_t row = core_number(pool->free_row);
+    if (row != CORE_NOBODY)
+        pool->free_row = of->next_row[row];
+    else if (pool->num_rows < pool->row_room)
+        row = pool->num_rows++;
+    else
+        return CORE_NO_MEMORY;
+    table->row = row;
+    of->last_use_s[row] = now_s;
+    of->num_uses[row] = 1;
+    of->gap_s[row] = of->gap_spread_s[row] = of->pinned_until_s[row] = of->wanted_until_s[row] = 0;
+    memset(of->latest_gaps_s[row], 0, sizeof *of->latest_gaps_s);
+    of->num_users[row] = of->priority[row] = of->went_down[row] = 0;
+    of->is_cold[row] = 0;
+    return CORE_DONE;
+}
+
+void core_row_remove(core_table *table) {
+    core_pool *pool = table->pool;
+    double *last_use_s = pool->row.last_use_s;
+    int32_t row = table->row, source = core_source_row(table);
+    if (core_leave(table, table->slots, table->num_pages) && source != CORE_NOBODY &&
+        last_use_s[source] < last_use_s[row])
+        last_use_s[source] = last_use_s[row];
+    pool->row.next_row[row] = pool->free_row;
+    pool->free_row = core_some(row);
+    table->row = CORE_NOBODY;
+}
+
+double core_begin_use(core_pool *pool, int32_t row, double now_s) {
+    row_columns *of = &pool->row;
+    double gap_s = now_s - of->last_use_s[row];
+    of->is_cold[row] = 0;
+    of->wanted_until_s[row] = 0;
+    of->went_down[row] = 0;
+    if (gap_s < LEAST_GAP_S)
+        return 0;
+    int64_t num_gaps = of->num_uses[row]++;
+    of->latest_gaps_s[row][(num_gaps + 1) % LATEST_GAPS] = gap_s;
+    double off_s = gap_s - of->gap_s[row], *spread_s = of->gap_spread_s + row;
+    if (num_gaps > 1)
+        *spread_s = num_gaps > 2 ? *spread_s + NEWS_SHARE * (fabs(off_s) - *spread_s) : fabs(off_s);
+    of->gap_s[row] = num_gaps > 1 ? of->gap_s[row] + NEWS_SHARE * off_s : gap_s;
+    return gap_s;
+}
