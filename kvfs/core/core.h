@@ -198,9 +198,10 @@ core_outcome core_give_frames(core_pool *pool, const int32_t *pages, int64_t num
 /* Tables. NULL: there is no memory. */
 core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena, int64_t length, const int32_t *pages,
                            int64_t num_pages);
-/* A table over pages that `source` has, or had. `at`: the fork. */
-core_outcome core_fork(core_table *source, core_account *account, int64_t length, const int32_t *pages,
-                       int64_t num_pages, core_table **at);
+/* `at`: the fork. */
+core_outcome core_fork(core_table *source, core_account *account, core_table **at);
+/* The table is a fork of the source, as it was once. */
+void core_comes_from(core_table *table, core_table *source);
 core_outcome core_change_owner(core_table *table, core_account *account);
 core_outcome core_truncate(core_table *table, int64_t length);
 /* The table is gone with this, and so is the pointer. */
@@ -223,6 +224,8 @@ core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_
 core_outcome core_extend(core_table *table, const int32_t *positions, int64_t num);
 core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num);
 core_outcome core_abort(core_table *table);
+/* How many of its pages are in memory, up to the first that is not: those of the file, and then the new ones. */
+int32_t core_num_there(const core_table *table);
 /* Its pages are in memory and stay there, until it is over or `core_unpin`: a use of the file. */
 core_outcome core_pin(core_table *table);
 void core_unpin(core_table *table);

@@ -144,6 +144,13 @@ core_outcome core_extend(core_table *table, const int32_t *positions, int64_t nu
     return CORE_DONE;
 }
 
+int32_t core_num_there(const core_table *table) {
+    int32_t place = 0, num = core_num_needed(table);
+    while (place < num && is_in_memory(table->pool, table->slots[place]))
+        place++;
+    return place;
+}
+
 core_outcome core_pin(core_table *table) {
     core_pool *pool = table->pool;
     int32_t num = core_num_needed(table);

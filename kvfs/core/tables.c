@@ -54,13 +54,18 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     return table;
 }
 
-core_outcome core_fork(core_table *source, core_account *account, int64_t length, const int32_t *pages,
-                       int64_t num_pages, core_table **at) {
-    if (!(*at = core_table_new(source->pool, account, source->arena, length, pages, num_pages)))
+void core_comes_from(core_table *table, core_table *source) {
+    table->source = source;
+    table->source_generation = source->generation;
+}
+
+core_outcome core_fork(core_table *source, core_account *account, core_table **at) {
+    core_pool *pool = source->pool;
+    *at = core_table_new(pool, account, source->arena, source->length, source->slots, source->num_pages);
+    if (!*at)
         return CORE_NO_MEMORY;
-    core_outcome outcome = core_retain(source->pool, account, pages, num_pages);
-    (*at)->source = source;
-    (*at)->source_generation = source->generation;
+    core_outcome outcome = core_retain(pool, account, source->slots, source->num_pages);
+    core_comes_from(*at, source);
     if (outcome)
         core_forget_table(*at);
     return outcome;

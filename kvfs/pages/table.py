@@ -144,16 +144,19 @@ class PageTable:
         While a reservation is open, the fork has the committed entries only. OverQuota: another owner has no room.
         `held`: the pages and the length that this table had when a reader took references on them.
         """
-        assert held is not None or not self.closed
-        pages, length = held or (self.pages, self.length)
         owner = self._owner if owner is None else owner
-        if self.closed:
+        if held is not None:
+            pages, length = held
             self.pool.retain(pages, owner)
-            return PageTable.adopt(self.pool, owner, pages, length, self.arena)
+            fork = PageTable.adopt(self.pool, owner, pages, length, self.arena)
+            if not self.closed:
+                lib.core_comes_from(fork.core, self.core)
+            return fork
+        assert not self.closed
         account, at = self.pool.accounts.of(owner), ffi.new("core_table **")
-        outcome = lib.core_fork(self.core, account.core, length, pointer(pages), pages.size, at)
+        outcome = lib.core_fork(self.core, account.core, at)
         if outcome == lib.CORE_OVER_QUOTA:
-            account.require_pages(pages)
+            account.require_pages(self.pages)
         self.pool.done(outcome, owner)
         return PageTable(self.pool, owner, arena=self.arena, core=at[0])
 
@@ -267,6 +270,11 @@ class Reservation:
     def needed(self) -> IntArray:
         """Every page whose bytes a step reads or writes; the new ones are the last."""
         return self.table._slots(0, self.num_pages + (self.table.core.target != NO_ROW))  # noqa: SLF001 - the two are one mechanism
+
+    def where(self) -> tuple[bool, bool]:
+        """Whether the file's pages are in memory, and whether all that are needed are."""
+        core, num_there = self.table.core, lib.core_num_there(self.table.core)
+        return num_there >= core.num_pages, num_there == core.num_reserved_pages + (core.target != NO_ROW)
 
     @property
     def pinned(self) -> IntArray | None:

@@ -143,14 +143,11 @@ class Pager:
         """A call is to be computed. None: all its pages are in memory, and pinned now. Else `then` is told later,
         unless the ticket is given to `cancel`; NoSpace: they never will be.
         """
-        table, pool = reservation.table, self._pool
-        pages, row = reservation.needed(), table.row
-        num_new = reservation.num_new_pages
-        num_old = pages.size - num_new
-        frames = pool.store.of[pages]
+        table = reservation.table
+        row, (file_is_there, all_is_there) = table.row, reservation.where()
         if row != NO_ROW:
-            self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
-        if int(frames.min()) != NOWHERE and not self._is_anybody_before(table, priority):
+            self._note_use(row, is_hidden=file_is_there)
+        if all_is_there and not self._is_anybody_before(table, priority):
             reservation.ready()
             return None
         reservation.forget_frames()
@@ -159,6 +156,8 @@ class Pager:
             reservation.give_frames(frames)
             reservation.ready()
 
+        pages, num_new = reservation.needed(), reservation.num_new_pages
+        num_old = pages.size - num_new
         ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
         self._ask(ticket)

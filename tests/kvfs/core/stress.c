@@ -120,7 +120,7 @@ static void step(void) {
     if (!*table) {
         if (!other || below(4) == 0)
             HOLDS(*table = core_table_new(&pool, account, 0, 0, NULL, 0));
-        else if (core_fork(other, account, other->length, other->slots, other->num_pages, table))
+        else if (core_fork(other, account, table))
             *table = NULL;
         if (*table && below(4))
             (*table)->row = at;
