@@ -236,6 +236,8 @@ core_outcome core_forget_room(core_table *table);
 int64_t core_pages_to_zero(core_table *table, int64_t num, int32_t *pages);
 /* The page numbers that cover it, from the file's first entry on. */
 void core_reserved_pages(const core_table *table, int32_t *pages);
+/* The copy that a step makes first: from a frame, to a frame, so many entries. 0: there is none. */
+_Bool core_copy(const core_table *table, int32_t copy[3]);
 /* Frames of the first pages; 0: one is not in memory. */
 _Bool core_frames(const core_table *table, int64_t num_pages, int32_t *frames);
 

@@ -292,6 +292,15 @@ void core_reserved_pages(const core_table *table, int32_t *pages) {
         pages[table->num_pages - 1] = table->target;
 }
 
+_Bool core_copy(const core_table *table, int32_t copy[3]) {
+    if (table->target == CORE_NOBODY)
+        return 0;
+    copy[0] = core_number(table->pool->page.frame[table->slots[table->num_pages - 1]]);
+    copy[1] = core_number(table->pool->page.frame[table->target]);
+    copy[2] = table->num_copied;
+    return 1;
+}
+
 _Bool core_frames(const core_table *table, int64_t num_pages, int32_t *frames) {
     for (int64_t place = 0; place < num_pages; place++)
         if ((frames[place] = core_number(table->pool->page.frame[page_at(table, place)])) == CORE_NOBODY)

@@ -305,10 +305,10 @@ class Reservation:
         assert are_there, f"pages {self.pages} are not all in memory"
         return found
 
-    def frame_copies(self) -> list[tuple[int, int, int]]:
-        """Copies of pages that a decoder makes before it computes anything: (source, target, entries)."""
-        of, num = self.table.pool.store.of, int(self.table.core.num_copied)
-        return [(int(of[source]), int(of[target]), num) for source, target in self.copies]
+    def frame_copies(self) -> IntArray:
+        """Copies of pages that a decoder makes before it computes anything: source, target and entries of each."""
+        found = np.empty(3, np.int32)
+        return found if lib.core_copy(self.table.core, pointer(found)) else _NO_PAGES
 
     def extend(self, positions: IntArray) -> None:
         """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""

@@ -49,7 +49,7 @@ class Member:
         pages = reservation.frames()
         positions = np.ascontiguousarray(reservation.positions)
         tokens = np.ascontiguousarray(reservation.tokens)
-        copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
+        copies = reservation.frame_copies()
         self._keep += [pages, tokens, positions, copies]
         deadline_ns = lib.SYM_NO_DEADLINE
         if call.deadline_s is not None:

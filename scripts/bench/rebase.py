@@ -113,7 +113,8 @@ class Bench:
             tuple(memoryview(row) for row in rows),
         )
         began = time.perf_counter()
-        self.decoder.step(StepBatch((chunk,), tuple(reservation.frame_copies())))
+        copies = reservation.frame_copies().reshape(-1, 3).tolist()
+        self.decoder.step(StepBatch((chunk,), tuple(map(tuple, copies))))
         if not wanted:
             self.computed_s += time.perf_counter() - began
             self.num_computed += len(tokens)

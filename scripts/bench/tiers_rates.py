@@ -56,7 +56,7 @@ class Here:
         count = num_pages * PAGE_ENTRIES
         reservation = self.fs.reserve(file, np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
         data = np.random.default_rng(seed).bytes(self.arena.page_bytes)
-        for frame in reservation.frames(num_pages).tolist():
+        for frame in reservation.frames().tolist():
             self.arena.writable(frame)[:] = data
         commit_all(reservation)
         self.fs.committed(file)

@@ -130,7 +130,7 @@ class FakeDecoder:
     def step(self, reservation: Reservation) -> None:
         for page in reservation.pages_to_zero(reservation.tokens.size):
             reservation.table.pool.store.zero(page)
-        for source, target, count in reservation.frame_copies():
+        for source, target, count in reservation.frame_copies().reshape(-1, 3).tolist():
             self.store.copy(source, target, count)
         pages, start = reservation.frames(), reservation.start
         previous = float(self.moved_entries(pages[: pages_for(start)], start)[0][-1]) if start else 0.0

@@ -150,12 +150,12 @@ def test_a_tail_is_copied_as_far_as_it_is_filled_and_whole_over_bytes_of_others(
     fork = anns.fork()
     decoder.append(anns, [6])
     reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies() == [(0, 1, 3)]
+    assert reservation.frame_copies().tolist() == [0, 1, 3]
     reservation.abort()
     decoder.append(bobs, range(100, 132))
     bobs.close()
     reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies() == [(0, 1, 32)]
+    assert reservation.frame_copies().tolist() == [0, 1, 32]
     decoder.step(reservation)
     assert (store.entries[1, :, :, :, 4:] == store.entries[0, :, :, :, 4:]).all(), "nothing is left of bob's"
 
