@@ -394,12 +394,16 @@ class FileSystem:
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
-    def reserve(self, handle: OpenKv, tokens: npt.ArrayLike, positions: npt.ArrayLike) -> Reservation:
-        """Room for new entries; end it with its `commit` and then `committed(handle)`, or with its `abort`."""
+    def reserve(
+        self, handle: OpenKv, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0
+    ) -> Reservation:
+        """Room for new entries: see `PageTable.reserve`. End it with its commits, and `committed(handle)` after each, or
+        with its `abort`.
+        """
         self._require_writable(handle)
         if handle.table.reservation is not None:
             raise Busy(f"{self.name_of(handle)}: another call is appending to it")
-        return handle.table.reserve(tokens, positions)
+        return handle.table.reserve(tokens, positions, num_ahead)
 
     def committed(self, handle: OpenKv) -> None:
         """Say that a reservation of this handle was committed: the file has changed."""

@@ -219,9 +219,14 @@ void core_row_remove(core_table *table);
 /* A use of the file begins: how long it was not used, 0 if that is not worth counting. */
 double core_begin_use(core_pool *pool, int32_t row, double now_s);
 
-/* The reservation. */
-core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num);
-core_outcome core_extend(core_table *table, const int32_t *positions, int64_t num);
+/* The position of an entry that is there or reserved; -1 before the first. */
+int32_t core_position(const core_table *table, int64_t entry);
+
+/* The reservation, of so many entries; without positions these go on from the last entry's. Then `num_ahead` entries more,
+ * whose tokens are not known yet, and whose positions go on. */
+core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num,
+                          int64_t num_ahead);
+core_outcome core_extend(core_table *table, int64_t num_ahead);
 core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num);
 core_outcome core_abort(core_table *table);
 /* How many of its pages are in memory, up to the first that is not: those of the file, and then the new ones. */

@@ -42,19 +42,22 @@ static void set_fill(core_pool *pool, int32_t page, int fill, const core_account
         pool->frame.bytes_in[frame] = CORE_SEVERAL;
 }
 
-/* Entries into pages that are reserved. Without tokens these are zeros. */
+int32_t core_position(const core_table *table, int64_t entry) {
+    return entry < 0 ? -1 : table->pool->page.positions[page_at(table, entry / PAGE_SLOTS)][entry % PAGE_SLOTS];
+}
+
+/* Entries into pages that are reserved. Without tokens these are zeros, without positions they go on. */
 static void write(core_table *table, int64_t first, int64_t stop, const int32_t *tokens, const int32_t *positions) {
     core_pool *pool = table->pool;
+    int32_t position = core_position(table, first - 1);
     for (int64_t at = first, end; at < stop; at = end) {
         int32_t page = page_at(table, at / PAGE_SLOTS), slot = at % PAGE_SLOTS;
         end = at - slot + PAGE_SLOTS < stop ? at - slot + PAGE_SLOTS : stop;
-        size_t num_bytes = (end - at) * sizeof(int32_t);
-        if (tokens)
-            memcpy(pool->page.tokens[page] + slot, tokens + (at - first), num_bytes);
-        else
-            memset(pool->page.tokens[page] + slot, 0, num_bytes);
-        memcpy(pool->page.positions[page] + slot, positions + (at - first), num_bytes);
-        set_fill(pool, page, slot + (end - at), table->account);
+        for (int64_t i = at - first; i < end - first; i++, slot++) {
+            pool->page.tokens[page][slot] = tokens ? tokens[i] : 0;
+            pool->page.positions[page][slot] = positions ? positions[i] : ++position;
+        }
+        set_fill(pool, page, slot, table->account);
     }
 }
 
@@ -89,12 +92,14 @@ static void append_to_copy(core_table *table, int slot) {
     mix(table->pool, target);
 }
 
-core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num) {
+core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num,
+                          int64_t num_ahead) {
     core_pool *pool = table->pool;
+    int64_t all = num + num_ahead;
     int slot = table->length % PAGE_SLOTS;
     int32_t place = table->num_pages, last = slot ? table->slots[place - 1] : CORE_NOBODY;
     _Bool is_copying = slot && pool->page.fill[last] != slot && pool->page.refcount[last] != 1;
-    int32_t num_new = core_pages_for(table->length + num) - place + is_copying;
+    int32_t num_new = core_pages_for(table->length + all) - place + is_copying;
     if (num_new) {
         if (!core_has_slots(table, (int64_t)place + num_new))
             return CORE_NO_MEMORY;
@@ -105,7 +110,7 @@ core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_
     }
     table->is_reserved = 1;
     table->start = table->length;
-    table->num_entries = num;
+    table->num_entries = all;
     table->owner = table->account->number;
     table->num_reserved_pages = place + num_new;
     table->num_zeroed = place;
@@ -115,13 +120,14 @@ core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_
     else if (slot)
         append_in_place(table, last, slot);
     write(table, table->start, table->start + num, tokens, positions);
+    write(table, table->start + num, table->start + all, NULL, NULL);
     return CORE_DONE;
 }
 
-core_outcome core_extend(core_table *table, const int32_t *positions, int64_t num) {
+core_outcome core_extend(core_table *table, int64_t num_ahead) {
     core_pool *pool = table->pool;
     int64_t first = table->start + table->num_entries;
-    int32_t place = table->num_reserved_pages, num_new = core_pages_for(first + num) - place;
+    int32_t place = table->num_reserved_pages, num_new = core_pages_for(first + num_ahead) - place;
     if (num_new) {
         if (!core_has_slots(table, (int64_t)place + num_new + 1))
             return CORE_NO_MEMORY;
@@ -139,8 +145,8 @@ core_outcome core_extend(core_table *table, const int32_t *positions, int64_t nu
         table->num_reserved_pages += num_new;
         put_target(table);
     }
-    table->num_entries += num;
-    write(table, first, first + num, NULL, positions);
+    table->num_entries += num_ahead;
+    write(table, first, first + num_ahead, NULL, NULL);
     return CORE_DONE;
 }
 

@@ -118,10 +118,7 @@ class PageTable:
     @property
     def next_position(self) -> int:
         """The position after the last entry's; 0 for an empty table."""
-        if self.length == 0:
-            return 0
-        last = self.length - 1
-        return int(self.pool.positions[self.core.slots[last // PAGE_ENTRIES], last % PAGE_ENTRIES]) + 1
+        return int(lib.core_position(self.core, self.core.length - 1)) + 1
 
     @property
     def exclusive_pages(self) -> int:
@@ -175,16 +172,26 @@ class PageTable:
         self.pool.done(lib.core_table_close(self.core), self._owner)
         self.core = _CLOSED
 
-    def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike) -> Reservation:
-        """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing."""
+    def reserve(
+        self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0
+    ) -> Reservation:
+        """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
+
+        Without positions they go on from the last entry's. `num_ahead`: room for so many entries behind those, whose
+        tokens are not known yet.
+        """
         assert not self.closed
         assert self.reservation is None
-        tokens, positions = np.asarray(tokens, np.int32), np.asarray(positions, np.int32)
+        tokens, places = np.asarray(tokens, np.int32), ffi.NULL
         num = tokens.size
-        assert 0 < num == len(tokens) == len(positions) == positions.size
-        outcome = lib.core_reserve(self.core, pointer(tokens), pointer(positions), num)
-        self.done(outcome, self.length + num)
-        self.reservation = Reservation(self, tokens, positions)
+        assert 0 < num == len(tokens)
+        if positions is not None:
+            positions = np.asarray(positions, np.int32)
+            assert positions.shape == tokens.shape
+            places = pointer(positions)
+        outcome = lib.core_reserve(self.core, pointer(tokens), places, num, num_ahead)
+        self.done(outcome, self.length + num + num_ahead)
+        self.reservation = Reservation(self)
         return self.reservation
 
     def done(self, outcome: int, num_entries: int) -> None:
@@ -219,12 +226,10 @@ class PageTable:
 class Reservation:
     """Room for new entries of one table: what a step needs to compute them. End it with `commit_first` or `abort`."""
 
-    __slots__ = ("positions", "table", "tokens")
+    __slots__ = ("table",)
 
-    def __init__(self, table: PageTable, tokens: IntArray, positions: IntArray) -> None:
+    def __init__(self, table: PageTable) -> None:
         self.table = table
-        self.tokens = tokens
-        self.positions = positions
 
     @property
     def is_open(self) -> bool:
@@ -233,12 +238,41 @@ class Reservation:
 
     @property
     def start(self) -> int:
-        """Entry index of tokens[0]."""
+        """The first entry that is not committed."""
         return int(self.table.core.start)
 
     @property
+    def num_entries(self) -> int:
+        """Entries from `start` on."""
+        return int(self.table.core.num_entries)
+
+    @property
+    def stop(self) -> int:
+        """The entry behind the last."""
+        return self.start + self.num_entries
+
+    @property
+    def tokens(self) -> IntArray:
+        """Tokens of its entries; 0: not known yet."""
+        return self._entries(self.table.pool.tokens)
+
+    @property
+    def positions(self) -> IntArray:
+        """Positions of its entries."""
+        return self._entries(self.table.pool.positions)
+
+    def _entries(self, column: IntArray) -> IntArray:
+        begin = self.start // PAGE_ENTRIES
+        whole: IntArray = column[self.pages[begin:]].reshape(-1)
+        return whole[self.start - begin * PAGE_ENTRIES :][: self.num_entries]
+
+    def position(self, entry: int) -> int:
+        """The position of an entry, of the file's or of its own."""
+        return int(lib.core_position(self.table.core, entry))
+
+    @property
     def num_pages(self) -> int:
-        """Pages that cover every entry below `start + len(tokens)`."""
+        """Pages that cover every entry below `stop`."""
         return int(self.table.core.num_reserved_pages)
 
     @property
@@ -249,7 +283,7 @@ class Reservation:
 
     @property
     def pages(self) -> IntArray:
-        """Page table that covers every entry below `start + len(tokens)`."""
+        """Page table that covers every entry below `stop`."""
         found = np.empty(self.num_pages, np.int32)
         lib.core_reserved_pages(self.table.core, pointer(found))
         return found
@@ -310,13 +344,9 @@ class Reservation:
         found = np.empty(3, np.int32)
         return found if lib.core_copy(self.table.core, pointer(found)) else _NO_PAGES
 
-    def extend(self, positions: IntArray) -> None:
+    def extend(self, num_ahead: int) -> None:
         """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""
-        positions = np.asarray(positions, np.int32)
-        outcome = lib.core_extend(self.table.core, pointer(positions), positions.size)
-        self.table.done(outcome, self.start + self.tokens.size + positions.size)
-        self.tokens = np.concatenate((self.tokens, np.zeros(positions.size, np.int32)))
-        self.positions = np.concatenate((self.positions, positions))
+        self.table.done(lib.core_extend(self.table.core, num_ahead), self.stop + num_ahead)
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
         """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.
@@ -333,9 +363,7 @@ class Reservation:
         core = self.table.core
         outcome = lib.core_commit(core, pointer(tokens), tokens.size)
         assert outcome != lib.CORE_BROKEN, "more entries than are reserved, or pages of others were not zeroed"
-        if core.is_reserved:
-            self.tokens, self.positions = self.tokens[tokens.size :], self.positions[tokens.size :]
-        else:
+        if not core.is_reserved:
             self.table.reservation = None
         self._done(outcome)
 

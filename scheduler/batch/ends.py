@@ -81,7 +81,7 @@ class Ends:
         reservation = call.reservation
         assert reservation is not None
         call.num_appended += len(call.tokens)
-        reservation.commit_first(reservation.tokens)
+        reservation.commit_first(call.tokens)
         self._fs.committed(call.file)
         call.reservation = None
         call.early = None  # its entries are there

@@ -158,7 +158,7 @@ class GenerateCall(FileCall):
         if self._most_to_emit is None:
             self._note_turn()
             # The last token that is emitted is not computed, so it needs no position.
-            room = max_positions - int(reservation.positions[len(self.tokens) - 1])
+            room = max_positions - reservation.position(reservation.start + len(self.tokens) - 1)
             self._most_to_emit = self.generation.num_to_emit = min(self._max_tokens or room, room)
             self.generation.is_guided = self.grammar is not None
 

@@ -261,7 +261,7 @@ class CallsInFlight:
         assert reservation is not None
         if self._expect is not None:
             self._expect(reservation.frames())
-        stale = reservation.pages_to_zero(len(reservation.tokens))
+        stale = reservation.pages_to_zero(reservation.num_entries)
         if not stale:
             self._join(call)
             return
@@ -296,7 +296,7 @@ class CallsInFlight:
         reservation = member.call.reservation
         if reservation is None or not reservation.is_open or not self._room.extend(member.call, reservation):
             return  # all of it is used up already: the file gets room as any other, when it goes on
-        stale = reservation.pages_to_zero(len(reservation.tokens))
+        stale = reservation.pages_to_zero(reservation.num_entries)
         if stale:
             member.call.move(CallState.EXTENDING)
             self._run.aside.ask(partial(self._zero, stale), partial(self._has_more, member))

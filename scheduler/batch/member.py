@@ -47,8 +47,8 @@ class Member:
         call, reservation = self.call, self.call.reservation
         assert reservation is not None
         pages = reservation.frames()
-        positions = np.ascontiguousarray(reservation.positions)
-        tokens = np.ascontiguousarray(reservation.tokens)
+        tokens = np.ascontiguousarray(call.tokens)
+        positions = None if call.positions is None else np.ascontiguousarray(call.positions)
         copies = reservation.frame_copies()
         self._keep += [pages, tokens, positions, copies]
         deadline_ns = lib.SYM_NO_DEADLINE
@@ -72,12 +72,13 @@ class Member:
                 "copies": ints(copies),
                 "num_copies": copies.size // 3,
                 "tokens": ints(tokens),
-                "positions": ints(positions),
+                "positions": ffi.NULL if positions is None else ints(positions),
+                "position": reservation.position(reservation.start),
                 "num_tokens": len(call.tokens),
                 "first": reservation.start,
-                "capacity": reservation.start + len(reservation.tokens),
+                "capacity": reservation.stop,
                 "num_rows": call.num_rows,
-                "max_rows": 0 if call.caller.program.num_tokens_left is None else len(reservation.tokens),
+                "max_rows": 0 if call.caller.program.num_tokens_left is None else reservation.num_entries,
             },
         )
         member.kind = self.kind
@@ -85,7 +86,7 @@ class Member:
             self._add_call(member)
             return member
         assert isinstance(call, PredCall | GenerateCall)
-        self.log = np.empty(len(reservation.tokens), np.int32)
+        self.log = np.empty(reservation.num_entries, np.int32)
         member.log = ints(self.log)
         memory = call.channel.memory  # kept: the program may go while a step is under way
         member.server = ffi.cast("sym_server *", address(memory[0]))
@@ -147,7 +148,7 @@ class Member:
         assert reservation is not None
         pages = reservation.frames()
         first = self.record.first
-        log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
+        log = np.empty(reservation.stop - first, np.int32)
         lib.sym_loop_extend(loop, self.index, ints(pages), ints(log), first + len(log))
         self.log = log
         self.is_low = False

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from decoder.batch import IntArray
 from kvfs.fs import FileSystem
 from kvfs.pages.pool import pages_for
 from kvfs.pages.table import Reservation
@@ -35,8 +32,7 @@ class Room:
                 f"a file of {num_entries} entries does not fit the GPU, which has room for {self.max_entries}: start "
                 "the daemon with more --gpu-memory"
             )
-        positions = self._positions(call)
-        next_position = int(positions[-1]) + 1
+        next_position = self._next_position(call)
         call.caller.program.require(len(call.tokens), pages_for(num_entries) - pages_for(call.file.table.length))
         num_left, num_more = call.caller.program.num_tokens_left, call.num_ahead
         if num_left is not None and num_more is not None:
@@ -45,25 +41,22 @@ class Room:
         if num_left is not None:
             ahead = min(ahead, num_left - len(call.tokens))
         if ahead:
-            tokens, places = np.zeros((2, len(call.tokens) + ahead), np.int32)
-            tokens[:-ahead], places[:-ahead] = call.tokens, positions
-            places[-ahead:] = np.arange(next_position, next_position + ahead)
             try:
-                return self.fs.reserve(call.file, tokens, places)
+                return self.fs.reserve(call.file, call.tokens, call.positions, ahead)
             except (NoSpace, OverQuota):
                 pass  # then as many as are asked for, or nothing
-        return self.fs.reserve(call.file, call.tokens, positions)
+        return self.fs.reserve(call.file, call.tokens, call.positions)
 
     def extend(self, call: FileCall, reservation: Reservation) -> bool:
         """Reserve some more, before what is reserved is used up. False: there is none now."""
         if call.caller.program.num_tokens_left is not None:
             return False  # it is looked at how many are left when all of it is used up, and counted
-        next_position = int(reservation.positions[-1]) + 1
-        ahead = self._num_ahead(reservation.start + len(reservation.tokens), next_position, AHEAD_ENTRIES)
+        stop = reservation.stop
+        ahead = self._num_ahead(stop, reservation.position(stop - 1) + 1, AHEAD_ENTRIES)
         if not ahead:
             return False
         try:
-            reservation.extend(np.arange(next_position, next_position + ahead, dtype=np.int32))
+            reservation.extend(ahead)
         except (NoSpace, OverQuota):
             return False
         return True
@@ -81,10 +74,10 @@ class Room:
             ahead = min(ahead, self.max_entries - num_entries)
         return max(0, min(ahead, self.max_positions - next_position))
 
-    def _positions(self, call: FileCall) -> IntArray:
-        """Return the positions that were given, or else those behind the last entry's."""
+    def _next_position(self, call: FileCall) -> int:
+        """Return the position behind the call's entries. Invalid: they end beyond the model's context."""
         if call.positions is not None:
-            return call.positions
+            return int(call.positions[-1]) + 1
         first = call.file.table.next_position
         end = first + len(call.tokens)
         if end > self.max_positions:
@@ -94,4 +87,4 @@ class Room:
                 "(/undo, kv_truncate), sum them up (symphony run compact FILE NEW), or keep a window of it (as the "
                 "program windowed does)"
             )
-        return np.arange(first, end, dtype=np.int32)
+        return end

@@ -191,7 +191,12 @@ class Model:
 
     # ---- reservations
 
-    def reserve(self, table: Table, tokens: list[int], positions: list[int]) -> None:
+    def reserve(self, table: Table, tokens: list[int], positions: list[int] | None, num_ahead: int) -> None:
+        if positions is None:
+            first = self._position(table.pages, table.length - 1) + 1
+            positions = list(range(first, first + len(tokens)))
+        tokens = tokens + num_ahead * [0]
+        positions = positions + [positions[-1] + 1 + number for number in range(num_ahead)]
         owner, slot = table.account.number, table.length % PAGE_ENTRIES
         last = table.pages[-1] if slot else NONE
         copies = bool(slot) and self.fill[last] != slot and self.refcount[last] != 1
@@ -222,10 +227,15 @@ class Model:
             self.tokens[page][slot], self.positions[page][slot] = token, position
             self.set_fill(page, slot + 1, table.account.number)
 
-    def extend(self, table: Table, positions: list[int]) -> None:
+    def _position(self, pages: list[int], entry: int) -> int:
+        return -1 if entry < 0 else self.positions[pages[entry // PAGE_ENTRIES]][entry % PAGE_ENTRIES]
+
+    def extend(self, table: Table, num: int) -> None:
         room = table.room
         assert room is not None
         first = table.length + room.num
+        last = self._position(room.pages, first - 1)
+        positions = [last + 1 + number for number in range(num)]
         num_new = _pages_for(first + len(positions)) - len(room.pages)
         new, stale = self.allocate(num_new, table.account, may_wait=False) if num_new else ([], [])
         if room.pinned:

@@ -78,7 +78,7 @@ static void open_all(void) {
 static void reserve_and_more(core_table *table) {
     int num = 1 + below(MOST);
     if (!table->is_reserved) {
-        core_reserve(table, numbers, numbers, num);
+        core_reserve(table, numbers, below(2) ? numbers : NULL, num, below(4) ? 0 : below(MOST));
         return;
     }
     switch (below(8)) {
@@ -86,7 +86,7 @@ static void reserve_and_more(core_table *table) {
         HOLDS(core_abort(table) == CORE_DONE);
         return;
     case 1:
-        core_extend(table, numbers, num);
+        core_extend(table, num);
         return;
     case 2:
         HOLDS(table->is_pinned || core_forget_room(table) == CORE_DONE);

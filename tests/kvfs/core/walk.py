@@ -142,8 +142,12 @@ class Walk:
         if (found := self.table(is_reserved=False)) is None:
             return
         num = self.rng.choice(COUNTS)
-        tokens, positions = self._entries(num), self._entries(num)
-        self.both(lambda: found[0].reserve(tokens, positions), lambda: self.model.reserve(found[1], tokens, positions))
+        tokens, positions = self._entries(num), self.rng.choice([None, self._entries(num)])
+        ahead = self.rng.choice([0, *COUNTS])
+        self.both(
+            lambda: found[0].reserve(tokens, positions, ahead),
+            lambda: self.model.reserve(found[1], tokens, positions, ahead),
+        )
 
     def _entries(self, num: int) -> list[int]:
         return [self.rng.randrange(1, 1000) for _ in range(num)]
@@ -151,10 +155,9 @@ class Walk:
     def extend(self) -> None:
         if (found := self.table(is_reserved=True)) is None:
             return
-        positions = self._entries(self.rng.choice(COUNTS))
-        reservation = found[0].reservation
+        num, reservation = self.rng.choice(COUNTS), found[0].reservation
         assert reservation is not None
-        self.both(lambda: reservation.extend(np.array(positions)), lambda: self.model.extend(found[1], positions))
+        self.both(lambda: reservation.extend(num), lambda: self.model.extend(found[1], num))
 
     def to_zero(self) -> None:
         if (found := self.table(is_reserved=True)) is not None:
@@ -331,7 +334,7 @@ class Walk:
         assert room is not None
         assert reservation.pages.tolist() == room.pages
         assert sorted(reservation.new_pages.tolist()) == sorted(room.new)
-        assert (reservation.start, reservation.tokens.size) == (expected.length, room.num)
+        assert (reservation.start, reservation.num_entries) == (expected.length, room.num)
         pinned = None if reservation.pinned is None else sorted(reservation.pinned.tolist())
         assert pinned == (sorted(room.pinned) or None)
         copies = reservation.copies

@@ -289,9 +289,8 @@ class Storm:
         assert handle is not None
         await self._some_time()
         if rng.random() < 0.1:
-            last = int(reservation.positions[-1]) + 1
             with suppress(SymError):
-                reservation.extend(np.arange(last, last + rng.choice((1, 20)), dtype=np.int32))
+                reservation.extend(rng.choice((1, 20)))
         house.decoder.step(reservation)
         await self._some_time()
         how = rng.random()
