@@ -397,7 +397,7 @@ class FileSystem:
     def reserve(
         self, handle: OpenKv, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0
     ) -> Reservation:
-        """Room for new entries: see `PageTable.reserve`. End it with its commits, and `committed(handle)` after each, or
+        """Room for new entries: see `PageTable.reserve`. End it with commits, each followed by `committed(handle)`, or
         with its `abort`.
         """
         self._require_writable(handle)

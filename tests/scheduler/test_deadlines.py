@@ -274,7 +274,7 @@ def test_a_grammar_that_is_being_compiled_does_not_hold_up_a_deadline(asking, mo
         was_waited_for.append(may_end.wait(10))
 
     monkeypatch.setattr(Grammars, "compile", compile_for_long)
-    asked = options(grammar={"kind": "json", "source": "{}"}, deadline_us=1000)
+    asked = options(grammar={"kind": "json", "source": "{}"}, deadline_us=100_000)
     ((args, _, error),) = asking.ask(generate(int32(1) + GREEDY + asked))
     assert was_waited_for == []
     may_end.set()
