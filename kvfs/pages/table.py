@@ -172,9 +172,7 @@ class PageTable:
         self.pool.done(lib.core_table_close(self.core), self._owner)
         self.core = _CLOSED
 
-    def reserve(
-        self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0
-    ) -> Reservation:
+    def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
         """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
 
         Without positions they go on from the last entry's. `num_ahead`: room for so many entries behind those, whose
