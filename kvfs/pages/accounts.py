@@ -431,6 +431,11 @@ class Accounts:
             account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
 
+    def holds(self, number: int, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Give which pages an account holds, as `Account.holds`. None is made: any thread may ask."""
+        account = self._accounts.get(number)
+        return np.zeros(pages.size, np.bool_) if account is None else account.holds(pages)
+
     def grow(self, num_pages: int) -> None:
         """Count more pages. Each domain counts all of them, so domains take more of the daemon's memory."""
         self.num_pages = num_pages

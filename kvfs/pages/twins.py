@@ -48,7 +48,7 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
     # Of a copy: flatnonzero counts, and then looks again; what has changed between leaves numbers that are none.
     known = np.flatnonzero(pool.has_digest[: pool.top].copy()).astype(np.int32)
     known = known[pool.owners_of(known) == owner]
-    known = known[pool.accounts.of(owner).holds(known)]
+    known = known[pool.accounts.holds(owner, known)]
     if not known.size:
         return twins
     keys = _keys(pool.digests[known])
@@ -67,7 +67,7 @@ def true_twins(
         & pool.has_digest[twins]
         & (pool.fill[twins] == PAGE_ENTRIES)
         & (pool.owners_of(twins) == owner)
-        & pool.accounts.of(owner).holds(twins)
+        & pool.accounts.holds(owner, twins)
     )
     # The rest is compared for those alone that passed: it is most of the work.
     candidates = np.flatnonzero(true)
