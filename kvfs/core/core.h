@@ -44,7 +44,7 @@ typedef enum {
 enum {
     CORE_RING = 1,    /* for the pager: few frames are free, or pages were let go that may be awaited */
     CORE_LEFT = 2,    /* `left` has pages */
-    CORE_CHARGED = 4, /* accounts that are watched were charged, or got something back: `has_news` says which */
+    CORE_CHARGED = 4, /* accounts that are watched were charged, or got something back: `told`, by `next_told` */
 };
 
 /* Sizes of pages. Pages of other models have numbers one after the other. */
@@ -95,6 +95,7 @@ typedef struct core_account core_account;
 struct core_account {
     int64_t number;
     core_account *parent; /* NULL: a uid's */
+    core_account *next_told;
     page_counts pages;
     const core_sizes *sizes;
     int64_t page_bytes;  /* of the pages that are counted, together */
@@ -103,7 +104,7 @@ struct core_account {
     int64_t most_bytes, most_files; /* below 0: no limit */
     core_holdings *holdings;        /* of a uid's */
     core_total *total;
-    _Bool is_watched, has_news;
+    _Bool is_watched, has_news, is_told; /* is_told: in the pool's list of those */
 };
 
 /* A page that lost its last reference, and what it had: the core has forgotten both. */
@@ -128,6 +129,7 @@ typedef struct {
     int64_t low_water;    /* free frames: CORE_RING when there are fewer */
     _Bool is_awaited;     /* a call waits for frames */
     int32_t news;
+    core_account *told;
     core_left *left;
     int64_t num_left, left_room;
     int32_t *scratch;
@@ -166,6 +168,9 @@ int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t n
 
 _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
 core_outcome core_hold(core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
+
+/* Whether all accounts together may have so many other bytes more: at most 2^61, so that no sum overflows. */
+_Bool core_may_count(const core_total *total, int64_t other_bytes);
 
 /* Whether there is room for so many more files, and other bytes, in all of them. */
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes);
@@ -233,7 +238,7 @@ core_outcome core_abort(core_table *table);
 int32_t core_num_there(const core_table *table);
 /* Its pages are in memory and stay there, until it is over or `core_unpin`: a use of the file. */
 core_outcome core_pin(core_table *table);
-void core_unpin(core_table *table);
+core_outcome core_unpin(core_table *table);
 /* Frames for its new pages that have none, as many; and back from all new ones, which hold nothing yet. */
 void core_give_room(core_table *table, const int32_t *frames);
 core_outcome core_forget_room(core_table *table);

@@ -29,10 +29,15 @@ _Bool core_has_memory(core_pool *pool, int64_t num) {
     return (scratch && left) || !num;
 }
 
-static void note_charge(core_pool *pool, const core_account *account) {
-    for (; account; account = account->parent)
-        if (account->has_news)
-            pool->news |= CORE_CHARGED;
+static void note_charge(core_pool *pool, core_account *account) {
+    for (; account; account = account->parent) {
+        if (!account->has_news || account->is_told)
+            continue;
+        account->is_told = 1;
+        account->next_told = pool->told;
+        pool->told = account;
+        pool->news |= CORE_CHARGED;
+    }
 }
 
 void core_bind(core_pool *pool, int64_t owner, const int32_t *pages, int64_t num, const int32_t *frames,

@@ -96,6 +96,8 @@ core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_
                           int64_t num_ahead) {
     core_pool *pool = table->pool;
     int64_t all = num + num_ahead;
+    if (table->is_reserved)
+        return CORE_BROKEN;
     int slot = table->length % PAGE_SLOTS;
     int32_t place = table->num_pages, last = slot ? table->slots[place - 1] : CORE_NOBODY;
     _Bool is_copying = slot && pool->page.fill[last] != slot && pool->page.refcount[last] != 1;
@@ -168,24 +170,27 @@ core_outcome core_pin(core_table *table) {
 }
 
 /* Nothing computes with these pages any more. */
-static void unpin(core_pool *pool, const int32_t *pages, int32_t num) {
+static core_outcome unpin(core_pool *pool, const int32_t *pages, int32_t num) {
     double now = core_now_s();
-    counts_subtract(&pool->pins, pages, num);
+    if (counts_subtract(&pool->pins, pages, num) < 0)
+        return CORE_BROKEN;
     for (int32_t i = 0; i < num; i++)
         pool->page.last_use[pages[i]] = now;
     if (pool->is_awaited)
         pool->news |= CORE_RING;
+    return CORE_DONE;
 }
 
-void core_unpin(core_table *table) {
+core_outcome core_unpin(core_table *table) {
     if (table->marked_page != CORE_NOBODY)
         table->pool->page.num_reserved[table->marked_page] = 0;
+    table->marked_page = CORE_NOBODY;
     if (!table->is_pinned)
-        return;
-    unpin(table->pool, table->slots, core_num_needed(table));
+        return CORE_DONE;
     table->is_pinned = 0;
     if (table->row != CORE_NOBODY)
         table->pool->row.last_use_s[table->row] = core_now_s();
+    return unpin(table->pool, table->slots, core_num_needed(table));
 }
 
 /* What was overwritten, up to that place, holds bytes of the account alone; unless the file changed hands meanwhile. */
@@ -208,12 +213,11 @@ static void claim(core_table *table, int32_t stop) {
 static core_outcome replace_tail(core_table *table) {
     core_pool *pool = table->pool;
     int32_t *last = table->slots + table->num_pages - 1, source = *last;
-    if (table->is_pinned)
-        unpin(pool, &source, 1);
+    core_outcome outcome = table->is_pinned ? unpin(pool, &source, 1) : CORE_DONE;
     *last = table->target;
     table->target = CORE_NOBODY;
     core_leave(table, &source, 1);
-    return core_release(pool, table->account, &source, 1);
+    return outcome ? outcome : core_release(pool, table->account, &source, 1);
 }
 
 core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) {
@@ -222,9 +226,11 @@ core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) 
     int32_t num_pages = core_pages_for(start + num);
     if (!table->is_reserved || num < 1 || num > table->num_entries)
         return CORE_BROKEN;
-    for (int32_t place = table->num_zeroed; place < num_pages; place++)
-        if (table->stale[place])
-            return CORE_BROKEN; /* a page of others was not zeroed */
+    for (int32_t place = table->num_pages; place < num_pages; place++)
+        if (!is_in_memory(pool, table->slots[place]) || (place >= table->num_zeroed && table->stale[place]))
+            return CORE_BROKEN; /* nobody can have computed it, or a page of others was not zeroed */
+    if (table->target != CORE_NOBODY && !is_in_memory(pool, table->target))
+        return CORE_BROKEN;
     if (!core_has_memory(pool, 1))
         return CORE_NO_MEMORY;
     for (int64_t at = start, end; at < start + num; at = end) {
@@ -238,9 +244,9 @@ core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) 
     table->length = table->start += num;
     table->num_entries -= num;
     if (!table->num_entries) {
-        core_unpin(table);
+        core_outcome unpinned = core_unpin(table);
         table->is_reserved = 0;
-        return outcome;
+        return outcome ? outcome : unpinned;
     }
     table->num_zeroed = table->num_zeroed > num_pages ? table->num_zeroed : num_pages;
     table->tail_page = table->start % PAGE_SLOTS ? table->slots[num_pages - 1] : CORE_NOBODY;
@@ -252,18 +258,19 @@ core_outcome core_abort(core_table *table) {
     int32_t *new = table->slots + table->num_pages, num_new = core_num_needed(table) - table->num_pages;
     if (!core_has_memory(pool, num_new))
         return CORE_NO_MEMORY;
-    core_unpin(table);
+    core_outcome unpinned = core_unpin(table);
     if (table->tail_page != CORE_NOBODY)
         set_fill(pool, table->tail_page, table->start % PAGE_SLOTS, table->account);
     core_outcome outcome = core_release(pool, table->account, new, num_new);
     table->num_reserved_pages = table->num_pages;
     table->target = CORE_NOBODY;
     table->is_reserved = 0;
-    return outcome;
+    return outcome ? outcome : unpinned;
 }
 
 void core_give_room(core_table *table, const int32_t *frames) {
     core_pool *pool = table->pool;
+    table->num_zeroed = table->num_pages; /* another frame may hold bytes of others */
     if (table->target != CORE_NOBODY && !is_in_memory(pool, table->target)) {
         uint8_t is_stale;
         core_bind(pool, table->owner, &table->target, 1, frames++, &is_stale);

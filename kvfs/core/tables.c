@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SMALL = 256 }; /* page numbers: as much as a table keeps that is nobody's */
+enum { SMALL = 64 }; /* page numbers: as much as a table keeps that is nobody's */
 
 double core_now_s(void) {
     struct timespec now;

@@ -14,11 +14,12 @@ Owned by the daemon's trio thread; limits are checked before anything changes.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from kvfs.pages.counts import PageCounts, PageSizes
 from kvfs.pages.free_list import IntArray, pointer
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
-from libsym.errors import OverQuota
+from libsym.errors import OverQuota, SymError
 
 FIRST_DOMAIN = 1 << 32
 """Account numbers from here on are domains; a uid is less."""
@@ -230,6 +231,7 @@ class Account:
 
         And for so many other bytes and names besides.
         """
+        self._require_countable(other_bytes)
         for account in self.chain():
             if account.limits.num_bytes is not None:
                 num_new, page_bytes = account.pages.num_new(pages), account.pages.size_of(pages)
@@ -237,13 +239,19 @@ class Account:
 
     def require_bytes(self, other_bytes: int) -> None:
         """Raise OverQuota unless what is no page may grow by so much."""
+        self._require_countable(other_bytes)
         for account in self.chain():
             account.limit_bytes(0, other_bytes)
+
+    def _require_countable(self, other_bytes: int) -> None:
+        if not lib.core_may_count(self.total.core, other_bytes):
+            raise SymError("the daemon counts 2 EiB of plain files in all, holes included, and no more", errno.EFBIG)
 
     def require_files(self, count: int = 1, other_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
         if lib.core_has_room_for_files(self.core, count, other_bytes):
             return
+        self._require_countable(other_bytes)
         for account in self.chain():
             account.limit_bytes(0, other_bytes, num_files=count)
             limit, wanted = account.limits.num_files, account.num_files + count
@@ -458,10 +466,15 @@ class Accounts:
                 account.limits = default
                 account.holdings.limit_bytes = default.memory_bytes
 
-    def tell(self) -> None:
-        """Tell watchers of what the core has charged."""
-        for account in self.total.watched:
-            account.tell()
+    def tell(self, told: Any) -> None:
+        """Tell watchers of accounts that the core has charged: a `core_account`, and those behind it."""
+        numbers = []
+        while told:
+            told.is_told = False
+            numbers.append(told.number)
+            told = told.next_told
+        for number in numbers:
+            self._accounts[number].tell()
 
     def weigh_uids(self, weights: Mapping[int, float]) -> None:
         """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""

@@ -41,8 +41,9 @@ class FreeList:
     def grow(self, num_pages: int) -> None:
         """Have more pages; the new ones are free."""
         taken = np.flatnonzero(~self.bitmap(self.top)).astype(np.int32)
-        self.core = _new_list(num_pages)
-        self.hold(taken)
+        larger = _new_list(num_pages)
+        lib.free_list_set(larger, pointer(taken), len(taken), False)
+        self.core = larger
 
     def take(self, count: int) -> IntArray:
         """Take `count` pages, which must be free: the lowest run that fits, else the lowest pieces."""

@@ -51,16 +51,17 @@ class Kept:
         """No advice keeps these pages any more; a page may be named twice."""
         if not self._num:
             return
-        pages = np.unique(pages[self.until[pages] > 0])
-        for until_s in self.until[pages].tolist():
-            self.left(until_s)
+        pages = np.unique(pages)
+        self.left(self.until[pages])
         self.until[pages] = 0
 
-    def left(self, until_s: float) -> None:
-        """A page that was kept until then was given back."""
-        if until_s in self._num_until:
-            self._num_until[until_s] -= 1
-            self._num -= 1
+    def left(self, until_s: npt.NDArray[np.float64]) -> None:
+        """Pages that were kept until these times are not any more; 0: one was not."""
+        times, nums = np.unique(until_s[until_s > 0], return_counts=True)
+        for time_s, num in zip(times.tolist(), nums.tolist(), strict=True):
+            if time_s in self._num_until:
+                self._num_until[time_s] -= num
+                self._num -= num
 
     def check(self) -> None:
         """Raise AssertionError unless as many pages are kept as is known."""

@@ -48,6 +48,9 @@ _SEVERAL = -1
 
 
 _FIRST_ROWS = 1 << 12
+_FORMATS = {"page": "i4", "slot": "i4", "kept_until": "f8"}
+_OFFSETS = [ffi.offsetof("core_left", name) for name in _FORMATS]
+_LEFT = np.dtype({"names": [*_FORMATS], "formats": [*_FORMATS.values()], "offsets": _OFFSETS})
 NO_ROW = -1
 """In place of a row: no file that there still is."""
 
@@ -275,20 +278,21 @@ class PagePool:
         done(outcome)
 
     def _take_news(self) -> None:
+        """Do Python's part of what the core has done; what may raise is the last."""
         core = self.core
         news, core.news = core.news, 0
-        if news & lib.CORE_LEFT:
-            left, core.num_left = [core.left[at] for at in range(core.num_left)], 0
-            for each in left:
-                if each.kept_until > 0:
-                    self.kept.left(each.kept_until)
-            owners = [(each.page, each.slot) for each in left if each.slot != NO_SLOT]
-            if owners:
-                self.on_disk.left(*np.array(sorted(owners), np.int32).T)
-        if news & lib.CORE_CHARGED:
-            self.accounts.tell()
         if news & lib.CORE_RING:
             self.bell.ring()
+        if news & lib.CORE_CHARGED:
+            told, core.told = core.told, ffi.NULL
+            self.accounts.tell(told)
+        if news & lib.CORE_LEFT:
+            left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy()
+            core.num_left = 0
+            self.kept.left(left["kept_until"])
+            owners = np.sort(left[left["slot"] != NO_SLOT], order="page")
+            if owners.size:
+                self.on_disk.left(owners["page"], owners["slot"])
 
     def require_free(self, count: int, owner: int) -> None:
         """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""

@@ -32,7 +32,7 @@ from libsym.errors import Invalid, OverQuota
 class PageTable:
     """The entries of one KV file. `close` it when nobody needs it any more."""
 
-    __slots__ = ("__weakref__", "_owner", "arena", "core", "pool", "reservation")
+    __slots__ = ("__weakref__", "_had_page_seconds", "_owner", "arena", "core", "pool", "reservation")
 
     def __init__(
         self,
@@ -50,6 +50,8 @@ class PageTable:
         """The arena of all its pages; NO_ARENA: they are another model's."""
         self._owner = owner
         self.reservation: Reservation | None = None
+        self._had_page_seconds = 0.0
+        """Of a table that is closed."""
         if core is None:
             assert len(pages) == pages_for(length)
             account = pool.accounts.of(owner).core
@@ -87,6 +89,7 @@ class PageTable:
 
     def change_owner(self, owner: int) -> None:
         """Charge another account from now on, or raise OverQuota and change nothing."""
+        assert not self.closed
         account = self.pool.accounts.of(owner)
         outcome = lib.core_change_owner(self.core, account.core)
         if outcome == lib.CORE_OVER_QUOTA:
@@ -169,8 +172,11 @@ class PageTable:
         """Give every page back. Not while a reservation is open."""
         assert not self.closed
         assert self.reservation is None
-        self.pool.done(lib.core_table_close(self.core), self._owner)
-        self.core = _CLOSED
+        page_seconds = self.page_seconds
+        outcome = lib.core_table_close(self.core)
+        if outcome == lib.CORE_DONE:  # it may be another table's from now on, whatever goes wrong below
+            self.core, self._had_page_seconds = _CLOSED, page_seconds
+        self.pool.done(outcome, self._owner)
 
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
         """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
@@ -205,7 +211,7 @@ class PageTable:
     @property
     def page_seconds(self) -> float:
         """Pages times the seconds that it had them, until now."""
-        return float(lib.core_page_seconds(self.core))
+        return self._had_page_seconds if self.closed else float(lib.core_page_seconds(self.core))
 
     # The books
 
@@ -315,19 +321,22 @@ class Reservation:
 
     def ready(self) -> None:
         """Pin the `needed` pages, which are in memory, until the reservation is closed: a use of its file."""
+        assert self.is_open
         done(lib.core_pin(self.table.core))
 
     def unpin(self) -> None:
         """Let go of the pages: nothing computes with the reservation any more."""
-        lib.core_unpin(self.table.core)
-        self._done(lib.CORE_DONE)
+        if self.is_open:
+            self._done(lib.core_unpin(self.table.core))
 
     def give_frames(self, frames: IntArray) -> None:
         """To those new pages that have none, and as many."""
+        assert self.is_open
         lib.core_give_room(self.table.core, pointer(frames))
 
     def forget_frames(self) -> None:
         """Give back the frames of the new pages, which hold nothing yet, while the reservation waits."""
+        assert self.is_open
         done(lib.core_forget_room(self.table.core))
 
     def frames(self) -> IntArray:
@@ -344,6 +353,7 @@ class Reservation:
 
     def extend(self, num_ahead: int) -> None:
         """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""
+        assert self.is_open
         self.table.done(lib.core_extend(self.table.core, num_ahead), self.stop + num_ahead)
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
@@ -369,7 +379,8 @@ class Reservation:
         """The step failed: give the room back, as if nothing had been reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
         outcome = lib.core_abort(self.table.core)
-        self.table.reservation = None
+        if not self.table.core.is_reserved:
+            self.table.reservation = None
         self._done(outcome)
 
     def _done(self, outcome: int) -> None:
@@ -377,5 +388,5 @@ class Reservation:
 
 
 _NO_PAGES = np.empty(0, np.int32)
-_CLOSED = ffi.new("core_table *", {"row": NO_ROW, "target": NO_ROW})
+_CLOSED = ffi.new("core_table *", dict.fromkeys(("row", "target", "tail_page", "marked_page"), NO_ROW))
 """In place of a table that was closed."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.pages.free_list import pointer
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from libsym.errors import NoSpace, OverQuota
+from libsym.errors import NoSpace, OverQuota, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, commit_all
 
 ROOT, ANN, BOB = 0, 1001, 1002
@@ -272,6 +274,25 @@ def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, deco
         pool.check([table])
     assert lib.core_refund(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE
     table.close()
+
+
+def test_more_bytes_than_can_be_counted_are_refused_and_nothing_is_charged() -> None:
+    accounts = Accounts(4, 1)
+    domain = accounts.new_domain(accounts.of(ANN), Limits(num_bytes=100), lambda: "a domain")
+    domain.charge_bytes(3)
+    most = (1 << 63) - 1
+    for account in (domain, accounts.of(ANN), accounts.of(BOB)):
+        for require in (account.require_bytes, partial(account.require_files, 1)):
+            with pytest.raises(SymError) as refused:
+                require(most)
+            assert refused.value.errno == errno.EFBIG
+    accounts.of(BOB).charge_bytes(1 << 60)
+    accounts.of(BOB).require_bytes((1 << 60) - 3)
+    with pytest.raises(SymError):
+        accounts.of(BOB).require_bytes((1 << 60) - 2)
+    with pytest.raises(OverQuota):
+        domain.require_bytes(98)
+    assert [account.num_bytes for account in accounts] == [3, 3, 1 << 60]
 
 
 def test_each_uid_has_the_weight_that_it_was_given_also_after_it_was_forgotten() -> None:

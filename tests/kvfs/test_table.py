@@ -532,5 +532,7 @@ def test_page_seconds_are_the_pages_times_how_long_it_had_them(table: PageTable,
     gained, passed_s = table.page_seconds - cut, time.monotonic() - cut_s
     assert 0.02 <= gained <= passed_s, "what is not committed is not had"
     reservation.abort()
+    had = table.page_seconds
     table.close()
+    assert had <= table.page_seconds <= had + time.monotonic() - cut_s, "and what is closed has what it had"
     fork.close()

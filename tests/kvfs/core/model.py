@@ -100,18 +100,22 @@ class Model:
 
     # ---- pages
 
-    def allocate(self, count: int, account: Account, *, may_wait: bool) -> tuple[list[int], list[bool]]:
+    def allocate(
+        self, count: int, account: Account, *, may_wait: bool, frames: list[int] | None = None
+    ) -> tuple[list[int], list[bool]]:
         account.require(count)
         if count > sum(self.free):
             raise Refused
-        has_frames = count <= sum(self.free_frames) - self.num_promised
+        has_frames = frames is not None or count <= sum(self.free_frames) - self.num_promised
         if not has_frames and not may_wait:
             raise Refused
         pages = _take(self.free, count)
         account.charge(pages)
         for page in pages:
             self.refcount[page], self.row[page], self.kept_until[page] = 1, NONE, 0.0
-        stale = self.bind(pages, _take(self.free_frames, count), account.number) if has_frames else [False] * count
+        if has_frames and frames is None:
+            frames = _take(self.free_frames, count)
+        stale = [False] * count if frames is None else self.bind(pages, frames, account.number)
         for page, is_stale in zip(pages, stale, strict=True):
             if is_stale or not has_frames:
                 self.tokens[page], self.positions[page] = [0] * PAGE_ENTRIES, [0] * PAGE_ENTRIES
@@ -330,6 +334,7 @@ class Model:
     def give_room(self, table: Table, frames: list[int]) -> None:
         room = table.room
         assert room is not None
+        room.zeroed = len(table.pages)
         for page, frame in zip(self.missing(table), frames, strict=True):
             (room.stale[page],) = self.bind([page], [frame], room.account)
             if room.source != NONE and page == room.new[0]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +56,20 @@ class HeardBell(Bell):
         return has_rung
 
 
+@dataclass
+class Reader:
+    """A reader's pages, for the audit."""
+
+    pages: IntArray
+    owner: int
+
+    def held_pages(self) -> IntArray:
+        return self.pages
+
+    def check(self) -> None:
+        """Nothing."""
+
+
 class Walk:
     """One walk, by its seed."""
 
@@ -73,11 +90,16 @@ class Walk:
         self.residents = Residents(self.pool)
         self.num_refused = 0
         self.pool.low_water = self.model.low_water = 2
+        self.told: set[int] = set()
+        """Accounts whose watcher was told since the last look."""
+        self.charged = [dict[int, int]() for _ in self.accounts]
+        for account in self.accounts[::2]:
+            accounts.of(account.number).watch(partial(self.told.add, account.number))
         self.acts: dict[Callable[[], None], int] = {
             self.new: 2, self.fork: 8, self.close: 5, self.truncate: 4, self.reserve: 16, self.extend: 4,
             self.commit: 14, self.abort: 4, self.pin: 10, self.unpin: 1, self.give_room: 6, self.forget_room: 2,
             self.to_zero: 8, self.change_owner: 2, self.hold: 2, self.let_go: 2, self.write: 6, self.drop: 6,
-            self.bring: 6, self.set_digest: 2, self.promise: 1,
+            self.bring: 6, self.set_digest: 2, self.promise: 1, self.fill: 3, self.check: 1,
         }  # fmt: skip
 
     def run(self, num: int) -> None:
@@ -197,8 +219,11 @@ class Walk:
 
     def unpin(self) -> None:
         if (found := self.table(is_reserved=True)) is not None:
+            began_s, pages = time.monotonic(), found[0].reservation.pinned
             found[0].reservation.unpin()
             self.model.unpin(found[1])
+            if pages is not None:
+                assert (self.pool.last_use[pages] >= began_s).all()
 
     def forget_room(self) -> None:
         found = self.table(is_reserved=True)
@@ -240,10 +265,33 @@ class Walk:
             self.held.append((pages, account))
 
     def let_go(self) -> None:
+        """All that an account's readers hold, at once: pages are named several times."""
         if self.held:
-            pages, account = self.held.pop(self.rng.randrange(len(self.held)))
+            account = self.rng.choice(self.held)[1]
+            pages = np.concatenate([pages for pages, other in self.held if other is account])
+            self.held = [each for each in self.held if each[1] is not account]
             self.pool.release(pages, account.number)
             self.model.release(pages.tolist(), account)
+
+    def fill(self) -> None:
+        """As an import does, which has its frames first, and overwrites all."""
+        count, account = self.rng.randint(0, 3), self.rng.choice(self.accounts)
+        if count > self.pool.store.num_free:
+            return
+        frames = self._taken(count)
+        done = self.both(
+            lambda: self.pool.allocate(count, account.number, overwritten=True, frames=frames),
+            lambda: self.model.allocate(count, account, may_wait=False, frames=frames.tolist()),
+        )
+        if done is None:
+            self.pool.return_frames(frames)
+            for frame in frames.tolist():
+                self.model.free_frames[frame], self.model.bytes_in[frame] = True, -1
+        else:
+            self.held.append((done[0], account))
+
+    def check(self) -> None:
+        self.pool.check([table for table, _ in self.tables], [Reader(pages, each.number) for pages, each in self.held])
 
     # ---- what others do to pages
 
@@ -316,10 +364,16 @@ class Walk:
         assert sorted(self.ends.disowned) == sorted(model.disowned)
         model.disowned.clear()
         self.ends.disowned.clear()
-        for account in self.accounts:
+        for place, account in enumerate(self.accounts):
             pages = pool.accounts.of(account.number).pages
+            num_tables = sum(each.account is account for _, each in self.tables)
+            assert pool.accounts.of(account.number).core.num_tables == num_tables
+            if place % 2 == 0 and self.charged[place] != account.pages:
+                assert account.number in self.told
+            self.charged[place] = dict(account.pages)
             assert dict(zip(pages.all().tolist(), pages.of(pages.all()).tolist(), strict=True)) == account.pages
             assert pages.num_bytes == len(account.pages) * pool.page_bytes
+        self.told.clear()
         for table, expected in self.tables:
             assert (table.pages.tolist(), table.length, table.owner) == (
                 expected.pages, expected.length, expected.account.number,
