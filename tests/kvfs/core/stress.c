@@ -30,6 +30,7 @@ static core_total total;
 static core_sizes sizes = {.page_bytes = 10};
 static core_table *tables[TABLES];
 static int32_t numbers[MOST];
+static double now_s = 1;
 static uint64_t seed = 88172645463325252u;
 
 static int below(int limit) {
@@ -55,6 +56,15 @@ static void open_all(void) {
         *columns[i] = zeros(NUMBERS, columns[i] == (void **)&of->tokens || columns[i] == (void **)&of->positions
                                          ? sizeof *of->tokens
                                          : sizeof(double));
+    row_columns *row = &pool.row;
+    void **of_rows[] = {(void **)&row->last_use_s,   (void **)&row->num_uses,       (void **)&row->gap_s,
+                        (void **)&row->gap_spread_s, (void **)&row->num_users,      (void **)&row->priority,
+                        (void **)&row->is_cold,      (void **)&row->pinned_until_s, (void **)&row->wanted_until_s,
+                        (void **)&row->went_down,    (void **)&row->next_row};
+    for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++)
+        *of_rows[i] = zeros(TABLES, sizeof(double));
+    row->latest_gaps_s = zeros(TABLES, sizeof *row->latest_gaps_s);
+    pool.row_room = TABLES;
     pool.frame.page = zeros(FRAMES, sizeof *pool.frame.page);
     pool.frame.generation = zeros(FRAMES, sizeof *pool.frame.generation);
     pool.frame.bytes_in = zeros(FRAMES, sizeof *pool.frame.bytes_in);
@@ -105,6 +115,8 @@ static void reserve_and_more(core_table *table) {
         free_list_take(pool.frames, missing, frames);
         core_give_room(table, frames);
     }
+    if (table->row != CORE_NOBODY)
+        core_begin_use(&pool, table->row, now_s += below(2));
     if (!table->is_pinned)
         HOLDS(core_pin(table) == CORE_DONE);
     HOLDS(core_frames(table, num_pages, frames));
@@ -123,7 +135,7 @@ static void step(void) {
         else if (core_fork(other, account, table))
             *table = NULL;
         if (*table && below(4))
-            (*table)->row = at;
+            HOLDS(core_row_new(*table, now_s += below(2)) == CORE_DONE);
     } else if (below(4)) {
         reserve_and_more(*table);
     } else if (below(6) == 0) {
@@ -131,6 +143,8 @@ static void step(void) {
     } else if (!(*table)->is_reserved && below(2)) {
         HOLDS(core_truncate(*table, below((*table)->length + 1)) == CORE_DONE);
     } else if (!(*table)->is_reserved) {
+        if ((*table)->row != CORE_NOBODY)
+            core_row_remove(*table);
         HOLDS(core_table_close(*table) == CORE_DONE);
         *table = NULL;
     }
