@@ -88,7 +88,7 @@ class Walk:
         self.held: list[tuple[IntArray, Account]] = []
         """Pages that readers hold."""
         self.residents = Residents(self.pool)
-        self.num_refused = 0
+        self.num_refused = self.num_slots = 0
         self.pool.low_water = self.model.low_water = 2
         self.told: set[int] = set()
         """Accounts whose watcher was told since the last look."""
@@ -305,7 +305,8 @@ class Walk:
         if page is None or any(page in model.room.new for _, model in self.tables if model.room):
             return
         num = min(self.model.fill[page], PAGE_ENTRIES - self.model.num_reserved[page])
-        slot = self.rng.randrange(1000) if self.model.slot[page] == NOWHERE else self.model.slot[page]
+        self.num_slots += 1
+        slot = self.num_slots if self.model.slot[page] == NOWHERE else self.model.slot[page]
         pages = np.array([page], np.int32)
         self.pool.on_disk.restore(pages, np.array([slot]), np.array([7], np.uint64), np.array([num], np.int8))
         self.model.slot[page], self.model.num_on_disk[page] = slot, num
