@@ -77,7 +77,8 @@ class House:
         frame = int(self.arena.frames_of(home)[0])
         self.arena.frames[frame] = value
         self.model[written] = self.arena.frames[frame].cpu().numpy().copy()
-        self.pool.on_disk.overwritten(written, 0)
+        for column in (self.pool.on_disk.kept, self.pool.on_disk._stable):
+            column[written] = 0  # as the core does it, where entries are overwritten
         self.arena.release(taken)
         self.pool.unpin(pinned)
 
