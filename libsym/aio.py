@@ -40,7 +40,7 @@ from libsym.channel.process import Connection, process
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected, SymError
-from libsym.faces import first_argument, script_of
+from libsym.faces import check_file, first_argument, script_of
 from libsym.generate import Grammar, Ngram, Options, generate_call
 from libsym.kv import KV, Flags
 from libsym.open_file import OpenFile, channel_of
@@ -148,7 +148,10 @@ def coroutine(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
         steps = script(*args, **kwargs)
         file = first_argument(args, kwargs)
-        return await run(file.channel if isinstance(file, OpenFile) else await connected(), steps)
+        if isinstance(file, OpenFile):
+            return await run(file.channel, steps)
+        check_file(call, file)
+        return await run(await connected(), steps)
 
     awaited.__module__ = __name__
     return awaited

@@ -15,6 +15,7 @@ from libsym.errors import Invalid
 
 Path = str | os.PathLike[str]
 _SEED_MASK = (1 << 64) - 1
+_ALL_PERMISSIONS = 0o7777
 _UNORDERED = (set, frozenset, dict)
 _MAX_SHOWN_BITS = 1 << 12
 """Python writes no number of more than 4,300 digits."""
@@ -66,6 +67,8 @@ def int64(number: object, what: str) -> int:
 
 def permissions(mode: object) -> int:
     """Permission bits. Text is refused with an example: `mode="0600"` and `kv_create(path, "rw")` are common."""
+    if type(mode) is int and 0 <= mode <= _ALL_PERMISSIONS:
+        return mode
     if not isinstance(mode, (int, Integral)):
         raise Invalid(f"mode={shown(mode)}: must be permission bits as a whole number, as 0o600")
     return int64(mode, "mode")

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from libsym.channel.process import process
 from libsym.channel.scripts import Script
-from libsym.open_file import OpenFile, channel_of
+from libsym.open_file import OpenFile, not_open
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,30 +27,29 @@ T = TypeVar("T")
 
 def system_call(script: Callable[P, Script[T]]) -> Callable[P, T]:
     """The function that makes the calls of a script and waits with the thread."""
-
-    @wraps(script)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        steps = script(*args, **kwargs)  # arguments that are too many or too few end it here
-        file = first_argument(args, kwargs)
-        channel = file.channel if isinstance(file, OpenFile) else process.channel()
-        return channel.run(steps)
-
-    # What help() and the like read, here and through __wrapped__: the result, not the script that returns it.
-    given = str(script.__annotations__["return"]).removeprefix("Script[").removesuffix("]")
-    call.__annotations__["return"] = script.__annotations__["return"] = given
-    return call
+    return _function(script, needs_file=False)
 
 
 def file_call(script: Callable[P, Script[T]]) -> Callable[P, T]:
     """As `system_call`, of a script whose first argument has to be an open file: else it is Invalid."""
+    return _function(script, needs_file=True)
 
+
+def _function(script: Callable[P, Script[T]], *, needs_file: bool) -> Callable[P, T]:
     @wraps(script)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Script[T]:
-        steps = script(*args, **kwargs)
-        channel_of(first_argument(args, kwargs), script.__name__)
-        return steps
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = script(*args, **kwargs)  # arguments that are too many or too few end it here
+        file = first_argument(args, kwargs)
+        if isinstance(file, OpenFile):
+            return file.channel.run(steps)
+        check_file(call, file)
+        return process.channel().run(steps)
 
-    return system_call(checked)
+    # What help() and the like read, here and through __wrapped__: the result, not the script that returns it.
+    given = str(script.__annotations__["return"]).removeprefix("Script[").removesuffix("]")
+    call.__annotations__["return"] = script.__annotations__["return"] = given
+    vars(call)["needs_file"] = needs_file
+    return call
 
 
 def script_of(call: Callable[P, T]) -> Callable[P, Script[T]]:
@@ -60,5 +59,11 @@ def script_of(call: Callable[P, T]) -> Callable[P, Script[T]]:
 
 
 def first_argument(args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """What a call is about: where it is an open file, it may be named, too."""
+    """The subject of a call. An open file may be named, too."""
     return args[0] if args else kwargs.get("kv")
+
+
+def check_file(call: Callable[..., object], given: object) -> None:
+    """Raise Invalid if a `file_call` was given something else than an open file."""
+    if vars(call)["needs_file"]:
+        raise not_open(given, call.__name__)

@@ -104,7 +104,7 @@ class KV(OpenFile):
         >>> kv
         <KV anonymous, closed>
         """
-        kv_close(self)
+        self._channel.run(_close(self))
 
     def fork(self, path: Path | None = None, *, mode: int = 0o600, ended: bool = False) -> KV:
         """A copy-on-write copy of what is in the file now, open for writing, in constant time: see `libsym.kv_fork`.
@@ -263,8 +263,8 @@ def kv_create(path: Path | None = None, mode: int = 0o600) -> Script[KV]:
     ...     sym.kv_write(kv, [1, 2, 3])
     3
     """
-    name = _name(path)
-    reply = yield Call(Op.KV_CREATE, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
+    name, payload = _name(path)
+    reply = yield Call(Op.KV_CREATE, args=(permissions(mode), 0, 0, 0), payload=payload)
     return opened(reply, name, writable=True)
 
 
@@ -315,14 +315,18 @@ def kv_close(kv: KV) -> Script[None]:
     >>> kv.closed
     True
     """
-    handle = kv.give_up()
-    if handle and kv.channel.alive:  # a dead daemon has closed it already, a fork's parent has to do it itself
+    return _close(kv)
+
+
+def _close(kv: KV) -> Script[None]:
+    channel, handle = kv.channel, kv.give_up()
+    if handle and channel.alive:  # a dead daemon has closed it already, a fork's parent has to do it itself
         try:
-            yield Call(Op.KV_CLOSE, handle=handle)
+            yield Call(Op.KV_CLOSE, 0, handle)
         except SymError:
             raise
         except BaseException:  # Ctrl-C before it was sent, perhaps: a close too many does no harm
-            kv.channel.close_later(handle)
+            channel.close_later(handle)
             raise
 
 
@@ -339,12 +343,12 @@ def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600, ended
     >>> sym.kv_write(fork, [4]), base.len()
     (4, 3)
     """
-    return (yield from _reading(kv, lambda file: _fork(file, path, mode, ended=ended)))
+    return _reading(kv, lambda file: _fork(file, path, mode, ended=ended))
 
 
 def _fork(kv: KV, path: Path | None, mode: int, *, ended: bool) -> Script[KV]:
-    name, flags = _name(path), FORK_ENDED if ended else 0
-    reply = yield Call(Op.KV_FORK, flags, kv.handle, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
+    name, payload = _name(path)
+    reply = yield Call(Op.KV_FORK, FORK_ENDED if ended else 0, kv.handle, (permissions(mode), 0, 0, 0), payload)
     return opened(reply, name, writable=True)
 
 
@@ -367,7 +371,7 @@ def kv_extract(
     >>> sym.kv_read(sym.kv_extract(kv, [0, (2, None)]))
     ([10, 12, 13], [0, 1, 2])
     """
-    return (yield from _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode)))
+    return _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode))
 
 
 def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, mode: int) -> Script[KV]:
@@ -375,7 +379,7 @@ def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, m
         raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, of slices, or of entries")
     if isinstance(ranges, tuple) and len(ranges) == 2 and all(isinstance(each, Integral) for each in ranges):
         raise Invalid(f"{ranges} may be a range, or two entries: give [{ranges}], or {list(ranges)}")
-    name = _name(path)
+    name, payload = _name(path)
     pairs = array("q")
     for start, stop in map(_range_ends, ranges):
         if pairs and start > 0 and start == pairs[-1]:
@@ -387,7 +391,7 @@ def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, m
         flags=REBASE if rebase else 0,
         handle=kv.handle,
         args=(permissions(mode), len(pairs) // 2, 0, 0),
-        payload=pairs.tobytes() + _name_bytes(name),
+        payload=pairs.tobytes() + payload,
     )
     return opened(reply, name, writable=True)
 
@@ -440,12 +444,12 @@ def kv_merge(
             if file.channel is not process.connected:
                 raise BadHandle(f"{file!r} belongs to an earlier connection of this program, or another: open it again")
             handles.append(file.handle)
-        name = _name(path)
+        name, payload = _name(path)
         reply = yield Call(
             Op.KV_MERGE,
             flags=REBASE if rebase else 0,
             args=(permissions(mode), len(handles), 0, 0),
-            payload=handles.tobytes() + _name_bytes(name),
+            payload=handles.tobytes() + payload,
         )
         return opened(reply, name, writable=True)
     finally:
@@ -455,8 +459,10 @@ def kv_merge(
 
 def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
     """Run a script that only reads on an open file, or on one that is opened by its path for this alone."""
-    if isinstance(kv, KV):
-        return (yield from read(kv))
+    return read(kv) if isinstance(kv, KV) else _reading_by_path(kv, read)
+
+
+def _reading_by_path(kv: Path, read: Callable[[KV], Script[T]]) -> Script[T]:
     opened = yield from script_of(kv_open)(kv, "r")
     try:
         return (yield from read(opened))
@@ -592,7 +598,7 @@ def kv_read(kv: KV | Path, start: int = 0, stop: int | None = None) -> Script[tu
     >>> sym.kv_read(kv, 1)
     ([8, 9], [1, 2])
     """
-    return (yield from _reading(kv, lambda file: _read(file, start, stop)))
+    return _reading(kv, lambda file: _read(file, start, stop))
 
 
 def _read(kv: KV, start: int, stop: int | None) -> Script[tuple[list[int], list[int]]]:
@@ -651,12 +657,12 @@ def _warn_of_lost(what: str) -> None:
     warnings.warn(f"{what}: see symphony help user.kv.lost", RuntimeWarning, stacklevel=level)
 
 
-def _name(path: Path | None) -> str | None:
-    return None if path is None else path_text(path)
-
-
-def _name_bytes(name: str | None) -> bytes:
-    return b"" if name is None else path_bytes(name)
+def _name(path: Path | None) -> tuple[str | None, bytes]:
+    """Return the name of a new file, and its bytes in a request."""
+    if path is None:
+        return None, b""
+    name = path_text(path)
+    return name, path_bytes(name)
 
 
 def _range_ends(wanted: Range) -> tuple[int, int]:
