@@ -92,7 +92,8 @@ class ClientChannel:
             rc = _call(self._client, result, op, flags, handle, *args, payload, payload_bytes)
             while rc == _INTERRUPTED:  # at least every 100 ms: here Python runs its signal handlers
                 rc = lib.sym_result_wait(result, payload, payload_bytes)
-            self._check(rc, payload_bytes)
+            if rc:
+                raise self.failure(rc, payload_bytes)  # noqa: TRY301 - below, too, what was begun is dropped
             reply = Reply.of_result(result, view, self)
         except BaseException as error:
             lib.sym_result_drop(result)  # not when the traceback is forgotten: now
@@ -158,10 +159,6 @@ class ClientChannel:
     def disown(self) -> None:
         """In the child of a fork: lets go of the parent's socket."""
         lib.sym_client_disown(self._client)
-
-    def _check(self, rc: int, payload_bytes: int) -> None:
-        if rc:
-            raise self.failure(rc, payload_bytes)
 
     def failure(self, rc: int, payload_bytes: int = 0) -> SymError:
         """Return the error to raise for a C call that returned -errno."""

@@ -10,6 +10,7 @@ from libsym.abi import HEADER_BYTES, MORE
 from libsym.errors import ProtocolError, SymError, error_for
 
 _HEAD = struct.Struct("=4qiIII")  # of sym_result
+_RESULT_BYTES: int = lib.SYM_RESULT_BYTES
 _NOTHING = ffi.NULL
 
 
@@ -36,14 +37,20 @@ class Reply:
     def of_result(cls, result: Any, view: memoryview, channel: Any) -> Self:
         """Takes what is in a sym_result, whose bytes are `view`."""
         a, b, c, d, err, flags, payload_bytes, is_whole = _HEAD.unpack_from(view)
-        if not is_whole:
-            answer, result.answer = result.answer, _NOTHING
-            return cls.of_answer(ffi.gc(answer, lib.sym_answer_drop), channel)
         self = cls.__new__(cls)
-        self._answer = _NOTHING
+        if is_whole:
+            self._answer = None
+        else:
+            answer, result.answer = result.answer, _NOTHING
+            self._answer = answer = ffi.gc(answer, lib.sym_answer_drop)
         self.channel = channel
         self.args = [a, b, c, d]
-        self.payload = view[48 : 48 + payload_bytes].tobytes() if payload_bytes else b""
+        if not payload_bytes:
+            self.payload = b""
+        elif payload_bytes <= _RESULT_BYTES:
+            self.payload = view[_HEAD.size : _HEAD.size + payload_bytes].tobytes()
+        else:
+            self.payload = ffi.unpack(answer.payload, payload_bytes)
         self.more = flags != 0
         self.error = error_for(err, self.payload.decode(errors="replace")) if err else None
         return self
