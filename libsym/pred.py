@@ -221,8 +221,9 @@ def pred(
         except Invalid as error:
             raise _known(error, call.flags) from None
         return _dist_of(kv, call.flags, reply, top_k, logprobs)
-    reply = kv.channel.perform(call)
-    return Dist(reply.rows(), reply.args[1], kv.channel.slot_bytes, kv.channel.vocab_size)
+    channel = kv.channel
+    reply = channel.perform(call)
+    return Dist(reply.rows(), reply.args[1], channel.slot_bytes, channel.vocab_size)
 
 
 def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> int:

@@ -77,15 +77,14 @@ class Reply:
             self._answer.claimed = 1
         return self.args[0]
 
-    def rows(self) -> memoryview:
-        """The result slots as read-only bytes. They are free again when the last view made of this is gone."""
+    def rows(self) -> Any:
+        """The first row of the result slots, a `float *`. They are free again when all that was made of it is gone."""
         first_row = lib.sym_answer_rows(self._answer) if self._answer else _NOTHING
         if first_row == _NOTHING:
             raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
         answer = self._answer
-        # buffer -> owner -> closure -> answer: the slots are released by the answer's own destructor, exactly once.
-        owner = ffi.gc(first_row, lambda _row: answer)
-        return memoryview(ffi.buffer(owner, self.args[1] * self.channel.slot_bytes)).toreadonly()
+        # row -> closure -> answer: the slots are released by the answer's own destructor, exactly once.
+        return ffi.gc(first_row, lambda _row: answer)
 
     def parts(self) -> list[Reply]:
         """The replies to the calls of a PRED_BATCH, in order; each owns its own slots, or has an `error`."""

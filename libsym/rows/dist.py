@@ -42,19 +42,18 @@ class Dist:
     (1, 2)
     """
 
-    __slots__ = ("_attention", "_num_rows", "_row", "_row_bytes", "_rows", "_vocab_size")
+    __slots__ = ("_attention", "_first", "_logits", "_num_rows", "_row_bytes", "_vocab_size")
 
     def __init__(
-        self, rows: memoryview, num_rows: int, row_bytes: int, vocab_size: int, attention: Attention | None = None
+        self, first: Any, num_rows: int, row_bytes: int, vocab_size: int, attention: Attention | None = None
     ) -> None:
-        """`rows`: bytes of `num_rows` rows that lie `row_bytes` apart; the view owns the slots."""
+        """`first`: the first of `num_rows` rows that lie `row_bytes` apart, floats of cffi that own all of them."""
         self._attention = attention
-        self._rows: memoryview | None = rows
+        self._first = first
         self._num_rows = num_rows
         self._row_bytes = row_bytes
         self._vocab_size = vocab_size
-        start = (num_rows - 1) * row_bytes
-        self._row: memoryview[float] | None = rows[start : start + vocab_size * 4].cast("f")
+        self._logits: memoryview[float] | None = None  # made when it is asked for
 
     @classmethod
     def of(cls, logits: Any) -> Self:
@@ -76,7 +75,7 @@ class Dist:
             values = array("f")
         if not values:
             raise Invalid(f"Dist.of() takes one row of logits, a number for each token, not {shown(logits)}")
-        return cls(memoryview(values).cast("B").toreadonly(), 1, len(values) * 4, len(values))
+        return cls(ffi.from_buffer("float[]", values), 1, len(values) * 4, len(values))
 
     @classmethod
     def mixed(cls, weighted: Iterable[tuple[Dist, float]]) -> Self:
@@ -101,11 +100,9 @@ class Dist:
             raise Invalid(f"Dist.mixed(): weights {shown(weights)} must be finite")
         vocab_size = sizes.pop()
         result = _new_unset("float[]", vocab_size)
-        rows = [ffi.from_buffer("float[]", dist.logits) for dist, _ in given]
-        status = lib.sym_rows_mix(ffi.new("float *[]", rows), weights, len(rows), vocab_size, result)
-        del rows  # an error that is kept has this frame, and the collector crashes on a memoryview that is lent
-        checked(status)
-        return cls(memoryview(ffi.buffer(result)).cast("B").toreadonly(), 1, vocab_size * 4, vocab_size)
+        rows = [dist._floats() for dist, _ in given]  # noqa: SLF001 - of this class
+        checked(lib.sym_rows_mix(ffi.new("float *[]", rows), weights, len(rows), vocab_size, result))
+        return cls(result, 1, vocab_size * 4, vocab_size)
 
     @property
     def logits(self) -> memoryview[float]:
@@ -115,9 +112,9 @@ class Dist:
         >>> sym.Dist.of([0.0, 2.0]).logits.tolist()
         [0.0, 2.0]
         """
-        if self._row is None:
-            raise Invalid("this Dist was closed: read it before")
-        return self._row
+        if self._logits is None:
+            self._logits = _bytes(self._floats(), self._vocab_size * 4).cast("f")
+        return self._logits
 
     @property
     def vocab_size(self) -> int:
@@ -146,27 +143,23 @@ class Dist:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Dist:
-        if self._rows is None:
-            raise Invalid("this Dist was closed: read it before")
         index = int64(index, "the row that is asked for")
         at = index + self._num_rows if index < 0 else index
         if not 0 <= at < self._num_rows:
             raise IndexError(f"row {index} of a Dist with {self._num_rows} rows")
-        return Dist(self._rows[at * self._row_bytes :], 1, self._row_bytes, self._vocab_size)
+        return Dist(self._row(at), 1, self._row_bytes, self._vocab_size)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """For numpy: the row [vocab], or all rows [rows, vocab] where there are several; a view, as `logits`."""
-        if self._rows is None:
-            raise Invalid("this Dist was closed: read it before")
         numpy = sys.modules["numpy"]  # it is numpy that asks
         rows = numpy.ndarray(
-            (self._num_rows, self._vocab_size), numpy.float32, self._rows, strides=(self._row_bytes, 4)
+            (self._num_rows, self._vocab_size), numpy.float32, self._all_bytes(), strides=(self._row_bytes, 4)
         )
         found = rows[0] if self._num_rows == 1 else rows
         return numpy.asarray(found, dtype) if copy is None else numpy.array(found, dtype, copy=copy)
 
     def __repr__(self) -> str:
-        if self._row is None:
+        if self._first is None:
             return "<Dist closed>"
         rows = f", {self._num_rows} rows" if self._num_rows > 1 else ""
         try:
@@ -180,11 +173,9 @@ class Dist:
 
         A notebook keeps what it shows (`_`, `Out`), perhaps for hours: so the rows move out of their slots.
         """
-        if self._rows is None:
+        if self._first is None:
             return None
-        num_bytes = (self._num_rows - 1) * self._row_bytes + self._vocab_size * 4
-        copy = Dist(memoryview(bytes(self._rows[:num_bytes])), self._num_rows, self._row_bytes, self._vocab_size)
-        self._rows, self._row = copy._rows, copy._row
+        self._first, self._logits = ffi.from_buffer("float[]", bytes(self._all_bytes())), None
         try:
             likeliest, entropy = self.topk(min(SHOWN_TOKENS, self._vocab_size)), self.entropy()
         except Invalid:  # NaN
@@ -202,7 +193,7 @@ class Dist:
         >>> logits[1]
         2.0
         """
-        self._rows = self._row = None
+        self._first = self._logits = None
 
     def __enter__(self) -> Self:
         return self
@@ -310,7 +301,23 @@ class Dist:
         how = temperature, top_k, top_p, min_p, u
         return checked(
             lib.sym_row_sample(self._floats(), self._vocab_size, pointer(allowed, self._vocab_size), *how)
-        )  # no variable has the buffers: as in mixed()
+        )  # no variable has the buffer of `allowed`: the collector crashes on a memoryview that is lent
 
     def _floats(self) -> Any:
-        return ffi.from_buffer("float[]", self.logits)
+        """The last row, as C reads it; it keeps the slots."""
+        return self._row(self._num_rows - 1)
+
+    def _row(self, index: int) -> Any:
+        first = self._first
+        if first is None:
+            raise Invalid("this Dist was closed: read it before")
+        if index == 0:
+            return first
+        return ffi.gc(first + index * self._row_bytes // 4, lambda _row: first)
+
+    def _all_bytes(self) -> memoryview:
+        return _bytes(self._row(0), (self._num_rows - 1) * self._row_bytes + self._vocab_size * 4)
+
+
+def _bytes(row: Any, num_bytes: int) -> memoryview:
+    return memoryview(ffi.buffer(row, num_bytes)).toreadonly()

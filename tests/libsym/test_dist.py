@@ -10,6 +10,7 @@ from array import array
 import numpy as np
 import pytest
 
+from libsym._channel import ffi
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist, uniform
 
@@ -235,7 +236,7 @@ def test_tokens_and_counts_out_of_range_are_named() -> None:
 
 
 def test_several_rows_are_a_sequence_and_the_last_one_speaks() -> None:
-    rows = memoryview(array("f", [0, 9, 0, 0, 5, 0, 0, 0, 0, 0, 7, 0])).cast("B").toreadonly()
+    rows = ffi.new("float[]", [0, 9, 0, 0, 5, 0, 0, 0, 0, 0, 7, 0])
     dist = Dist(rows, 3, 16, 3)  # rows of 3 logits, 4 apart
     assert len(dist) == 3
     assert [row.argmax() for row in dist] == [1, 0, 2]

@@ -50,7 +50,7 @@ def view(row: np.ndarray) -> memoryview:
 
 
 def dist_of(row: np.ndarray) -> Dist:
-    return Dist(memoryview(row).cast("B"), 1, row.nbytes, len(row))
+    return Dist(ffi.from_buffer("float[]", row), 1, row.nbytes, len(row))
 
 
 # ---- the definition ------------------------------------------------------------------------------------------------
