@@ -38,7 +38,9 @@ for _header in (
     "rows/rows.h",
 ):
     ffi.cdef(_declarations(LIBSYM / _header))
-ffi.cdef("struct sym_call { sym_answer *answers; ...; };")  # Python looks for replies without a call
+# What Python looks for without a call: replies, and whether a connection is over.
+ffi.cdef("struct sym_call { sym_answer *answers; ...; };")
+ffi.cdef("struct sym_client { int dead; ...; };")
 ffi.set_source(
     "libsym._channel",
     '#include "client_state.h"\n#include "json_size.h"\n#include "rows.h"\n#include "server.h"\n',

@@ -61,7 +61,7 @@ void client_declare_dead(sym_client *client, int reason) {
     pthread_mutex_lock(&client->table_lock);
     for (uint32_t i = 0; i < MAX_CALLS; i++)
         if (client->table[i].id != 0 && client->table[i].call != NULL)
-            wake_call(client->table[i].call); /* every waiter looks at its state again */
+            wake_thread(thread_of(client->table[i].call)); /* every waiter looks at its state again */
     notify_loops(client);
     pthread_mutex_unlock(&client->table_lock);
 }
@@ -122,8 +122,6 @@ uint32_t sym_client_vocab_size(sym_client *client) { return client->plan.vocab_s
 uint32_t sym_client_slot_count(sym_client *client) { return client->plan.slot_count; }
 
 uint64_t sym_client_slot_bytes(sym_client *client) { return client->plan.slot_bytes; }
-
-int sym_client_dead(sym_client *client) { return atomic_load(&client->dead); }
 
 /* Whether the daemon has gone, though no call may have found out yet. */
 int sym_client_gone(sym_client *client) {

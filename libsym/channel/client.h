@@ -50,7 +50,6 @@ sym_client *sym_client_new(int memfd, uint64_t region_bytes, int socket_fd, int 
 uint32_t sym_client_vocab_size(sym_client *client);
 uint32_t sym_client_slot_count(sym_client *client);
 uint64_t sym_client_slot_bytes(sym_client *client);
-int sym_client_dead(sym_client *client);
 int sym_client_gone(sym_client *client);
 void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now);
 void sym_client_close(sym_client *client);

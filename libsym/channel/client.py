@@ -146,7 +146,7 @@ class ClientChannel:
     @property
     def alive(self) -> bool:
         """False once the daemon's end has been noticed, or after `close()`."""
-        return lib.sym_client_dead(self._client) == 0 and self.owner_pid == os.getpid()
+        return not self._client.dead and self.owner_pid == os.getpid()
 
     def daemon_is_there(self) -> bool:
         """As `alive`, but looks at the connection: nobody may have called since the daemon went."""
@@ -170,7 +170,7 @@ class ClientChannel:
             return BadHandle(
                 f"this belongs to process {self.owner_pid}, the parent of this one by fork: open it again here"
             )
-        reason = lib.sym_client_dead(self._client)
+        reason = self._client.dead
         if reason == errno.ESHUTDOWN:
             return NotConnected(f"the connection to {self.name} was closed by this program: use sym.connect()")
         if reason in (errno.EPROTO, errno.ENOMEM):

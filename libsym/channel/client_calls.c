@@ -57,10 +57,7 @@ int sym_call_start(sym_call *call, const char *payload, uint32_t payload_bytes) 
     return run_call(call, payload, payload_bytes, 0);
 }
 
-/* The oldest reply that nobody has taken: the caller's from now on. NULL: there is none now. */
-sym_answer *sym_call_take(sym_call *call) {
-    if (disowned(call->client))
-        return NULL;
+static sym_answer *take_answer(sym_call *call) {
     pthread_mutex_lock(&call->client->table_lock);
     sym_answer *answer = call->answers;
     if (answer != NULL) {
@@ -72,6 +69,9 @@ sym_answer *sym_call_take(sym_call *call) {
     pthread_mutex_unlock(&call->client->table_lock);
     return answer;
 }
+
+/* The oldest reply that nobody has taken: the caller's from now on. NULL: there is none now. */
+sym_answer *sym_call_take(sym_call *call) { return disowned(call->client) ? NULL : take_answer(call); }
 
 /* Of a generation that was started: waits for a reply as sym_call_run does, and copies the tokens of those that are there.
  * They stay the call's until `sym_call_forget`: what Ctrl-C keeps the caller from noting comes again. 0, and no replies
@@ -102,11 +102,9 @@ void sym_call_forget(sym_call *call, uint32_t num_replies) {
         sym_answer_drop(sym_call_take(call));
 }
 
-/* Tells the daemon that nobody wants more of this. A lock may be granted in this moment: an unlock ends the wait for it,
- * and the lock if it is held. Never waits. */
-void sym_call_cancel(sym_call *call) {
+static void cancel_call(sym_call *call) {
     sym_client *client = call->client;
-    if (disowned(client) || atomic_load(&client->dead) != 0)
+    if (atomic_load(&call->state) != CALL_PENDING || atomic_load(&client->dead) != 0)
         return;
     pthread_mutex_lock(&client->table_lock);
     const int pending = atomic_load(&call->state) == CALL_PENDING && !call->is_cancelled;
@@ -120,24 +118,34 @@ void sym_call_cancel(sym_call *call) {
         client_send_later(client);
 }
 
-/* Ends a call whatever its state: it is cancelled if it is not over, and what still comes is thrown away. Never waits. */
-void sym_call_drop(sym_call *call) {
+/* Tells the daemon that nobody wants more of this. A lock may be granted in this moment: an unlock ends the wait for it,
+ * and the lock if it is held. Never waits. */
+void sym_call_cancel(sym_call *call) {
+    if (!disowned(call->client))
+        cancel_call(call);
+}
+
+static void drop_call(sym_call *call) {
     sym_client *client = call->client;
-    if (disowned(client))
-        return; /* a fork's child: the slots and handles are the parent's */
-    sym_call_cancel(call);
+    cancel_call(call);
     pthread_mutex_lock(&client->table_lock);
     struct entry *entry = &client->table[call->id & (MAX_CALLS - 1)];
     if (call->id != 0 && entry->id == call->id)
         entry->call = NULL;
     call_forget_ready(call);
     pthread_mutex_unlock(&client->table_lock);
-    for (sym_answer *answer; (answer = sym_call_take(call)) != NULL;)
+    for (sym_answer *answer; (answer = take_answer(call)) != NULL;)
         answer_free(answer);
     if (others_wait_for(call->op))
         client_send_later(client);
     free(call);
     client_unref(client);
+}
+
+/* Ends a call whatever its state: it is cancelled if it is not over, and what still comes is thrown away. Never waits. */
+void sym_call_drop(sym_call *call) {
+    if (!disowned(call->client)) /* a fork's child: the slots and handles are the parent's */
+        drop_call(call);
 }
 
 /* -- one call, one reply, in one crossing -- */
@@ -162,11 +170,8 @@ int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_by
     const int rc = sym_call_run(result->call, payload, payload_bytes);
     if (rc != 0)
         return rc;
-    sym_answer *answer = sym_call_take(result->call);
-    if (answer == NULL)
-        return -EBADF; /* forked in this moment */
-    keep_result(result, answer);
-    sym_call_drop(result->call);
+    keep_result(result, take_answer(result->call)); /* no fork's child: sym_call_run has looked */
+    drop_call(result->call);
     result->call = NULL;
     return 0;
 }

@@ -10,18 +10,16 @@
 
 /* -- out of the ring -- */
 
-/* Under table_lock. */
-static void hand_over(sym_call *call, sym_answer *answer) {
+/* Under table_lock. The thread to wake. */
+static _Atomic uint32_t *hand_over(sym_call *call, sym_answer *answer) {
     *call->answers_end = answer;
     call->answers_end = &answer->next;
     atomic_fetch_add(&call->num_answers, 1);
     if ((answer->flags & SYM_MORE) == 0)
         atomic_store(&call->state, CALL_OVER);
     sym_event_loop *loop = call->loop;
-    if (loop == NULL) {
-        wake_call(call);
-        return;
-    }
+    if (loop == NULL)
+        return thread_of(call);
     if (!call->is_ready) {
         call->is_ready = 1;
         call->next_ready = NULL;
@@ -29,6 +27,7 @@ static void hand_over(sym_call *call, sym_answer *answer) {
         loop->ready_end = &call->next_ready;
     }
     notify_loop(loop);
+    return NULL;
 }
 
 /* Under table_lock: the table has room for whoever waits for that. */
@@ -51,6 +50,7 @@ static void free_entry(sym_client *client, uint32_t index) {
 /* An id that is not in the table is of a request whose answer nobody waits for. */
 static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
     const uint32_t index = id & (MAX_CALLS - 1);
+    _Atomic uint32_t *thread = NULL;
     pthread_mutex_lock(&client->table_lock);
     struct entry *entry = &client->table[index];
     if (id != 0 && entry->id == id) {
@@ -58,13 +58,14 @@ static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
         const int more = (answer->flags & SYM_MORE) != 0;
         answer->op = entry->op;
         if (call != NULL) {
-            hand_over(call, answer);
+            thread = hand_over(call, answer);
             answer = NULL;
         }
         if (!more)
             free_entry(client, index);
     }
     pthread_mutex_unlock(&client->table_lock);
+    wake_thread(thread);
     if (answer != NULL)
         answer_free(answer);
 }
@@ -123,16 +124,16 @@ static void pass_lead(sym_client *client) {
     if (atomic_load(&client->num_parked) == 0 && (atomic_load(&client->num_loops) == 0 || !replies_wait(client)))
         return;
     pthread_mutex_lock(&client->table_lock);
-    int woken = 0;
-    for (uint32_t i = 0; !woken && i < MAX_CALLS && atomic_load(&client->num_parked) != 0; i++) {
+    _Atomic uint32_t *thread = NULL;
+    for (uint32_t i = 0; thread == NULL && i < MAX_CALLS && atomic_load(&client->num_parked) != 0; i++) {
         sym_call *call = client->table[i].id != 0 ? client->table[i].call : NULL;
-        woken = call != NULL && atomic_load(&call->parked) != 0 && !has_news(call);
-        if (woken)
-            wake_call(call);
+        if (call != NULL && !has_news(call))
+            thread = thread_of(call);
     }
-    if (!woken && replies_wait(client))
+    if (thread == NULL && replies_wait(client))
         notify_loops(client);
     pthread_mutex_unlock(&client->table_lock);
+    wake_thread(thread);
 }
 
 void client_leave_lead(sym_client *client) {

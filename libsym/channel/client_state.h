@@ -168,13 +168,21 @@ static inline void notify_loops(sym_client *client) {
         notify_loop(loop);
 }
 
-/* Wakes the thread that waits for a call. What it is woken for was published before. */
-static inline void wake_call(sym_call *call) {
+/* Under table_lock: the futex of the thread that waits for a call, to be given to wake_thread once the lock is free; NULL:
+ * it does not sleep. A thread that was woken under the lock would take the CPU and then wait for the lock. What it is
+ * woken for was published before. */
+static inline _Atomic uint32_t *thread_of(sym_call *call) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&call->parked, memory_order_relaxed) == 0)
-        return;
+        return NULL;
     atomic_fetch_add(&call->wake, 1);
-    futex_op(&call->wake, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL);
+    return &call->wake;
+}
+
+/* The call may be gone by now: its futex is an address here, and whoever sleeps there instead looks again. */
+static inline void wake_thread(_Atomic uint32_t *futex) {
+    if (futex != NULL)
+        futex_op(futex, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL);
 }
 
 /* What such a reply brought is given back at once, not with the next call: a message goes to another receiver, a claim to
