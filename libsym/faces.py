@@ -39,7 +39,7 @@ def _function(script: Callable[P, Script[T]], *, needs_file: bool) -> Callable[P
     @wraps(script)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         steps = script(*args, **kwargs)  # arguments that are too many or too few end it here
-        file = first_argument(args, kwargs)
+        file = args[0] if args else kwargs.get("kv")
         if isinstance(file, OpenFile):
             return file.channel.run(steps)
         check_file(call, file)

@@ -343,6 +343,8 @@ def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600, ended
     >>> sym.kv_write(fork, [4]), base.len()
     (4, 3)
     """
+    if isinstance(kv, KV):
+        return _fork(kv, path, mode, ended=ended)
     return _reading(kv, lambda file: _fork(file, path, mode, ended=ended))
 
 
@@ -371,7 +373,7 @@ def kv_extract(
     >>> sym.kv_read(sym.kv_extract(kv, [0, (2, None)]))
     ([10, 12, 13], [0, 1, 2])
     """
-    return _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode))
+    return (yield from _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode)))
 
 
 def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, mode: int) -> Script[KV]:
@@ -459,10 +461,8 @@ def kv_merge(
 
 def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
     """Run a script that only reads on an open file, or on one that is opened by its path for this alone."""
-    return read(kv) if isinstance(kv, KV) else _reading_by_path(kv, read)
-
-
-def _reading_by_path(kv: Path, read: Callable[[KV], Script[T]]) -> Script[T]:
+    if isinstance(kv, KV):
+        return (yield from read(kv))
     opened = yield from script_of(kv_open)(kv, "r")
     try:
         return (yield from read(opened))
@@ -598,7 +598,7 @@ def kv_read(kv: KV | Path, start: int = 0, stop: int | None = None) -> Script[tu
     >>> sym.kv_read(kv, 1)
     ([8, 9], [1, 2])
     """
-    return _reading(kv, lambda file: _read(file, start, stop))
+    return (yield from _reading(kv, lambda file: _read(file, start, stop)))
 
 
 def _read(kv: KV, start: int, stop: int | None) -> Script[tuple[list[int], list[int]]]:

@@ -16,7 +16,8 @@ typedef struct sym_answer {
     struct sym_answer *next;  /* in a call's queue, or of a batch's parts */
     struct sym_answer *parts; /* of a batch that was split, those that nobody has taken */
     sym_client *client;
-    uint64_t id; /* of the call */
+    const float *rows; /* the first of the rows in a reply to PRED; NULL: none, or the slots named are not there */
+    uint64_t id;       /* of the call */
     uint16_t op;
     int32_t claimed; /* somebody else owns its slots, its handle or its message now */
     int32_t err;
@@ -71,7 +72,6 @@ int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_
 int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_bytes);
 void sym_result_drop(sym_result *result);
 
-const float *sym_answer_rows(sym_answer *answer);
 int sym_answer_split(sym_answer *batch, uint32_t most);
 void sym_answer_drop(sym_answer *answer);
 

@@ -92,14 +92,14 @@ void sym_answer_drop(sym_answer *answer) {
     }
 }
 
-/* The first of the rows in a reply to PRED; NULL if the slots named are not there. */
-const float *sym_answer_rows(sym_answer *answer) {
+/* What the reply answers, and so what its numbers mean. */
+void answer_is_of(sym_answer *answer, uint16_t op) {
     const sym_plan *plan = &answer->client->plan;
     const int64_t first = answer->args[0], count = answer->args[1];
-    if (first < 0 || count < 1 || first >= plan->slot_count || count > plan->slot_count - first)
-        return NULL;
-    return (const float *)(const void *)(answer->client->base + plan->slots_offset +
-                                         (uint64_t)first * plan->slot_bytes);
+    answer->op = op;
+    if (op == SYM_PRED && first >= 0 && count >= 1 && first < plan->slot_count && count <= plan->slot_count - first)
+        answer->rows = (const float *)(const void *)(answer->client->base + plan->slots_offset +
+                                                     (uint64_t)first * plan->slot_bytes);
 }
 
 /* Splits the reply to a PRED_BATCH: each part owns its own slots from now on, the whole owns the parts. Their number;
@@ -120,7 +120,7 @@ int sym_answer_split(sym_answer *batch, uint32_t most) {
             rc = -ENOMEM;
             break;
         }
-        part->op = SYM_PRED;
+        answer_is_of(part, SYM_PRED);
         memcpy(part->payload, batch->payload + begin + sizeof reply, payload_bytes);
         *end = part;
         end = &part->next;

@@ -56,7 +56,7 @@ static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
     if (id != 0 && entry->id == id) {
         sym_call *call = entry->call;
         const int more = (answer->flags & SYM_MORE) != 0;
-        answer->op = entry->op;
+        answer_is_of(answer, entry->op);
         if (call != NULL) {
             thread = hand_over(call, answer);
             answer = NULL;

@@ -224,6 +224,7 @@ int client_wait_entry(sym_client *client);
 
 sym_answer *answer_new(sym_client *client, const struct sym_reply *reply, uint32_t payload_bytes);
 void answer_free(sym_answer *answer);
+void answer_is_of(sym_answer *answer, uint16_t op);
 int answer_owns_something(const sym_answer *answer);
 
 /* -- calls of event loops: client_loops.c -- */

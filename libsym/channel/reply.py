@@ -79,7 +79,7 @@ class Reply:
 
     def rows(self) -> Any:
         """The first row of the result slots, a `float *`. They are free again when all that was made of it is gone."""
-        first_row = lib.sym_answer_rows(self._answer) if self._answer else _NOTHING
+        first_row = self._answer.rows if self._answer else _NOTHING
         if first_row == _NOTHING:
             raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
         answer = self._answer

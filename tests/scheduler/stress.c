@@ -405,7 +405,7 @@ static void *loop_over_pred(void *argument) {
         const int32_t payload[2] = {token, i};
         sym_call *call = sym_call_new(client, SYM_PRED, SYM_ROWS_LAST, (uint64_t)file + 1, 1, says_position, 0, 0);
         sym_answer *answer = wait_answer(call, payload, says_position ? 8 : 4);
-        token = (int32_t)sym_row_argmax(sym_answer_rows(answer), VOCAB, NULL);
+        token = (int32_t)sym_row_argmax(answer->rows, VOCAB, NULL);
         CHECK(token == expected[file][i + 1]);
         sym_answer_drop(answer);
         sym_call_drop(call);
