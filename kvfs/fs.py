@@ -622,17 +622,13 @@ class FileSystem:
     ) -> OpenKv:
         """`make` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
         account = payer or self._payer(creds, place)
+        self._tree.require_one_more(account)  # first: a fork that is refused is no use of its source
         content = make(account.number)
-        try:
-            if place is None:
-                inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
-            else:
-                mode = mode_for_new(place.directory, creds, mode)
-                uid, gid = creds.uid, creds.gid
-                inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=uid, gid=gid)
-        except BaseException:
-            self.volume.release_kv(content)
-            raise
+        if place is None:
+            inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
+        else:
+            mode = mode_for_new(place.directory, creds, mode)
+            inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
         self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)

@@ -177,9 +177,9 @@ class Volume:
         return self._added(KvFile(table, identity, marks))
 
     def _added(self, kv: KvFile) -> KvFile:
-        self._kv_files.add(kv)
         if kv.identity == OWN:
             self.pager.add(kv.table)
+        self._kv_files.add(kv)
         return kv
 
     def release_kv(self, kv: KvFile) -> None:

@@ -13,8 +13,11 @@ int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t n
     return sizes->page_bytes;
 }
 
-_Bool core_may_count(const core_total *total, int64_t other_bytes) {
-    return other_bytes <= 0 || other_bytes <= (INT64_C(1) << 61) - total->other_bytes;
+_Bool core_may_count(const core_account *account, int64_t other_bytes) {
+    while (account->parent)
+        account = account->parent;
+    return other_bytes <= 0 || (other_bytes <= (INT64_C(1) << 56) - account->other_bytes &&
+                                other_bytes <= (INT64_C(1) << 61) - account->total->other_bytes);
 }
 
 static _Bool may_have(const core_account *account, int64_t num_bytes) {
@@ -23,8 +26,6 @@ static _Bool may_have(const core_account *account, int64_t num_bytes) {
 }
 
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes) {
-    if (!core_may_count(account->total, other_bytes))
-        return 0;
     for (;; account = account->parent) {
         int64_t num_files = account->num_files + num;
         int64_t names = core_names_bytes(num_files) - core_names_bytes(account->num_files);

@@ -68,8 +68,8 @@ typedef struct {
 
 enum { LATEST_GAPS = 8 };
 
-/* By row: a file that somebody has, and what is known of it for deciding who stays in memory. See `residents.py`. A row is
- * all zeros when it is given out. */
+/* By row: a file that somebody has, and what is known of it for deciding who stays in memory. See `residents.py`.
+ * `num_uses` says which gaps are known. */
 typedef struct {
     double *last_use_s;                    /* when its last use ended, or began if it has not */
     double *num_uses;                      /* one, and one for each gap that counted */

@@ -169,8 +169,8 @@ int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t n
 _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
 core_outcome core_hold(core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
 
-/* Whether all accounts together may have so many other bytes more: at most 2^61, so that no sum overflows. */
-_Bool core_may_count(const core_total *total, int64_t other_bytes);
+/* Whether the account may grow by so many other bytes: a uid has 2^56 at most, and all have 2^61, so no sum overflows. */
+_Bool core_may_count(const core_account *account, int64_t other_bytes);
 
 /* Whether there is room for so many more files, and other bytes, in all of them. */
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes);

@@ -231,7 +231,6 @@ class Account:
 
         And for so many other bytes and names besides.
         """
-        self._require_countable(other_bytes)
         for account in self.chain():
             if account.limits.num_bytes is not None:
                 num_new, page_bytes = account.pages.num_new(pages), account.pages.size_of(pages)
@@ -239,19 +238,15 @@ class Account:
 
     def require_bytes(self, other_bytes: int) -> None:
         """Raise OverQuota unless what is no page may grow by so much."""
-        self._require_countable(other_bytes)
         for account in self.chain():
             account.limit_bytes(0, other_bytes)
-
-    def _require_countable(self, other_bytes: int) -> None:
-        if not lib.core_may_count(self.total.core, other_bytes):
-            raise SymError("the daemon counts 2 EiB of plain files in all, holes included, and no more", errno.EFBIG)
+        if not lib.core_may_count(self.core, other_bytes):
+            raise SymError("64 PiB of plain files are counted for a user, holes included, and no more", errno.EFBIG)
 
     def require_files(self, count: int = 1, other_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
         if lib.core_has_room_for_files(self.core, count, other_bytes):
             return
-        self._require_countable(other_bytes)
         for account in self.chain():
             account.limit_bytes(0, other_bytes, num_files=count)
             limit, wanted = account.limits.num_files, account.num_files + count

@@ -278,21 +278,20 @@ class PagePool:
         done(outcome)
 
     def _take_news(self) -> None:
-        """Do Python's part of what the core has done; what may raise is the last."""
+        """Do Python's part of what the core has done."""
         core = self.core
         news, core.news = core.news, 0
+        left, core.num_left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy(), 0
         if news & lib.CORE_RING:
             self.bell.ring()
-        if news & lib.CORE_CHARGED:
-            told, core.told = core.told, ffi.NULL
-            self.accounts.tell(told)
-        if news & lib.CORE_LEFT:
-            left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy()
-            core.num_left = 0
+        if left.size:
             self.kept.left(left["kept_until"])
             owners = np.sort(left[left["slot"] != NO_SLOT], order="page")
             if owners.size:
                 self.on_disk.left(owners["page"], owners["slot"])
+        if news & lib.CORE_CHARGED:
+            told, core.told = core.told, ffi.NULL
+            self.accounts.tell(told)
 
     def require_free(self, count: int, owner: int) -> None:
         """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""

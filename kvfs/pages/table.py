@@ -194,9 +194,11 @@ class PageTable:
             assert positions.shape == tokens.shape
             places = pointer(positions)
         outcome = lib.core_reserve(self.core, pointer(tokens), places, num, num_ahead)
+        reservation = Reservation(self)
+        if outcome == lib.CORE_DONE:
+            self.reservation = reservation
         self.done(outcome, self.length + num + num_ahead)
-        self.reservation = Reservation(self)
-        return self.reservation
+        return reservation
 
     def done(self, outcome: int, num_entries: int) -> None:
         """As `PagePool.done`, of room for so many entries."""

@@ -64,6 +64,7 @@ class Hints:
 
     def add(self, table: PageTable, until_s: float) -> None:
         """It is worth having in memory, until it is used, or until then: others go before it."""
+        assert table.row != NO_ROW
         self._residents.wanted_until_s[table.row] = until_s
         self._residents.is_cold[table.row] = False
         if self._num_missing(table) and len(self._wanted) < MAX_HINTS:

@@ -111,10 +111,12 @@ class Pager:
 
     def opened(self, table: PageTable) -> None:
         """A program has it open."""
+        assert table.row != NO_ROW
         self.residents.num_users[table.row] += 1
 
     def closed(self, table: PageTable) -> None:
         """A handle of the file was closed."""
+        assert table.row != NO_ROW
         self.residents.num_users[table.row] -= 1
 
     def try_again(self) -> None:
@@ -320,6 +322,7 @@ class Pager:
 
     def pin_file(self, table: PageTable, until_s: float) -> None:
         """Keep a file in memory until `until_s`. NoSpace: as much is kept by advice as may be."""
+        assert table.row != NO_ROW
         pool, now_s = self._pool, self.clock()
         pages = table.pages
         num_others = pool.kept.num(now_s)
@@ -336,6 +339,7 @@ class Pager:
 
     def unpin_file(self, table: PageTable) -> None:
         """Let a pinned file go down again."""
+        assert table.row != NO_ROW
         self.residents.pinned_until_s[table.row] = self.residents.wanted_until_s[table.row] = 0
         self._keep_anew(table.pages)
         self._wake()

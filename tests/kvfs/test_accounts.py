@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -276,23 +275,23 @@ def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, deco
     table.close()
 
 
-def test_more_bytes_than_can_be_counted_are_refused_and_nothing_is_charged() -> None:
+def test_more_bytes_than_can_be_counted_are_refused_and_hold_up_no_other_user() -> None:
     accounts = Accounts(4, 1)
     domain = accounts.new_domain(accounts.of(ANN), Limits(num_bytes=100), lambda: "a domain")
     domain.charge_bytes(3)
-    most = (1 << 63) - 1
-    for account in (domain, accounts.of(ANN), accounts.of(BOB)):
-        for require in (account.require_bytes, partial(account.require_files, 1)):
-            with pytest.raises(SymError) as refused:
-                require(most)
-            assert refused.value.errno == errno.EFBIG
-    accounts.of(BOB).charge_bytes(1 << 60)
-    accounts.of(BOB).require_bytes((1 << 60) - 3)
+    for account in (accounts.of(ANN), accounts.of(BOB)):
+        with pytest.raises(SymError) as refused:
+            account.require_bytes((1 << 63) - 1)
+        assert refused.value.errno == errno.EFBIG
+    accounts.of(ANN).require_bytes((1 << 56) - 3)
+    accounts.of(ANN).charge_bytes((1 << 56) - 3)
     with pytest.raises(SymError):
-        accounts.of(BOB).require_bytes((1 << 60) - 2)
+        accounts.of(ANN).require_bytes(1)
     with pytest.raises(OverQuota):
         domain.require_bytes(98)
-    assert [account.num_bytes for account in accounts] == [3, 3, 1 << 60]
+    accounts.of(BOB).require_bytes(1 << 56)
+    accounts.of(BOB).adopt(domain)
+    assert [account.num_bytes for account in accounts] == [(1 << 56) - 3, 3, 3]
 
 
 def test_each_uid_has_the_weight_that_it_was_given_also_after_it_was_forgotten() -> None:
