@@ -122,7 +122,7 @@ class Account:
     ) -> None:
         self.number = number
         self.core = ffi.new("core_account *", {"number": number})
-        """What the core charges, and the limit that it knows."""
+        """Charges and limits, as the core keeps them."""
         self.limits = limits
         self.parent = parent
         self.describe = describe

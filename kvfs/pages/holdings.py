@@ -114,7 +114,7 @@ class Holdings:
         self.charge(kind, count, num_bytes)
 
     def charge(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
-        """As `hold`, of things that can't be refused, or that `require` was asked about."""
+        """Charge things that can't be refused, or that `require` was asked about."""
         outcome = lib.core_hold(self.core, kind, count, num_bytes)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back {kind.word} that it does not have"
 

@@ -201,7 +201,7 @@ class PageTable:
         return reservation
 
     def done(self, outcome: int, num_entries: int) -> None:
-        """As `PagePool.done`, of room for so many entries."""
+        """Do what is left of a call that wants room for so many entries: see `PagePool.done`."""
         num_pages = 0
         if outcome != lib.CORE_DONE:
             num_pages = pages_for(num_entries) - int(self.core.num_reserved_pages)

@@ -108,7 +108,7 @@ class _Groups:
         return whole
 
     def files(self, pool: PagePool, residents: Residents, now_s: float, bring_s: float, compute_s: ComputeS) -> Files:
-        """As a policy sees them."""
+        """Return the groups as a policy sees them."""
         num_pages = self.counts[self.found].astype(np.float64)
         used_s = self.column(residents.last_use_s, 0)
         used_s[~self.of_file] = pool.last_use[self.pages[self.group >= residents.num_rows]]

@@ -22,11 +22,11 @@ from kvfs.tiers.residents import Residents
 from libsym.errors import SymError
 
 WANTED_S = 10.0
-"""Whoever says so is believed for so long."""
+"""Seconds that a hint is believed for."""
 LEAD_S = 0.05
 """So much earlier than it takes to read them, files are read: the disk has others, too."""
 UNUSED_S = 1.0
-"""What was not used for so long may go down for a hint; and what comes back later than that is needed."""
+"""A file that was not used for so long may go down for a hint. One that comes back later than that is needed."""
 MAX_ASKED = 256
 """So many files are asked when they come back: some microseconds each."""
 MAX_HINTS = 1024
@@ -63,7 +63,7 @@ class Hints:
         return len(self._wanted)
 
     def add(self, table: PageTable, until_s: float) -> None:
-        """It is worth having in memory, until it is used, or until then: others go before it."""
+        """Want a file in memory, until it is used, or until then: others go before it."""
         assert table.row != NO_ROW
         self._residents.wanted_until_s[table.row] = until_s
         self._residents.is_cold[table.row] = False
@@ -71,7 +71,7 @@ class Hints:
             self._wanted[table] = until_s
 
     def forget(self, table: PageTable) -> None:
-        """It is not, any more."""
+        """Want a file no more."""
         self._wanted.pop(table, None)
 
     def expect(self, row: int) -> None:
@@ -148,5 +148,5 @@ class Hints:
         return int(np.count_nonzero(self._pool.store.of[table.pages] == NOWHERE))
 
     def held(self) -> list[PageTable]:
-        """What it refers to pages with, for the books."""
+        """Return the tables that refer to pages for hints, for the books."""
         return list(self._reading.values())

@@ -1,4 +1,4 @@
-"""What is known of files for deciding who stays in memory: a row of numbers for each, by column.
+"""Residents: files that somebody has, a row of numbers for each. By these it is decided which stay in memory.
 
 A row is a file's as long as somebody has it. A *use* is a call, or calls that follow each other without a pause that is
 worth counting. The time between the end of one and the beginning of the next is a *gap*.
@@ -120,7 +120,7 @@ class Residents:
 
 
 def _window(gaps_s: list[float]) -> tuple[float, float] | None:
-    """What gaps that are alike lie between; None: they are not, or too few."""
+    """Return the least and the greatest of gaps that are alike; None: they are not, or too few."""
     if len(gaps_s) < _ENOUGH_OWN:
         return None
     middle_s = gaps_s[len(gaps_s) // 2]
