@@ -156,7 +156,7 @@ FORMS = {
             for call in ("fork and close", "branch", "append and cut")
         ),
     ),
-    "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, \d+ of them were refused",)),
+    "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, [\d,]+ of them were refused",)),
     "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
     "mutants/mutants.py": Form(
         table=(r"cost\.c:\d+: .*: caught by ", r"deadlines\.py:\d+: .*: caught by ", r"~ all +2( +0){4}  100%"),
