@@ -1,4 +1,4 @@
-"""What programs give to calls, checked once, as it goes over the wire: paths, texts, numbers."""
+"""Arguments of calls, checked once, as they go over the wire: paths, texts, numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _short.maxstring = _short.maxother = 60
 
 
 def shown(value: object) -> str:
-    """What was given, as a message quotes it: short, whatever it is."""
+    """Quote an argument for a message: short, whatever it is."""
     return _short.repr(value)
 
 

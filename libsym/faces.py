@@ -53,7 +53,7 @@ def _function(script: Callable[P, Script[T]], *, needs_file: bool) -> Callable[P
 
 
 def script_of(call: Callable[P, T]) -> Callable[P, Script[T]]:
-    """What `system_call` or `file_call` made a function of."""
+    """Return the script that `system_call` or `file_call` made a function of."""
     script: Callable[P, Script[T]] = vars(call)["__wrapped__"]
     return script
 

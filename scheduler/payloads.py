@@ -1,4 +1,4 @@
-"""What a request carries, checked once: the fields of its payload, each length first; texts; ranges."""
+"""Payloads of requests, checked once: their fields, each length first; texts; ranges."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Fields:
 
     @property
     def left(self) -> memoryview:
-        """What is left, still to be taken."""
+        """Bytes that are left to be taken."""
         return memoryview(self._payload)[self._at :]
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Take all that is left."""
         return self.take(len(self._payload) - self._at, "the rest")
 
     def end(self) -> None:
@@ -92,7 +92,7 @@ def mode_of(request: Request) -> int:
 
 
 def json_of(request: Request, payload: bytes, *, max_texts: int, max_other_bytes: int) -> Any:
-    """What a request carries: see `bounded_json`."""
+    """Return the JSON that a request carries: see `bounded_json`."""
     return bounded_json(request.op.name, payload, max_texts=max_texts, max_other_bytes=max_other_bytes)
 
 

@@ -237,7 +237,7 @@ core_outcome core_abort(core_table *table);
 /* How many of its pages are in memory, up to the first that is not: those of the file, and then the new ones. */
 int32_t core_num_there(const core_table *table);
 /* Its pages are in memory and stay there, until it is over or `core_unpin`: a use of the file. */
-core_outcome core_pin(core_table *table);
+void core_pin(core_table *table);
 core_outcome core_unpin(core_table *table);
 /* Frames for its new pages that have none, as many; and back from all new ones, which hold nothing yet. */
 void core_give_room(core_table *table, const int32_t *frames);

@@ -159,14 +159,13 @@ int32_t core_num_there(const core_table *table) {
     return place;
 }
 
-core_outcome core_pin(core_table *table) {
+void core_pin(core_table *table) {
     core_pool *pool = table->pool;
     int32_t num = core_num_needed(table);
     counts_add(&pool->pins, table->slots, num);
     for (int32_t place = 0; place < num; place++)
         pool->page.row[table->slots[place]] = core_some(table->row);
     table->is_pinned = 1;
-    return CORE_DONE;
 }
 
 /* Nothing computes with these pages any more. */

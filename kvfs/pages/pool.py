@@ -343,10 +343,6 @@ class PagePool:
         assert self.on_disk.is_kept(pages, self.computed(pages)).all(), "a page loses its frame that is not on disk"
         self.store.give(pages)
 
-    def forget_frames(self, pages: IntArray) -> None:
-        """New pages that hold nothing yet give their frames back for now."""
-        self.store.give(pages)
-
     def claim(self, pages: IntArray, owner: int) -> None:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
         self._bytes_in[self.store.frames_of(pages)] = _mark(owner)

@@ -324,7 +324,7 @@ class Reservation:
     def ready(self) -> None:
         """Pin the `needed` pages, which are in memory, until the reservation is closed: a use of its file."""
         assert self.is_open
-        done(lib.core_pin(self.table.core))
+        lib.core_pin(self.table.core)
 
     def unpin(self) -> None:
         """Let go of the pages: nothing computes with the reservation any more."""

@@ -36,7 +36,7 @@ Ask = Callable[[PageTable, Callable[[SymError | None], None]], None]
 
 
 class Hints:
-    """All of one pool."""
+    """Hints of one pool."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Hints:
         return self._num_missing(table) <= pool.store.num_free
 
     def _may_give_way(self, pages: IntArray, until_s: float) -> npt.NDArray[np.bool_]:
-        """Which were not used for a while, or are not expected back before then."""
+        """Return the pages that were not used for a while, or are not expected back before then."""
         pool, residents, now_s = self._pool, self._residents, self._clock()
         rows = pool.row_of[pages]
         has_row = rows != NO_ROW

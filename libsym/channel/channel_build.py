@@ -19,7 +19,7 @@ def _declarations(header: Path) -> str:
 
 
 def _abi() -> str:
-    """What Python reads of abi.h: its numbers, and what rows are answered by."""
+    """Return the part of abi.h that Python reads: its numbers, and what rows are answered by."""
     text = (LIBSYM / "abi.h").read_text(encoding="utf-8")
     numbers = re.findall(r"^#define (SYM_\w+) \S", text, re.MULTILINE)
     enums = re.findall(r"^enum \w+ \{.*?\};", text, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a call brought, and who owns it."""
+"""Replies: what a call brought, and who owns it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reply:
     args: list[int]
     payload: bytes
     more: bool
-    """Others follow to the same request."""
+    """Whether other replies follow to the same request."""
     error: SymError | None
     """How the call failed. (It is raised, except for the parts of a batch.)"""
 
@@ -57,7 +57,7 @@ class Reply:
 
     @classmethod
     def of_answer(cls, answer: Any, channel: Any) -> Self:
-        """What is in a sym_answer, which is dropped with its last reference if it was given to `ffi.gc`."""
+        """Read a sym_answer, which is dropped with its last reference if it was given to `ffi.gc`."""
         self = cls.__new__(cls)
         self._answer = answer
         self.channel = channel

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the core takes for the calls of a branch: fork, room, commit, cut and close, without a daemon around it.
+"""Times of the core for the calls of a branch: fork, room, commit, cut and close, without a daemon around it.
 
     .venv/bin/python scripts/bench/core.py [--before TREE] [--rounds 5] [--quick] [--json]
 

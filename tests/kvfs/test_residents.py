@@ -1,4 +1,4 @@
-"""What is known of files for deciding who stays: when they come back, and who goes before whom."""
+"""Residents: when files come back, and who goes before whom."""
 
 from __future__ import annotations
 

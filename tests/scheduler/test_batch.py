@@ -277,7 +277,7 @@ def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_thread_
 
 
 def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
-    """They may be far from it."""
+    """The pages may be far from the device."""
     config, told = bench.model.config, []
     bench.batches = BatchScheduler(
         bench.fs,

@@ -32,7 +32,7 @@ class House:
         self.pool.cold = self
         self.disk: dict[int, bytes] = {}
         self.model: dict[int, Numbers] = {}
-        """What each page holds."""
+        """Bytes that each page holds."""
         self.owner: dict[int, int] = {}
 
     # ---- as the storage does it

@@ -1,4 +1,4 @@
-"""What the core does, in plain Python: lists by page number and by frame, and nothing that is quick."""
+"""A model of the core in plain Python: lists by page number and by frame, and nothing that is quick."""
 
 from __future__ import annotations
 

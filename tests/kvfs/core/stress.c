@@ -118,7 +118,7 @@ static void reserve_and_more(core_table *table) {
     if (table->row != CORE_NOBODY)
         core_begin_use(&pool, table->row, now_s += below(2));
     if (!table->is_pinned)
-        HOLDS(core_pin(table) == CORE_DONE);
+        core_pin(table);
     HOLDS(core_frames(table, num_pages, frames));
     num = 1 + below(table->num_entries < MOST ? table->num_entries : MOST);
     core_pages_to_zero(table, num, frames);

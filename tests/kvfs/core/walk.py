@@ -71,7 +71,7 @@ class Reader:
 
 
 class Walk:
-    """One walk, by its seed."""
+    """A walk, by its seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -265,7 +265,7 @@ class Walk:
             self.held.append((pages, account))
 
     def let_go(self) -> None:
-        """All that an account's readers hold, at once: pages are named several times."""
+        """Give back at once what all readers of an account hold: pages are named several times."""
         if self.held:
             account = self.rng.choice(self.held)[1]
             pages = np.concatenate([pages for pages, other in self.held if other is account])

@@ -170,7 +170,7 @@ def test_a_slot_that_the_disk_cannot_read_is_damaged_alone(tmp_path: Path, monke
 
 
 def test_a_full_page_that_is_cut_and_overwritten_while_it_is_written_has_no_slot() -> None:
-    """It is summed where it lies: the sum and what the disk got may be of different entries."""
+    """The page is summed where it lies: the sum and what the disk got may be of different entries."""
     columns = Columns("page_columns", 4, 4)
     on_disk = OnDisk(columns)
     pages, fills = np.arange(3, dtype=np.int32), np.array([32, 32, 20], np.int8)
