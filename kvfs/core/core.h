@@ -147,7 +147,7 @@ struct core_table {
     int32_t num_pages, num_reserved_pages, room;
     int32_t row; /* among the residents; -1 */
     uint8_t arena;
-    _Bool is_open, is_reserved, is_pinned;
+    _Bool is_reserved, is_pinned;
     double page_seconds, since_s; /* until `since_s`, when the number of pages changed last */
     core_table *source;           /* the table that this one is a fork of: still that if its `generation` is equal */
     uint64_t source_generation, generation;

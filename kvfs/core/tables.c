@@ -43,7 +43,6 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     table->num_pages = table->num_reserved_pages = num_pages;
     table->row = table->target = table->tail_page = table->marked_page = CORE_NOBODY;
     table->arena = arena;
-    table->is_open = 1;
     table->is_reserved = table->is_pinned = 0;
     table->page_seconds = 0;
     table->since_s = core_now_s();
@@ -75,7 +74,6 @@ void core_forget_table(core_table *table) {
     core_pool *pool = table->pool;
     table->account->num_tables--;
     table->generation++;
-    table->is_open = 0;
     if (table->room > SMALL) { /* the next one may be small */
         free(table->slots);
         table->slots = NULL;

@@ -514,6 +514,48 @@ def test_the_target_of_a_copy_needs_no_zeroing(pool: PagePool, decoder: FakeDeco
     assert pool.owners_of(fork.pages).tolist() == [ANN]
 
 
+def test_a_reservation_that_is_over_takes_nothing_from_the_next_one(table: PageTable, pool: PagePool):
+    first = table.reserve([1], [0])
+    first.abort()
+    second = table.reserve([2], [0])
+    second.ready()
+    first.unpin()
+    assert second.pinned is not None
+    for act in (first.ready, first.forget_frames, lambda: first.extend(1), first.abort):
+        with pytest.raises(AssertionError):
+            act()
+    second.abort()
+    table.close()
+    first.unpin()
+    with pytest.raises(AssertionError):
+        table.change_owner(BOB)
+    pool.check([])
+
+
+class FailingFiles:
+    """Slot files of which a page can't be taken."""
+
+    def disown(self, pages: object, slots: object) -> NoReturn:
+        raise OSError("the index is broken")
+
+
+def test_a_table_is_closed_though_the_disk_fails_and_its_place_is_another_tables(
+    store: FakeStore, decoder: FakeDecoder
+):
+    pool = PagePool(store, num_on_disk=16, slot_files=FailingFiles)
+    table = PageTable(pool, ANN)
+    decoder.append(table, [1, 2])
+    pool.on_disk.restore(table.pages, np.array([5]), np.array([7], np.uint64), np.array([2], np.int8))
+    with pytest.raises(OSError, match="the index is broken"):
+        table.close()
+    assert table.closed
+    other = PageTable(pool, BOB)
+    decoder.append(other, [3])
+    assert (len(table), table.pages.size) == (0, 0)
+    pool.check([other])
+    other.close()
+
+
 def test_page_seconds_are_the_pages_times_how_long_it_had_them(table: PageTable, decoder: FakeDecoder):
     began_s = time.monotonic()
     time.sleep(0.01)
