@@ -44,13 +44,14 @@ sys.exit(bool(failures))
 
 def main() -> None:
     parser = arguments(__doc__, model="smollm2")
-    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--tasks", type=int, help="how many: 1000, of a small crowd 500")
     args = parser.parse_args()
     if args.quick:
-        args.model, args.tasks = "tiny", 500
+        args.model = "tiny"
+    num_tasks = args.tasks or (500 if args.quick else 1000)
     print(processor())
     with attacked(args, "--kv-memory", "1G") as daemon:
-        program = daemon.program(PROGRAM, str(args.tasks))
+        program = daemon.program(PROGRAM, str(num_tasks))
         output, _ = program.communicate(timeout=120)
         print(output, end="")
     sys.exit(program.returncode)
