@@ -12,10 +12,11 @@ see only files of his own sees the hottest of those.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import exp2, log2
+from math import exp2
 
+from kvfs._pages import lib
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 
@@ -45,18 +46,22 @@ class _Hottest:
 class Heat:
     """The files of one volume that are used. Owned by the trio thread; a use costs it a microsecond."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, used: Callable[[], Iterable[tuple[Inode, KvFile]]] = tuple
+    ) -> None:
+        """`used`: gives the files that the core has used since it was asked last."""
         self._clock = clock
+        self._used = used
         self._of_all = _Hottest(NUM_OF_ALL)
         self._of_owner: dict[int, _Hottest] = {}
         """By uid."""
 
     def note(self, inode: Inode, kv: KvFile) -> None:
         """A file is used just now: opened, forked, read, or appended to."""
-        now_s = self._clock()
-        if not kv.used_s or now_s - kv.used_s >= USE_S:
-            kv.heat = _warmer(kv.heat, now_s / HALF_LIFE_S) if kv.used_s else now_s / HALF_LIFE_S
-            kv.used_s = now_s
+        lib.core_note_use(kv.table.core, self._clock())
+        self._keep(inode, kv)
+
+    def _keep(self, inode: Inode, kv: KvFile) -> None:
         if inode.names and inode.content is kv:
             self._of_all.add(inode)
             of_owner = self._of_owner.get(inode.uid)
@@ -77,6 +82,8 @@ class Heat:
 
     def hottest(self, uid: int) -> list[Inode]:
         """Of all files and of one owner's, the hottest first; some may have no name any more."""
+        for inode, kv in self._used():
+            self._keep(inode, kv)
         of_owner = self._of_owner.get(uid)
         found = self._of_all.inodes | (of_owner.inodes if of_owner is not None else {})
         return sorted(found, key=_heat_of, reverse=True)
@@ -92,8 +99,3 @@ class Heat:
 
 def _heat_of(inode: Inode) -> float:
     return inode.content.heat if isinstance(inode.content, KvFile) else 0.0
-
-
-def _warmer(heat: float, now: float) -> float:
-    """The logarithm of the sum, with one second more: one that is now has 2^now."""
-    return max(heat, now) + log2(1 + exp2(-abs(heat - now)))

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvfs._pages import ffi, lib
 from kvfs.alarms import Alarms
 from kvfs.expiry import Expiry
 from kvfs.heat import Heat
@@ -138,9 +139,9 @@ class Volume:
         self.alarms = Alarms()
         """Alarms of the tree; a task has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
-        self.pager = Pager(pool, engine, pressure)
+        self.pager = Pager(pool, engine, pressure, see=lambda core: self.see(core)[1].table)
         """Pager: decides which pages are in memory."""
-        self.heat = Heat()
+        self.heat = Heat(used=self._used)
         """Heat: use of files in the last minutes."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
@@ -296,9 +297,37 @@ class Volume:
     def show_restored(self, inode: Inode, kv: KvFile) -> None:
         """The same, without pinning it: nothing is in memory yet."""
         inode.content = kv
+        kv.table.core.number = inode.number
         if kv.table.row != NO_ROW:
             self._files[kv.table.row] = inode, kv
             self._note_priority(inode)
+
+    def see(self, core: Any) -> tuple[Inode, KvFile]:
+        """Return the file of a table of the core's, which has a row. A branch that nobody saw yet gets its objects."""
+        found = self._files.get(core.row)
+        if found is not None:
+            return found
+        table = PageTable(self.pool, core.account.number, arena=core.arena, core=core)
+        inode, kv = self.tree.see(table), KvFile.of_branch(table)
+        self.pager.residents.has(table)
+        self._kv_files.add(kv)
+        self.show(inode, kv)
+        return inode, kv
+
+    def see_all(self) -> None:
+        """Make the objects of all branches."""
+        core = ffi.NULL
+        while core := lib.core_next_branch(self.pool.core, core):
+            self.see(core)
+
+    def _used(self) -> Iterator[tuple[Inode, KvFile]]:
+        """Give the files that the core has used since this was asked last."""
+        core, self.pool.core.used = self.pool.core.used, ffi.NULL
+        while core:
+            core.is_used = False
+            if (found := self._files.get(core.row)) is not None:
+                yield found
+            core = core.next_used
 
     def resume_pin(self, inode: Inode) -> None:
         """Pin a file anew whose pages have changed, or are not in memory yet. The log says if that is too much now."""
@@ -584,6 +613,7 @@ class Volume:
 
     def check(self) -> None:
         """Raise AssertionError unless names, versions and pages account for each other."""
+        self.see_all()
         self.tree.check()
         self._expiry.check()
         plain = [(inode, inode.content) for inode in self.tree if isinstance(inode.content, PlainFile)]
@@ -603,7 +633,7 @@ class Volume:
     @property
     def num_kv_versions(self) -> int:
         """Versions of KV files that have a user, named or not."""
-        return len(self._kv_files)
+        return len(self._kv_files) + int(self.tree.core.num_branches)
 
 
 def _account(inode: Inode) -> Account:

@@ -25,6 +25,17 @@ typedef struct sym_hot_call {
     uint32_t stream; /* whose call it is */
 } sym_hot_call;
 
+/* A request that was looked at: its frame is well-formed, what it asks for is not yet judged. */
+typedef struct sym_taken {
+    uint64_t id, handle;
+    int64_t args[4];
+    uint32_t flags, op, stream;
+    uint32_t payload_at, payload_bytes; /* in the inbox */
+} sym_taken;
+
+/* Carries out a request at once, without the interpreter: 1, and its answer, of zeros before; 0: it is for that. */
+typedef int sym_serve_function(void *connection, const sym_taken *request, int64_t answer[4]);
+
 enum sym_hot_outcome {
     SYM_HOT_OTHER = -2, /* what comes next is a call of another file */
     SYM_HOT_COLD = -1,  /* what comes next on this connection is something else */

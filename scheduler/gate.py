@@ -22,6 +22,7 @@ from kvfs.patience import when_forgotten
 from libsym.abi import Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, SymError
+from scheduler._loop import ffi
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
@@ -56,21 +57,35 @@ class Gate:
         self._batches = batches
         self._programs = programs
         self._operations = all_operations(fs, batches, text, programs, daemon_info)
-        self.num_calls: Counter[Op] = Counter()
-        """System calls taken, by operation."""
+        self._num_calls: Counter[Op] = Counter()
+        self._pool, self._see = fs.pool, fs.volume.see
+        self._core = ffi.new("sym_gate *", {"files": fs.volume.tree.core})
+        """The core's part of all connections."""
+        self._account_of = fs.account_of
         self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
         """Bytes under way of each user's connections, by uid."""
+
+    @property
+    def num_calls(self) -> Counter[Op]:
+        """System calls taken, by operation."""
+        return self._num_calls + Counter({op: int(self._core.num_calls[op]) for op in Op})
 
     @property
     def pressing(self) -> Pressing:
         """Programs that are told when room runs short."""
         return self._operations.pressing
 
+    def receive(self, lip: Lip, most: int) -> list[Request]:
+        """Return what a program asks for, but for what the core has carried out by itself: see `handle`."""
+        requests = lip.channel.receive(most)
+        self._pool.take_news()
+        return requests
+
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
         """Take one system call: answer it now, or see to it that it will be answered."""
         operation = self._operations.by_op[request.op]
         self._catch_up(lip, request, operation)
-        self.num_calls[request.op] += 1
+        self._num_calls[request.op] += 1
         lip.stream = request.stream
         call = SystemCall(lip, request)
         try:
@@ -122,6 +137,9 @@ class Gate:
         lip.charge_to(self._accounts.of(lip.uid).holdings)
         lip.under_way = UnderWay(self._users.setdefault(lip.uid, UserBytes()), lip.holdings)
         self._operations.mail.join(lip)
+        if not lip.program.limits.is_any:  # of those it would have to ask at each call
+            lip.handles.serve(lip.channel, self._core, self._see, lip.holdings, lip.program.page_seconds)
+            lip.handles.make_for(lip.credentials, self._account_of(lip.credentials))
 
     async def see_off(self, lip: Lip) -> None:
         """The program has gone. Its calls are forgotten, its files closed once no step uses them, a few at a time."""
@@ -131,6 +149,7 @@ class Gate:
                 self._operations.closing.close_some(lip, FILES_A_TURN)
                 await trio.lowlevel.checkpoint()
         self._operations.closing.close_some(lip, len(lip.handles))
+        lip.handles.close()
         lip.holdings.let_go(Kind.CONNECTION)
 
     async def close(self) -> None:

@@ -180,7 +180,7 @@ class Listener:
         channel = lip.channel
         while True:
             lip.slots.serve()
-            requests = channel.receive(_CALLS_AT_ONCE)
+            requests = self._gate.receive(lip, _CALLS_AT_ONCE)
             num_calls, until_s = 0, trio.current_time() + _AT_ONCE_S
             for request in requests:
                 if num_calls >= _CALLS_AT_ONCE or trio.current_time() > until_s:
@@ -196,6 +196,8 @@ class Listener:
                 with trio.move_on_at(lip.slots.deadline) as lip.nap:
                     await trio.lowlevel.wait_readable(channel.doorbell)
                 channel.clear_doorbell()
+            else:
+                await trio.lowlevel.checkpoint()
 
 
 async def _greeting(connection: PeerSocket) -> bytes:

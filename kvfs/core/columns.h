@@ -83,6 +83,7 @@ typedef struct {
     double *wanted_until_s;                /* until then it is likely to be needed: others go before it */
     int32_t *went_down;                    /* pages that left memory since its last use */
     number_or_none *next_row;              /* of a row that nobody has: the next of those */
+    uint64_t *table;                       /* the address of the file's table; 0: nobody has the row */
 } row_columns;
 
 #endif

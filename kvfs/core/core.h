@@ -29,7 +29,7 @@
 
 #include <stdint.h>
 
-enum { CORE_NOBODY = -1, CORE_NO_ARENA = 255, CORE_NAME_BYTES = 512, CORE_FREE_NAMES = 128 };
+enum { CORE_NOBODY = -1, CORE_NO_ARENA = 255, CORE_NAME_BYTES = 512, CORE_FREE_NAMES = 128, CORE_GAPS = 64 };
 
 typedef enum {
     CORE_DONE,
@@ -38,6 +38,7 @@ typedef enum {
     CORE_NO_FRAMES,
     CORE_NO_MEMORY,
     CORE_BROKEN, /* a page is none, or a reference is given back that nobody had: a fault of the caller */
+    CORE_COLD,   /* Python has to do it */
 } core_outcome;
 
 /* Of `core_pool.news`. */
@@ -104,6 +105,7 @@ struct core_account {
     int64_t most_bytes, most_files; /* below 0: no limit */
     core_holdings *holdings;        /* of a uid's */
     core_total *total;
+    _Bool is_ended; /* a domain that is none any more: nothing new is charged to it */
     _Bool is_watched, has_news, is_told; /* is_told: in the pool's list of those */
 };
 
@@ -135,7 +137,23 @@ typedef struct {
     int32_t *scratch;
     int64_t scratch_room;
     core_table *tables, *free_tables;
+    core_table *used; /* files that Python has to be told of: see `core_note_use` */
+    double gaps_s[CORE_GAPS];
+    int32_t num_gaps; /* that forks ended, and that are not in Python's statistics yet: the first so many */
 } core_pool;
+
+/* Numbers of inodes, and branches. Python's tree has one of these. */
+typedef struct {
+    int64_t next_number;
+    int64_t num_branches;
+    int64_t num_names; /* files that the disk has room for: looked at less often than files are made */
+} core_files;
+
+/* Who makes a branch. */
+typedef struct {
+    core_account *account; /* pays for it */
+    uint32_t uid, gid;
+} core_maker;
 
 /* The entries of a KV file, and the reservation behind them. */
 struct core_table {
@@ -160,6 +178,21 @@ struct core_table {
     int32_t tail_page;   /* where entry `start` is appended in place; -1: it begins a page */
     int32_t marked_page; /* whose `num_reserved` says so; -1 */
     int32_t num_zeroed;  /* places in `slots` whose turn to be zeroed has come */
+    /* The file's. */
+    int64_t number; /* its inode's */
+    int64_t hits;   /* opens, forks and reads */
+    int64_t cuts;   /* truncations */
+    double heat, used_s; /* see kvfs/heat.py */
+    core_table *next_used;
+    _Bool is_used; /* in the pool's list of those */
+    _Bool is_odd;  /* a fork has more of it than its entries: Python makes it */
+    /* A branch's: a file without a name that one handle has, and that Python has no objects of. */
+    _Bool is_branch;
+    uint32_t mode, uid, gid;
+    int64_t forked_from, forked_length; /* the number of the file that it was forked from, and its entries then */
+    int64_t fewest;                     /* entries that it ever had */
+    int64_t changes;
+    int64_t made_ns, changed_ns; /* CLOCK_REALTIME */
 };
 
 int64_t core_names_bytes(int64_t num_files);
@@ -216,6 +249,20 @@ int32_t core_source_row(const core_table *table);
 /* Pages that the table used last are its source's again, or nobody's. Whether there were any. */
 _Bool core_leave(core_table *table, const int32_t *pages, int64_t num);
 double core_page_seconds(const core_table *table);
+
+/* Branches. Each of these calls is CORE_COLD where Python would do more than the core can, or refuse. */
+/* The entries of the source that there are now. */
+core_outcome core_branch(core_table *source, core_files *files, const core_maker *maker, uint32_t mode,
+                         core_table **at);
+core_outcome core_branch_truncate(core_table *branch, int64_t length);
+/* The table is gone with this, and so is the pointer. */
+core_outcome core_branch_close(core_table *branch, core_files *files);
+/* Python has objects of it from now on. */
+void core_branch_seen(core_table *branch, core_files *files);
+/* The next branch behind that table, in an order of its own; NULL: the first one, and none. */
+core_table *core_next_branch(const core_pool *pool, const core_table *table);
+/* The file is used: see kvfs/heat.py. */
+void core_note_use(core_table *table, double now_s);
 
 /* Rows. The table gets one, and is used now. CORE_NO_MEMORY: all that there are are files'. */
 core_outcome core_row_new(core_table *table, double now_s);

@@ -27,5 +27,7 @@ void core_has_pages(core_table *table, int32_t num_pages);
 /* The table is nobody's any more. */
 void core_forget_table(core_table *table);
 void core_tables_close(core_pool *pool);
+/* An account and its parents were charged, or got something back: those that are watched are news. */
+void core_note_charge(core_pool *pool, core_account *account);
 
 #endif

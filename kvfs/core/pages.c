@@ -29,7 +29,7 @@ _Bool core_has_memory(core_pool *pool, int64_t num) {
     return (scratch && left) || !num;
 }
 
-static void note_charge(core_pool *pool, core_account *account) {
+void core_note_charge(core_pool *pool, core_account *account) {
     for (; account; account = account->parent) {
         if (!account->has_news || account->is_told)
             continue;
@@ -65,7 +65,7 @@ core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, 
     if (num)
         free_list_take(pool->numbers, num, pages);
     core_charge(account, pages, num);
-    note_charge(pool, account);
+    core_note_charge(pool, account);
     counts_add(&pool->references, pages, num);
     if (frames) {
         pool->num_coming -= num;
@@ -95,7 +95,7 @@ core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *
     core_outcome outcome = core_charge(account, pages, num);
     if (!outcome && counts_add(&pool->references, pages, num) < 0)
         outcome = CORE_BROKEN;
-    note_charge(pool, account);
+    core_note_charge(pool, account);
     return outcome;
 }
 
@@ -105,8 +105,8 @@ core_outcome core_move(core_pool *pool, core_account *account, core_account *to,
     core_outcome outcome = core_charge(to, pages, num);
     if (!outcome)
         outcome = core_refund(account, pages, num);
-    note_charge(pool, account);
-    note_charge(pool, to);
+    core_note_charge(pool, account);
+    core_note_charge(pool, to);
     return outcome;
 }
 
@@ -152,7 +152,7 @@ core_outcome core_release(core_pool *pool, core_account *account, const int32_t 
     if (!core_has_memory(pool, num))
         return CORE_NO_MEMORY;
     core_outcome outcome = core_refund(account, pages, num);
-    note_charge(pool, account);
+    core_note_charge(pool, account);
     if (outcome || counts_subtract(&pool->references, pages, num) < 0)
         return CORE_BROKEN;
     int32_t *unused = pool->scratch, *refcount = pool->page.refcount;

@@ -27,6 +27,7 @@ core_outcome core_row_new(core_table *table, double now_s) {
     memset(of->latest_gaps_s[row], 0, sizeof *of->latest_gaps_s);
     of->num_users[row] = of->priority[row] = of->went_down[row] = 0;
     of->is_cold[row] = 0;
+    of->table[row] = (uint64_t)(uintptr_t)table;
     return CORE_DONE;
 }
 
@@ -37,6 +38,7 @@ void core_row_remove(core_table *table) {
     if (core_leave(table, table->slots, table->num_pages) && source != CORE_NOBODY &&
         last_use_s[source] < last_use_s[row])
         last_use_s[source] = last_use_s[row];
+    pool->row.table[row] = 0;
     pool->row.next_row[row] = pool->free_row;
     pool->free_row = core_some(row);
     table->row = CORE_NOBODY;

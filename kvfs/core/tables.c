@@ -47,6 +47,9 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     table->page_seconds = 0;
     table->since_s = core_now_s();
     table->source = NULL;
+    table->number = table->hits = table->cuts = 0;
+    table->heat = table->used_s = 0;
+    table->is_odd = table->is_branch = 0;
     if (num_pages)
         memcpy(table->slots, pages, num_pages * sizeof *pages);
     account->num_tables++;
@@ -141,5 +144,6 @@ core_outcome core_truncate(core_table *table, int64_t length) {
     core_has_pages(table, num_pages);
     table->num_reserved_pages = num_pages;
     table->length = length;
+    table->cuts++;
     return outcome;
 }

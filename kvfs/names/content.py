@@ -54,21 +54,17 @@ class KvFile:
         "__weakref__",
         "_fewest_since_commit",
         "_fewest_since_cut",
+        "_is_arriving",
+        "_marks",
+        "_turns",
+        "_under_way",
         "born_length",
         "changes",
-        "cuts",
         "fewest",
         "forked_from",
-        "heat",
-        "hits",
         "identity",
-        "is_arriving",
         "lost",
-        "marks",
         "table",
-        "turns",
-        "under_way",
-        "used_s",
         "users",
     )
 
@@ -76,8 +72,9 @@ class KvFile:
         self.table = table
         self.identity = identity
         """The identity of its pages, by the index's number; OWN: the running model's."""
-        self.marks = marks
-        """Pairs of a mark and the entry up to which it holds; later entries were computed by this daemon."""
+        self._marks, self._turns, self._is_arriving = marks, b"", False
+        self._under_way: TurnUnderWay | None = None
+        self._tell_core()
         self.forked_from: tuple[int, int] | None = None
         """The number of the file that this daemon forked it from, and the entries that it had from there."""
         self.lost = 0
@@ -89,18 +86,89 @@ class KvFile:
         """Counts changes of the entries: equal counts mean an equal image."""
         self.fewest = table.length
         """The fewest entries it has had since the text view looked: those are as they were then."""
-        self.turns = b""
-        """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
-        self.under_way: TurnUnderWay | None = None
-        self.hits = 0
-        """Counts opens, forks and reads."""
-        self.is_arriving = False
-        """Whether it is an image that was copied here, and no program has used it yet: its attributes may follow."""
-        self.heat = self.used_s = 0.0
-        """See `kvfs.heat`: how warm it was when it was used last, and when that was; both 0 before."""
-        self.cuts = 0
-        """Counts truncations: with equal counts, entries that were there are there unchanged."""
         self._fewest_since_commit = self._fewest_since_cut = table.length
+
+    @classmethod
+    def of_branch(cls, table: PageTable) -> KvFile:
+        """The version that was a branch of the core's: its inode shows it, and one handle has it."""
+        core, kv = table.core, cls(table)
+        kv.forked_from = core.forked_from, core.forked_length
+        kv.changes = core.changes
+        kv.born_length = kv.fewest = kv._fewest_since_commit = kv._fewest_since_cut = core.fewest
+        kv.retain()
+        return kv
+
+    # ---- what a fork takes over, or ends: the core forks a file by itself that has nothing of it
+
+    @property
+    def marks(self) -> Marks:
+        """Pairs of a mark and the entry up to which it holds; later entries were computed by this daemon."""
+        return self._marks
+
+    @marks.setter
+    def marks(self, marks: Marks) -> None:
+        self._marks = marks
+        self._tell_core()
+
+    @property
+    def turns(self) -> bytes:
+        """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
+        return self._turns
+
+    @turns.setter
+    def turns(self, turns: bytes) -> None:
+        self._turns = turns
+        self._tell_core()
+
+    @property
+    def under_way(self) -> TurnUnderWay | None:
+        """The turn that a call appends now."""
+        return self._under_way
+
+    @under_way.setter
+    def under_way(self, turn: TurnUnderWay | None) -> None:
+        self._under_way = turn
+        self._tell_core()
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether it is an image that was copied here, and no program has used it yet: its attributes may follow."""
+        return self._is_arriving
+
+    @is_arriving.setter
+    def is_arriving(self, is_arriving: bool) -> None:
+        self._is_arriving = is_arriving
+        self._tell_core()
+
+    def _tell_core(self) -> None:
+        is_foreign = self.identity != OWN
+        self.table.core.is_odd = bool(self._marks or self._turns or self._under_way or self._is_arriving or is_foreign)
+
+    # ---- what the core counts
+
+    @property
+    def hits(self) -> int:
+        """Count of opens, forks and reads."""
+        return int(self.table.core.hits)
+
+    @hits.setter
+    def hits(self, hits: int) -> None:
+        self.table.core.hits = hits
+
+    @property
+    def cuts(self) -> int:
+        """Count of truncations: with equal counts, entries that were there are there unchanged."""
+        return int(self.table.core.cuts)
+
+    @property
+    def heat(self) -> float:
+        """Heat when it was used last, at `used_s`; both are 0 before: see `kvfs.heat`."""
+        return float(self.table.core.heat)
+
+    @property
+    def used_s(self) -> float:
+        """When it was used last."""
+        return float(self.table.core.used_s)
 
     def used_by_program(self) -> None:
         """A program has opened or forked the file."""
@@ -143,7 +211,6 @@ class KvFile:
         self.turns, self.under_way = turns_within(self.turns, length), None
         self.table.truncate(length)
         self.changes += 1
-        self.cuts += 1
         self.fewest = min(self.fewest, length)
         self._fewest_since_cut = min(self._fewest_since_cut, length)
         self.born_length = min(self.born_length, length)

@@ -26,19 +26,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from kvfs._pages import ffi, lib
 from kvfs.bell import Bell
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, SOME_NAMES, UNKNOWN, Changes, Inode, NamePut, require_whole, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
-from kvfs.pages.accounts import Account, Accounts, names_bytes
+from kvfs.pages.accounts import NAME_BYTES, Account, Accounts, names_bytes
 from kvfs.pages.holdings import Kind
+from kvfs.pages.table import PageTable
 from libsym.errors import (
     CrossDevice,
     Exists,
     Invalid,
     IsDirectory,
     NameTooLong,
+    NoSpace,
     NotDirectory,
     NotEmpty,
     NotFound,
@@ -47,6 +50,8 @@ from libsym.errors import (
 
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
+NAMES_AHEAD = 256
+"""Files that the core may make before it is looked again whether the disk has room for their names."""
 
 MAX_SHOWN_BYTES, MAX_SHOWN_NAMES = 4096, 128
 """Of a path for a message: a failing call in a deep tree builds one, in 0.1 ms."""
@@ -94,7 +99,8 @@ class Tree:
         """Rings when a name was lost."""
         self.is_kernels = False
         """The operation under way is a request of the kernel, which knows of it."""
-        self.next_number = ROOT_NUMBER + 1
+        self.core = ffi.new("core_files *", {"next_number": ROOT_NUMBER + 1})
+        """Numbers of inodes, and branches, which no dictionary has: the core makes them."""
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid), changes)
         accounts.of(uid).charge_files()
         self.root.parent = self.root
@@ -104,7 +110,26 @@ class Tree:
         """Accounts, by inode, of those that nothing but the kernel has."""
 
     def __len__(self) -> int:
-        return len(self._inodes)
+        return len(self._inodes) + int(self.core.num_branches)
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next inode gets."""
+        return int(self.core.next_number)
+
+    @next_number.setter
+    def next_number(self, number: int) -> None:
+        self.core.next_number = number
+
+    def see(self, table: PageTable) -> Inode:
+        """Return an inode for a branch, which is charged already, and open once."""
+        core, account = table.core, self._accounts.of(table.owner)
+        inode = Inode(core.number, stat.S_IFREG, core.mode, core.uid, core.gid, account, self._changes)
+        inode.atime_ns, inode.mtime_ns, inode.ctime_ns = core.made_ns, core.changed_ns, core.changed_ns
+        inode.opens = 1
+        self._inodes[inode.number] = inode
+        lib.core_branch_seen(core, self.core)
+        return inode
 
     def __iter__(self) -> Iterator[Inode]:
         return iter(tuple(self._inodes.values()))
@@ -148,7 +173,16 @@ class Tree:
         num_files = self._accounts.total.num_files
         other_bytes += names_bytes(num_files + 1) - names_bytes(num_files)
         if other_bytes:
+            num_ahead, self.core.num_names = self.core.num_names, 0
             self._require_room(other_bytes)
+            self.core.num_names = num_ahead or (NAMES_AHEAD if self._has_room(NAMES_AHEAD * NAME_BYTES) else 0)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        try:
+            self._require_room(num_bytes)
+        except NoSpace:
+            return False
+        return True
 
     def require_bytes(self, inode: Inode, num_bytes: int) -> None:
         """Raise OverQuota or NoSpace unless what is noted on an inode may grow by so much.
@@ -178,7 +212,7 @@ class Tree:
         inode = Inode(self.next_number, file_type, mode & 0o7777, uid, gid, account, self._changes)
         inode.target = target
         inode.charge(inode.other_bytes)
-        self.next_number += 1
+        self.core.next_number += 1
         self._inodes[inode.number] = inode
         return inode
 

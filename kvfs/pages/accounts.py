@@ -298,7 +298,7 @@ class Account:
 
     def close(self) -> None:
         """A domain ends."""
-        self.is_open = False
+        self.is_open, self.core.is_ended = False, True
         self.charge_domains(-1)
 
     def charge_domains(self, count: int) -> None:

@@ -27,6 +27,7 @@ ffi.set_source(
     depends=[str(header) for header in (*_HEADERS, _CORE / "inside.h")],
     include_dirs=[str(_HERE), str(_CORE)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"],
+    libraries=["m"],
 )
 
 if __name__ == "__main__":

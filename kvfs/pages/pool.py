@@ -265,7 +265,7 @@ class PagePool:
         `num_pages`: so many were wanted.
         """
         if self.core.news:
-            self._take_news()
+            self.take_news()
         if outcome == lib.CORE_DONE:
             return
         if outcome in (lib.CORE_OVER_QUOTA, lib.CORE_NO_PAGES):
@@ -277,10 +277,12 @@ class PagePool:
             )
         done(outcome)
 
-    def _take_news(self) -> None:
+    def take_news(self) -> None:
         """Do Python's part of what the core has done."""
         core = self.core
         news, core.news = core.news, 0
+        if not news:
+            return
         left, core.num_left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy(), 0
         if news & lib.CORE_RING:
             self.bell.ring()

@@ -157,7 +157,7 @@ def _order(
 
 def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
     """Return the user who pays for each file; -1: the file is gone."""
-    tables = (residents.tables.get(row) for row in rows.tolist())
+    tables = (residents.table_of(row) for row in rows.tolist())
     owners = np.array([-1 if table is None else table.owner for table in tables], np.int64)
     known, which = np.unique(owners, return_inverse=True)
     users = [-1 if owner < 0 else pool.accounts.of(owner).numbers[0] for owner in known.tolist()]

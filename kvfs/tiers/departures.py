@@ -98,7 +98,7 @@ class Departures:
         if not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
             return False
         rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
-        tables = [table for row in rows if (table := self._residents.tables.get(row)) is not None]
+        tables = [table for row in rows if (table := self._residents.table_of(row)) is not None]
         grace_s = self._pressure().tell(tables, int(pages.size))
         if not grace_s:
             return False

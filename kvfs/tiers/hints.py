@@ -77,7 +77,7 @@ class Hints:
     def expect(self, row: int) -> None:
         """A file goes down: if its uses come regularly, it is back before the next."""
         residents = self._residents
-        table, expected_s = residents.tables.get(row), residents.expected_s(row)
+        table, expected_s = residents.table_of(row), residents.expected_s(row)
         if table is not None and expected_s is not None:
             first_s, last_s = expected_s
             lead_s = LEAD_S + 2 * self._moves.bring_s * len(table.pages)
@@ -93,7 +93,7 @@ class Hints:
         now_s, residents = self._clock(), self._residents
         while self._returns and self._returns[0][0] <= now_s:
             _, row, num_uses, until_s = heapq.heappop(self._returns)
-            table = residents.tables.get(row)
+            table = residents.table_of(row)
             if table is not None and residents.num_uses[row] == num_uses and not residents.is_cold[row]:
                 self.add(table, until_s)
 

@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from copy import copy
 from itertools import count
+from typing import Any
 
 import numpy as np
 import trio
@@ -62,11 +63,13 @@ class Pager:
         engine: Callable[[], Engine] = NoEngine,
         pressure: Callable[[], Pressure] = NoPressure,
         clock: Callable[[], float] = time.monotonic,
+        see: Callable[[Any], PageTable] | None = None,
     ) -> None:
+        """`see`: see `Residents`."""
         self._pool = pool
         self._engine = engine
         self.clock = clock
-        self.residents = Residents(pool, clock)
+        self.residents = Residents(pool, clock, see)
         self._wake = pool.bell.ring
         self._moves = Moves(clock, self._wake)
         self.departures = Departures(pool, self.residents, self._moves, clock, self._expect, engine, pressure)
@@ -354,7 +357,7 @@ class Pager:
         residents = self.residents
         self._pool.kept.clear(pages)
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
-            other = residents.tables.get(row)
+            other = residents.table_of(row)
             if other is not None:
                 self._pool.kept.extend(other.pages, float(residents.pinned_until_s[row]))
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvfs._pages import lib
+from kvfs._pages import ffi, lib
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from kvfs.tiers.policy import FloatArray, Gaps
@@ -31,11 +32,13 @@ class Residents:
 
     __slots__ = (
         "_clock",
+        "_gaps",
         "_num_gaps",
         "_pool",
+        "_see",
+        "_tables",
         "gap_s",
         "gap_spread_s",
-        "gaps",
         "is_cold",
         "last_use_s",
         "latest_gaps_s",
@@ -43,19 +46,24 @@ class Residents:
         "num_uses",
         "pinned_until_s",
         "priority",
-        "tables",
         "wanted_until_s",
         "went_down",
     )
 
-    def __init__(self, pool: PagePool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        clock: Callable[[], float] = time.monotonic,
+        see: Callable[[Any], PageTable] | None = None,
+    ) -> None:
+        """`see`: makes the table of a branch that the core alone has; None: it has none."""
         self._pool = pool
         self._clock = clock
+        self._see = see
         self._num_gaps = 0
-        self.tables: dict[int, PageTable] = {}
+        self._tables: dict[int, PageTable] = {}
         """By row."""
-        self.gaps = Gaps()
-        """Of all files."""
+        self._gaps = Gaps()
         rows = pool.rows
         self.last_use_s: FloatArray = rows["last_use_s"]
         self.num_uses: FloatArray = rows["num_uses"]
@@ -81,23 +89,46 @@ class Residents:
             self._pool.rows.grow(2 * core.row_room)
             core.row_room *= 2
             lib.core_row_new(table.core, self._clock())
-        self.tables[table.row] = table
+        self.has(table)
         return table.row
+
+    def has(self, table: PageTable) -> None:
+        """A file has its row already: the core gave it."""
+        self._tables[table.row] = table
+
+    def table_of(self, row: int) -> PageTable | None:
+        """Return the table of a file; None: nobody has the row."""
+        found = self._tables.get(row)
+        if found is None and self._see is not None and (address := int(self._pool.rows["table"][row])):
+            found = self._see(ffi.cast("core_table *", address))
+        return found
 
     def remove(self, table: PageTable) -> None:
         """Nobody has the file any more; it still has its pages. Shared ones are its source's again."""
-        del self.tables[table.row]
+        del self._tables[table.row]
         lib.core_row_remove(table.core)
 
     def begin_use(self, row: int) -> float:
         """A call is about to compute with it: how long it was not used, 0 if that is not worth counting."""
         gap_s = float(lib.core_begin_use(self._pool.core, row, self._clock()))
         if gap_s:
-            self.gaps.add(gap_s)
-            self._num_gaps += 1
-            if self._num_gaps % _FADES_AT == 0:
-                self.gaps.fade(0.5)
+            self._add_gap(gap_s)
         return gap_s
+
+    @property
+    def gaps(self) -> Gaps:
+        """Gaps of all files."""
+        core = self._pool.core
+        for at in range(core.num_gaps):
+            self._add_gap(core.gaps_s[at])
+        core.num_gaps = 0
+        return self._gaps
+
+    def _add_gap(self, gap_s: float) -> None:
+        self._gaps.add(gap_s)
+        self._num_gaps += 1
+        if self._num_gaps % _FADES_AT == 0:
+            self._gaps.fade(0.5)
 
     def end_use(self, row: int) -> None:
         """Nothing computes with it any more."""
@@ -113,9 +144,10 @@ class Residents:
 
     def _usual(self) -> tuple[float, float] | None:
         """Of all files. None: they have too little in common, or there were too few."""
+        gaps = self.gaps
         if self._num_gaps < _ENOUGH_GAPS:
             return None
-        low_s, high_s = self.gaps.quantile_s(0.1) / Gaps.BUCKET_RATIO, self.gaps.quantile_s(0.9)  # of the whole buckets
+        low_s, high_s = gaps.quantile_s(0.1) / Gaps.BUCKET_RATIO, gaps.quantile_s(0.9)  # of the whole buckets
         return (low_s, high_s) if low_s * _REGULAR >= high_s else None
 
 

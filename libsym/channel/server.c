@@ -11,6 +11,9 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/uio.h>
+#include <time.h>
+
+#define SERVES_NS 500000
 
 /* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close; `version` is
  * the ABI's, as the client was told. */
@@ -23,6 +26,7 @@ sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32
     server->plan = *plan;
     server->submit_head = server->complete_tail = server->inbox_at = server->inbox_end = 0;
     server->queueing = server->closed = server->receiver_has = 0;
+    server->served = 0;
     server->bell_fd = bell_fd;
     pthread_mutex_init(&server->receive_lock, NULL);
     atomic_init(&server->num_open, 0);
@@ -88,8 +92,54 @@ int64_t sym_server_receive(sym_server *server) {
     return bytes;
 }
 
-/* Looks at up to `most` requests, in `taken`; takes new ones from the ring when the inbox is empty, unless
- * `ignore_new`. How many; -EPROTO: what comes next (at inbox_at) is no frame, or the ring's tail is wild. */
+/* The next request in the inbox, as `taken`: the inbox goes on behind it. 0: it is no frame. */
+static int look_at(sym_server *server, sym_taken *taken) {
+    struct sym_request request;
+    memcpy(&request, server->inbox + server->inbox_at, sizeof request);
+    const uint64_t there = server->inbox_end - server->inbox_at;
+    if (request.frame_bytes < sizeof request || request.frame_bytes > SYM_MAX_FRAME_BYTES ||
+        padded(request.frame_bytes) > there || request.reserved1 != 0)
+        return 0;
+    *taken = (sym_taken){.id = request.id,
+                         .handle = request.handle,
+                         .flags = request.flags,
+                         .op = request.op,
+                         .stream = request.stream,
+                         .payload_at = (uint32_t)(server->inbox_at + sizeof request),
+                         .payload_bytes = request.frame_bytes - (uint32_t)sizeof request};
+    memcpy(taken->args, request.args, sizeof taken->args);
+    server->inbox_at += padded(request.frame_bytes);
+    return 1;
+}
+
+static int is_served(const sym_server *server, const sym_taken *taken) {
+    return taken->op < 64 && (server->served >> taken->op & 1);
+}
+
+/* Carries the request out, and answers it: 1; or 0, or what `sym_server_push` says. */
+static int carry_out(sym_server *server, const sym_taken *taken, int *pushed) {
+    int64_t answer[4] = {0};
+    if (server->queueing || !server->serve(server->served_by, taken, answer))
+        return 0;
+    atomic_fetch_add(&server->num_open, 1);
+    *pushed = sym_server_push(server, taken->id, 0, 0, answer[0], answer[1], answer[2], answer[3], NULL, 0);
+    if (*pushed == 1) {
+        server->unsent.id = taken->id;
+        memcpy(server->unsent.args, answer, sizeof answer);
+    }
+    return 1;
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+/* Looks at up to `most` requests; takes new ones from the ring when the inbox is empty, unless `ignore_new`. Those that come
+ * first and that `serve` carries out are answered, for SERVES_NS at most; the rest are in `taken`, up to the next one that it
+ * might carry out: their order is that of the ring. How many, and SYM_UNSENT with it if an answer is unsent; -EPROTO: what
+ * comes next is no frame, or the ring's tail is wild. */
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
     if (server->inbox_at == server->inbox_end && !ignore_new) {
         const int64_t bytes = sym_server_receive(server);
@@ -98,28 +148,36 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
         server->inbox_at = 0;
         server->inbox_end = (uint64_t)bytes;
     }
-    uint32_t count = 0;
-    for (; count < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end; count++) {
-        struct sym_request request;
-        memcpy(&request, server->inbox + server->inbox_at, sizeof request);
-        const uint64_t there = server->inbox_end - server->inbox_at;
-        if (request.frame_bytes < sizeof request || request.frame_bytes > SYM_MAX_FRAME_BYTES ||
-            padded(request.frame_bytes) > there || request.reserved1 != 0)
+    uint32_t count = 0, num_served = 0;
+    int pushed = 0;
+    const int64_t until_ns = server->served ? now_ns() + SERVES_NS : 0;
+    while (count + num_served < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end && !pushed) {
+        sym_taken *taken = &server->taken[count];
+        const uint64_t before = server->inbox_at;
+        if (!look_at(server, taken))
             return -EPROTO;
-        struct sym_taken *taken = &server->taken[count];
-        *taken = (struct sym_taken){.id = request.id,
-                                    .handle = request.handle,
-                                    .flags = request.flags,
-                                    .op = request.op,
-                                    .stream = request.stream,
-                                    .payload_at = (uint32_t)(server->inbox_at + sizeof request),
-                                    .payload_bytes = request.frame_bytes - (uint32_t)sizeof request};
-        memcpy(taken->args, request.args, sizeof taken->args);
-        server->inbox_at += padded(request.frame_bytes);
+        if (!is_served(server, taken)) {
+            count++;
+        } else if (count > 0) {
+            server->inbox_at = before;
+            break;
+        } else if (!carry_out(server, taken, &pushed)) {
+            count++;
+        } else if (++num_served && now_ns() > until_ns) {
+            break;
+        }
     }
     atomic_fetch_add(&server->num_open, count);
-    return (int)count;
+    return pushed < 0 ? pushed : (int)count + (pushed ? SYM_UNSENT : 0);
 }
+
+void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations) {
+    server->serve = serve;
+    server->served_by = connection;
+    server->served = operations;
+}
+
+sym_unsent sym_server_unsent(sym_server *server) { return server->unsent; }
 
 int64_t sym_server_num_open(sym_server *server) { return atomic_load(&server->num_open); }
 

@@ -7,6 +7,13 @@
 #include "steps.h"
 
 #define SYM_MAX_TAKEN 64
+#define SYM_UNSENT 4096
+
+/* The answer to a request that was carried out, which found no room in the ring. */
+typedef struct sym_unsent {
+    uint64_t id;
+    int64_t args[4];
+} sym_unsent;
 
 sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32_t version);
 void sym_server_free(sym_server *server);
@@ -15,6 +22,10 @@ void sym_server_close(sym_server *server);
 char *sym_server_inbox(sym_server *server);
 char *sym_server_taken(sym_server *server);
 int64_t sym_server_num_open(sym_server *server);
+/* Whoever takes requests has these operations carried out by `serve` where it can: a bit for each. */
+void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations);
+/* What is to be sent later, when a take has said so. */
+sym_unsent sym_server_unsent(sym_server *server);
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new);
 int sym_server_arm(sym_server *server, int ignore_requests);
 int sym_server_clear_doorbell(int doorbell_fd);

@@ -173,10 +173,19 @@ class ServerChannel:
         """Replies that did not fit the ring and wait for the client to read."""
         return len(self._waiting)
 
+    def serve_by(self, function: int, connection: int, operations: int) -> None:
+        """Have requests of some operations, a bit for each, carried out by a `sym_serve_function` where it can.
+
+        `connection` is its first argument. Both are addresses; what they lead to lives as long as the channel is open.
+        """
+        function = ffi.cast("sym_serve_function *", function)
+        lib.sym_server_serve_by(self._server, function, ffi.cast("void *", connection), operations)
+
     def receive(self, max_requests: int | None = None) -> list[Request]:
         """Requests that are complete, copied out before they are looked at. A malformed one: ProtocolError, for good.
 
-        `max_requests` bounds the time that this takes; what is left comes with the next call.
+        Requests that `serve_by`'s function carries out are answered, and not among them. `max_requests` bounds the time
+        that this takes; what is left comes with the next call.
         """
         if self._closed:
             return []
@@ -188,6 +197,10 @@ class ServerChannel:
         count = lib.sym_server_take(self._server, most, self._choked)
         if count < 0:
             self._reject()
+        if count >= lib.SYM_UNSENT:
+            count -= lib.SYM_UNSENT
+            unsent = lib.sym_server_unsent(self._server)
+            self._keep(unsent.id, 0, 0, tuple(unsent.args), b"")
         if count == 0:
             return []
         inbox = self._inbox
@@ -265,9 +278,13 @@ class ServerChannel:
         flags = MORE if more and code == 0 else 0
         four = (*args, 0, 0, 0, 0)[:4]
         if self._waiting or not self._push(request_id, code, flags, four, payload):
-            self._waiting.append((request_id, code, flags, four, payload))
-            self._waiting_bytes += HEADER_BYTES + len(payload)
-            self._flush()
+            self._keep(request_id, code, flags, four, payload)
+
+    def _keep(self, request_id: int, code: int, flags: int, args: tuple[int, ...], payload: bytes) -> None:
+        """Let a reply wait for room in the ring."""
+        self._waiting.append((request_id, code, flags, args, payload))
+        self._waiting_bytes += HEADER_BYTES + len(payload)
+        self._flush()
 
     def want_slots(self) -> None:
         """Has the client ring when it frees slots. Look once more after this: it may have freed some just before."""

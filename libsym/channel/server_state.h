@@ -7,14 +7,6 @@
 
 #include <pthread.h>
 
-/* A request that was looked at: its frame is well-formed, what it asks for is not yet judged. */
-struct sym_taken {
-    uint64_t id, handle;
-    int64_t args[4];
-    uint32_t flags, op, stream;
-    uint32_t payload_at, payload_bytes; /* in the inbox */
-};
-
 struct sym_server {
     struct sym_region *region; /* mapped and unmapped by the owner of this struct */
     char *base;
@@ -34,7 +26,11 @@ struct sym_server {
     _Atomic int64_t num_settled_rows; /* of those: their call failed, or was answered and they are the program's */
     /* the receiver's: */
     uint64_t inbox_at, inbox_end; /* frames between the two are copied out and not yet looked at */
-    struct sym_taken taken[SYM_MAX_TAKEN];
+    sym_serve_function *serve; /* what it may carry out: `served`, a bit for each operation */
+    void *served_by;
+    uint64_t served;
+    sym_unsent unsent;
+    sym_taken taken[SYM_MAX_TAKEN];
     char inbox[SYM_RING_BYTES]; /* frames are copied here before anybody looks at them */
 };
 

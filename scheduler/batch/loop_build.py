@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ SOURCES = (
 HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "loop.h")
 """Headers that Python sees, in the order that they need."""
 _LIBSYM = _HERE.parents[1] / "libsym"
+_CORE, _GATE = _HERE.parents[1] / "kvfs/core", _HERE.parent / "core"
+"""Other rooms of C that are compiled in: the core has no state of its own, so each module may have it."""
 
 
 def _declarations(header: Path) -> str:
@@ -32,24 +35,33 @@ def _declarations(header: Path) -> str:
     return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
+def _pages() -> FFI:
+    """What `kvfs._pages` is compiled by: its types are known here, too."""
+    found: FFI = runpy.run_path(str(_CORE.parent / "pages/pages_build.py"))["ffi"]
+    return found
+
+
 def builder(sources: Sequence[str]) -> FFI:
     """Return what compiles the module of sources, which a benchmark may have replaced some of."""
     ffi = FFI()
+    ffi.include(_pages())
     ffi.cdef(_declarations(_LIBSYM / "steps.h"))
     ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
     for name in HEADERS:
         ffi.cdef(_declarations(_HERE / name))
+    ffi.cdef(_declarations(_GATE / "connection.h"))
     ffi.set_source(
         "scheduler._loop",
-        '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n',
-        sources=sources,
-        include_dirs=[str(_HERE), str(_LIBSYM)],
+        '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n#include "connection.h"\n',
+        sources=[*sources, *(os.path.relpath(path) for room in (_GATE, _CORE) for path in sorted(room.glob("*.c")))],
+        include_dirs=[str(folder) for folder in (_HERE, _LIBSYM, _GATE, _CORE)],
         depends=[
             *(str(_HERE / name) for name in (*HEADERS, "loop_state.h", "plan.h")),
+            *(str(path) for room in (_GATE, _CORE) for path in sorted(room.glob("*.h"))),
             *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
         ],
         extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
-        libraries=["pthread"],
+        libraries=["m", "pthread"],
     )
     return ffi
 

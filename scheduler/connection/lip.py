@@ -15,6 +15,7 @@ from kvfs.pages.holdings import Holdings, Kind
 from libsym.abi import Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle
+from scheduler.connection.handles import Handles
 from scheduler.connection.slots import Slots
 from scheduler.connection.under_way import UnderWay, UserBytes
 from scheduler.programs.program import Program
@@ -47,7 +48,7 @@ class Lip:
     pid: int
     credentials: Credentials
     channel: ServerChannel
-    handles: dict[int, OpenKv] = field(default_factory=dict)
+    handles: Handles = field(default_factory=Handles)
     since_ns: int = field(default_factory=time.time_ns)
     num_later: int = 0
     """Calls that are under way and will be answered when something has happened."""
@@ -70,7 +71,6 @@ class Lip:
     """Stream of the call that is handled now: see libsym-abi(7)."""
     slots: Slots = field(init=False)
     """Calls that wait for result slots, and the slots."""
-    _next_handle: int = 1
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.channel)
@@ -116,10 +116,8 @@ class Lip:
         self.slots.serve()
 
     def add(self, file: OpenKv) -> int:
-        """A new handle; numbers are not used twice, so that a stale one is an error and not another file."""
-        handle = self._next_handle
-        self._next_handle += 1
-        self.handles[handle] = file
+        """A new handle."""
+        handle = self.handles.add(file)
         self.holdings.charge(Kind.HANDLE)
         self.program.page_seconds.opened(file.table)
         return handle
@@ -154,17 +152,18 @@ class Lip:
         self.end_generations(handle)
         for call in tuple(self.tied.get(handle, ())):
             call.forget()
-        del self.handles[handle]
+        self.handles.remove(handle)
         self.holdings.let_go(Kind.HANDLE)
         self.program.page_seconds.closed(file.table)
         return file
 
-    def take(self) -> OpenKv:
-        """Give up one of its handles: the program has gone."""
-        file = self.handles.popitem()[1]
-        self.holdings.let_go(Kind.HANDLE)
-        self.program.page_seconds.closed(file.table)
-        return file
+    def take(self, count: int) -> list[OpenKv]:
+        """Give up so many of its handles: the program has gone."""
+        files = self.handles.take(count)
+        for file in files:
+            self.holdings.let_go(Kind.HANDLE)
+            self.program.page_seconds.closed(file.table)
+        return files
 
     def end_generations(self, handle: int) -> None:
         """End those that this handle started: they go on for seconds, and whoever closes the file waits for them."""

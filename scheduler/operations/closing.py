@@ -43,8 +43,10 @@ class Closing:
 
     def close_some(self, lip: Lip, count: int) -> None:
         """Close `count` files of a program that has gone."""
-        for _ in range(count):
-            self._close_unused(lip.take())
+        count -= lip.handles.close_branches(count)
+        self._fs.pool.take_news()
+        for file in lip.take(count):
+            self._close_unused(file)
 
     def _end(self, lip: Lip, handle: int) -> OpenKv:
         file = lip.remove(handle)

@@ -249,6 +249,9 @@ class Answers:
     def asked(self) -> None:
         """Every request is with the gate."""
 
+    def serve_by(self, function, connection, operations) -> None:
+        """Nothing is carried out without the gate: there is no ring."""
+
     def reply(self, request_id, args=(), payload=b"", error=None, *, more=False, num_rows=0) -> None:
         assert request_id not in self.over, "answered after its end"
         self.num_lent_slots -= num_rows

@@ -1,0 +1,132 @@
+/* Branches: files without a name that one handle has. Most live for a call or two, and Python never hears of them. */
+
+#include "inside.h"
+
+#include <math.h>
+#include <time.h>
+
+/* Of kvfs/heat.py. */
+static const double HALF_LIFE_S = 60, USE_S = 1;
+
+static int64_t real_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+void core_note_use(core_table *table, double now_s) {
+    double heat = now_s / HALF_LIFE_S;
+    if (table->used_s && now_s - table->used_s < USE_S)
+        return;
+    table->heat = table->used_s ? fmax(table->heat, heat) + log2(1 + exp2(-fabs(table->heat - heat))) : heat;
+    table->used_s = now_s;
+}
+
+/* Whoever has a name is to be among the files that are used: Python keeps those. */
+static void tell_use(core_table *table) {
+    core_pool *pool = table->pool;
+    if (table->is_branch || table->is_used)
+        return;
+    table->is_used = 1;
+    table->next_used = pool->used;
+    pool->used = table;
+}
+
+/* The names of all files take room on disk once there are many. */
+static _Bool takes_names(const core_account *account) {
+    int64_t num_files = account->total->num_files;
+    return core_names_bytes(num_files + 1) != core_names_bytes(num_files);
+}
+
+/* The fork is a use of the source, too. */
+static void note_fork(core_table *source, double now_s) {
+    core_pool *pool = source->pool;
+    source->hits++;
+    core_note_use(source, now_s);
+    tell_use(source);
+    if (source->row == CORE_NOBODY)
+        return;
+    double gap_s = core_begin_use(pool, source->row, now_s);
+    if (gap_s && pool->num_gaps < CORE_GAPS)
+        pool->gaps_s[pool->num_gaps++] = gap_s;
+    pool->row.last_use_s[source->row] = now_s;
+}
+
+static core_outcome add_row(core_table *branch, double now_s) {
+    core_outcome outcome = core_row_new(branch, now_s);
+    if (!outcome)
+        branch->pool->row.num_users[branch->row] = 1;
+    return outcome;
+}
+
+core_outcome core_branch(core_table *source, core_files *files, const core_maker *maker, uint32_t mode,
+                         core_table **at) {
+    core_pool *pool = source->pool;
+    double now_s = core_now_s();
+    _Bool is_named = takes_names(maker->account);
+    if (source->is_odd || source->is_reserved || (is_named && !files->num_names) ||
+        !core_has_room_for_files(maker->account, 1, 0) || core_fork(source, maker->account, at))
+        return CORE_COLD;
+    core_table *branch = *at;
+    if (add_row(branch, now_s)) {
+        core_outcome outcome = core_table_close(branch);
+        return outcome == CORE_BROKEN ? CORE_BROKEN : CORE_COLD;
+    }
+    files->num_names -= is_named;
+    files->num_branches++;
+    branch->number = files->next_number++;
+    branch->is_branch = 1;
+    branch->mode = mode;
+    branch->uid = maker->uid;
+    branch->gid = maker->gid;
+    branch->forked_from = source->number;
+    branch->forked_length = branch->fewest = branch->length;
+    branch->changes = 0;
+    branch->made_ns = branch->changed_ns = real_ns();
+    core_note_use(branch, now_s);
+    note_fork(source, now_s);
+    core_outcome outcome = core_charge_files(maker->account, 1);
+    core_note_charge(pool, maker->account);
+    return outcome;
+}
+
+core_outcome core_branch_truncate(core_table *branch, int64_t length) {
+    if (!branch->is_branch || branch->is_reserved || length < 0 || length > branch->length)
+        return CORE_COLD;
+    if (length != branch->length) {
+        core_outcome outcome = core_truncate(branch, length);
+        if (outcome)
+            return outcome == CORE_NO_MEMORY ? CORE_COLD : outcome;
+        branch->changes++;
+        branch->fewest = length < branch->fewest ? length : branch->fewest;
+    }
+    branch->changed_ns = real_ns();
+    return CORE_DONE;
+}
+
+core_outcome core_branch_close(core_table *branch, core_files *files) {
+    core_account *account = branch->account;
+    if (!branch->is_branch || branch->is_reserved || !core_has_memory(branch->pool, branch->num_pages))
+        return CORE_COLD;
+    core_row_remove(branch);
+    core_outcome outcome = core_table_close(branch);
+    if (outcome)
+        return outcome;
+    branch->is_branch = 0;
+    files->num_branches--;
+    outcome = core_charge_files(account, -1);
+    core_note_charge(branch->pool, account);
+    return outcome;
+}
+
+void core_branch_seen(core_table *branch, core_files *files) {
+    branch->is_branch = 0;
+    files->num_branches--;
+}
+
+core_table *core_next_branch(const core_pool *pool, const core_table *table) {
+    core_table *next = table ? table->older : pool->tables;
+    while (next && !next->is_branch)
+        next = next->older;
+    return next;
+}

@@ -1,0 +1,147 @@
+"""Handles of a connection: files that Python has objects of, and branches that the core alone has.
+
+A branch is a fork without a name. Most of them live for a call or two, which the core carries out by itself; whoever
+asks for such a handle here gets objects for it, and has them from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kvfs.fs import OpenKv
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Credentials
+from kvfs.pages.accounts import Account
+from kvfs.pages.free_list import IntArray, pointer
+from kvfs.pages.holdings import Holdings
+from libsym.channel.server import ServerChannel
+from scheduler._loop import ffi, lib
+from scheduler.programs.page_seconds import PageSeconds
+
+OPERATIONS = int(lib.sym_connection_operations())
+_SERVE = int(ffi.cast("uintptr_t", ffi.addressof(lib, "sym_connection_serve")))
+
+See = Callable[[Any], tuple[Inode, KvFile]]
+"""Makes the objects of a branch, a `core_table`: see `Volume.see`."""
+
+
+class Handles:
+    """Handles by number."""
+
+    def __init__(self) -> None:
+        self._core = ffi.gc(ffi.new("sym_connection *"), lib.sym_connection_free)
+        self._seen: dict[int, OpenKv] = {}
+        self._see: See | None = None
+        self._page_seconds: PageSeconds | None = None
+        self._keep: tuple[Any, ...] = ()
+        """What the core points to."""
+        self._account: Account | None = None
+
+    def serve(self, channel: ServerChannel, gate: Any, see: See, holdings: Holdings, page_seconds: PageSeconds) -> None:
+        """Have the core carry out what it can of a program's calls; `make_for` follows.
+
+        `gate`: a `sym_gate`; `page_seconds`: the program's.
+        """
+        self._see, self._page_seconds, self._keep = see, page_seconds, (gate, holdings)
+        self._core.gate, self._core.holdings = gate, holdings.core
+        page_seconds.has(self)
+        channel.serve_by(_SERVE, int(ffi.cast("uintptr_t", self._core)), OPERATIONS)
+
+    def make_for(self, creds: Credentials, account: Account) -> None:
+        """Have an account pay for forks without a name from now on."""
+        self._account = account
+        maker = self._core.maker
+        maker.account, maker.uid, maker.gid = account.core, creds.uid, creds.gid
+
+    def close(self) -> None:
+        """The last handle is closed, and the channel, too."""
+        if self._page_seconds is not None:
+            self._page_seconds.has_no_more(self)
+
+    # ---- by number
+
+    def add(self, file: OpenKv) -> int:
+        """Return the number of a new handle. Numbers are not used twice: a stale one is an error, no other file."""
+        number = int(lib.sym_handle_new(self._core, file.table.core))
+        if not number:
+            raise MemoryError("no memory for one more handle")
+        self._seen[number] = file
+        return number
+
+    def __getitem__(self, number: int) -> OpenKv:
+        found = self._seen.get(number)
+        if found is None:
+            core = lib.sym_handle_find(self._core, number % 2**64)
+            if not core:
+                raise KeyError(number)
+            assert self._see is not None
+            assert self._page_seconds is not None
+            found = self._seen[number] = OpenKv(*self._see(core), writable=True, origin=None)
+            lib.sym_handle_seen(self._core, number)
+            self._page_seconds.opened(found.table, 0.0)
+        return found
+
+    def get(self, number: int) -> OpenKv | None:
+        """Return the file; None: no such handle is open."""
+        try:
+            return self[number]
+        except KeyError:
+            return None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._numbers(len(self), unseen=False)))
+
+    def _numbers(self, count: int, *, unseen: bool) -> list[int]:
+        numbers = ffi.new("uint64_t[]", count)
+        return list(numbers[0 : lib.sym_handles_list(self._core, unseen, numbers, count)])
+
+    def __len__(self) -> int:
+        return int(self._core.num_handles)
+
+    def items(self) -> Iterator[tuple[int, OpenKv]]:
+        return ((number, self[number]) for number in self)
+
+    def values(self) -> Iterator[OpenKv]:
+        return (self[number] for number in self)
+
+    def remove(self, number: int) -> None:
+        """Forget a handle that Python has objects of."""
+        del self._seen[number]
+        lib.sym_handle_forget(self._core, number)
+
+    # ---- all of them, when the program has gone
+
+    def take(self, count: int) -> list[OpenKv]:
+        """Forget so many handles, and return their files: those of branches, too, that got objects meanwhile."""
+        if len(self._seen) < count:
+            for number in self._numbers(count, unseen=True):
+                self[number]
+        taken = list[OpenKv]()
+        while self._seen and len(taken) < count:
+            number, file = self._seen.popitem()
+            lib.sym_handle_forget(self._core, number)
+            taken.append(file)
+        return taken
+
+    def close_branches(self, count: int) -> int:
+        """Close so many branches that the core alone has; return how many there were."""
+        num_closed = int(lib.sym_branches_close(self._core, count))
+        assert num_closed >= 0, "a branch can't be closed"
+        return num_closed
+
+    # ---- what branches cost
+
+    def page_seconds(self) -> tuple[float, int]:
+        """Pages times seconds of the branches that nobody saw, closed ones included; and their pages now."""
+        num_pages = ffi.new("int64_t *")
+        return float(lib.sym_branches_page_seconds(self._core, num_pages)), int(num_pages[0])
+
+    def branch_pages(self) -> IntArray:
+        """Return the pages of the branches that nobody saw; shared ones more than once."""
+        found = np.empty(self.page_seconds()[1], np.int32)
+        lib.sym_branches_pages(self._core, pointer(found))
+        return found

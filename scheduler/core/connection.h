@@ -1,0 +1,61 @@
+/* A program's connection: its handles, and the calls that are carried out without the interpreter. cffi reads this file:
+ * declarations only.
+ *
+ * Rules:
+ *
+ *  - The trio thread alone calls what is here. Nothing waits, locks, or calls back.
+ *  - A call is carried out whole, or it is *cold*: nothing has changed, and the gate begins it in Python. What makes a
+ *    call cold is in calls.c, beside each operation.
+ *  - A handle of a *branch* (see kvfs/core) has no object in Python. One that is *seen* has: Python says when. */
+#ifndef SYM_CONNECTION_H
+#define SYM_CONNECTION_H
+
+#include "core.h"
+#include "steps.h"
+
+enum { SYM_NUM_OPERATIONS = 64 };
+
+/* What all connections share. */
+typedef struct sym_gate {
+    core_files *files;
+    int64_t num_calls[SYM_NUM_OPERATIONS]; /* that were carried out here */
+} sym_gate;
+
+typedef struct sym_handle {
+    uint64_t number; /* 0: none */
+    core_table *table;
+    int32_t is_seen;
+} sym_handle;
+
+typedef struct sym_connection {
+    sym_gate *gate;
+    core_holdings *holdings; /* of its user */
+    core_maker maker; /* of its files without a name */
+    uint64_t last_handle; /* numbers are not used twice */
+    sym_handle *handles; /* by number: a table with open addresses */
+    int64_t room, num_handles, num_seen;
+    double page_seconds; /* of branches that are closed */
+} sym_connection;
+
+/* A connection is zeros at first. */
+void sym_connection_free(sym_connection *connection);
+/* A handle on a table of Python's; 0: no memory. */
+uint64_t sym_handle_new(sym_connection *connection, core_table *table);
+/* NULL: no such handle is open. */
+core_table *sym_handle_find(const sym_connection *connection, uint64_t number);
+/* Python has an object of it from now on. */
+void sym_handle_seen(sym_connection *connection, uint64_t number);
+void sym_handle_forget(sym_connection *connection, uint64_t number);
+/* The numbers of those that are open, or of those alone that Python has no objects of: how many, `max` at most. */
+int64_t sym_handles_list(const sym_connection *connection, int unseen, uint64_t *numbers, int64_t max);
+/* Closes so many branches that Python has not seen: how many. -1: what the core says can't be. */
+int64_t sym_branches_close(sym_connection *connection, int64_t max);
+/* Of branches that it has or had; `num_pages`: of those that it has. */
+double sym_branches_page_seconds(const sym_connection *connection, int64_t *num_pages);
+/* The pages of those that it has, one branch after the other. */
+void sym_branches_pages(const sym_connection *connection, int32_t *pages);
+/* A `sym_serve_function`; the bits of the operations that it may carry out. */
+int sym_connection_serve(void *connection, const sym_taken *request, int64_t answer[4]);
+uint64_t sym_connection_operations(void);
+
+#endif
