@@ -40,7 +40,7 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool, pages_for
-from kvfs.pages.table import PageTable
+from kvfs.pages.table import PageTable, Reservation
 from kvfs.pages.turns import turns_within
 from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
@@ -141,6 +141,7 @@ class Volume:
         self._expiry = Expiry(self.tree, self.alarms)
         self.pager = Pager(pool, engine, pressure, see=lambda core: self.see(core)[1].table)
         """Pager: decides which pages are in memory."""
+        self._engine = engine
         self.heat = Heat(used=self._used)
         """Heat: use of files in the last minutes."""
         self.domains = Domains(self.tree, pool.accounts)
@@ -312,6 +313,10 @@ class Volume:
         self.pager.residents.has(table)
         self._kv_files.add(kv)
         self.show(inode, kv)
+        if core.is_reserved:
+            table.reservation = Reservation(table)
+        if core.stay:
+            self._engine().adopt(core)
         return inode, kv
 
     def see_all(self) -> None:

@@ -33,8 +33,14 @@ typedef struct sym_taken {
     uint32_t payload_at, payload_bytes; /* in the inbox */
 } sym_taken;
 
-/* Carries out a request at once, without the interpreter: 1, and its answer, of zeros before; 0: it is for that. */
-typedef int sym_serve_function(void *connection, const sym_taken *request, int64_t answer[4]);
+enum sym_served {
+    SYM_COLD = 0,   /* it is for the interpreter */
+    SYM_SERVED = 1, /* here is its answer */
+    SYM_LATER = 2,  /* somebody answers it */
+};
+
+/* Carries out a request at once, without the interpreter: a `sym_served`. `answer`: zeros before. */
+typedef int sym_serve_function(void *connection, const sym_taken *request, const char *payload, int64_t answer[4]);
 
 enum sym_hot_outcome {
     SYM_HOT_OTHER = -2, /* what comes next is a call of another file */
@@ -51,6 +57,9 @@ typedef struct sym_hot_functions {
                 const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes);
     int (*watch)(sym_server *server);
     int (*unwatch)(sym_server *server, int slept);
+    int64_t (*take_rows)(sym_server *server, uint32_t num_rows);
+    void (*free_rows)(sym_server *server, uint32_t first, uint32_t num_rows);
+    float *(*row)(sym_server *server, int64_t slot);
     int64_t (*draw)(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
     int (*note)(sym_sampler *sampler, int32_t token);
     int (*reduce)(sym_reducer *reducer, const float *row, uint64_t index, char *answer);

@@ -22,8 +22,8 @@ from kvfs.patience import when_forgotten
 from libsym.abi import Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, SymError
-from scheduler._loop import ffi
 from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.stays import Connected
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
@@ -59,8 +59,7 @@ class Gate:
         self._operations = all_operations(fs, batches, text, programs, daemon_info)
         self._num_calls: Counter[Op] = Counter()
         self._pool, self._see = fs.pool, fs.volume.see
-        self._core = ffi.new("sym_gate *", {"files": fs.volume.tree.core})
-        """The core's part of all connections."""
+        self._core = batches.gate
         self._account_of = fs.account_of
         self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
         """Bytes under way of each user's connections, by uid."""
@@ -77,6 +76,7 @@ class Gate:
 
     def receive(self, lip: Lip, most: int) -> list[Request]:
         """Return what a program asks for, but for what the core has carried out by itself: see `handle`."""
+        lip.handles.core.waits_for_slots = lip.slots.num_waiting > 0
         requests = lip.channel.receive(most)
         self._pool.take_news()
         return requests
@@ -138,8 +138,10 @@ class Gate:
         lip.under_way = UnderWay(self._users.setdefault(lip.uid, UserBytes()), lip.holdings)
         self._operations.mail.join(lip)
         if not lip.program.limits.is_any:  # of those it would have to ask at each call
-            lip.handles.serve(lip.channel, self._core, self._see, lip.holdings, lip.program.page_seconds)
-            lip.handles.make_for(lip.credentials, self._account_of(lip.credentials))
+            account = self._account_of(lip.credentials)
+            lip.handles.make_for(lip.credentials, account)
+            self._batches.connect(Connected(lip, lip.handles.core, partial(SystemCall, lip), account))
+            lip.handles.serve(lip.channel, self._see, lip.holdings, lip.program.page_seconds)
 
     async def see_off(self, lip: Lip) -> None:
         """The program has gone. Its calls are forgotten, its files closed once no step uses them, a few at a time."""

@@ -7,6 +7,8 @@
 
 /* Of kvfs/heat.py. */
 static const double HALF_LIFE_S = 60, USE_S = 1;
+/* With less than one frame in so many free, Python says what may be reserved: see `Room`. */
+enum { MEMORY_PART = 16, MOST_AHEAD = 64 };
 
 static int64_t real_ns(void) {
     struct timespec now;
@@ -38,6 +40,11 @@ static _Bool takes_names(const core_account *account) {
     return core_names_bytes(num_files + 1) != core_names_bytes(num_files);
 }
 
+static void note_gap(core_pool *pool, double gap_s) {
+    if (gap_s && pool->num_gaps < CORE_GAPS)
+        pool->gaps_s[pool->num_gaps++] = gap_s;
+}
+
 /* The fork is a use of the source, too. */
 static void note_fork(core_table *source, double now_s) {
     core_pool *pool = source->pool;
@@ -46,9 +53,7 @@ static void note_fork(core_table *source, double now_s) {
     tell_use(source);
     if (source->row == CORE_NOBODY)
         return;
-    double gap_s = core_begin_use(pool, source->row, now_s);
-    if (gap_s && pool->num_gaps < CORE_GAPS)
-        pool->gaps_s[pool->num_gaps++] = gap_s;
+    note_gap(pool, core_begin_use(pool, source->row, now_s));
     pool->row.last_use_s[source->row] = now_s;
 }
 
@@ -64,8 +69,8 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     core_pool *pool = source->pool;
     double now_s = core_now_s();
     _Bool is_named = takes_names(maker->account);
-    if (source->is_odd || source->is_reserved || (is_named && !files->num_names) ||
-        !core_has_room_for_files(maker->account, 1, 0) || core_fork(source, maker->account, at))
+    if (source->is_odd || (is_named && !files->num_names) || !core_has_room_for_files(maker->account, 1, 0) ||
+        core_fork(source, maker->account, at))
         return CORE_COLD;
     core_table *branch = *at;
     if (add_row(branch, now_s)) {
@@ -88,6 +93,28 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     core_outcome outcome = core_charge_files(maker->account, 1);
     core_note_charge(pool, maker->account);
     return outcome;
+}
+
+core_outcome core_branch_reserve(core_table *branch, int32_t token, const int32_t *position, int64_t num_ahead) {
+    core_pool *pool = branch->pool;
+    int32_t stale[MOST_AHEAD / PAGE_SLOTS + 3];
+    if (pool->is_awaited || pool->row.went_down[branch->row] || num_ahead > MOST_AHEAD ||
+        (pool->frames->num_free - pool->num_promised) * MEMORY_PART <= pool->frames->num_pages ||
+        core_reserve(branch, &token, position, 1, num_ahead))
+        return CORE_COLD;
+    if (core_num_there(branch) != core_num_needed(branch) || core_pages_to_zero(branch, 1 + num_ahead, stale)) {
+        core_outcome outcome = core_abort(branch);
+        return outcome ? outcome : CORE_COLD;
+    }
+    note_gap(pool, core_begin_use(pool, branch->row, core_now_s()));
+    core_pin(branch);
+    return CORE_DONE;
+}
+
+void core_branch_changed(core_table *branch) {
+    branch->changes++;
+    branch->changed_ns = real_ns();
+    core_note_use(branch, core_now_s());
 }
 
 core_outcome core_branch_truncate(core_table *branch, int64_t length) {

@@ -185,6 +185,7 @@ struct core_table {
     double heat, used_s; /* see kvfs/heat.py */
     core_table *next_used;
     _Bool is_used; /* in the pool's list of those */
+    void *stay;    /* the scheduler's, while a branch is in its run */
     _Bool is_odd;  /* a fork has more of it than its entries: Python makes it */
     /* A branch's: a file without a name that one handle has, and that Python has no objects of. */
     _Bool is_branch;
@@ -257,6 +258,10 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
 core_outcome core_branch_truncate(core_table *branch, int64_t length);
 /* The table is gone with this, and so is the pointer. */
 core_outcome core_branch_close(core_table *branch, core_files *files);
+/* Room for one entry and so many behind it, pinned in memory, with nobody else's bytes. */
+core_outcome core_branch_reserve(core_table *branch, int32_t token, const int32_t *position, int64_t num_ahead);
+/* Entries of it were committed. */
+void core_branch_changed(core_table *branch);
 /* Python has objects of it from now on. */
 void core_branch_seen(core_table *branch, core_files *files);
 /* The next branch behind that table, in an order of its own; NULL: the first one, and none. */

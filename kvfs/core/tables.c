@@ -50,6 +50,7 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     table->number = table->hits = table->cuts = 0;
     table->heat = table->used_s = 0;
     table->is_odd = table->is_branch = 0;
+    table->stay = NULL;
     if (num_pages)
         memcpy(table->slots, pages, num_pages * sizeof *pages);
     account->num_tables++;

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class Engine(Protocol):
         """Memory is short: have programs leave that think for long, so that their files may go down."""
         ...
 
+    def adopt(self, core: Any) -> None:
+        """Take over what the core computes with a branch, a `core_table`: it has objects from now on."""
+        ...
+
     def compute_s(self, num_pages: FloatArray) -> FloatArray:
         """Return the seconds that computing files of so many pages each would take; not a number: unknown."""
         ...
@@ -66,6 +70,9 @@ class NoEngine:
 
     def idle_out(self) -> None:
         """No program thinks."""
+
+    def adopt(self, core: Any) -> None:
+        raise AssertionError(f"nobody computes with inode {core.number}")
 
     def compute_s(self, num_pages: FloatArray) -> FloatArray:
         return np.full_like(num_pages, np.nan)

@@ -16,6 +16,10 @@ static int looks_hot(const struct sym_request *request) {
            request->frame_bytes == sizeof *request + sizeof(int32_t) * (size_t)(1 + num_positions);
 }
 
+static float *row_of(sym_server *server, int64_t slot) {
+    return (float *)(void *)(server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes);
+}
+
 /* Under receive_lock. What the receiver took, and what it stops the loop for, came before what is in the ring now. */
 static int take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
     if (server->closed || server->receiver_has || __atomic_load_n(stop, __ATOMIC_ACQUIRE))
@@ -40,9 +44,8 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
         return SYM_HOT_COLD; /* it has to wait for a slot: the gate knows how */
     sym_server_took_requests(server, server->submit_head + padded(request.frame_bytes));
     atomic_fetch_add(&server->num_open, 1);
-    char *row = server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes;
     *call = (sym_hot_call){
-        .id = request.id, .slot = slot, .row = (float *)(void *)row, .token = numbers[0], .stream = request.stream};
+        .id = request.id, .slot = slot, .row = row_of(server, slot), .token = numbers[0], .stream = request.stream};
     return SYM_HOT_TAKEN;
 }
 
@@ -87,6 +90,9 @@ const sym_hot_functions *sym_hot(void) {
         .push = sym_server_push_now,
         .watch = sym_server_watch,
         .unwatch = sym_server_unwatch,
+        .take_rows = sym_server_take_rows,
+        .free_rows = sym_server_free_rows,
+        .row = row_of,
         .draw = sym_sampler_draw,
         .note = sym_sampler_note,
         .reduce = sym_reducer_reduce,

@@ -119,9 +119,13 @@ static int is_served(const sym_server *server, const sym_taken *taken) {
 /* Carries the request out, and answers it: 1; or 0, or what `sym_server_push` says. */
 static int carry_out(sym_server *server, const sym_taken *taken, int *pushed) {
     int64_t answer[4] = {0};
-    if (server->queueing || !server->serve(server->served_by, taken, answer))
+    const char *payload = server->inbox + taken->payload_at;
+    const int served = server->queueing ? SYM_COLD : server->serve(server->served_by, taken, payload, answer);
+    if (served == SYM_COLD)
         return 0;
     atomic_fetch_add(&server->num_open, 1);
+    if (served == SYM_LATER)
+        return 1;
     *pushed = sym_server_push(server, taken->id, 0, 0, answer[0], answer[1], answer[2], answer[3], NULL, 0);
     if (*pushed == 1) {
         server->unsent.id = taken->id;
@@ -194,6 +198,8 @@ int sym_server_arm(sym_server *server, int ignore_requests) {
         return 1;
     pthread_mutex_lock(&server->receive_lock);
     const int nothing = submitted_bytes(server) == 0;
+    if (nothing)
+        server->receiver_has = 0;
     pthread_mutex_unlock(&server->receive_lock);
     if (!nothing)
         atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);

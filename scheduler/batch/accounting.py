@@ -10,6 +10,7 @@ from kvfs.pages.accounts import Account
 from libsym.errors import SymError
 from scheduler._loop import lib
 from scheduler.batch.call import FileCall
+from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -91,19 +92,31 @@ class Accounting:
             used.rejected_tokens += call.num_rejected
             used.queue_s += queue_s
 
+    def count_used(self, program: Program, account: Account, used: Any) -> None:
+        """Count calls of a program that the core has begun, each for one token: a `sym_usage`."""
+        self.statistics.num_calls += used.calls
+        self.statistics.queue_s += used.queue_ns * 1e-9
+        for each in self._users(program, account):
+            each.calls += used.calls
+            each.tokens += used.tokens
+            each.tokens_in += used.calls
+            each.tokens_out += used.calls
+            each.steps += used.steps
+            each.compute_s += used.compute_ns * 1e-9
+            each.queue_s += used.queue_ns * 1e-9
+
     def _used_by(self, call: FileCall) -> tuple[Used, ...]:
-        """Of its program, of that one's user, and of the domains that its file is in. Whose file it is does not matter
-        for the first two: who computes is not always who pays for the pages.
-        """
         if not call.counted:
-            table, program = call.file.table, call.caller.program
-            domains = [each for each in table.pool.accounts.of(table.owner).chain() if each.is_domain]
-            call.counted = (
-                program.used,
-                program.user,
-                *[self._domains.setdefault(each, Used()) for each in domains],
-            )
+            table = call.file.table
+            call.counted = self._users(call.caller.program, table.pool.accounts.of(table.owner))
         return call.counted
+
+    def _users(self, program: Program, account: Account) -> tuple[Used, ...]:
+        """Of a program, of that one's user, and of the domains that a file is in. Whose file it is does not matter for
+        the first two: who computes is not always who pays for the pages.
+        """
+        domains = [each for each in account.chain() if each.is_domain]
+        return program.used, program.user, *[self._domains.setdefault(each, Used()) for each in domains]
 
     def count_steps(self, counts: Any, *, in_c: bool) -> None:
         """`sym_counts` of the run."""

@@ -98,6 +98,15 @@ class BatchScheduler:
         preemption = Preemption(self._run, fs.pool, fs.volume.pager)
         self.preempt, self.idle_out, self.compute_s = preemption.preempt, preemption.idle_out, Recomputing(self.cost)
         """For the pager: see `Engine`."""
+        self.adopt, self.connect = self._calls.adopt, self._run.connect
+        """See `Engine` and `StandingRun`."""
+        stays = self._run.stays
+        self.gate, self.pay = stays.gate, stays.pay
+        self.gate.max_positions = max_positions
+        if max_entries is not None:
+            self.gate.max_entries = max_entries
+        self._may_begin = expect is None
+        self.gate.is_closed = not self._may_begin
         self.weigh = self._run.shares.weigh
         """To be called when the weight of an account has changed."""
         self._traced = 0
@@ -211,6 +220,7 @@ class BatchScheduler:
                 note_arrival(self.recorder, call)
 
         if not self.recorder.is_on:
+            self.gate.is_closed = True  # arrivals are noted by Python
             self._run.trace(True)
             self._traced = self._run.counts().num_steps
         return self.recorder.begin(tell, version)
@@ -226,13 +236,16 @@ class BatchScheduler:
         self.recorder.end(recording)
         if not self.recorder.is_on:
             self._run.trace(False)
+            self.gate.is_closed = not self._may_begin
 
     def domains(self) -> dict[int, Used]:
         """Return what calls on the files of each domain have used, by the number of its account."""
+        self._run.stays.count()
         return self._accounting.domains()
 
     @property
     def statistics(self) -> Statistics:
+        self._run.stays.count()
         self._accounting.count_steps(self._run.counts(), in_c=self._callback is None)
         return self._accounting.statistics
 

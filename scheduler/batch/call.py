@@ -36,7 +36,8 @@ AHEAD_ENTRIES = 64
 
 NO_SLOTS = -1
 """First of no result slots."""
-_numbers = count(1)
+_numbers = count(2, 2)
+"""Of calls. Odd ones are the core's."""
 
 
 class Caller(Protocol):
@@ -64,6 +65,10 @@ class Connection(Caller, Protocol):
 
     @property
     def channel(self) -> ServerChannel: ...
+
+    def file(self, handle: int) -> OpenKv:
+        """Return the file of a handle that is open."""
+        ...
 
     def free_rows(self, first: int, num_rows: int) -> None:
         """Give back the slots of a call that failed; below 0: it had none, and waits for them no more."""
@@ -162,6 +167,11 @@ class FileCall(ABC):
     def wait_for_slots(self) -> None:
         """Begin without result slots: the call has its place in its file's queue meanwhile."""
         self._state = CallState.WAITS_FOR_SLOTS
+
+    def enter(self, submitted_s: float) -> None:
+        """The core began the call, and it is in the run already, with its room."""
+        self.submitted_s = self.joined_s = submitted_s
+        self.reservation, self._state = self.file.table.reservation, CallState.RUNNING
 
     def end_early(self, why: Early) -> None:
         """Note why the call ends before its time. The first reason stays, unless there is nobody left to tell it."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import PageTable
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
+from scheduler._loop import lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.call import Caller, FileCall
 from scheduler.batch.deadlines import Deadlines
@@ -61,11 +63,16 @@ class CallsInFlight:
         self._reclaiming = Reclaiming(run, self._start_again)
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return len(self._queues) + len(self._run.stays)
 
     def calls(self) -> list[FileCall]:
         """Calls of all files, queued or begun."""
+        self._run.take_over()
         return self._queues.calls()
+
+    def adopt(self, core: Any) -> None:
+        """A call of the core's is as any other from now on: its branch, a `core_table`, has objects."""
+        self._queues.adopt(self._run.adopt(lib.sym_stay_of(core)).call)
 
     # ---- what others ask
 

@@ -191,6 +191,8 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
 void sym_loop_look(sym_loop *loop, int32_t index, sym_news *news);
 /* The news of at most `max` members, of `all` or of those for which something is to be done: how many. */
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);
+/* Places that there are: a member that joins gets one of them, or the next. */
+int32_t sym_loop_num_places(const sym_loop *loop);
 /* Grows with everything that counts. */
 int64_t sym_loop_progress(const sym_loop *loop);
 /* So many more calls of one request (or fewer) are about to come. Does not wait for the loop. */

@@ -24,6 +24,7 @@ SOURCES = (
     "times.c",
 )
 HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "loop.h")
+GATE_HEADERS = ("connection.h", "stays.h")
 """Headers that Python sees, in the order that they need."""
 _LIBSYM = _HERE.parents[1] / "libsym"
 _CORE, _GATE = _HERE.parents[1] / "kvfs/core", _HERE.parent / "core"
@@ -49,10 +50,11 @@ def builder(sources: Sequence[str]) -> FFI:
     ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
     for name in HEADERS:
         ffi.cdef(_declarations(_HERE / name))
-    ffi.cdef(_declarations(_GATE / "connection.h"))
+    for name in GATE_HEADERS:
+        ffi.cdef(_declarations(_GATE / name))
     ffi.set_source(
         "scheduler._loop",
-        '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n#include "connection.h"\n',
+        '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n#include "stays.h"\n',
         sources=[*sources, *(os.path.relpath(path) for room in (_GATE, _CORE) for path in sorted(room.glob("*.c")))],
         include_dirs=[str(folder) for folder in (_HERE, _LIBSYM, _GATE, _CORE)],
         depends=[

@@ -20,7 +20,8 @@ from scheduler.batch.views import ints
 class Member:
     """A file in the run."""
 
-    def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int) -> None:
+    def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int, stay: Any = None) -> None:
+        """`stay`: a `sym_stay` that the call was, with its place in the run."""
         self.call = call
         self.kind = call.run_kind
         """A `sym_member_kind`, as of when it joined."""
@@ -40,7 +41,7 @@ class Member:
         """Memory of ours for rows that are drawn from when it is decided what may come."""
         self._scratch = scratch
         self._keep: list[Any] = []
-        self.record = self._describe(share, connection)
+        self.record = self._describe(share, connection) if stay is None else self._take_over(stay)
         """A `sym_member`: as it joined; once it has left, as it was in the end."""
 
     def _describe(self, share: int, connection: int) -> Any:
@@ -102,6 +103,16 @@ class Member:
                 self.rows = self._scratch.take(1 + call.generation.max_draft)
                 self._add_rows(member, self.rows)
         return member
+
+    def _take_over(self, stay: Any) -> Any:
+        loop = self.loop
+        assert loop is not None
+        self.index, self.entered_s = stay.index, stay.member.begun_ns * 1e-9
+        self.counted[0] = stay.counted
+        num_entries = stay.member.capacity - stay.member.first
+        self.log = np.frombuffer(ffi.buffer(stay.log, 4 * num_entries), np.int32)
+        self._keep += [ffi.gc(stay, lib.sym_stay_free), loop.channel.memory]
+        return ffi.addressof(stay, "member")
 
     def _add_call(self, member: Any) -> None:
         call = self.call

@@ -311,6 +311,8 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
     return n;
 }
 
+int32_t sym_loop_num_places(const sym_loop *loop) { return loop->num_places; }
+
 int64_t sym_loop_progress(const sym_loop *loop) { return atomic_load(&loop->progress); }
 
 void sym_loop_expect(sym_loop *loop, int32_t more) {

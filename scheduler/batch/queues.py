@@ -53,6 +53,11 @@ class FileQueues:
         if len(jobs) == 1:
             self.start(job.file.table)
 
+    def adopt(self, call: FileCall) -> None:
+        """A call is in flight already, on a file that was nobody's."""
+        self._jobs[call.file.table] = OrderedDict({call: None})
+        self._num_jobs[call.file] += 1
+
     def start(self, table: PageTable) -> None:
         """Start the head of a queue; actions and calls that fail at once are over when this returns."""
         jobs, over = self._jobs[table], list[Job]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kvfs.pages.accounts import Account
-from kvfs.pages.table import PageTable
 from scheduler._loop import lib
 from scheduler.programs.program import Program
 
@@ -32,9 +31,8 @@ class Shares:
         self._gone: set[Program] = set()
         assert self._accounts[()] == ROOT
 
-    def of(self, program: Program, table: PageTable) -> int:
-        """The share that a call is counted in; say `over` when the call is."""
-        account = table.pool.accounts.of(table.owner)
+    def of(self, program: Program, account: Account) -> int:
+        """The share that a call on a file is counted in which the account pays for; say `over` when the call is."""
         shares = self._programs.setdefault(program, {})
         self._num_calls[program] = self._num_calls.get(program, 0) + 1
         path = (*account.numbers, _OWN)

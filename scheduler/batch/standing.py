@@ -33,6 +33,7 @@ from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
 from scheduler.batch.states import CallState, Early
+from scheduler.batch.stays import Connected, Stays
 from scheduler.batch.views import dtype_of
 from scheduler.trace.records import SEAT
 
@@ -84,6 +85,8 @@ class StandingRun:
             raise MemoryError("no memory for a loop over steps")
         self.loop = ffi.gc(loop, lib.sym_loop_free)
         self.shares = Shares(self.loop)
+        self.stays = Stays(fs, self.loop, vocab_size, self.shares, accounting)
+        """Stays: branches in the run that have no member here."""
         self._members: dict[int, Member] = {}
         """By their place."""
         self._of: dict[PageTable, Member] = {}
@@ -149,7 +152,7 @@ class StandingRun:
     def join(self, call: FileCall) -> Member:
         """A call that has room is part of the run until there are news of its end."""
         table = call.file.table
-        share = self.shares.of(call.caller.program, table)
+        share = self.shares.of(call.caller.program, table.pool.accounts.of(table.owner))
         try:
             member = Member(call, share, self._scratch, self._connection_of(call))
         except BaseException:
@@ -168,6 +171,27 @@ class StandingRun:
         if call.reservation is not None and call.reservation.copies:
             self._copying.add(member)
         return member
+
+    def adopt(self, stay: Any) -> Member:
+        """Make a member of a stay, which Python takes over."""
+        call = self.stays.adopt(stay)
+        member = Member(call, 0, self._scratch, -1, stay)
+        self._members[member.index] = self._of[call.file.table] = member
+        if call.reservation is not None and call.reservation.copies:
+            self._copying.add(member)
+        self._show(member, self._look_at(member))
+        return member
+
+    def _adopted(self, index: int) -> Member | None:
+        """Return the member of a place, if need be of a stay that is there."""
+        if stay := self.stays.at(index):
+            self._fs.volume.see(stay.table)
+        return self._members.get(index)
+
+    def take_over(self, caller: Caller | None = None) -> None:
+        """Make members of all stays of a connection, or of all that there are."""
+        for core in self.stays.cores(caller):
+            self._fs.volume.see(core)
 
     def take(self, member: Member, call: FileCall) -> bool:
         """Whether a member waits for this call, which came by the gate: then it is the run's now."""
@@ -222,10 +246,11 @@ class StandingRun:
 
     def find_taken(self, channel: ServerChannel, call_id: int) -> Member | None:
         """The member that computes this call of a program."""
-        if not any(each.loop is not None and each.loop.channel is channel for each in self._members.values()):
+        loops = (each.loop for each in self._members.values())
+        if not self.stays and not any(loop is not None and loop.channel is channel for loop in loops):
             return None
         server = ffi.cast("sym_server *", address(channel.memory[0]))
-        return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
+        return self._adopted(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
 
     def state_of(self, member: Member) -> CallState | None:
         """Give the state of a member's call as its program sees it: queued until there is a decoder. None: answered."""
@@ -255,18 +280,21 @@ class StandingRun:
 
     @property
     def members(self) -> list[Member]:
+        self.take_over()
         return list(self._members.values())
 
     # ---- what has come of them
 
     def sync(self) -> None:
-        """Let files show what was computed so far."""
+        """Let files show what was computed so far, and counters what was used."""
         progress = lib.sym_loop_progress(self.loop)
         if progress != self._synced:
             self._synced = progress
             self._take_news(of_all=True)
             if self._ended or self._low:
                 self._ring()  # the run does not any more: the news is taken
+            self.stays.show()
+        self.stays.count()
 
     def sync_file(self, table: PageTable) -> None:
         """Let one file show what was computed so far, and members give back pages that they copied from; of all else
@@ -277,6 +305,7 @@ class StandingRun:
         if progress != self._copies_synced:
             self._copies_synced = progress
             members |= self._copying
+            self.stays.show(copying=True)
         for member in members:
             self._show(member, self._look_at(member))
 
@@ -288,9 +317,10 @@ class StandingRun:
             for at in range(count):
                 news = self._news[at]
                 member = self._members.get(news.index)
-                if member is None:
-                    continue  # it was taken back in the meantime
-                self._show(member, news)
+                if member is not None:
+                    self._show(member, news)
+                elif (member := self._of_stay(news)) is None:
+                    continue  # it was taken back in the meantime, or its stay goes on
                 if news.is_rung and member.loop is not None:
                     member.loop.caller.wake()
                 if news.state == lib.SYM_ENDED:
@@ -298,6 +328,17 @@ class StandingRun:
                 elif news.is_low and not member.is_low:
                     member.is_low = True
                     self._low.append(member)
+
+    def _of_stay(self, news: Any) -> Member | None:
+        """Wake the gate for a stay's program; return a member if something is to be done for the stay by Python."""
+        stay = self.stays.at(news.index)
+        if not stay:
+            return None
+        if news.state == lib.SYM_ENDED or news.is_low:
+            return self._adopted(news.index)
+        if news.is_rung and (caller := self.stays.caller(stay.member.connection)) is not None:
+            caller.wake()
+        return None
 
     def _show(self, member: Member, now: Any) -> None:
         """Count what a member has computed, and commit it. `now`: its `sym_news`, good until the next look."""
@@ -322,9 +363,17 @@ class StandingRun:
     # ---- whose calls it waits for
 
     def gone(self, caller: Caller) -> None:
-        """Forget the streams of a connection."""
+        """Forget the streams of a connection. Its stays are members now, and end as those do."""
+        self.take_over(caller)
         if (connection := self._connections.pop(caller, None)) is not None:
+            self.stays.disconnect(connection)
             lib.sym_loop_disconnect(self.loop, connection)
+
+    def connect(self, connected: Connected) -> None:
+        """Let the core begin calls of a connection: see `Stays`."""
+        caller = connected.caller
+        self._connections[caller] = number = int(lib.sym_loop_connect(self.loop))
+        self.stays.connect(connected, number)
 
     def _connection_of(self, call: FileCall) -> int:
         """Give the number of a call's connection in the run; -1: the connection has gone."""
@@ -383,5 +432,5 @@ class StandingRun:
         """Since when, in CLOCK_MONOTONIC, the step under way has been computed, or 0; and what is in it."""
         places, count = ffi.new("int32_t[]", 1024), ffi.new("int32_t *")
         since_ns = int(lib.sym_loop_stepping_since(self.loop, places, 1024, count))
-        members = [self._members.get(places[at]) for at in range(count[0])]
+        members = [self._adopted(places[at]) for at in range(count[0])]
         return since_ns, [member for member in members if member is not None]

@@ -33,28 +33,28 @@ class Handles:
     """Handles by number."""
 
     def __init__(self) -> None:
-        self._core = ffi.gc(ffi.new("sym_connection *"), lib.sym_connection_free)
+        self.core = ffi.gc(ffi.new("sym_connection *"), lib.sym_connection_free)
+        """The core's part of the connection, a `sym_connection`."""
         self._seen: dict[int, OpenKv] = {}
         self._see: See | None = None
         self._page_seconds: PageSeconds | None = None
-        self._keep: tuple[Any, ...] = ()
-        """What the core points to."""
+        self._holdings: Holdings | None = None
         self._account: Account | None = None
 
-    def serve(self, channel: ServerChannel, gate: Any, see: See, holdings: Holdings, page_seconds: PageSeconds) -> None:
-        """Have the core carry out what it can of a program's calls; `make_for` follows.
+    def serve(self, channel: ServerChannel, see: See, holdings: Holdings, page_seconds: PageSeconds) -> None:
+        """Have the core carry out what it can of a program's calls, which knows the run and who pays already.
 
-        `gate`: a `sym_gate`; `page_seconds`: the program's.
+        `page_seconds`: the program's.
         """
-        self._see, self._page_seconds, self._keep = see, page_seconds, (gate, holdings)
-        self._core.gate, self._core.holdings = gate, holdings.core
+        self._see, self._page_seconds, self._holdings = see, page_seconds, holdings
+        self.core.holdings = holdings.core
         page_seconds.has(self)
-        channel.serve_by(_SERVE, int(ffi.cast("uintptr_t", self._core)), OPERATIONS)
+        channel.serve_by(_SERVE, int(ffi.cast("uintptr_t", self.core)), OPERATIONS)
 
     def make_for(self, creds: Credentials, account: Account) -> None:
         """Have an account pay for forks without a name from now on."""
         self._account = account
-        maker = self._core.maker
+        maker = self.core.maker
         maker.account, maker.uid, maker.gid = account.core, creds.uid, creds.gid
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Handles:
 
     def add(self, file: OpenKv) -> int:
         """Return the number of a new handle. Numbers are not used twice: a stale one is an error, no other file."""
-        number = int(lib.sym_handle_new(self._core, file.table.core))
+        number = int(lib.sym_handle_new(self.core, file.table.core))
         if not number:
             raise MemoryError("no memory for one more handle")
         self._seen[number] = file
@@ -75,14 +75,17 @@ class Handles:
     def __getitem__(self, number: int) -> OpenKv:
         found = self._seen.get(number)
         if found is None:
-            core = lib.sym_handle_find(self._core, number % 2**64)
+            core = lib.sym_handle_find(self.core, number % 2**64)
             if not core:
                 raise KeyError(number)
             assert self._see is not None
             assert self._page_seconds is not None
-            found = self._seen[number] = OpenKv(*self._see(core), writable=True, origin=None)
-            lib.sym_handle_seen(self._core, number)
-            self._page_seconds.opened(found.table, 0.0)
+            inode, kv = self._see(core)
+            found = self._seen.get(number)  # who computes with it has asked for it meanwhile
+            if found is None:
+                found = self._seen[number] = OpenKv(inode, kv, writable=True, origin=None)
+                lib.sym_handle_seen(self.core, number)
+                self._page_seconds.opened(found.table, 0.0)
         return found
 
     def get(self, number: int) -> OpenKv | None:
@@ -97,10 +100,10 @@ class Handles:
 
     def _numbers(self, count: int, *, unseen: bool) -> list[int]:
         numbers = ffi.new("uint64_t[]", count)
-        return list(numbers[0 : lib.sym_handles_list(self._core, unseen, numbers, count)])
+        return list(numbers[0 : lib.sym_handles_list(self.core, unseen, numbers, count)])
 
     def __len__(self) -> int:
-        return int(self._core.num_handles)
+        return int(self.core.num_handles)
 
     def items(self) -> Iterator[tuple[int, OpenKv]]:
         return ((number, self[number]) for number in self)
@@ -111,7 +114,7 @@ class Handles:
     def remove(self, number: int) -> None:
         """Forget a handle that Python has objects of."""
         del self._seen[number]
-        lib.sym_handle_forget(self._core, number)
+        lib.sym_handle_forget(self.core, number)
 
     # ---- all of them, when the program has gone
 
@@ -123,13 +126,13 @@ class Handles:
         taken = list[OpenKv]()
         while self._seen and len(taken) < count:
             number, file = self._seen.popitem()
-            lib.sym_handle_forget(self._core, number)
+            lib.sym_handle_forget(self.core, number)
             taken.append(file)
         return taken
 
     def close_branches(self, count: int) -> int:
         """Close so many branches that the core alone has; return how many there were."""
-        num_closed = int(lib.sym_branches_close(self._core, count))
+        num_closed = int(lib.sym_branches_close(self.core, count))
         assert num_closed >= 0, "a branch can't be closed"
         return num_closed
 
@@ -138,10 +141,10 @@ class Handles:
     def page_seconds(self) -> tuple[float, int]:
         """Pages times seconds of the branches that nobody saw, closed ones included; and their pages now."""
         num_pages = ffi.new("int64_t *")
-        return float(lib.sym_branches_page_seconds(self._core, num_pages)), int(num_pages[0])
+        return float(lib.sym_branches_page_seconds(self.core, num_pages)), int(num_pages[0])
 
     def branch_pages(self) -> IntArray:
         """Return the pages of the branches that nobody saw; shared ones more than once."""
         found = np.empty(self.page_seconds()[1], np.int32)
-        lib.sym_branches_pages(self._core, pointer(found))
+        lib.sym_branches_pages(self.core, pointer(found))
         return found

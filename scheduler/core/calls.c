@@ -6,8 +6,10 @@
  *   KV_CLOSE     of a file that is no branch
  *   KV_TRUNCATE  the same; beyond its end
  *   KV_READ      with an answer of entries: here is told how many there are
+ *   PRED         but for one token and its last row, of a branch; with a deadline or a priority; while result slots are waited
+ *                for, or memory is short; beyond the model's context
  *
- * Any call is cold that has a payload, or that a program with limits makes; and so is one by a handle that there is not. */
+ * Any other call is cold that has a payload, and any that a program with limits makes; and so is one by a handle that there is not. */
 #include "handles.h"
 
 #include "abi.h"
@@ -15,16 +17,24 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef core_outcome call_function(sym_connection *connection, core_table *file, const sym_taken *request,
-                                   int64_t answer[4]);
+                                   const char *payload, int64_t answer[4]);
+
+/* What is computed of a file is in it: of a stay that is seen to here, of other calls by Python. */
+static int is_shown(sym_connection *connection, core_table *file) {
+    return !file->is_reserved || (file->stay && sym_stay_show(connection->gate, file->stay, NULL));
+}
 
 static core_outcome fork_file(sym_connection *connection, core_table *file, const sym_taken *request,
-                              int64_t answer[4]) {
+                              const char *payload, int64_t answer[4]) {
     core_maker *maker = &connection->maker;
     core_table *branch;
-    if (request->args[0] & ~INT64_C(07777) || maker->account->is_ended ||
-        !core_may_hold(connection->holdings, CORE_HANDLE, 1, 0) || !sym_handles_grow(connection))
+    (void)payload;
+    if (request->payload_bytes || !is_shown(connection, file) || request->args[0] & ~INT64_C(07777) ||
+        maker->account->is_ended || !core_may_hold(connection->holdings, CORE_HANDLE, 1, 0) ||
+        !sym_handles_grow(connection))
         return CORE_COLD;
     core_outcome outcome = core_branch(file, connection->gate->files, maker, (uint32_t)request->args[0], &branch);
     if (outcome)
@@ -36,33 +46,58 @@ static core_outcome fork_file(sym_connection *connection, core_table *file, cons
 }
 
 static core_outcome close_file(sym_connection *connection, core_table *file, const sym_taken *request,
-                               int64_t answer[4]) {
-    (void)answer;
+                               const char *payload, int64_t answer[4]) {
+    (void)answer, (void)payload;
+    if (request->payload_bytes)
+        return CORE_COLD;
     return sym_branch_close(connection, request->handle, file);
 }
 
 static core_outcome truncate_file(sym_connection *connection, core_table *file, const sym_taken *request,
-                                  int64_t answer[4]) {
-    (void)connection;
+                                  const char *payload, int64_t answer[4]) {
+    (void)connection, (void)payload;
     answer[0] = request->args[0];
+    if (request->payload_bytes)
+        return CORE_COLD;
     return core_branch_truncate(file, request->args[0]);
 }
 
 static core_outcome tell_length(sym_connection *connection, core_table *file, const sym_taken *request,
-                                int64_t answer[4]) {
-    (void)connection;
-    if (file->is_reserved || request->args[0] < file->length || request->args[1] < 0)
+                                const char *payload, int64_t answer[4]) {
+    (void)payload;
+    if (request->payload_bytes || !is_shown(connection, file) || request->args[0] < file->length ||
+        request->args[1] < 0)
         return CORE_COLD;
     answer[1] = file->length;
     answer[2] = file->cuts;
     return CORE_DONE;
 }
 
+static core_outcome predict(sym_connection *connection, core_table *file, const sym_taken *request, const char *payload,
+                            int64_t answer[4]) {
+    const sym_gate *gate = connection->gate;
+    const int64_t *args = request->args;
+    int32_t numbers[2] = {0, 0};
+    (void)answer;
+    if (!file->is_branch || gate->is_closed || connection->waits_for_slots || request->flags != SYM_ROWS_LAST ||
+        args[0] != 1 || (args[1] != 0 && args[1] != 1) || args[2] || args[3] ||
+        request->payload_bytes != sizeof(int32_t) * (size_t)(1 + args[1]))
+        return CORE_COLD;
+    memcpy(numbers, payload, request->payload_bytes);
+    const int32_t token = numbers[0];
+    if (token < 0 || token >= gate->vocab_size || !is_shown(connection, file) || file->length >= gate->max_entries)
+        return CORE_COLD;
+    const int64_t position = args[1] ? numbers[1] : (int64_t)core_position(file, file->length - 1) + 1;
+    if (position < 0 || position >= gate->max_positions)
+        return CORE_COLD;
+    if (file->stay)
+        return sym_stay_go_on(file->stay, request, token, (int32_t)position, (int)args[1]);
+    return sym_stay_begin(connection, file, request, token, (int32_t)position, (int)args[1]);
+}
+
 static call_function *const CALLS[SYM_NUM_OPERATIONS] = {
-    [SYM_KV_FORK] = fork_file,
-    [SYM_KV_CLOSE] = close_file,
-    [SYM_KV_TRUNCATE] = truncate_file,
-    [SYM_KV_READ] = tell_length,
+    [SYM_KV_FORK] = fork_file,   [SYM_KV_CLOSE] = close_file, [SYM_KV_TRUNCATE] = truncate_file,
+    [SYM_KV_READ] = tell_length, [SYM_PRED] = predict,
 };
 
 uint64_t sym_connection_operations(void) {
@@ -72,19 +107,23 @@ uint64_t sym_connection_operations(void) {
     return found;
 }
 
-int sym_connection_serve(void *context, const sym_taken *request, int64_t answer[4]) {
+void sym_must(core_outcome outcome, const char *what, const core_table *file) {
+    if (!outcome)
+        return;
+    fprintf(stderr, "symphony: %s of inode %" PRId64 " (%" PRId64 " entries): outcome %d of the core\n", what,
+            file->number, file->length, outcome);
+    abort();
+}
+
+int sym_connection_serve(void *context, const sym_taken *request, const char *payload, int64_t answer[4]) {
     sym_connection *connection = context;
     core_table *file = sym_handle_find(connection, request->handle);
-    if (!file || request->payload_bytes)
-        return 0;
-    core_outcome outcome = CALLS[request->op](connection, file, request, answer);
+    if (!file)
+        return SYM_COLD;
+    core_outcome outcome = CALLS[request->op](connection, file, request, payload, answer);
     if (outcome == CORE_COLD)
-        return 0;
-    if (outcome) { /* the books are wrong: what is on disk is whole, and nothing goes on from here */
-        fprintf(stderr, "symphony: operation %u on inode %" PRId64 " of uid %u: outcome %d of the core\n", request->op,
-                file->number, connection->maker.uid, outcome);
-        abort();
-    }
+        return SYM_COLD;
+    sym_must(outcome, "a call", file);
     connection->gate->num_calls[request->op]++;
-    return 1;
+    return request->op == SYM_PRED ? SYM_LATER : SYM_SERVED;
 }

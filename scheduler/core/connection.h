@@ -15,10 +15,29 @@
 
 enum { SYM_NUM_OPERATIONS = 64 };
 
+typedef struct sym_stay sym_stay;
+typedef struct sym_loop sym_loop;
+
+/* What calls have used. Python adds it to its counters, and sets it to zero. */
+typedef struct sym_usage {
+    int64_t calls, tokens, steps, compute_ns, queue_ns;
+} sym_usage;
+
 /* What all connections share. */
 typedef struct sym_gate {
     core_files *files;
+    sym_loop *loop;
+    const sym_hot_functions *hot;
+    int64_t max_positions, max_entries;
+    int32_t vocab_size;
+    int32_t is_closed; /* nothing joins the run without Python */
     int64_t num_calls[SYM_NUM_OPERATIONS]; /* that were carried out here */
+    int64_t last_call; /* odd numbers, for traces; Python's are even */
+    struct sym_connection *used; /* connections whose usage Python has not counted */
+    /* Branches in the run. */
+    sym_stay **stays; /* by place */
+    sym_stay *free_stays;
+    int32_t room, num_stays;
 } sym_gate;
 
 typedef struct sym_handle {
@@ -35,6 +54,12 @@ typedef struct sym_connection {
     sym_handle *handles; /* by number: a table with open addresses */
     int64_t room, num_handles, num_seen;
     double page_seconds; /* of branches that are closed */
+    sym_server *server;
+    int64_t in_run; /* its number there */
+    int32_t share, program, waits_for_slots;
+    sym_usage used;
+    struct sym_connection *next_used;
+    int32_t is_used; /* in the gate's list of those */
 } sym_connection;
 
 /* A connection is zeros at first. */
@@ -55,7 +80,7 @@ double sym_branches_page_seconds(const sym_connection *connection, int64_t *num_
 /* The pages of those that it has, one branch after the other. */
 void sym_branches_pages(const sym_connection *connection, int32_t *pages);
 /* A `sym_serve_function`; the bits of the operations that it may carry out. */
-int sym_connection_serve(void *connection, const sym_taken *request, int64_t answer[4]);
+int sym_connection_serve(void *connection, const sym_taken *request, const char *payload, int64_t answer[4]);
 uint64_t sym_connection_operations(void);
 
 #endif

@@ -99,6 +99,11 @@ int64_t sym_handles_list(const sym_connection *connection, int unseen, uint64_t 
 static int is_branch(const sym_handle *handle) { return handle->number && !handle->is_seen; }
 
 core_outcome sym_branch_close(sym_connection *connection, uint64_t number, core_table *branch) {
+    if (branch->stay) {
+        core_outcome left = sym_stay_end(branch->stay);
+        if (left)
+            return left;
+    }
     double page_seconds = core_page_seconds(branch);
     core_outcome outcome = core_branch_close(branch, connection->gate->files);
     if (outcome == CORE_COLD)

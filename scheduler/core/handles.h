@@ -2,12 +2,21 @@
 #ifndef SYM_HANDLES_H
 #define SYM_HANDLES_H
 
-#include "connection.h"
+#include "stays.h"
 
 /* Room for one more handle: 0, no memory. */
 int sym_handles_grow(sym_connection *connection);
 /* A new handle, which there is room for. */
 uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen);
+/* What the core says can't be: the books are wrong. What is on disk is whole, and nothing goes on from here. */
+void sym_must(core_outcome outcome, const char *what, const core_table *file);
+/* A branch joins the run with a call for one token and its row; a stay has one more of them. */
+core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
+                            int32_t position, int is_position_given);
+core_outcome sym_stay_go_on(sym_stay *stay, const sym_taken *request, int32_t token, int32_t position,
+                            int is_position_given);
+/* A branch leaves the run, where its program has the answer and thinks. */
+core_outcome sym_stay_end(sym_stay *stay);
 /* As `core_branch_close`, and the handle is gone. */
 core_outcome sym_branch_close(sym_connection *connection, uint64_t number, core_table *branch);
 

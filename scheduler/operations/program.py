@@ -44,7 +44,9 @@ class Program:
         if lip.handles or lip.num_later:
             raise Invalid("only a connection without open files can be confined to a domain: connect again")
         lip.credentials = self._fs.confine(lip.credentials, text_of(call.request))
-        lip.handles.make_for(lip.credentials, self._fs.account_of(lip.credentials))
+        account = self._fs.account_of(lip.credentials)
+        lip.handles.make_for(lip.credentials, account)
+        self._batches.pay(lip.handles.core.in_run, account)
         self._mail.leave(lip)
         self._mail.join(lip)
         return Reply()

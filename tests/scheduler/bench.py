@@ -51,7 +51,9 @@ class Bench:
         self.arena = Arena(self.model.config, num_pages)
         accounts = Accounts(num_pages, self.arena.page_bytes, sharing=lambda: self.batches)
         facts = Facts(self.model, self.arena, "float32")
-        self.fs = FileSystem(PagePool(self.arena, accounts), facts, directory / "files", 0, 0)
+        self.fs = FileSystem(
+            PagePool(self.arena, accounts), facts, directory / "files", 0, 0, engine=lambda: self.batches
+        )
         self.tree = self.fs.volume.tree
         self._limits = limits
 
@@ -235,6 +237,7 @@ class Answers:
     num_lent_slots = 0
     num_given_slots = 0
     num_bytes = (0, 0)
+    memory = (0, None)
 
     @property
     def errors(self) -> dict[int, int]:
