@@ -624,15 +624,21 @@ class FileSystem:
         account = payer or self._payer(creds, place)
         self._tree.require_one_more(account)  # first: a fork that is refused is no use of its source
         content = make(account.number)
-        if place is None:
-            inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
-        else:
-            mode = mode_for_new(place.directory, creds, mode)
-            inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
+        try:
+            inode = self._new_inode(creds, place, mode, account)
+        except SymError:  # there was room for its pages, and for its name, but not for both
+            self.volume.release_kv(content)
+            raise
         self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
+
+    def _new_inode(self, creds: Credentials, place: Place | None, mode: int, account: Account) -> Inode:
+        if place is None:
+            return self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
+        mode = mode_for_new(place.directory, creds, mode)
+        return self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
 
     def _new(self, owner: int) -> KvFile:
         return self.volume.new_kv(PageTable(self.pool, owner))

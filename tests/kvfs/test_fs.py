@@ -15,6 +15,7 @@ from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
+from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Limits
 from kvfs.pages.assemble import Assembly
 from libsym.abi import Advice
 from libsym.errors import (
@@ -28,6 +29,7 @@ from libsym.errors import (
     NotDirectory,
     NotFound,
     NotPermitted,
+    OverQuota,
     SymError,
 )
 from tests.kvfs.fakes import commit_all, listing
@@ -67,6 +69,21 @@ def test_an_anonymous_file_goes_with_its_last_handle(fs: FileSystem) -> None:
     assert fs.pool.num_free == fs.pool.num_pages
     with pytest.raises(BadHandle):
         fs.kv_close(handle)
+
+
+def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_nothing(fs: FileSystem) -> None:
+    source = fs.kv_create(ANN, "a.kv", 0o644)
+    append(fs, source, 40)
+    account, theirs = fs.pool.accounts.of(BOB.uid), fs.kv_open(BOB, "a.kv", write=False)
+    for _ in range(FREE_NAMES):
+        fs.kv_create(BOB, None)
+    account.limits = Limits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES - 1)
+    with pytest.raises(OverQuota):
+        fs.kv_fork(BOB, theirs, None)
+    assert account.num_bytes == 0
+    fs.check()
+    account.limits = Limits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES)
+    assert len(fs.kv_fork(BOB, theirs, None).table) == 40
 
 
 def test_a_removed_file_serves_its_handles(fs: FileSystem) -> None:
