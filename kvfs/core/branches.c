@@ -69,14 +69,15 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     core_pool *pool = source->pool;
     double now_s = core_now_s();
     _Bool is_named = takes_names(maker->account);
-    if (source->is_odd || (is_named && !files->num_names) || !core_has_room_for_files(maker->account, 1, 0) ||
-        core_fork(source, maker->account, at))
+    if (source->is_odd || (is_named && !files->num_names) || !core_has_memory(pool, source->num_pages))
         return CORE_COLD;
+    core_outcome forked = core_fork(source, maker->account, at);
+    if (forked)
+        return forked == CORE_BROKEN ? CORE_BROKEN : CORE_COLD;
     core_table *branch = *at;
-    if (add_row(branch, now_s)) {
-        core_outcome outcome = core_table_close(branch);
-        return outcome == CORE_BROKEN ? CORE_BROKEN : CORE_COLD;
-    }
+    /* The pages are charged now: they and the name have to fit together. */
+    if (!core_has_room_for_files(maker->account, 1, 0) || add_row(branch, now_s))
+        return core_table_close(branch) ? CORE_BROKEN : CORE_COLD;
     files->num_names -= is_named;
     files->num_branches++;
     branch->number = files->next_number++;

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
 
 from libsym.abi import PAGE_ENTRIES
 
 ZEROS, SEVERAL = 0, -1
+FREE_NAMES, NAME_PAGES = 128, 2
+"""Names of files that cost nothing, and pages that each further one costs as much as."""
 NONE = -1
 
 
@@ -22,15 +27,21 @@ class Account:
     number: int
     parent: Account | None = None
     most_pages: int | None = None
+    most_files: int | None = None
+    num_files: int = 0
     pages: Counter[int] = field(default_factory=Counter)
 
     def chain(self) -> list[Account]:
         return [self] if self.parent is None else [self, *self.parent.chain()]
 
-    def require(self, num_new: int = 0, pages: list[int] | None = None) -> None:
+    def require(self, num_new: int = 0, pages: list[int] | None = None, num_files: int = 0) -> None:
         for each in self.chain():
             new = num_new if pages is None else len({page for page in pages if not each.pages[page]})
-            if new and each.most_pages is not None and len(each.pages) + new > each.most_pages:
+            names = _names(each.num_files + num_files)
+            is_more = new or names > _names(each.num_files)
+            if is_more and each.most_pages is not None and len(each.pages) + new + names > each.most_pages:
+                raise Refused
+            if num_files and each.most_files is not None and each.num_files + num_files > each.most_files:
                 raise Refused
 
     def charge(self, pages: list[int]) -> None:
@@ -74,6 +85,17 @@ class Table:
     source: Table | None = None
     room: Room | None = None
     is_open: bool = True
+    payer: Account | None = None
+    """Who is charged for the file; None: nobody."""
+    is_branch: bool = False
+    is_odd: bool = False
+    number: int = 0
+    forked_from: int = 0
+    fewest: int = 0
+    changes: int = 0
+    hits: int = 0
+    heat: float = -inf
+    used_s: float = 0.0
 
     def held(self) -> list[int]:
         return self.pages + (self.room.new if self.room else [])
@@ -97,6 +119,8 @@ class Model:
         self.is_awaited = False
         self.rung = False
         self.disowned: list[tuple[int, int]] = []
+        self.next_number = 1
+        self.num_branches = self.num_names = self.num_files = 0
 
     # ---- pages
 
@@ -186,12 +210,57 @@ class Model:
     def close(self, table: Table) -> None:
         self.release(table.pages, table.account)
         table.is_open = False
+        if table.payer is not None:
+            self.charge_files(table.payer, -1)
 
     def change_owner(self, table: Table, account: Account) -> None:
         account.require(pages=table.held())
         account.charge(table.held())
         table.account.refund(table.held())
         table.account = account
+
+    # ---- branches
+
+    def charge_files(self, account: Account, num: int) -> None:
+        self.num_files += num
+        for each in account.chain():
+            each.num_files += num
+
+    def branch(self, source: Table, account: Account, *, has_row: bool) -> Table:
+        is_named = _names(self.num_files + 1) != _names(self.num_files)
+        if source.room or source.is_odd or not has_row or (is_named and not self.num_names):
+            raise Refused
+        account.require(pages=source.pages, num_files=1)
+        branch = self.fork(source, account)
+        branch.payer, branch.is_branch = account, True
+        branch.number, branch.forked_from, branch.fewest = self.next_number, source.number, source.length
+        self.next_number += 1
+        self.num_branches += 1
+        self.num_names -= is_named
+        self.charge_files(account, 1)
+        source.hits += 1
+        return branch
+
+    def cut(self, branch: Table, length: int) -> None:
+        if not branch.is_branch or not 0 <= length <= branch.length:
+            raise Refused
+        if length != branch.length:
+            self.truncate(branch, length)
+            branch.changes += 1
+            branch.fewest = min(branch.fewest, length)
+
+    def end(self, branch: Table) -> None:
+        if not branch.is_branch:
+            raise Refused
+        self.leave(branch, branch.pages)
+        self.close(branch)
+        self.num_branches -= 1
+
+    def note_use(self, table: Table, now_s: float) -> None:
+        """Each use gives the file 2^(minutes), a second later at the soonest; the heat is the sum's logarithm."""
+        if not table.used_s or now_s - table.used_s >= 1:
+            table.heat = float(np.logaddexp2(table.heat, now_s / 60))
+            table.used_s = now_s
 
     # ---- reservations
 
@@ -341,6 +410,10 @@ class Model:
                 room.copied = PAGE_ENTRIES if room.stale[page] else table.length % PAGE_ENTRIES
                 room.stale[page] = False
                 self.mix(page)
+
+
+def _names(num_files: int) -> int:
+    return NAME_PAGES * max(0, num_files - FREE_NAMES)
 
 
 def _pages_for(length: int) -> int:

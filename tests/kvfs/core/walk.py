@@ -7,20 +7,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import isclose
 from typing import Any
 
 import numpy as np
 
+from kvfs._pages import ffi, lib
 from kvfs.bell import Bell
-from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.accounts import NAME_BYTES, Accounts, Limits
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.holdings import WEIGHTS, Kind
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from kvfs.tiers.residents import Residents
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace, OverQuota
-from tests.kvfs.core.model import Account, Model, Refused, Table
+from tests.kvfs.core.model import FREE_NAMES, NAME_PAGES, Account, Model, Refused, Table
 from tests.kvfs.fakes import FakeFacts, FakeStore
 
 NUM_NUMBERS, NUM_FRAMES = 26, 14
@@ -29,6 +32,9 @@ MOST_TABLES = 8
 FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=1)
 SAME = ("refcount", "pins", "fill", "num_reserved", "has_digest", "row", "frame", "slot", "kept_until", "num_on_disk",
         "num_written", "generation")  # fmt: skip
+SAME_OF_FILES = ("num_branches", "next_number", "num_names")
+SAME_OF_FILE = ("number", "hits", "row", "used_s", "length", "is_branch")
+SAME_OF_BRANCH = (*SAME_OF_FILE, "forked_from", "fewest", "changes")
 
 
 class Ends:
@@ -81,10 +87,18 @@ class Walk:
         self.pool = PagePool(store, accounts, num_on_disk=NUM_NUMBERS, slot_files=lambda: self.ends)
         self.pool.bell = self.bell = HeardBell()
         self.model = Model(NUM_NUMBERS, NUM_FRAMES)
-        ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18)
-        domain = accounts.new_domain(accounts.of(1001), Limits(num_bytes=store.page_bytes * 9), lambda: "a domain")
-        self.accounts = [ann, bob, Account(domain.number, ann, 9)]
+        assert NAME_PAGES * store.page_bytes == NAME_BYTES
+        ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18, most_files=4)
+        limits = Limits(num_bytes=store.page_bytes * 9, num_files=5)
+        domain = accounts.new_domain(accounts.of(1001), limits, lambda: "a domain")
+        self.accounts = [ann, bob, Account(domain.number, ann, 9, 5)]
+        accounts.of(1002).holdings.limit_bytes = bob.most_files * WEIGHTS[Kind.FILE] * 8 // 7 + 1
+        accounts.of(1001).charge_files(FREE_NAMES - 3)
+        self.model.charge_files(ann, FREE_NAMES - 3)
         self.tables: list[tuple[PageTable, Table]] = []
+        self.branches: list[tuple[Any, Table]] = []
+        """Those that Python has no objects of."""
+        self.files = ffi.new("core_files *", {"next_number": self.model.next_number})
         self.held: list[tuple[IntArray, Account]] = []
         """Pages that readers hold."""
         self.residents = Residents(self.pool)
@@ -99,7 +113,8 @@ class Walk:
             self.new: 2, self.fork: 8, self.close: 5, self.truncate: 4, self.reserve: 16, self.extend: 4,
             self.commit: 14, self.abort: 4, self.pin: 10, self.unpin: 1, self.give_room: 6, self.forget_room: 2,
             self.to_zero: 8, self.change_owner: 2, self.hold: 2, self.let_go: 2, self.write: 6, self.drop: 6,
-            self.bring: 6, self.set_digest: 2, self.promise: 1, self.fill: 3, self.check: 1,
+            self.bring: 6, self.set_digest: 2, self.promise: 1, self.fill: 3, self.check: 1, self.branch: 12,
+            self.cut: 4, self.end: 6, self.see: 2, self.use: 2,
         }  # fmt: skip
 
     def run(self, num: int) -> None:
@@ -134,6 +149,9 @@ class Walk:
     def _add(self, table: PageTable, model: Table) -> None:
         if self.rng.random() < 0.8:
             model.row = self.residents.add(table)
+        table.core.number = model.number = self.model.next_number
+        self.files.next_number = self.model.next_number = model.number + 1
+        table.core.is_odd = model.is_odd = self.rng.random() < 0.1
         self.tables.append((table, model))
 
     def fork(self) -> None:
@@ -153,12 +171,75 @@ class Walk:
                 self.model.leave(found[1], found[1].pages)
             found[0].close()
             self.model.close(found[1])
+            if found[1].payer is not None:
+                self.pool.accounts.of(found[1].payer.number).charge_files(-1)
 
     def truncate(self) -> None:
         if (found := self.table(is_reserved=False)) is not None:
             length = self.rng.randint(0, found[1].length)
             found[0].truncate(length)
             self.model.truncate(found[1], length)
+
+    def every(self) -> list[tuple[Any, Table]]:
+        """Return branches, too, by what the core has of each."""
+        return [(table.core, model) for table, model in self.tables] + self.branches
+
+    def any(self) -> tuple[Any, Table]:
+        if not self.every():
+            self.new()
+        return self.rng.choice(self.every())
+
+    def not_cold(self, outcome: int) -> None:
+        self.pool.take_news()
+        if outcome == lib.CORE_COLD:
+            raise NoSpace("Python has to do it")
+        assert outcome == lib.CORE_DONE
+
+    def branch(self) -> None:
+        """Where the core has no row, Python makes more."""
+        (source, model), account, core = self.any(), self.rng.choice(self.accounts), self.pool.core
+        maker = ffi.new("core_maker *", {"account": self.pool.accounts.of(account.number).core, "uid": 7})
+        at, room = ffi.new("core_table **"), core.row_room
+        self.files.num_names = self.model.num_names = self.rng.choice([0, 2, 2])
+        core.row_room = self.rng.choice([room, room, core.num_rows])
+        has_row = sum(each.row != NOWHERE for _, each in self.every()) < core.row_room
+        done = self.both(
+            lambda: self.not_cold(lib.core_branch(source, self.files, maker, 0o640, at)),
+            lambda: self.model.branch(model, account, has_row=has_row),
+        )
+        core.row_room = room
+        if done is not None:
+            self.branches.append((at[0], done[1]))
+            done[1].row = at[0].row
+            for each in (done[1], model):
+                self.model.note_use(each, at[0].used_s)
+
+    def cut(self) -> None:
+        """A branch, or another file, which the core leaves to Python."""
+        core, model = self.any()
+        length = self.rng.randint(-1, model.length + 1)
+        self.both(lambda: self.not_cold(lib.core_branch_truncate(core, length)), lambda: self.model.cut(model, length))
+
+    def end(self) -> None:
+        core, model = self.any()
+        done = self.both(lambda: self.not_cold(lib.core_branch_close(core, self.files)), lambda: self.model.end(model))
+        if done is not None:
+            self.branches.remove((core, model))
+
+    def see(self) -> None:
+        if self.branches and len(self.tables) < MOST_TABLES:
+            core, model = self.branches.pop(self.rng.randrange(len(self.branches)))
+            self.tables.append((PageTable(self.pool, model.account.number, core=core), model))
+            self.residents.has(self.tables[-1][0])
+            lib.core_branch_seen(core, self.files)
+            model.is_branch = False
+            self.model.num_branches -= 1
+
+    def use(self) -> None:
+        core, model = self.any()
+        now_s = max(model.used_s, 1000.0) + self.rng.choice([-1, 0, 0.99, 1, 60, 10**7])
+        lib.core_note_use(core, now_s)
+        self.model.note_use(model, now_s)
 
     def reserve(self) -> None:
         if (found := self.table(is_reserved=False)) is None:
@@ -291,7 +372,9 @@ class Walk:
             self.held.append((done[0], account))
 
     def check(self) -> None:
-        self.pool.check([table for table, _ in self.tables], [Reader(pages, each.number) for pages, each in self.held])
+        branches = [Reader(np.array(model.pages, np.int32), model.account.number) for _, model in self.branches]
+        readers = [Reader(pages, each.number) for pages, each in self.held]
+        self.pool.check([table for table, _ in self.tables], readers, branches)
 
     # ---- what others do to pages
 
@@ -367,8 +450,9 @@ class Walk:
         self.ends.disowned.clear()
         for place, account in enumerate(self.accounts):
             pages = pool.accounts.of(account.number).pages
-            num_tables = sum(each.account is account for _, each in self.tables)
-            assert pool.accounts.of(account.number).core.num_tables == num_tables
+            core = pool.accounts.of(account.number).core
+            assert core.num_tables == sum(each.account is account for _, each in self.every())
+            assert (core.num_files, core.total.num_files) == (account.num_files, model.num_files)
             if place % 2 == 0 and self.charged[place] != account.pages:
                 assert account.number in self.told
             self.charged[place] = dict(account.pages)
@@ -381,6 +465,23 @@ class Walk:
             )  # fmt: skip
             if expected.room is not None:
                 self._compare_room(table, expected)
+        self._compare_files()
+
+    def _compare_files(self) -> None:
+        for name in SAME_OF_FILES:
+            assert getattr(self.files, name) == getattr(self.model, name), name
+        core, found = lib.core_next_branch(self.pool.core, ffi.NULL), set()
+        while core:
+            found.add(core)
+            core = lib.core_next_branch(self.pool.core, core)
+        assert found == {core for core, _ in self.branches}
+        for core, expected in self.every():
+            for name in SAME_OF_FILE if expected.payer is None else SAME_OF_BRANCH:
+                assert getattr(core, name) == getattr(expected, name), name
+            assert list(core.slots[0 : core.num_pages]) == expected.pages
+            assert isclose(core.heat, expected.heat if expected.used_s else 0.0)
+            if core.row != NOWHERE:
+                assert self.pool.rows["num_users"][core.row] == (expected.payer is not None)
 
     @staticmethod
     def _compare_room(table: PageTable, expected: Table) -> None:
