@@ -1,89 +1,20 @@
-/* Random calls of the core, for sanitizers: tables that grow, fork, change hands and close, with little room. In the end
- * nobody holds anything. test_core.py compares answers; here every access to memory counts.
+/* Random calls of the core, for sanitizers: tables that grow, fork, change hands and close, and branches, with little
+ * room. In the end nobody holds anything. test_core.py compares answers; here every access to memory counts.
  */
 
-#include "core.h"
+#include "small_pool.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { NUMBERS = 700, FRAMES = 400, TABLES = 12, MOST = 900, ACCOUNTS = 3 };
+enum { TABLES = 12, MOST = 900 };
 #ifdef SHORT_RUN
 enum { ROUNDS = 100000 };
 #else
 enum { ROUNDS = 3000000 };
 #endif
 
-#define HOLDS(what)                                                                                                    \
-    do                                                                                                                 \
-        if (!(what)) {                                                                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                                                 \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    while (0)
-
-static core_pool pool;
-static core_account accounts[ACCOUNTS];
-static core_holdings holdings[ACCOUNTS];
-static core_total total;
-static core_sizes sizes = {.page_bytes = 10};
 static core_table *tables[TABLES];
+static core_account *payers[TABLES]; /* of files that are branches, or were */
 static int32_t numbers[MOST];
 static double now_s = 1;
-static uint64_t seed = 88172645463325252u;
-
-static int below(int limit) {
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return seed % limit;
-}
-
-static void *zeros(size_t num, size_t size) {
-    void *found = calloc(num, size);
-    HOLDS(found);
-    return found;
-}
-
-static void open_all(void) {
-    page_columns *of = &pool.page;
-    void **columns[] = {(void **)&of->pins,         (void **)&of->arena,       (void **)&of->fill,
-                        (void **)&of->num_reserved, (void **)&of->row,         (void **)&of->last_use,
-                        (void **)&of->tokens,       (void **)&of->positions,   (void **)&of->has_digest,
-                        (void **)&of->frame,        (void **)&of->kept_until,  (void **)&of->slot,
-                        (void **)&of->num_on_disk,  (void **)&of->num_written, (void **)&of->is_suspect,
-                        (void **)&of->generation,   (void **)&of->refcount};
-    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
-        *columns[i] = zeros(NUMBERS, columns[i] == (void **)&of->tokens || columns[i] == (void **)&of->positions
-                                         ? sizeof *of->tokens
-                                         : sizeof(double));
-    row_columns *row = &pool.row;
-    void **of_rows[] = {(void **)&row->last_use_s,   (void **)&row->num_uses,       (void **)&row->gap_s,
-                        (void **)&row->gap_spread_s, (void **)&row->num_users,      (void **)&row->priority,
-                        (void **)&row->is_cold,      (void **)&row->pinned_until_s, (void **)&row->wanted_until_s,
-                        (void **)&row->went_down,    (void **)&row->next_row};
-    for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++)
-        *of_rows[i] = zeros(TABLES, sizeof(double));
-    row->latest_gaps_s = zeros(TABLES, sizeof *row->latest_gaps_s);
-    pool.row_room = TABLES;
-    pool.frame.page = zeros(FRAMES, sizeof *pool.frame.page);
-    pool.frame.generation = zeros(FRAMES, sizeof *pool.frame.generation);
-    pool.frame.bytes_in = zeros(FRAMES, sizeof *pool.frame.bytes_in);
-    pool.references = (page_counts){.of = of->refcount, .num_pages = NUMBERS, .floor = 1};
-    pool.pins = (page_counts){.of = of->pins, .num_pages = NUMBERS};
-    HOLDS((pool.numbers = free_list_new(NUMBERS)) && (pool.frames = free_list_new(FRAMES)));
-    for (int i = 0; i < ACCOUNTS; i++) {
-        holdings[i].limit_bytes = -1;
-        accounts[i] = (core_account){.number = i,
-                                     .sizes = &sizes,
-                                     .most_bytes = i ? 2500 : -1,
-                                     .most_files = -1,
-                                     .holdings = holdings + i,
-                                     .total = &total,
-                                     .is_watched = i == 1};
-        accounts[i].pages = (page_counts){.of = zeros(NUMBERS, sizeof(int32_t)), .num_pages = NUMBERS};
-    }
-    accounts[2].parent = accounts + 1;
-}
 
 static void reserve_and_more(core_table *table) {
     int num = 1 + below(MOST);
@@ -125,37 +56,83 @@ static void reserve_and_more(core_table *table) {
     HOLDS(core_commit(table, numbers, num) == CORE_DONE);
 }
 
+static void branch(core_table *source, int at) {
+    core_maker maker = {.account = accounts + below(ACCOUNTS), .uid = 1};
+    files.num_names = below(3);
+    source->is_odd = below(8) == 0;
+    pool.row_room = below(4) ? ROWS : pool.num_rows;
+    core_outcome outcome = core_branch(source, &files, &maker, 0600, tables + at);
+    pool.row_room = ROWS;
+    HOLDS(outcome == CORE_DONE || outcome == CORE_COLD);
+    payers[at] = outcome ? NULL : maker.account;
+    tables[at] = outcome ? NULL : tables[at];
+}
+
+static void cut_or_close(int at) {
+    core_table *table = tables[at];
+    _Bool is_branch = table->is_branch, is_there = 1;
+    int64_t length = below((int)table->length + 3) - 1;
+    core_outcome outcome = CORE_DONE, expected = is_branch ? CORE_DONE : CORE_COLD;
+    _Bool is_within = length >= 0 && length <= table->length;
+    switch (below(4)) {
+    case 0:
+        outcome = core_branch_truncate(table, length);
+        expected = is_within ? expected : CORE_COLD;
+        break;
+    case 1:
+        outcome = core_branch_close(table, &files);
+        is_there = outcome != CORE_DONE;
+        break;
+    case 2:
+        if (is_branch)
+            core_branch_seen(table, &files);
+        core_note_use(table, now_s += below(2));
+        expected = CORE_DONE;
+        break;
+    default:
+        if (is_branch)
+            core_branch_seen(table, &files);
+        close_table(table, payers[at]);
+        expected = CORE_DONE;
+        is_there = 0;
+    }
+    HOLDS(outcome == expected);
+    tables[at] = is_there ? table : NULL;
+}
+
 static void step(void) {
     int at = below(TABLES);
     core_table **table = tables + at, *other = tables[below(TABLES)];
     core_account *account = accounts + below(ACCOUNTS);
     if (!*table) {
+        payers[at] = NULL;
         if (!other || below(4) == 0)
             HOLDS(*table = core_table_new(&pool, account, 0, 0, NULL, 0));
+        else if (below(2))
+            branch(other, at);
         else if (core_fork(other, account, table))
             *table = NULL;
-        if (*table && below(4))
+        if (*table && (*table)->row == CORE_NOBODY && below(4))
             HOLDS(core_row_new(*table, now_s += below(2)) == CORE_DONE);
-    } else if (below(4)) {
+    } else if (!(*table)->is_branch && below(4)) {
         reserve_and_more(*table);
-    } else if (below(6) == 0) {
+    } else if (!(*table)->is_branch && below(6) == 0) {
         core_change_owner(*table, account);
-    } else if (!(*table)->is_reserved && below(2)) {
-        HOLDS(core_truncate(*table, below((*table)->length + 1)) == CORE_DONE);
-    } else if (!(*table)->is_reserved) {
-        if ((*table)->row != CORE_NOBODY)
-            core_row_remove(*table);
-        HOLDS(core_table_close(*table) == CORE_DONE);
-        *table = NULL;
+    } else if (!(*table)->is_branch && !(*table)->is_reserved && below(2)) {
+        HOLDS(core_truncate(*table, below((int)(*table)->length + 1)) == CORE_DONE);
+    } else {
+        cut_or_close(at);
     }
-    pool.num_left = pool.news = 0;
+    take_news();
+    if (below(100) == 0)
+        take_used();
     for (int32_t page = 0; page < NUMBERS && below(8) == 0; page++)
         if (pool.page.refcount[page] && below(4) == 0)
             pool.page.slot[page].complement = ~page;
 }
 
 int main(void) {
-    open_all();
+    open_pool();
     for (int i = 0; i < MOST; i++)
         numbers[i] = i;
     for (int round = 0; round < ROUNDS; round++) {
@@ -165,18 +142,15 @@ int main(void) {
         pool.is_awaited = below(2);
         pool.low_water = below(4);
         pool.num_promised = below(8) ? 0 : 40;
+        HOLDS(files.num_branches == num_branches());
     }
-    for (int i = 0; i < TABLES; i++)
-        if (tables[i]) {
-            HOLDS(!tables[i]->is_reserved || core_abort(tables[i]) == CORE_DONE);
-            HOLDS(core_table_close(tables[i]) == CORE_DONE);
-        }
-    HOLDS(pool.numbers->num_free == NUMBERS && pool.frames->num_free == FRAMES);
-    HOLDS(!pool.references.num_above && !pool.pins.num_above);
-    for (int i = 0; i < ACCOUNTS; i++)
-        HOLDS(!accounts[i].page_bytes && !accounts[i].pages.num_above && !accounts[i].num_tables);
-    HOLDS(free_list_is_sound(pool.numbers) && free_list_is_sound(pool.frames));
-    core_close(&pool);
+    for (int i = 0; i < TABLES; i++) {
+        if (tables[i] && tables[i]->is_branch)
+            HOLDS(core_branch_close(tables[i], &files) == CORE_DONE);
+        else if (tables[i])
+            close_table(tables[i], payers[i]);
+    }
+    close_pool();
     printf("core: %d calls\n", ROUNDS);
     return 0;
 }
