@@ -154,6 +154,11 @@ FORMS = {
             rf"{length} entries, [\d,]+ pages, [\d,]+ open: {call} +[\d.]+ us"
             for length in ("1", "32", "297", "7,000")
             for call in ("fork and close", "branch", "append and cut")
+        )
+        + tuple(
+            rf"{length} entries, 10,000 pages, {num} open: KV_FORK and KV_CLOSE +[\d.]+ us"
+            for length in ("32", "7,000")
+            for num in ("1", "10,000")
         ),
     ),
     "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, [\d,]+ of them were refused",)),
