@@ -53,6 +53,7 @@ typedef struct sym_connection {
     uint64_t last_handle; /* numbers are not used twice */
     sym_handle *handles; /* by number: a table with open addresses */
     int64_t room, num_handles, num_seen;
+    int64_t num_swept; /* places that `sym_branches_close` has looked at */
     double page_seconds; /* of branches that are closed */
     sym_server *server;
     int64_t in_run; /* its number there */
@@ -73,7 +74,8 @@ void sym_handle_seen(sym_connection *connection, uint64_t number);
 void sym_handle_forget(sym_connection *connection, uint64_t number);
 /* The numbers of those that are open, or of those alone that Python has no objects of: how many, `max` at most. */
 int64_t sym_handles_list(const sym_connection *connection, int unseen, uint64_t *numbers, int64_t max);
-/* Closes so many branches that Python has not seen: how many. -1: what the core says can't be. */
+/* Closes so many branches that Python has not seen: how many. -1: what the core says can't be. When the program has gone: it
+ * goes on where it was the last time, and may leave some. */
 int64_t sym_branches_close(sym_connection *connection, int64_t max);
 /* Of branches that it has or had; `num_pages`: of those that it has. */
 double sym_branches_page_seconds(const sym_connection *connection, int64_t *num_pages);

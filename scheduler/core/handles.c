@@ -1,5 +1,5 @@
-/* Handles of a connection. Their numbers follow each other, so in a table of open addresses nearly each has a place of its
- * own. */
+/* Handles of a connection, in a table of open addresses. Their numbers follow each other: taken as they are they would lie
+ * in one long row, which whoever closes the first of them goes through. Multiplied they lie apart. */
 #include "handles.h"
 
 #include <stdlib.h>
@@ -12,9 +12,13 @@ void sym_connection_free(sym_connection *connection) {
     connection->room = connection->num_handles = connection->num_seen = 0;
 }
 
+static int64_t home_of(const sym_connection *connection, uint64_t number) {
+    return (int64_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> (64 - __builtin_ctzll((uint64_t)connection->room)));
+}
+
 /* The place of a number, or the free one where it would be. There is always a free one. */
 static int64_t place_of(const sym_connection *connection, uint64_t number) {
-    int64_t mask = connection->room - 1, at = (int64_t)(number & (uint64_t)mask);
+    int64_t mask = connection->room - 1, at = home_of(connection, number);
     while (connection->handles[at].number && connection->handles[at].number != number)
         at = (at + 1) & mask;
     return at;
@@ -77,8 +81,7 @@ void sym_handle_forget(sym_connection *connection, uint64_t number) {
     connection->num_handles--;
     connection->num_seen -= found->is_seen;
     for (int64_t at = (gap + 1) & mask; handles[at].number; at = (at + 1) & mask) {
-        int64_t home = (int64_t)(handles[at].number & (uint64_t)mask);
-        if (((at - home) & mask) >= ((at - gap) & mask)) {
+        if (((at - home_of(connection, handles[at].number)) & mask) >= ((at - gap) & mask)) {
             handles[gap] = handles[at];
             gap = at;
         }
@@ -116,7 +119,8 @@ core_outcome sym_branch_close(sym_connection *connection, uint64_t number, core_
 
 int64_t sym_branches_close(sym_connection *connection, int64_t max) {
     int64_t num_closed = 0;
-    for (int64_t at = 0; at < connection->room && num_closed < max;) {
+    int64_t at = connection->num_swept;
+    while (at < connection->room && num_closed < max) {
         const sym_handle handle = connection->handles[at];
         core_outcome outcome = is_branch(&handle) && handle.table->is_branch
                                    ? sym_branch_close(connection, handle.number, handle.table)
@@ -128,6 +132,7 @@ int64_t sym_branches_close(sym_connection *connection, int64_t max) {
         else
             return -1;
     }
+    connection->num_swept = at;
     return num_closed;
 }
 
