@@ -96,20 +96,23 @@ class Handles:
             return None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._numbers(len(self), unseen=False)))
+        return iter(sorted(self._numbers(len(self), lib.SYM_ALL_HANDLES)))
 
-    def _numbers(self, count: int, *, unseen: bool) -> list[int]:
+    def _numbers(self, count: int, which: int) -> list[int]:
         numbers = ffi.new("uint64_t[]", count)
-        return list(numbers[0 : lib.sym_handles_list(self.core, unseen, numbers, count)])
+        return list(numbers[0 : lib.sym_handles_list(self.core, which, numbers, count)])
 
     def __len__(self) -> int:
         return int(self.core.num_handles)
 
-    def items(self) -> Iterator[tuple[int, OpenKv]]:
-        return ((number, self[number]) for number in self)
+    def known(self) -> Iterator[tuple[int, OpenKv]]:
+        """Those whose files Python has objects of: a program may have a million of others."""
+        return ((number, self[number]) for number in sorted(self._numbers(len(self), lib.SYM_KNOWN_FILES)))
 
-    def values(self) -> Iterator[OpenKv]:
-        return (self[number] for number in self)
+    def idle_branches(self, count: int) -> list[OpenKv]:
+        """Of all others those that were not used for longest."""
+        numbers = ffi.new("uint64_t[]", count)
+        return [self[number] for number in numbers[0 : lib.sym_branches_idle(self.core, numbers, count)]]
 
     def remove(self, number: int) -> None:
         """Forget a handle that Python has objects of."""
@@ -121,7 +124,7 @@ class Handles:
     def take(self, count: int) -> list[OpenKv]:
         """Forget so many handles, and return their files: those of branches, too, that got objects meanwhile."""
         if len(self._seen) < count:
-            for number in self._numbers(count, unseen=True):
+            for number in self._numbers(count, lib.SYM_UNSEEN_HANDLES):
                 self[number]
         taken = list[OpenKv]()
         while self._seen and len(taken) < count:

@@ -72,8 +72,11 @@ core_table *sym_handle_find(const sym_connection *connection, uint64_t number);
 /* Python has an object of it from now on. */
 void sym_handle_seen(sym_connection *connection, uint64_t number);
 void sym_handle_forget(sym_connection *connection, uint64_t number);
-/* The numbers of those that are open, or of those alone that Python has no objects of: how many, `max` at most. */
-int64_t sym_handles_list(const sym_connection *connection, int unseen, uint64_t *numbers, int64_t max);
+/* The numbers of those that are open, or of some of them alone: how many, `max` at most. */
+enum { SYM_ALL_HANDLES, SYM_UNSEEN_HANDLES, SYM_KNOWN_FILES /* Python has the file, if not the handle */ };
+int64_t sym_handles_list(const sym_connection *connection, int which, uint64_t *numbers, int64_t max);
+/* Of the branches that nobody knows those that were not used for longest, the first of them first. */
+int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, int64_t max);
 /* Closes so many branches that Python has not seen: how many. -1: what the core says can't be. When the program has gone: it
  * goes on where it was the last time, and may leave some. */
 int64_t sym_branches_close(sym_connection *connection, int64_t max);

@@ -89,10 +89,16 @@ void sym_handle_forget(sym_connection *connection, uint64_t number) {
     handles[gap].number = 0;
 }
 
-int64_t sym_handles_list(const sym_connection *connection, int unseen, uint64_t *numbers, int64_t max) {
+static int is_among(const sym_handle *handle, int which) {
+    return handle->number && (which == SYM_UNSEEN_HANDLES ? !handle->is_seen
+                              : which == SYM_KNOWN_FILES  ? handle->is_seen || !handle->table->is_branch
+                                                          : 1);
+}
+
+int64_t sym_handles_list(const sym_connection *connection, int which, uint64_t *numbers, int64_t max) {
     int64_t num = 0;
     for (int64_t at = 0; at < connection->room && num < max; at++)
-        if (connection->handles[at].number && !(unseen && connection->handles[at].is_seen))
+        if (is_among(connection->handles + at, which))
             numbers[num++] = connection->handles[at].number;
     return num;
 }
@@ -154,4 +160,25 @@ void sym_branches_pages(const sym_connection *connection, int32_t *pages) {
             for (int32_t place = 0; place < table->num_pages; place++)
                 *pages++ = table->slots[place];
         }
+}
+
+static double last_use_s(const core_table *table) { return table->pool->row.last_use_s[table->row]; }
+
+int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, int64_t max) {
+    int64_t num = 0;
+    double newest_s = 0; /* of those that were found, when there are `max` */
+    for (int64_t at = 0; at < connection->room && max > 0; at++) {
+        const sym_handle *handle = connection->handles + at;
+        if (!is_branch(handle) || !handle->table->is_branch)
+            continue;
+        double used_s = last_use_s(handle->table);
+        if (num == max && used_s >= newest_s)
+            continue;
+        int64_t place = num < max ? num++ : num - 1;
+        for (; place > 0 && last_use_s(sym_handle_find(connection, numbers[place - 1])) > used_s; place--)
+            numbers[place] = numbers[place - 1];
+        numbers[place] = handle->number;
+        newest_s = last_use_s(sym_handle_find(connection, numbers[num - 1]));
+    }
+    return num;
 }

@@ -282,7 +282,8 @@ class Pressing:
             if isinstance(inode.content, KvFile) and group.has(inode)
         }
         for lip in group.lips:
-            found |= {file.inode: file.content for file in lip.handles.values() if group.has(file.inode)}
+            files = [*(file for _handle, file in lip.handles.known()), *lip.handles.idle_branches(MAX_CANDIDATES)]
+            found |= {file.inode: file.content for file in files if group.has(file.inode)}
         return sorted(found.items(), key=lambda file: -self._idle_s(file[1].table))[:MAX_CANDIDATES]
 
     def _idle_s(self, table: PageTable) -> float:
@@ -358,7 +359,7 @@ class Pressing:
 
     def _reply(self, event: Event, lip: Lip) -> Reply:
         handles: dict[KvFile, list[int]] = defaultdict(list)
-        for handle, file in lip.handles.items():
+        for handle, file in lip.handles.known():
             handles[file.content].append(handle)
         files = [asdict(self._candidate(event, inode, kv, lip, handles)) for inode, kv in event.files]
         grace_ms = round(1000 * event.left_s(trio.current_time()))
