@@ -196,6 +196,8 @@ struct core_table {
     int64_t made_ns, changed_ns; /* CLOCK_REALTIME */
 };
 
+/* CLOCK_MONOTONIC. */
+double core_now_s(void);
 int64_t core_names_bytes(int64_t num_files);
 /* Of each of these pages, which are of one file. */
 int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num);

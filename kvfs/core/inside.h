@@ -17,8 +17,6 @@ static inline int32_t core_num_needed(const core_table *table) {
 enum { CORE_ZEROS = 0, CORE_SEVERAL = -1 };
 static inline int64_t core_mark(int64_t account) { return account + 1; }
 
-double core_now_s(void);
-
 /* Room in `scratch` for twice so many numbers, and in `left` for so many pages. */
 _Bool core_has_memory(core_pool *pool, int64_t num);
 /* Room in a table for so many page numbers. */

@@ -85,7 +85,7 @@ class Handles:
             if found is None:
                 found = self._seen[number] = OpenKv(inode, kv, writable=True, origin=None)
                 lib.sym_handle_seen(self.core, number)
-                self._page_seconds.opened(found.table, 0.0)
+                self._page_seconds.opened(found.table)
         return found
 
     def get(self, number: int) -> OpenKv | None:
@@ -142,9 +142,8 @@ class Handles:
     # ---- what branches cost
 
     def page_seconds(self) -> tuple[float, int]:
-        """Pages times seconds of the branches that nobody saw, closed ones included; and their pages now."""
-        num_pages = ffi.new("int64_t *")
-        return float(lib.sym_branches_page_seconds(self.core, num_pages)), int(num_pages[0])
+        """Pages times seconds of the branches, while nobody had seen them; and the pages of those that nobody has."""
+        return float(lib.sym_branches_page_seconds(self.core)), int(self.core.num_pages)
 
     def branch_pages(self) -> IntArray:
         """Return the pages of the branches that nobody saw; shared ones more than once."""

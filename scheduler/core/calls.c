@@ -39,6 +39,7 @@ static core_outcome fork_file(sym_connection *connection, core_table *file, cons
     core_outcome outcome = core_branch(file, connection->gate->files, maker, (uint32_t)request->args[0], &branch);
     if (outcome)
         return outcome;
+    sym_branches_grow(connection, branch->num_pages);
     answer[0] = (int64_t)sym_handles_add(connection, branch, 0);
     answer[1] = branch->length;
     answer[2] = branch->number;
@@ -55,11 +56,15 @@ static core_outcome close_file(sym_connection *connection, core_table *file, con
 
 static core_outcome truncate_file(sym_connection *connection, core_table *file, const sym_taken *request,
                                   const char *payload, int64_t answer[4]) {
-    (void)connection, (void)payload;
+    int32_t num_pages = file->num_pages;
+    (void)payload;
     answer[0] = request->args[0];
     if (request->payload_bytes)
         return CORE_COLD;
-    return core_branch_truncate(file, request->args[0]);
+    core_outcome outcome = core_branch_truncate(file, request->args[0]);
+    if (file->num_pages != num_pages)
+        sym_branches_grow(connection, file->num_pages - num_pages);
+    return outcome;
 }
 
 static core_outcome tell_length(sym_connection *connection, core_table *file, const sym_taken *request,

@@ -54,7 +54,8 @@ typedef struct sym_connection {
     sym_handle *handles; /* by number: a table with open addresses */
     int64_t room, num_handles, num_seen;
     int64_t num_swept; /* places that `sym_branches_close` has looked at */
-    double page_seconds; /* of branches that are closed */
+    int64_t num_pages; /* of branches that Python has no handles of */
+    double page_seconds, since_s; /* that those had, until `since_s`, when `num_pages` changed last */
     sym_server *server;
     int64_t in_run; /* its number there */
     int32_t share, program, waits_for_slots;
@@ -80,9 +81,9 @@ int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, i
 /* Closes so many branches that Python has not seen: how many. -1: what the core says can't be. When the program has gone: it
  * goes on where it was the last time, and may leave some. */
 int64_t sym_branches_close(sym_connection *connection, int64_t max);
-/* Of branches that it has or had; `num_pages`: of those that it has. */
-double sym_branches_page_seconds(const sym_connection *connection, int64_t *num_pages);
-/* The pages of those that it has, one branch after the other. */
+/* Of branches that it has or had, while Python had no handle of them. */
+double sym_branches_page_seconds(const sym_connection *connection);
+/* The pages of those that it has, one branch after the other: `num_pages`, which there is room for. */
 void sym_branches_pages(const sym_connection *connection, int32_t *pages);
 /* A `sym_serve_function`; the bits of the operations that it may carry out. */
 int sym_connection_serve(void *connection, const sym_taken *request, const char *payload, int64_t answer[4]);

@@ -66,10 +66,20 @@ core_table *sym_handle_find(const sym_connection *connection, uint64_t number) {
     return found ? found->table : NULL;
 }
 
+void sym_branches_grow(sym_connection *connection, int64_t num_pages) {
+    double now_s = core_now_s();
+    connection->page_seconds += connection->num_pages * (now_s - connection->since_s);
+    connection->since_s = now_s;
+    connection->num_pages += num_pages;
+}
+
 void sym_handle_seen(sym_connection *connection, uint64_t number) {
     sym_handle *found = find(connection, number);
-    if (found && !found->is_seen)
-        found->is_seen = 1, connection->num_seen++;
+    if (!found || found->is_seen)
+        return;
+    found->is_seen = 1;
+    connection->num_seen++;
+    sym_branches_grow(connection, -found->table->num_pages);
 }
 
 /* Those behind it that a lookup would not find any more move up. */
@@ -113,11 +123,11 @@ core_outcome sym_branch_close(sym_connection *connection, uint64_t number, core_
         if (left)
             return left;
     }
-    double page_seconds = core_page_seconds(branch);
+    int32_t num_pages = branch->num_pages;
     core_outcome outcome = core_branch_close(branch, connection->gate->files);
     if (outcome == CORE_COLD)
         return outcome;
-    connection->page_seconds += page_seconds;
+    sym_branches_grow(connection, -num_pages);
     sym_handle_forget(connection, number);
     core_outcome held = core_hold(connection->holdings, CORE_HANDLE, -1, 0);
     return outcome ? outcome : held;
@@ -142,27 +152,24 @@ int64_t sym_branches_close(sym_connection *connection, int64_t max) {
     return num_closed;
 }
 
-double sym_branches_page_seconds(const sym_connection *connection, int64_t *num_pages) {
-    double found = connection->page_seconds;
-    *num_pages = 0;
-    for (int64_t at = 0; at < connection->room; at++)
-        if (is_branch(connection->handles + at)) {
-            found += core_page_seconds(connection->handles[at].table);
-            *num_pages += connection->handles[at].table->num_pages;
-        }
-    return found;
+double sym_branches_page_seconds(const sym_connection *connection) {
+    return connection->page_seconds + connection->num_pages * (core_now_s() - connection->since_s);
 }
 
 void sym_branches_pages(const sym_connection *connection, int32_t *pages) {
+    const int32_t *end = pages + connection->num_pages;
     for (int64_t at = 0; at < connection->room; at++)
         if (is_branch(connection->handles + at)) {
             const core_table *table = connection->handles[at].table;
-            for (int32_t place = 0; place < table->num_pages; place++)
+            for (int32_t place = 0; place < table->num_pages && pages < end; place++)
                 *pages++ = table->slots[place];
         }
 }
 
-static double last_use_s(const core_table *table) { return table->pool->row.last_use_s[table->row]; }
+static double last_use_s(const sym_connection *connection, uint64_t number) {
+    const core_table *table = sym_handle_find(connection, number);
+    return table ? table->pool->row.last_use_s[table->row] : 0;
+}
 
 int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, int64_t max) {
     int64_t num = 0;
@@ -171,14 +178,14 @@ int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, i
         const sym_handle *handle = connection->handles + at;
         if (!is_branch(handle) || !handle->table->is_branch)
             continue;
-        double used_s = last_use_s(handle->table);
+        double used_s = last_use_s(connection, handle->number);
         if (num == max && used_s >= newest_s)
             continue;
         int64_t place = num < max ? num++ : num - 1;
-        for (; place > 0 && last_use_s(sym_handle_find(connection, numbers[place - 1])) > used_s; place--)
+        for (; place > 0 && last_use_s(connection, numbers[place - 1]) > used_s; place--)
             numbers[place] = numbers[place - 1];
         numbers[place] = handle->number;
-        newest_s = last_use_s(sym_handle_find(connection, numbers[num - 1]));
+        newest_s = last_use_s(connection, numbers[num - 1]);
     }
     return num;
 }

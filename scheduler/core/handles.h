@@ -8,6 +8,8 @@
 int sym_handles_grow(sym_connection *connection);
 /* A new handle, which there is room for. */
 uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen);
+/* Its branches have so many pages more. */
+void sym_branches_grow(sym_connection *connection, int64_t num_pages);
 /* What the core says can't be: the books are wrong. What is on disk is whole, and nothing goes on from here. */
 void sym_must(core_outcome outcome, const char *what, const core_table *file);
 /* A branch joins the run with a call for one token and its row; a stay has one more of them. */

@@ -226,11 +226,14 @@ int sym_stay_show(sym_gate *gate, sym_stay *stay, const sym_news *news) {
         sym_loop_look(gate->loop, stay->index, &now);
     const int32_t before = stay->counted.num_done, num = now.num_done - before;
     if (num > 0) {
+        const int32_t num_pages = table->num_pages;
         core_outcome outcome = core_commit(table, stay->log + before, num);
         if (outcome == CORE_NO_MEMORY)
             return 0;
         sym_must(outcome, "commit", table);
         core_branch_changed(table);
+        if (table->num_pages != num_pages)
+            sym_branches_grow(stay->connection, table->num_pages - num_pages);
     }
     count(stay, &now);
     return 1;

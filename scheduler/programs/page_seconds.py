@@ -19,7 +19,7 @@ class Branches(Protocol):
     """Branches of a connection that the core alone has."""
 
     def page_seconds(self) -> tuple[float, int]:
-        """Pages times seconds, of closed ones, too; and the pages that they have now."""
+        """Pages times seconds, of those that were there, too; and the pages that they have now."""
         ...
 
     def branch_pages(self) -> IntArray:
@@ -60,11 +60,11 @@ class PageSeconds:
         self._before += branches.page_seconds()[0]
         self._branches.remove(branches)
 
-    def opened(self, table: PageTable, began: float | None = None) -> None:
-        """One more handle on a table. `began`: the table's own page-seconds when that was opened; None: now."""
+    def opened(self, table: PageTable) -> None:
+        """One more handle on a table."""
         held = self._held.get(table)
         if held is None:
-            self._held[table] = _Held(1, table.page_seconds if began is None else began)
+            self._held[table] = _Held(1, table.page_seconds)
         else:
             held.num_handles += 1
 
