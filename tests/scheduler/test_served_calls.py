@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 import struct
+import time
 from collections import Counter
 from functools import partial
 
@@ -17,11 +18,22 @@ import trio
 from kvfs.names.content import KvFile
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import Limits
-from libsym.abi import FORK_ENDED, RANGE_END, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import (
+    FORK_ENDED,
+    RANGE_END,
+    REPLY_STRUCT,
+    REQUEST_STRUCT,
+    RING_BYTES,
+    ROWS_LAST,
+    ROWS_NONE,
+    Op,
+    PressureKind,
+)
 from libsym.channel.server import MAX_TAKEN, ServerChannel
 from libsym.errors import SymError
 from scheduler._loop import lib
 from scheduler.connection.lip import Lip
+from scheduler.operations.pressure import MAX_CANDIDATES
 from tests.scheduler.bench import VOCAB_SIZE, Bench
 from tests.scheduler.standing_bench import COMPLETE_HEAD, COMPLETE_RING, COMPLETE_TAIL, SUBMIT_RING, SUBMIT_TAIL
 
@@ -124,8 +136,8 @@ class Side(Bench):
         """Every file, after the audit of the books, which makes the objects of all; and pages, when no call has any."""
         self.fs.check()
         for lip in self.lips:
-            for file in lip.handles.values():
-                self.batches.exclusive(file, list)
+            for handle in lip.handles:
+                self.batches.exclusive(lip.handles[handle], list)
         await self.until(lambda: not self.batches.num_waiting)
         accounts = [self.fs.pool.accounts.of(creds.uid) for creds in (ANN, BOB)]
         references = self.fs.pool.refcount[: self.fs.pool.num_pages]
@@ -155,6 +167,8 @@ def _without_times(payload):
         found = json.loads(payload)
     except ValueError:
         return payload
+    if not isinstance(found, dict):
+        return found
     return {name: value for name, value in found.items() if not name.endswith("time_ns")}
 
 
@@ -333,3 +347,64 @@ def test_answers_that_find_no_room_in_the_ring_are_sent_later_and_in_order(tmp_p
 
     trio.run(main)
     assert found == [(number, 0, 0, [0, 0, 0, 0], b"") for _ in range(num_sent) for number in range(1, 1001)]
+
+
+def test_who_hears_of_pressure_is_told_of_a_few_branches_and_the_others_stay_the_cores(tmp_path):
+    side = Side(tmp_path / "served", is_served=True)
+    lip = side.lips[0]
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            ((_, _, _, (handle, *_), _),) = await side.ask(lip, nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
+            branches = await side.ask(lip, nursery, *[(Op.KV_FORK, 0, handle, (0o600, 0, 0, 0), b"")] * 500)
+            first, second, *_ = [args[0] for _, _, _, args, _ in branches]
+            await trio.sleep(0.002)
+            await side.ask(lip, nursery, (Op.KV_FORK, 0, first, (0o600, 0, 0, 0), b""))  # a use of it
+            account = side.fs.pool.accounts.of(ANN.uid)
+            account.limits = Limits(num_bytes=account.num_bytes)
+            num_branches = side.tree.core.num_branches
+            ((_, code, _, (kind, *_), files),) = await side.ask(lip, nursery, (Op.KV_PRESSURE, 0, 0, (0, 0, 0, 0), b""))
+            assert (code, kind) == (0, PressureKind.QUOTA)
+            assert len(files) == MAX_CANDIDATES
+            told = {number for file in files for number in file["handles"]}
+            assert second in told
+            assert first not in told
+            assert side.tree.core.num_branches >= num_branches - MAX_CANDIDATES > 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    side.fs.check()
+
+
+def test_page_seconds_of_branches_are_those_of_files(tmp_path):
+    side = Side(tmp_path / "served", is_served=True)
+    lip, expected, num_pages, since_s = side.lips[0], 0.0, 0, 0.0
+    page_seconds = lip.program.page_seconds
+
+    async def main():
+        nonlocal expected, num_pages, since_s
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(side.batches.run)
+            await side.ask(lip, nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
+            tokens = struct.pack("=96i", *range(96))
+            await side.ask(lip, nursery, (Op.PRED, ROWS_NONE, 1, (96, 0, 0, 0), tokens))
+            for frames, pages in (
+                ([(Op.KV_FORK, 0, 1, (0o600, 0, 0, 0), b"")] * 200, 603),
+                ([(Op.KV_TRUNCATE, 0, handle, (40, 0, 0, 0), b"") for handle in range(2, 52)], 553),
+                ([(Op.KV_STAT, 0, handle, (0, 0, 0, 0), b"") for handle in range(40, 90)], 553),
+                ([(Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b"") for handle in range(2, 202, 2)], 278),
+            ):
+                expected += num_pages * (time.monotonic() - since_s)
+                num_pages, since_s = pages, time.monotonic()
+                await side.ask(lip, nursery, *frames)
+                assert page_seconds.num_pages == pages
+                assert page_seconds.num_distinct_pages() == 3
+                await trio.sleep(0.1)
+            expected += num_pages * (time.monotonic() - since_s)
+            assert page_seconds.total() == pytest.approx(expected, rel=0.1)
+            await side.gate.see_off(lip)
+            assert page_seconds.total() == pytest.approx(expected, rel=0.15)
+            assert page_seconds.num_pages == 0
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
