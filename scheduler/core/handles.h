@@ -12,6 +12,10 @@ uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_s
 void sym_branches_grow(sym_connection *connection, int64_t num_pages);
 /* What the core says can't be: the books are wrong. What is on disk is whole, and nothing goes on from here. */
 void sym_must(core_outcome outcome, const char *what, const core_table *file);
+/* A stay with room for so many page numbers; NULL: no memory. */
+sym_stay *sym_stay_new(sym_gate *gate, int32_t num_pages);
+/* Room for a stay at that place in the run, of which there are few; 0: no memory. */
+int sym_gate_has_place(sym_gate *gate, int32_t index);
 /* A branch joins the run with a call for one token and its row; a stay has one more of them. */
 core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
                             int32_t position, int is_position_given);

@@ -2,8 +2,6 @@
 #include "stays.h"
 #include "handles.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 static int64_t monotonic_ns(void) {
@@ -23,60 +21,6 @@ int32_t sym_stays_next(const sym_gate *gate, const sym_connection *connection, i
         if (gate->stays[at] && (!connection || gate->stays[at]->connection == connection))
             return at;
     return -1;
-}
-
-/* ---- memory */
-
-void sym_stay_free(sym_stay *stay) {
-    free(stay->pages);
-    free(stay);
-}
-
-void sym_gate_free(sym_gate *gate) {
-    for (sym_stay *stay = gate->free_stays, *next; stay; stay = next) {
-        next = stay->next;
-        sym_stay_free(stay);
-    }
-    for (int32_t at = 0; at < gate->room; at++)
-        if (gate->stays[at])
-            sym_stay_free(gate->stays[at]);
-    free(gate->stays);
-    gate->stays = NULL;
-    gate->free_stays = NULL;
-    gate->room = gate->num_stays = 0;
-}
-
-static sym_stay *new_stay(sym_gate *gate, int32_t num_pages) {
-    sym_stay *stay = gate->free_stays;
-    if (!stay) {
-        stay = calloc(1, sizeof *stay);
-        if (!stay)
-            return NULL;
-        gate->free_stays = stay;
-    }
-    if (stay->room < num_pages) {
-        int32_t *pages = realloc(stay->pages, 2 * (size_t)num_pages * sizeof *pages);
-        if (!pages)
-            return NULL;
-        stay->pages = pages;
-        stay->room = 2 * num_pages;
-    }
-    gate->free_stays = stay->next;
-    return stay;
-}
-
-/* Places of the run are few and low. */
-static int has_place(sym_gate *gate, int32_t index) {
-    if (index < gate->room)
-        return 1;
-    int32_t room = 2 * index + 16;
-    sym_stay **stays = realloc(gate->stays, (size_t)room * sizeof *stays);
-    if (!stays)
-        return 0;
-    memset(stays + gate->room, 0, (size_t)(room - gate->room) * sizeof *stays);
-    gate->stays = stays;
-    gate->room = room;
-    return 1;
 }
 
 static void forget(sym_gate *gate, sym_stay *stay) {
@@ -156,7 +100,7 @@ core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const
                             int32_t position, int is_position_given) {
     sym_gate *gate = connection->gate;
     int32_t num_pages = table->num_pages + 3; /* the entry's, one ahead, and a copy */
-    sym_stay *stay = has_place(gate, sym_loop_num_places(gate->loop)) ? new_stay(gate, num_pages) : NULL;
+    sym_stay *stay = sym_gate_has_place(gate, sym_loop_num_places(gate->loop)) ? sym_stay_new(gate, num_pages) : NULL;
     if (!stay)
         return CORE_COLD;
     stay->connection = connection;

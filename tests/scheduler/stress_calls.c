@@ -160,7 +160,7 @@ static void request(sym_connection *connection) {
     connection->maker.account->is_ended = below(16) == 0;
     int64_t length = file ? file->length : -1, answer[4] = {0};
     facts before = facts_of(connection), after;
-    int is_served = sym_connection_serve(connection, &taken, answer);
+    int is_served = sym_connection_serve(connection, &taken, "x", answer);
     after = facts_of(connection);
     pool.row_room = ROWS;
     if (!is_served) {
@@ -176,7 +176,7 @@ static void request(sym_connection *connection) {
     if (num > 0) {
         core_table *branch = sym_handle_find(connection, (uint64_t)answer[0]);
         HOLDS(branch && branch->is_branch && branch->length == length && answer[1] == length);
-        HOLDS(!file->is_reserved && !file->is_odd && after.names >= 0 && branch->mode == taken.args[0]);
+        HOLDS(!file->is_odd && after.names >= 0 && branch->mode == taken.args[0]);
         payers[branch->row] = connection->maker.account;
         require_within_limits(connection->maker.account);
     } else if (taken.op == SYM_KV_TRUNCATE) {
@@ -189,9 +189,9 @@ static void request(sym_connection *connection) {
 /* ---- what Python asks, and the end */
 
 static void look(const sym_connection *connection) {
-    int64_t num_pages, most = connection->num_handles;
+    int64_t num_pages = connection->num_pages, most = connection->num_handles;
     HOLDS(2 * most <= connection->room);
-    HOLDS(sym_branches_page_seconds(connection, &num_pages) >= 0);
+    HOLDS(sym_branches_page_seconds(connection) >= 0);
     int32_t *pages = zeros(num_pages, sizeof *pages);
     sym_branches_pages(connection, pages);
     for (int64_t i = 0; i < num_pages; i++)

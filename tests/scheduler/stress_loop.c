@@ -1229,7 +1229,17 @@ static void *observe(void *unused) {
 }
 
 int main(void) {
-    const sym_hot_functions hot = {take, answer, push, watch, unwatch, draw, note, reduce, stops_add};
+    const sym_hot_functions hot = {
+        .take = take,
+        .answer = answer,
+        .push = push,
+        .watch = watch,
+        .unwatch = unwatch,
+        .draw = draw,
+        .note = note,
+        .reduce = reduce,
+        .stops_add = stops_add,
+    };
     const sym_loop_plan plan = {
         .hot = &hot,
         .vocab_size = VOCAB,

@@ -228,7 +228,7 @@ class Model:
 
     def branch(self, source: Table, account: Account, *, has_row: bool) -> Table:
         is_named = _names(self.num_files + 1) != _names(self.num_files)
-        if source.room or source.is_odd or not has_row or (is_named and not self.num_names):
+        if source.is_odd or not has_row or (is_named and not self.num_names):
             raise Refused
         account.require(pages=source.pages, num_files=1)
         branch = self.fork(source, account)
