@@ -185,7 +185,8 @@ struct core_table {
     double heat, used_s; /* see kvfs/heat.py */
     core_table *next_used;
     _Bool is_used; /* in the pool's list of those */
-    void *stay;    /* the scheduler's, while a branch is in its run */
+    int32_t place; /* in the scheduler's run; -1: none */
+    void *stay;    /* the scheduler's, while a branch is there */
     _Bool is_odd;  /* a fork has more of it than its entries: Python makes it */
     /* A branch's: a file without a name that one handle has, and that Python has no objects of. */
     _Bool is_branch;

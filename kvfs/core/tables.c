@@ -51,6 +51,7 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     table->heat = table->used_s = 0;
     table->is_odd = table->is_branch = 0;
     table->stay = NULL;
+    table->place = CORE_NOBODY;
     if (num_pages)
         memcpy(table->slots, pages, num_pages * sizeof *pages);
     account->num_tables++;

@@ -181,8 +181,10 @@ int sym_loop_leave(sym_loop *loop, int32_t index, int how);
 /* A member that has ended, as it is in the end; its place is free. The loop may have kept its program from ringing: the
  * caller looks at the ring. */
 void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);
-/* A call that came by another way; `position` as it said, or -1. 1: taken over; 0: the member does not wait for it. */
-int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position);
+/* A call that came by another way, from a server, by a handle; `position` as it said, or -1. 1: taken over; 0: the member
+ * does not wait for it. */
+int sym_loop_inject(sym_loop *loop, int32_t index, const sym_server *server, uint64_t handle, const sym_hot_call *call,
+                    int32_t position);
 /* The program's call that is being computed, by its id: the place of its member, or -1. */
 int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id);
 /* More room: `pages` begins as before, and `log` gets what was noted. */

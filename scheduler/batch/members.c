@@ -215,11 +215,13 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
     pthread_mutex_unlock(&loop->lock);
 }
 
-int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position) {
+int sym_loop_inject(sym_loop *loop, int32_t index, const sym_server *server, uint64_t handle, const sym_hot_call *call,
+                    int32_t position) {
     pthread_mutex_lock(&loop->lock);
     sym_member *member = loop->members[index];
     const int continues = position < 0 || position == member->position;
-    const int waits = member->state == SYM_WAITING && continues && entries(member) < member->capacity;
+    const int is_its = member->state == SYM_WAITING && member->server == server && member->decode.handle == handle;
+    const int waits = is_its && continues && entries(member) < member->capacity;
     if (waits) {
         const int64_t now_ns = sym_now_ns();
         sym_continue_with(loop, index, call, now_ns, now_ns);

@@ -166,7 +166,7 @@ class StandingRun:
         if index < 0:
             self._forget(member)
             raise MemoryError("no memory for one more file in the run")
-        member.index = index
+        member.index = table.core.place = index
         self._members[index] = self._of[table] = member
         if call.reservation is not None and call.reservation.copies:
             self._copying.add(member)
@@ -198,14 +198,13 @@ class StandingRun:
         loop = member.loop
         if loop is None or not isinstance(call, PredCall) or call.run_kind != lib.SYM_PROGRAM:
             return False
-        if loop.channel is not call.channel or loop.handle != call.handle:
-            return False
         found = ffi.new("sym_hot_call *")
         found.id, found.slot, found.token = call.request_id, call.slot, int(call.tokens[0])
         found.stream = call.stream
         found.row = ffi.from_buffer("float[]", call.rows[0], require_writable=True)
         position = -1 if call.positions is None else int(call.positions[0])
-        taken = bool(lib.sym_loop_inject(self.loop, member.index, found, position))
+        server = ffi.cast("sym_server *", address(call.channel.memory[0]))
+        taken = bool(lib.sym_loop_inject(self.loop, member.index, server, call.handle, found, position))
         if taken:
             call.entered()
         return taken
@@ -238,6 +237,7 @@ class StandingRun:
         self._copying.discard(member)
         if self._of.get(call.file.table) is member:
             del self._of[call.file.table]
+            call.file.table.core.place = -1
         self.shares.over(call.caller.program)
         if member.loop is not None:
             member.loop.caller.wake()  # the run looks at its ring no more

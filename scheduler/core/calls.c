@@ -6,8 +6,8 @@
  *   KV_CLOSE     of a file that is no branch
  *   KV_TRUNCATE  the same; beyond its end
  *   KV_READ      with an answer of entries: here is told how many there are
- *   PRED         but for one token and its last row, of a branch; with a deadline or a priority; while result slots are waited
- *                for, or memory is short; beyond the model's context
+ *   PRED         but for one token and its last row, of a branch, or of a file whose member of the run waits for it; with a
+ *                deadline or a priority; while result slots are waited for, or memory is short; beyond the model's context
  *
  * Any other call is cold that has a payload, and any that a program with limits makes; and so is one by a handle that there is not. */
 #include "handles.h"
@@ -84,19 +84,19 @@ static core_outcome predict(sym_connection *connection, core_table *file, const 
     const int64_t *args = request->args;
     int32_t numbers[2] = {0, 0};
     (void)answer;
-    if (!file->is_branch || gate->is_closed || connection->waits_for_slots || request->flags != SYM_ROWS_LAST ||
-        args[0] != 1 || (args[1] != 0 && args[1] != 1) || args[2] || args[3] ||
+    if (gate->is_closed || connection->waits_for_slots || request->flags != SYM_ROWS_LAST || args[0] != 1 ||
+        (args[1] != 0 && args[1] != 1) || args[2] || args[3] ||
         request->payload_bytes != sizeof(int32_t) * (size_t)(1 + args[1]))
         return CORE_COLD;
     memcpy(numbers, payload, request->payload_bytes);
     const int32_t token = numbers[0];
-    if (token < 0 || token >= gate->vocab_size || !is_shown(connection, file) || file->length >= gate->max_entries)
+    if (token < 0 || token >= gate->vocab_size || (args[1] && (numbers[1] < 0 || numbers[1] >= gate->max_positions)))
         return CORE_COLD;
+    if (file->place != CORE_NOBODY)
+        return sym_go_on(connection, file, request, token, args[1] ? numbers[1] : -1);
     const int64_t position = args[1] ? numbers[1] : (int64_t)core_position(file, file->length - 1) + 1;
-    if (position < 0 || position >= gate->max_positions)
+    if (!file->is_branch || file->length >= gate->max_entries || position >= gate->max_positions)
         return CORE_COLD;
-    if (file->stay)
-        return sym_stay_go_on(file->stay, request, token, (int32_t)position, (int)args[1]);
     return sym_stay_begin(connection, file, request, token, (int32_t)position, (int)args[1]);
 }
 

@@ -16,11 +16,12 @@ void sym_must(core_outcome outcome, const char *what, const core_table *file);
 sym_stay *sym_stay_new(sym_gate *gate, int32_t num_pages);
 /* Room for a stay at that place in the run, of which there are few; 0: no memory. */
 int sym_gate_has_place(sym_gate *gate, int32_t index);
-/* A branch joins the run with a call for one token and its row; a stay has one more of them. */
+/* A branch joins the run with a call for one token and its row. */
 core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
                             int32_t position, int is_position_given);
-core_outcome sym_stay_go_on(sym_stay *stay, const sym_taken *request, int32_t token, int32_t position,
-                            int is_position_given);
+/* A file in the run, anybody's, whose member waits for one more of them. `position`: -1, it goes on. */
+core_outcome sym_go_on(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
+                       int32_t position);
 /* A branch leaves the run, where its program has the answer and thinks. */
 core_outcome sym_stay_end(sym_stay *stay);
 /* As `core_branch_close`, and the handle is gone. */

@@ -93,6 +93,7 @@ static core_outcome join(sym_stay *stay, const sym_taken *request, int64_t slot)
     gate->stays[stay->index] = stay;
     gate->num_stays++;
     stay->table->stay = stay;
+    stay->table->place = stay->index;
     return CORE_DONE;
 }
 
@@ -124,9 +125,8 @@ core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const
     return outcome;
 }
 
-core_outcome sym_stay_go_on(sym_stay *stay, const sym_taken *request, int32_t token, int32_t position,
-                            int is_position_given) {
-    sym_connection *connection = stay->connection;
+core_outcome sym_go_on(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
+                       int32_t position) {
     sym_gate *gate = connection->gate;
     int64_t slot = gate->hot->take_rows(connection->server, 1);
     if (slot < 0)
@@ -136,7 +136,7 @@ core_outcome sym_stay_go_on(sym_stay *stay, const sym_taken *request, int32_t to
                                .row = gate->hot->row(connection->server, slot),
                                .token = token,
                                .stream = request->stream};
-    if (sym_loop_inject(gate->loop, stay->index, &call, is_position_given ? position : -1))
+    if (sym_loop_inject(gate->loop, table->place, connection->server, request->handle, &call, position))
         return CORE_DONE;
     gate->hot->free_rows(connection->server, (uint32_t)slot, 1);
     return CORE_COLD;
@@ -201,6 +201,7 @@ core_outcome sym_stay_end(sym_stay *stay) {
         return CORE_COLD;
     sym_loop_take_back(gate->loop, stay->index, &stay->member);
     forget(gate, stay);
+    table->place = CORE_NOBODY;
     stay->next = gate->free_stays;
     gate->free_stays = stay;
     core_outcome outcome = table->is_reserved ? core_abort(table) : CORE_DONE;

@@ -300,7 +300,7 @@ static void submit(struct file *file, int32_t position) {
     const sym_hot_call call = {.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
     if (file->index < 0) {
         join(file);
-    } else if (sym_loop_inject(loop, file->index, &call, position)) {
+    } else if (sym_loop_inject(loop, file->index, server, (uint64_t)(file - files) + 1, &call, position)) {
         num_injected++;
     } else {
         file->is_pending = 1;

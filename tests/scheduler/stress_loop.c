@@ -688,7 +688,9 @@ static void accept(const struct request *request) {
     }
     CHECK(!file->has_call);
     const sym_hot_call call = {request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0], 1};
-    if (request->num_tokens == 1 && file->index >= 0 && sym_loop_inject(loop, file->index, &call, request->position)) {
+    const sym_server *server = &servers[(file - files) % NUM_SERVERS];
+    if (request->num_tokens == 1 && file->index >= 0 &&
+        sym_loop_inject(loop, file->index, server, request->id, &call, request->position)) {
         num_injected++;
         return;
     }
