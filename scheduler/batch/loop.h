@@ -83,6 +83,7 @@ typedef struct sym_member {
     int32_t position; /* of the next entry */
     int32_t first; /* entries of the file when it joined */
     int32_t capacity; /* entries that there is room for */
+    int32_t slack; /* it wants more room for so many entries later than others do */
     int32_t max_rows; /* that may be computed, for its program has a limit on tokens; 0: has none */
     int32_t *log; /* [capacity - first]: the tokens of entries that count; null: of a call that is known */
     union {
@@ -142,6 +143,7 @@ typedef struct sym_news {
     int32_t index, state, num_done, is_low, is_rung;
     int32_t has_ended;   /* it may be taken back: what has ended in the step under way is looked at still */
     int64_t answered_ns; /* when its program got its answer, while its next call is to come; or 0 */
+    int32_t num_entries; /* of the file, that count */
     int64_t num_calls, compute_ns, queue_ns;
     int64_t num_steps, num_rows_computed;
 } sym_news;

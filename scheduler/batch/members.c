@@ -273,6 +273,7 @@ static sym_news news_of(const sym_member *member, int32_t index) {
                       .is_rung = is_rung(member),
                       .has_ended = member->state == SYM_ENDED && !member->in_step,
                       .answered_ns = member->state == SYM_WAITING ? decode->answered_ns : 0,
+                      .num_entries = entries(member),
                       .num_calls = decode->num_calls,
                       .compute_ns = member->compute_ns,
                       .queue_ns = member->queue_ns,

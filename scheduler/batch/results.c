@@ -13,7 +13,7 @@ static int is_complete(const sym_member *member) { return member->num_computed =
 /* Its file goes on: the scheduler gives it more room before the last is used up. */
 static void note_room(sym_loop *loop, int32_t index, int32_t num_coming) {
     sym_member *member = loop->members[index];
-    if (!member->is_low && member->capacity - entries(member) - num_coming < SYM_LOW_ENTRIES) {
+    if (!member->is_low && member->capacity - entries(member) - num_coming < SYM_LOW_ENTRIES - member->slack) {
         member->is_low = 1;
         sym_act_on(loop, index);
     }

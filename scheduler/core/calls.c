@@ -1,11 +1,11 @@
 /* Calls that are carried out here, and what makes each of them cold.
  *
- *   KV_FORK      with a name, or a mode that is none; of a file that a step appends to, or that has more than entries to
- *                hand on: marks of other arithmetic, turns, attributes that may follow; without room for the handle, the
- *                file or its pages; of a domain that has ended
+ *   KV_FORK      with a name, or a mode that is none; of a file that has more than entries to hand on (marks of other
+ *                arithmetic, turns, attributes that may follow), or less than was computed for it; without room for the
+ *                handle, the file or its pages; of a domain that has ended
  *   KV_CLOSE     of a file that is no branch
  *   KV_TRUNCATE  the same; beyond its end
- *   KV_READ      with an answer of entries: here is told how many there are
+ *   KV_READ      with an answer of entries: here is told how many there are; of a file that has less than was computed
  *   PRED         but for one token and its last row, of a branch, or of a file whose member of the run waits for it; with a
  *                deadline or a priority; while result slots are waited for, or memory is short; beyond the model's context
  *
@@ -22,9 +22,15 @@
 typedef core_outcome call_function(sym_connection *connection, core_table *file, const sym_taken *request,
                                    const char *payload, int64_t answer[4]);
 
-/* What is computed of a file is in it: of a stay that is seen to here, of other calls by Python. */
+/* What is computed of a file is in it: of a stay that is seen to here; of other calls Python may have to. */
 static int is_shown(sym_connection *connection, core_table *file) {
-    return !file->is_reserved || (file->stay && sym_stay_show(connection->gate, file->stay, NULL));
+    sym_news now;
+    if (file->place == CORE_NOBODY)
+        return 1;
+    if (file->stay)
+        return sym_stay_show(connection->gate, file->stay, NULL);
+    sym_loop_look(connection->gate->loop, file->place, &now);
+    return now.num_entries == file->length;
 }
 
 static core_outcome fork_file(sym_connection *connection, core_table *file, const sym_taken *request,

@@ -78,6 +78,7 @@ static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
         .position = core_position(table, table->length),
         .first = (int32_t)table->start,
         .capacity = (int32_t)(table->start + table->num_entries),
+        .slack = SYM_STAY_SLACK,
         .log = stay->log,
     };
     stay->member.decode.handle = stay->handle;

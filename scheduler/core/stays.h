@@ -9,7 +9,7 @@
 #include "connection.h"
 #include "loop.h"
 
-enum { SYM_STAY_LOG = 64, SYM_STAY_PAGES = 256 };
+enum { SYM_STAY_LOG = 64, SYM_STAY_SLACK = 24 /* most are closed before their page is full */ };
 
 typedef struct sym_stay {
     sym_member member; /* as it joined; once it has left, as it was in the end */
