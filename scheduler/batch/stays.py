@@ -69,8 +69,11 @@ class Stays:
         core.share = self._shares.of(caller.program, connected.account)
         self._connected[number] = connected
 
-    def pay(self, number: int, account: Account) -> None:
+    def pay(self, caller: Caller, account: Account) -> None:
         """Another account pays for the branches of a connection, which has none now."""
+        number = next((number for number, each in self._connected.items() if each.caller is caller), None)
+        if number is None:
+            return
         connected = self._connected[number]
         self.count()
         self._shares.over(connected.caller.program)

@@ -46,7 +46,7 @@ class Program:
         lip.credentials = self._fs.confine(lip.credentials, text_of(call.request))
         account = self._fs.account_of(lip.credentials)
         lip.handles.make_for(lip.credentials, account)
-        self._batches.pay(lip.handles.core.in_run, account)
+        self._batches.pay(lip, account)
         self._mail.leave(lip)
         self._mail.join(lip)
         return Reply()

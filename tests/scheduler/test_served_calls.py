@@ -6,6 +6,7 @@ Two programs send the same calls to daemons of their own, of which one is told t
 import inspect
 import json
 import random
+import stat
 import struct
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from libsym.errors import SymError
 from scheduler._loop import lib
 from scheduler.connection.lip import Lip
 from scheduler.operations.pressure import MAX_CANDIDATES
+from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.scheduler.bench import VOCAB_SIZE, Bench
 from tests.scheduler.standing_bench import COMPLETE_HEAD, COMPLETE_RING, COMPLETE_TAIL, SUBMIT_RING, SUBMIT_TAIL
 
@@ -53,10 +55,12 @@ class Side(Bench):
         self.is_served = is_served
         self.fs.volume.tree.root.mode = 0o1777
         self.lips = [self.connect(ANN), self.connect(ANN), self.connect(BOB)]
-        self.num_submitted = dict.fromkeys(self.lips, 0)
+        self.num_submitted: Counter[Lip] = Counter()
 
-    def connect(self, creds):
+    def connect(self, creds, limits=NO_LIMITS):
         lip = Lip(4711, creds, ServerChannel.create(VOCAB_SIZE))
+        lip.launched = self.programs.of_process(4711, creds.uid, creds.gid)
+        lip.launched.limits = limits
         self.gate.welcome(lip)
         if not self.is_served:
             lip.channel.serve_by(0, 0, 0)
@@ -408,3 +412,31 @@ def test_page_seconds_of_branches_are_those_of_files(tmp_path):
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=1000)])
+def test_a_connection_that_is_confined_has_its_branches_paid_for_by_the_domain(tmp_path, limits):
+    side = Side(tmp_path / "served", is_served=True)
+    fs, other = side.fs, side.lips[0]
+    inode = fs.volume.tree.make(fs.volume.tree.root, b"d", stat.S_IFDIR, mode=0o700, uid=ANN.uid, gid=0)
+    fs.volume.domains.set_limit(inode, b"user.kv.quota", b"1G", ANN.uid)
+    lip = side.connect(ANN, limits)
+    share = other.handles.core.share
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(side.batches.run)
+            await side.ask(lip, nursery, (Op.CONFINE, 0, 0, (0, 0, 0, 0), b"d"))
+            ((_, _, _, (source, *_), _),) = await side.ask(lip, nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
+            ((_, _, _, (handle, *_), _),) = await side.ask(lip, nursery, (Op.KV_FORK, 0, source, (0o600, 0, 0, 0), b""))
+            await side.ask(lip, nursery, (Op.PRED, ROWS_LAST, handle, (1, 0, 0, 0), struct.pack("=i", 7)))
+            side.batches.sync()
+            assert inode.domain.num_files == 2, "the two files"
+            assert side.batches.domains()[inode.domain.number].calls == 1
+            assert other.handles.core.share == share
+            await side.see_off()
+            await side.gate.see_off(lip)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    fs.check()
