@@ -50,9 +50,8 @@ class Ends:
             call.end_early(Early.LATE)
         if member.kind == lib.SYM_CALL:
             return self._settle_call(member, call, error)
-        reservation = call.reservation
-        assert reservation is not None
-        if reservation.is_open:
+        reservation = call.reservation  # None: of a branch that had used up its room before it had objects
+        if reservation is not None and reservation.is_open:
             reservation.abort()
         call.reservation = None
         if isinstance(call, PredCall):

@@ -1,0 +1,83 @@
+"""Branches in the run: what Python takes over when something else than their close becomes of them."""
+
+import struct
+
+import pytest
+import trio
+
+from libsym.abi import RANGE_END, ROWS_LAST, ROWS_NONE, Op
+from tests.scheduler.test_served_calls import Side
+
+
+def fork(handle):
+    return Op.KV_FORK, 0, handle, (0o600, 0, 0, 0), b""
+
+
+def pred(handle):
+    return Op.PRED, ROWS_LAST, handle, (1, 0, 0, 0), struct.pack("=i", 5)
+
+
+def length(handle):
+    return Op.KV_READ, 0, handle, (RANGE_END, 0, 0, 0), b""
+
+
+class OneSide(Side):
+    """A daemon's gate, and one program of it."""
+
+    def __init__(self, path):
+        super().__init__(path / "served", is_served=True)
+        self.lip = self.lips[0]
+
+    def play(self, scenario):
+        """Run it beside the scheduler; the books are right after it, and after the program has gone."""
+
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                await scenario(nursery)
+                self.fs.check()
+                await self.gate.see_off(self.lip)
+                await self.until(lambda: not self.batches.num_waiting)
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+        self.fs.check()
+
+    async def call(self, nursery, frame):
+        ((_, code, _, args, _),) = await self.ask(self.lip, nursery, frame)
+        assert not code
+        return args[0]
+
+    async def branch(self, nursery, num_entries):
+        """Fork a file of so many entries."""
+        file = await self.call(nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
+        tokens = struct.pack(f"={num_entries}i", *[7] * num_entries)
+        await self.ask(self.lip, nursery, (Op.PRED, ROWS_NONE, file, (num_entries, 0, 0, 0), tokens))
+        return await self.call(nursery, fork(file))
+
+    async def computing(self, nursery, frame):
+        """A call is in a step, which goes on when `steps.gate` is set."""
+        self.steps.gate.clear()
+        while self.steps.entered.acquire(blocking=False):
+            pass
+        self.send(self.lip, [frame])
+        self.handle_all(self.lip, nursery)
+        await self.until(lambda: self.steps.entered.acquire(blocking=False))
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_branch_that_has_used_up_its_room_is_taken_over(tmp_path, is_stated):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        side.batches.gate.max_positions = 41
+        handle = await side.branch(nursery, 40)
+        await side.call(nursery, pred(handle))  # no room behind it
+        await side.ask(side.lip, nursery, length(handle))
+        assert len(side.batches._run.stays) == 1
+        if is_stated:
+            await side.ask(side.lip, nursery, (Op.KV_STAT, 0, handle, (0, 0, 0, 0), b""))
+            await side.call(nursery, (Op.KV_TRUNCATE, 0, handle, (3, 0, 0, 0), b""))
+            assert await side.call(nursery, pred(handle)) == 1
+
+    side.play(scenario)
