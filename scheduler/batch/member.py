@@ -112,7 +112,7 @@ class Member:
         num_entries = stay.member.capacity - stay.member.first
         self.log = np.frombuffer(ffi.buffer(stay.log, 4 * num_entries), np.int32)
         self._keep += [ffi.gc(stay, lib.sym_stay_free), loop.channel.memory]
-        return ffi.addressof(stay, "member")
+        return ffi.new("sym_member *", stay.member)  # it is looked at when the stay's memory has gone
 
     def _add_call(self, member: Any) -> None:
         call = self.call

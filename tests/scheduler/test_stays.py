@@ -1,11 +1,15 @@
 """Branches in the run: what Python takes over when something else than their close becomes of them."""
 
+import os
 import struct
 
 import pytest
 import trio
 
 from libsym.abi import RANGE_END, ROWS_LAST, ROWS_NONE, Op
+from libsym.errors import StepFailed
+from scheduler._loop import ffi, lib
+from scheduler.batch import member as members
 from tests.scheduler.test_served_calls import Side
 
 
@@ -79,5 +83,35 @@ def test_a_branch_that_has_used_up_its_room_is_taken_over(tmp_path, is_stated):
             await side.ask(side.lip, nursery, (Op.KV_STAT, 0, handle, (0, 0, 0, 0), b""))
             await side.call(nursery, (Op.KV_TRUNCATE, 0, handle, (3, 0, 0, 0), b""))
             assert await side.call(nursery, pred(handle)) == 1
+
+    side.play(scenario)
+
+
+def test_what_ended_is_not_read_out_of_memory_that_has_been_given_back(tmp_path, monkeypatch):
+    side, num_freed = OneSide(tmp_path), 0
+
+    class Library:
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def sym_stay_free(self, stay):
+            nonlocal num_freed
+            num_freed += 1
+            ffi.memmove(stay, os.urandom(ffi.sizeof("sym_member")), ffi.sizeof("sym_member"))
+
+    monkeypatch.setattr(members, "lib", Library())
+
+    async def scenario(nursery):
+        handle = await side.branch(nursery, 10)
+        await side.call(nursery, pred(handle))
+        await side.computing(nursery, pred(handle))
+        side.steps.failure = RuntimeError("no step")
+        side.steps.gate.set()
+        replies = []
+        await side.until(lambda: replies.extend(side.replies(side.lip)) or replies)
+        side.steps.failure = None
+        assert [(number, code) for number, code, *_ in replies] == [(1, StepFailed("").errno)]
+        assert num_freed
+        assert (await side.ask(side.lip, nursery, length(handle)))[0][3][1] == 11
 
     side.play(scenario)
