@@ -111,6 +111,7 @@ class Stays:
         """Let files show what was computed. `copying`: of those alone that hold a page which they copied from."""
         if self.gate.num_stays:
             lib.sym_stays_show(self.gate, copying)
+            self._fs.pool.take_news()
 
     def count(self) -> None:
         """Count what calls of the core's have used."""

@@ -115,3 +115,19 @@ def test_what_ended_is_not_read_out_of_memory_that_has_been_given_back(tmp_path,
         assert (await side.ask(side.lip, nursery, length(handle)))[0][3][1] == 11
 
     side.play(scenario)
+
+
+def test_what_the_core_says_when_branches_are_shown_is_heard(tmp_path):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        handle = await side.branch(nursery, 10)
+        await side.call(nursery, pred(handle))
+        await side.call(nursery, pred(await side.call(nursery, fork(1))))  # into a copy of the last page
+        core = side.fs.pool.core
+        core.is_awaited = True  # a call waits for frames, and the branch has given back a page
+        side.batches.sync()
+        core.is_awaited = False
+        assert not core.news
+
+    side.play(scenario)
