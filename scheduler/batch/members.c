@@ -181,8 +181,11 @@ int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
             member->leave = how;
         const int has_begun = member->kind != SYM_GENERATION || member->state != SYM_COMPUTING ||
                               !member->generation->has_begun || member->num_computed > 0;
-        if (!member->in_step && (how == SYM_LEAVE_NOW || member->state == SYM_WAITING || !has_begun))
+        if (!member->in_step && (how == SYM_LEAVE_NOW || member->state == SYM_WAITING || !has_begun)) {
+            const int must_tell = loop->must_tell;
             sym_end_member(loop, index, SYM_END_ASKED);
+            loop->must_tell = must_tell; /* whoever asks is told by this */
+        }
     }
     const int has_ended = member->state == SYM_ENDED && !member->in_step;
     pthread_mutex_unlock(&loop->lock);

@@ -131,3 +131,18 @@ def test_what_the_core_says_when_branches_are_shown_is_heard(tmp_path):
         assert not core.news
 
     side.play(scenario)
+
+
+def test_closing_a_branch_does_not_wake_the_scheduler(tmp_path):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        await side.branch(nursery, 10)
+        num_wakes = side.batches._run.counts().num_wakes
+        for _ in range(50):
+            handle = await side.call(nursery, fork(1))
+            await side.call(nursery, pred(handle))
+            await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
+        assert side.batches._run.counts().num_wakes < num_wakes + 25  # some for its ring
+
+    side.play(scenario)
