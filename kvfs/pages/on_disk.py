@@ -106,8 +106,10 @@ class OnDisk:
 
     def spoil(self, pages: IntArray, is_in_memory: npt.NDArray[np.bool_]) -> None:
         """Bytes of these slots may be gone after a power cut: the pages are written anew. Those that are nowhere else
-        are read from there meanwhile.
+        are read from there meanwhile. One without a slot is of no concern: its number was given back, and given out anew.
         """
+        has_slot = self.slot.has(pages)
+        pages, is_in_memory = pages[has_slot], is_in_memory[has_slot]
         self.kept[pages[is_in_memory]] = 0
         self.is_suspect[pages[~is_in_memory]] = True
         self._num_suspect += int(np.count_nonzero(~is_in_memory))

@@ -28,7 +28,8 @@ GATE_HEADERS = ("connection.h", "stays.h")
 """Headers that Python sees, in the order that they need."""
 _LIBSYM = _HERE.parents[1] / "libsym"
 _CORE, _GATE = _HERE.parents[1] / "kvfs/core", _HERE.parent / "core"
-"""Other rooms of C that are compiled in: the core has no state of its own, so each module may have it."""
+OTHERS = tuple(sorted(path for room in (_GATE, _CORE) for path in room.glob("*.c")))
+"""Sources of other rooms: the core has no state of its own, so each module may have it."""
 
 
 def _declarations(header: Path) -> str:
@@ -43,7 +44,7 @@ def _pages() -> FFI:
 
 
 def builder(sources: Sequence[str]) -> FFI:
-    """Return what compiles the module of sources, which a benchmark may have replaced some of."""
+    """Return what compiles the module of all its sources, of which a benchmark may have replaced some."""
     ffi = FFI()
     ffi.include(_pages())
     ffi.cdef(_declarations(_LIBSYM / "steps.h"))
@@ -55,7 +56,7 @@ def builder(sources: Sequence[str]) -> FFI:
     ffi.set_source(
         "scheduler._loop",
         '#include "loop.h"\n#include "policy.h"\n#include "streams.h"\n#include "stays.h"\n',
-        sources=[*sources, *(os.path.relpath(path) for room in (_GATE, _CORE) for path in sorted(room.glob("*.c")))],
+        sources=list(sources),
         include_dirs=[str(folder) for folder in (_HERE, _LIBSYM, _GATE, _CORE)],
         depends=[
             *(str(_HERE / name) for name in (*HEADERS, "loop_state.h", "plan.h")),
@@ -68,7 +69,7 @@ def builder(sources: Sequence[str]) -> FFI:
     return ffi
 
 
-ffi = builder([os.path.relpath(_HERE / name) for name in SOURCES])
+ffi = builder([os.path.relpath(path) for path in (*(_HERE / name for name in SOURCES), *OTHERS)])
 
 if __name__ == "__main__":
     ffi.compile(verbose=True)

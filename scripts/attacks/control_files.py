@@ -17,7 +17,7 @@ from attacked import ATTACKER, VICTIM, Daemon, as_user, daemon, memory_bytes, op
 
 MOST_BYTES, MOST_MS = 4096, 1.5
 """Of the daemon for an open. Each made three documents of some 15 KB once, and kept one."""
-OPENS, QUICK_OPENS = 15_000, 1500
+OPENS, QUICK_OPENS = 15_000, 4000
 
 OPEN = """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

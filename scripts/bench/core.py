@@ -142,12 +142,12 @@ def served(calls: int) -> dict[str, float]:
         close = ffi.new("sym_taken *", {"op": Op.KV_CLOSE})
 
         def branch(connection=connection, fork=fork, close=close, answer=answer) -> bool:
-            was_forked = lib.sym_connection_serve(connection, fork, answer)
+            was_forked = lib.sym_connection_serve(connection, fork, ffi.NULL, answer)
             close.handle = answer[0]
-            return was_forked and lib.sym_connection_serve(connection, close, answer)
+            return was_forked and lib.sym_connection_serve(connection, close, ffi.NULL, answer)
 
         for _ in range(num_open):
-            assert lib.sym_connection_serve(connection, fork, answer)
+            assert lib.sym_connection_serve(connection, fork, ffi.NULL, answer)
         assert branch()
         what = f"{length:,} entries, {num_pages:,} pages, {num_open:,} open: KV_FORK and KV_CLOSE"
         rows[what] = best_us(branch, calls)

@@ -24,7 +24,7 @@ def install(path: Path) -> mmap.mmap:
     with tempfile.TemporaryDirectory() as directory:
         there = {name: Path(loop_build.__file__).with_name(name) for name in loop_build.SOURCES}
         there["streams.c"] = Path(__file__).with_name("fixed_wait.c")
-        library = loop_build.builder([str(path) for path in there.values()]).compile(directory)
+        library = loop_build.builder([str(path) for path in (*there.values(), *loop_build.OTHERS)]).compile(directory)
         spec = importlib.util.spec_from_file_location("scheduler._loop", library)
         sys.modules["scheduler._loop"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["scheduler._loop"])
