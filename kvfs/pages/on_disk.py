@@ -106,7 +106,7 @@ class OnDisk:
 
     def spoil(self, pages: IntArray, is_in_memory: npt.NDArray[np.bool_]) -> None:
         """Bytes of these slots may be gone after a power cut: the pages are written anew. Those that are nowhere else
-        are read from there meanwhile. One without a slot is of no concern: its number was given back, and given out anew.
+        are read from there meanwhile. A number without a slot is another page's by now.
         """
         has_slot = self.slot.has(pages)
         pages, is_in_memory = pages[has_slot], is_in_memory[has_slot]
