@@ -180,6 +180,8 @@ void sym_loop_close(sym_loop *loop);
 int32_t sym_loop_join(sym_loop *loop, const sym_member *member);
 /* It is to leave. 1: it has ended, and may be taken back; 0: it will, and there will be news. */
 int sym_loop_leave(sym_loop *loop, int32_t index, int how);
+/* A program that has its answer leaves. 1: it has ended; 0: its next call has come, or it has ended before. */
+int sym_loop_leave_waiting(sym_loop *loop, int32_t index);
 /* A member that has ended, as it is in the end; its place is free. The loop may have kept its program from ringing: the
  * caller looks at the ring. */
 void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);

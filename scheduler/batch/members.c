@@ -192,6 +192,16 @@ int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
     return has_ended;
 }
 
+int sym_loop_leave_waiting(sym_loop *loop, int32_t index) {
+    pthread_mutex_lock(&loop->lock);
+    const int waits = loop->members[index]->state == SYM_WAITING, must_tell = loop->must_tell;
+    if (waits)
+        sym_end_member(loop, index, SYM_END_ASKED);
+    loop->must_tell = must_tell; /* whoever asks is told by this */
+    pthread_mutex_unlock(&loop->lock);
+    return waits;
+}
+
 void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
     pthread_mutex_lock(&loop->lock);
     sym_member *place = loop->members[index];

@@ -28,7 +28,7 @@ static int is_shown(sym_connection *connection, core_table *file) {
     if (file->place == CORE_NOBODY)
         return 1;
     if (file->stay)
-        return sym_stay_show(connection->gate, file->stay, NULL);
+        return sym_stay_show(connection->gate, file->stay);
     sym_loop_look(connection->gate->loop, file->place, &now);
     return now.num_entries == file->length;
 }

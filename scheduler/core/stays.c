@@ -162,13 +162,10 @@ static void count(sym_stay *stay, const sym_news *now) {
     stay->counted = *now;
 }
 
-int sym_stay_show(sym_gate *gate, sym_stay *stay, const sym_news *news) {
+int sym_stay_show(sym_gate *gate, sym_stay *stay) {
     sym_news now;
     core_table *table = stay->table;
-    if (news)
-        now = *news;
-    else
-        sym_loop_look(gate->loop, stay->index, &now);
+    sym_loop_look(gate->loop, stay->index, &now);
     const int32_t before = stay->counted.num_done, num = now.num_done - before;
     if (num > 0) {
         const int32_t num_pages = table->num_pages;
@@ -187,7 +184,7 @@ int sym_stay_show(sym_gate *gate, sym_stay *stay, const sym_news *news) {
 void sym_stays_show(sym_gate *gate, int copying) {
     for (int32_t at = 0; at < gate->room; at++)
         if (gate->stays[at] && (!copying || gate->stays[at]->table->target != CORE_NOBODY))
-            sym_stay_show(gate, gate->stays[at], NULL);
+            sym_stay_show(gate, gate->stays[at]);
 }
 
 /* ---- the end */
@@ -195,10 +192,7 @@ void sym_stays_show(sym_gate *gate, int copying) {
 core_outcome sym_stay_end(sym_stay *stay) {
     sym_gate *gate = stay->connection->gate;
     core_table *table = stay->table;
-    sym_news now;
-    sym_loop_look(gate->loop, stay->index, &now);
-    if (now.state != SYM_WAITING || !sym_stay_show(gate, stay, &now) ||
-        !sym_loop_leave(gate->loop, stay->index, SYM_LEAVE_ANSWERED))
+    if (!sym_loop_leave_waiting(gate->loop, stay->index) || !sym_stay_show(gate, stay))
         return CORE_COLD;
     sym_loop_take_back(gate->loop, stay->index, &stay->member);
     forget(gate, stay);

@@ -29,7 +29,7 @@ typedef struct sym_stay {
 sym_stay *sym_stay_at(const sym_gate *gate, int32_t index);
 sym_stay *sym_stay_of(const core_table *table);
 /* Counts what is computed, and commits it; 0: no memory for that now. */
-int sym_stay_show(sym_gate *gate, sym_stay *stay, const sym_news *news);
+int sym_stay_show(sym_gate *gate, sym_stay *stay);
 /* The same for all of them that are in the run, or for those alone that hold a page which they copied from. */
 void sym_stays_show(sym_gate *gate, int copying);
 /* The next stay from that place on, of a connection or (NULL) of all: its place, or -1. */
