@@ -38,7 +38,7 @@ def test_the_channel_the_samplers_the_loop_and_the_step_survive_sanitizers(what)
     command = [SCRIPTS / "sanitize", "--quick", what]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count(" ran in ") == 7
+    assert done.stdout.count(" ran in ") == 8
 
 
 @pytest.mark.slow
