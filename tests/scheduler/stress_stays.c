@@ -416,6 +416,17 @@ static void call(sym_connection *connection) {
     predict(connection, handle, token, position);
 }
 
+/* Its program has its answer, and no call is in the ring. */
+static int is_idle(const sym_stay *stay) {
+    sym_server *server = stay->connection->server;
+    sym_news now;
+    pthread_mutex_lock(&server->lock);
+    int is_empty = !server->handle;
+    pthread_mutex_unlock(&server->lock);
+    sym_loop_look(loop, stay->index, &now);
+    return is_empty && now.state == SYM_WAITING;
+}
+
 static void request(sym_connection *connection) {
     const uint32_t ops[] = {SYM_KV_FORK, SYM_KV_FORK, SYM_KV_FORK, SYM_KV_CLOSE, SYM_KV_TRUNCATE, SYM_KV_READ};
     sym_taken taken = {.handle = any_handle(connection), .op = ops[below(6)]};
@@ -424,9 +435,11 @@ static void request(sym_connection *connection) {
     files.num_names = 1;
     sym_stay *stay = file ? file->stay : NULL;
     int64_t answer[4] = {0};
+    int is_closed_here = stay && taken.op == SYM_KV_CLOSE && is_idle(stay);
     if (file && taken.op == SYM_KV_CLOSE)
         compare(file);
     int is_served = sym_connection_serve(connection, &taken, NULL, answer);
+    HOLDS(is_served || !is_closed_here);
     if (is_served && taken.op == SYM_KV_FORK) {
         core_table *branch = sym_handle_find(connection, (uint64_t)answer[0]);
         payers[branch->row] = connection->maker.account;
