@@ -4,7 +4,7 @@
  *                arithmetic, turns, attributes that may follow), or less than was computed for it; without room for the
  *                handle, the file or its pages; of a domain that has ended
  *   KV_CLOSE     of a file that is no branch
- *   KV_TRUNCATE  the same; beyond its end
+ *   KV_TRUNCATE  the same, and of one in the run; beyond its end
  *   KV_READ      with an answer of entries: here is told how many there are; of a file that has less than was computed
  *   PRED         but for one token and its last row, of a branch, or of a file whose member of the run waits for it; with a
  *                deadline or a priority; while result slots are waited for, or memory is short; beyond the model's context
@@ -65,7 +65,7 @@ static core_outcome truncate_file(sym_connection *connection, core_table *file, 
     int32_t num_pages = file->num_pages;
     (void)payload;
     answer[0] = request->args[0];
-    if (request->payload_bytes)
+    if (request->payload_bytes || file->place != CORE_NOBODY)
         return CORE_COLD;
     core_outcome outcome = core_branch_truncate(file, request->args[0]);
     if (file->num_pages != num_pages)

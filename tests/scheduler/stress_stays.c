@@ -246,6 +246,7 @@ static void settle(sym_stay *stay) {
     const sym_member *ended = &stay->member;
     sym_loop_look(loop, stay->index, &now);
     sym_loop_take_back(loop, stay->index, &stay->member);
+    file->place = CORE_NOBODY;
     if (now.num_done > before.num_done)
         HOLDS(core_commit(file, stay->log + before.num_done, now.num_done - before.num_done) == CORE_DONE);
     add(&used, &(sym_usage){now.num_calls - before.num_calls, now.num_rows_computed - before.num_rows_computed,
@@ -333,18 +334,18 @@ static int is_well_formed(const sym_taken *call, const int32_t *payload) {
            payload[0] < VOCAB && (!call->args[1] || (payload[1] >= 0 && payload[1] < gate.max_positions));
 }
 
-/* `before`: the stay that there was, whose file may show less than there was when it went on, unless it waited. */
+/* `before`: the stay that there was, and that goes on. */
 static void require_begun(const sym_connection *connection, const core_table *file, const sym_stay *before,
-                          int num_before, int32_t position, int state) {
+                          int num_before, int32_t position) {
     int64_t length = file->length, next = core_position(file, length - 1) + 1;
-    HOLDS(!gate.is_closed && !connection->waits_for_slots);
-    HOLDS(file->is_branch && file->is_pinned && length < gate.max_entries);
-    HOLDS(core_position(file, length) == (position < 0 ? next : position) || state == SYM_COMPUTING);
+    HOLDS(!gate.is_closed && !connection->waits_for_slots && file->is_branch);
     most_stays = gate.num_stays > most_stays ? gate.num_stays : most_stays;
     if (before) {
         HOLDS(file->stay == before && gate.num_stays == num_before);
         return;
     }
+    HOLDS(file->is_pinned && length < gate.max_entries);
+    HOLDS(core_position(file, length) == (position < 0 ? next : position));
     HOLDS(file->stay && gate.num_stays == num_before + 1 && file->num_entries <= 1 + PAGE_SLOTS);
     HOLDS(length + file->num_entries <= gate.max_entries);
     HOLDS(core_position(file, length + file->num_entries - 1) < gate.max_positions);
@@ -367,16 +368,13 @@ static void predict(sym_connection *connection, uint64_t handle, int32_t token, 
     gate.is_closed = below(32) == 0;
     connection->waits_for_slots = below(32) == 0;
     sym_stay *stay = file ? file->stay : NULL;
-    sym_news before = {0};
-    if (stay)
-        sym_loop_look(loop, stay->index, &before);
     int num_slots = num_taken(connection->server), num_stays = gate.num_stays, was_reserved = file && file->is_reserved;
     int64_t length = file ? file->length : 0, answer[4] = {0};
     int is_served = sym_connection_serve(connection, &call, (char *)payload, answer);
     num_slots = num_taken(connection->server) - num_slots;
     if (is_served) {
         HOLDS(is_served == SYM_LATER && is_well_formed(&call, payload) && file);
-        require_begun(connection, file, stay, num_stays, call.args[1] ? position : -1, before.state);
+        require_begun(connection, file, stay, num_stays, call.args[1] ? position : -1);
         HOLDS(num_slots == 1);
     } else {
         HOLDS(!num_slots && gate.num_stays == num_stays && (!file || file->stay == stay));
