@@ -24,7 +24,7 @@ char *sym_server_taken(sym_server *server);
 int64_t sym_server_num_open(sym_server *server);
 /* Whoever takes requests has these operations carried out by `serve` where it can: a bit for each. */
 void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations);
-/* What is to be sent later, when a take has said so. */
+/* The answer to be sent later, when a take has said so. */
 sym_unsent sym_server_unsent(sym_server *server);
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new);
 int sym_server_arm(sym_server *server, int ignore_requests);

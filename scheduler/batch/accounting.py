@@ -112,8 +112,8 @@ class Accounting:
         return call.counted
 
     def _users(self, program: Program, account: Account) -> tuple[Used, ...]:
-        """Of a program, of that one's user, and of the domains that a file is in. Whose file it is does not matter for
-        the first two: who computes is not always who pays for the pages.
+        """Return the usages of a program, its user, and the domains around a file. Whose file that is does not matter
+        for the first two: who computes is not always who pays for the pages.
         """
         domains = [each for each in account.chain() if each.is_domain]
         return program.used, program.user, *[self._domains.setdefault(each, Used()) for each in domains]

@@ -38,7 +38,7 @@ def _declarations(header: Path) -> str:
 
 
 def _pages() -> FFI:
-    """What `kvfs._pages` is compiled by: its types are known here, too."""
+    """Return the builder of `kvfs._pages`: its types are known here, too."""
     found: FFI = runpy.run_path(str(_CORE.parent / "pages/pages_build.py"))["ffi"]
     return found
 

@@ -106,11 +106,11 @@ class Handles:
         return int(self.core.num_handles)
 
     def known(self) -> Iterator[tuple[int, OpenKv]]:
-        """Those whose files Python has objects of: a program may have a million of others."""
+        """Give the handles whose files Python has objects of: a program may have a million of others."""
         return ((number, self[number]) for number in sorted(self._numbers(len(self), lib.SYM_KNOWN_FILES)))
 
     def idle_branches(self, count: int) -> list[OpenKv]:
-        """Of all others those that were not used for longest."""
+        """Return the files of other handles that were not used for longest."""
         numbers = ffi.new("uint64_t[]", count)
         return [self[number] for number in numbers[0 : lib.sym_branches_idle(self.core, numbers, count)]]
 

@@ -22,7 +22,7 @@
 typedef core_outcome call_function(sym_connection *connection, core_table *file, const sym_taken *request,
                                    const char *payload, int64_t answer[4]);
 
-/* What is computed of a file is in it: of a stay that is seen to here; of other calls Python may have to. */
+/* Whether a file has all that was computed for it: of a stay that is seen to here; of other calls Python may have to. */
 static int is_shown(sym_connection *connection, core_table *file) {
     sym_news now;
     if (file->place == CORE_NOBODY)

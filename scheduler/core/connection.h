@@ -18,12 +18,12 @@ enum { SYM_NUM_OPERATIONS = 64 };
 typedef struct sym_stay sym_stay;
 typedef struct sym_loop sym_loop;
 
-/* What calls have used. Python adds it to its counters, and sets it to zero. */
+/* Usage of calls. Python adds it to its counters, and sets it to zero. */
 typedef struct sym_usage {
     int64_t calls, tokens, steps, compute_ns, queue_ns;
 } sym_usage;
 
-/* What all connections share. */
+/* The part that all connections share. */
 typedef struct sym_gate {
     core_files *files;
     sym_loop *loop;

@@ -82,7 +82,7 @@ void sym_handle_seen(sym_connection *connection, uint64_t number) {
     sym_branches_grow(connection, -found->table->num_pages);
 }
 
-/* Those behind it that a lookup would not find any more move up. */
+/* Handles behind it that a lookup would not find any more move up. */
 void sym_handle_forget(sym_connection *connection, uint64_t number) {
     sym_handle *handles = connection->handles, *found = find(connection, number);
     if (!found)

@@ -1,4 +1,4 @@
-/* What the files of this room share. */
+/* Shared by the files of this room. */
 #ifndef SYM_HANDLES_H
 #define SYM_HANDLES_H
 
@@ -10,7 +10,7 @@ int sym_handles_grow(sym_connection *connection);
 uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen);
 /* Its branches have so many pages more. */
 void sym_branches_grow(sym_connection *connection, int64_t num_pages);
-/* What the core says can't be: the books are wrong. What is on disk is whole, and nothing goes on from here. */
+/* Ends the daemon where the core says what can't be: the books are wrong. Its files on disk are whole. */
 void sym_must(core_outcome outcome, const char *what, const core_table *file);
 /* A stay with room for so many page numbers; NULL: no memory. */
 sym_stay *sym_stay_new(sym_gate *gate, int32_t num_pages);

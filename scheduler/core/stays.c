@@ -45,7 +45,7 @@ static int64_t num_ahead(const sym_gate *gate, const core_table *table, int32_t 
     return ahead > 0 ? ahead : 0;
 }
 
-/* What the run is told of it. Its memory is the stay's, which outlives the member. */
+/* The call, as the run has it. Its memory is the stay's, which outlives the member. */
 static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
     sym_connection *connection = stay->connection;
     core_table *table = stay->table;
