@@ -1,4 +1,4 @@
-"""Which files are used, and how much: their heat.
+"""Heat: which files are used, and how much.
 
 A second in which a file is used counts 1, a second that was a minute ago one half, two minutes ago one quarter. What is
 not used cools at the same pace as everything else, so its place among the others does not change. What is kept is
@@ -81,7 +81,7 @@ class Heat:
                 del self._of_owner[inode.uid]
 
     def hottest(self, uid: int) -> list[Inode]:
-        """Of all files and of one owner's, the hottest first; some may have no name any more."""
+        """Return the hottest of all files and of one owner's, the hottest first; some may have no name any more."""
         for inode, kv in self._used():
             self._keep(inode, kv)
         of_owner = self._of_owner.get(uid)

@@ -1,4 +1,4 @@
-"""Who service is shared between: a tree of users, the domains within them, and programs, as the policy has it."""
+"""Shares of service: a tree of users, the domains within them, and programs, as the policy has it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Shares:
             self._forget(program)
 
     def forget(self, program: Program) -> None:
-        """It has gone: when its last call has left, too, nothing is known of it."""
+        """Forget a program that has gone, once its last call has left, too."""
         if program not in self._programs:
             return
         if self._num_calls[program]:
@@ -72,7 +72,7 @@ class Shares:
             self._left(path)
 
     def _left(self, path: tuple[int, ...]) -> None:
-        """One less is below an account; without any it goes, too."""
+        """Count one less below an account, which goes, too, when none is left."""
         self._num_within[path] -= 1
         if not self._num_within[path]:
             del self._num_within[path]

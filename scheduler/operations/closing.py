@@ -38,7 +38,7 @@ class Closing:
         self._batches.when_unused(file, partial(call.answer_by, close))
 
     def close_handle(self, lip: Lip, handle: int) -> None:
-        """As KV_CLOSE, without a word to the program."""
+        """Close a handle as KV_CLOSE does, without a word to the program."""
         self._close_unused(self._end(lip, handle))
 
     def close_some(self, lip: Lip, count: int) -> None:

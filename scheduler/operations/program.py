@@ -1,4 +1,4 @@
-"""What a program asks for itself: that one of its calls ends, and that it sees a domain alone."""
+"""Requests of a program about itself: that one of its calls ends, and that it sees a domain alone."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class PageSeconds:
         self._branches.remove(branches)
 
     def opened(self, table: PageTable) -> None:
-        """One more handle on a table."""
+        """Count a handle on a table that was opened."""
         held = self._held.get(table)
         if held is None:
             self._held[table] = _Held(1, table.page_seconds)
@@ -69,7 +69,7 @@ class PageSeconds:
             held.num_handles += 1
 
     def closed(self, table: PageTable) -> None:
-        """One handle less."""
+        """Count a handle that was closed."""
         held = self._held[table]
         held.num_handles -= 1
         if not held.num_handles:
@@ -87,7 +87,7 @@ class PageSeconds:
 
     @property
     def num_pages(self) -> int:
-        """Of what it has now; pages that files share count for each."""
+        """Number of pages that it has now; those that files share count for each."""
         return sum(len(table.pages) for table in self._held) + sum(each.page_seconds()[1] for each in self._branches)
 
     def num_distinct_pages(self) -> int:

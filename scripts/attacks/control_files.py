@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def cpu_ms(served: Daemon) -> float:
-    """What the daemon has computed."""
+    """Return the milliseconds of processor time that the daemon has taken."""
     fields = Path(f"/proc/{served.pid}/stat").read_bytes().rpartition(b")")[2].split()
     return 1e3 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

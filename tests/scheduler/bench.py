@@ -181,7 +181,7 @@ class Steps:
 
 @dataclass(eq=False)
 class Program:
-    """Who calls: a connection, and what it is of."""
+    """Caller: a connection, and the program that it is of."""
 
     pid: int = 1
     uid: int = 0
@@ -200,7 +200,7 @@ class Program:
 
 
 class Result:
-    """What becomes of a call."""
+    """Result of a call, once it has ended."""
 
     def __init__(self, rows: list[np.ndarray]) -> None:
         self.rows = rows

@@ -118,12 +118,12 @@ class Side(Bench):
         return self.gate.num_calls + Counter({Op.PRED: self.batches.statistics.num_taken_calls})
 
     def look_at(self, lip, handle):
-        """As whoever looks for pages that may leave memory."""
+        """Look at a file as eviction does."""
         core = lib.sym_handle_find(lip.handles.core, handle % 2**64)
         return len(self.fs.volume.pager.residents.table_of(core.row)) if core else None
 
     def facts(self):
-        """What there is, whoever has made it; nothing is changed."""
+        """Return all that there is, whoever has made it; nothing is changed."""
         self.batches.sync()
         used = [lip.program.used for lip in self.lips]
         accounts = [self.fs.pool.accounts.of(creds.uid) for creds in (ANN, BOB)]

@@ -86,7 +86,7 @@ class Table:
     room: Room | None = None
     is_open: bool = True
     payer: Account | None = None
-    """Who is charged for the file; None: nobody."""
+    """Account that is charged for the file; None: nobody is."""
     is_branch: bool = False
     is_odd: bool = False
     number: int = 0

@@ -97,7 +97,7 @@ class Walk:
         self.model.charge_files(ann, FREE_NAMES - 3)
         self.tables: list[tuple[PageTable, Table]] = []
         self.branches: list[tuple[Any, Table]] = []
-        """Those that Python has no objects of."""
+        """Branches that Python has no objects of."""
         self.files = ffi.new("core_files *", {"next_number": self.model.next_number})
         self.held: list[tuple[IntArray, Account]] = []
         """Pages that readers hold."""
