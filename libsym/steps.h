@@ -57,6 +57,8 @@ typedef struct sym_hot_functions {
                 const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes);
     int (*watch)(sym_server *server);
     int (*unwatch)(sym_server *server, int slept);
+    int (*drain)(sym_server *server, int doorbell_fd);
+    void *(*served_by)(sym_server *server);
     int64_t (*take_rows)(sym_server *server, uint32_t num_rows);
     void (*free_rows)(sym_server *server, uint32_t first, uint32_t num_rows);
     float *(*row)(sym_server *server, int64_t slot);

@@ -76,7 +76,6 @@ class Gate:
 
     def receive(self, lip: Lip, most: int) -> list[Request]:
         """Return what a program asks for, but for what the core has carried out by itself: see `handle`."""
-        lip.handles.core.waits_for_slots = lip.slots.num_waiting > 0
         requests = lip.channel.receive(most)
         self._pool.take_news()
         return requests
@@ -159,6 +158,7 @@ class Gate:
         await self._operations.generating.compiled()
 
     def _disconnect(self, lip: Lip) -> None:
+        lip.handles.ignore()
         self._operations.mail.leave(lip)
         self._operations.pressing.leave(lip)
         lip.slots.drop()

@@ -90,6 +90,8 @@ const sym_hot_functions *sym_hot(void) {
         .push = sym_server_push_now,
         .watch = sym_server_watch,
         .unwatch = sym_server_unwatch,
+        .drain = sym_server_drain,
+        .served_by = sym_server_served_by,
         .take_rows = sym_server_take_rows,
         .free_rows = sym_server_free_rows,
         .row = row_of,

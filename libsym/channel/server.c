@@ -18,15 +18,12 @@
 /* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close; `version` is
  * the ABI's, as the client was told. */
 sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32_t version) {
-    sym_server *server = malloc(sizeof *server); /* inbox pages are committed as they are used */
+    sym_server *server = calloc(1, sizeof *server); /* inbox pages are committed as they are used */
     if (server == NULL)
         return NULL;
     server->base = base;
     server->region = (struct sym_region *)(void *)base;
     server->plan = *plan;
-    server->submit_head = server->complete_tail = server->inbox_at = server->inbox_end = 0;
-    server->queueing = server->closed = server->receiver_has = 0;
-    server->served = 0;
     server->bell_fd = bell_fd;
     pthread_mutex_init(&server->receive_lock, NULL);
     atomic_init(&server->num_open, 0);
@@ -116,8 +113,8 @@ static int is_served(const sym_server *server, const sym_taken *taken) {
     return taken->op < 64 && (server->served >> taken->op & 1);
 }
 
-/* Carries the request out, and answers it: 1; or 0, or what `sym_server_push` says. */
-static int carry_out(sym_server *server, const sym_taken *taken, int *pushed) {
+/* Carries the request out, and answers it: 1; 0: it is cold. */
+static int carry_out(sym_server *server, const sym_taken *taken) {
     int64_t answer[4] = {0};
     const char *payload = server->inbox + taken->payload_at;
     const int served = server->queueing ? SYM_COLD : server->serve(server->served_by, taken, payload, answer);
@@ -126,8 +123,8 @@ static int carry_out(sym_server *server, const sym_taken *taken, int *pushed) {
     atomic_fetch_add(&server->num_open, 1);
     if (served == SYM_LATER)
         return 1;
-    *pushed = sym_server_push(server, taken->id, 0, 0, answer[0], answer[1], answer[2], answer[3], NULL, 0);
-    if (*pushed == 1) {
+    server->pushed = sym_server_push(server, taken->id, 0, 0, answer[0], answer[1], answer[2], answer[3], NULL, 0);
+    if (server->pushed == 1) {
         server->unsent.id = taken->id;
         memcpy(server->unsent.args, answer, sizeof answer);
     }
@@ -140,39 +137,83 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
-/* Looks at up to `most` requests; takes new ones from the ring when the inbox is empty, unless `ignore_new`. Those that come
- * first and that `serve` carries out are answered, for SERVES_NS at most; the rest are in `taken`, up to the next one that it
- * might carry out: their order is that of the ring. How many, and SYM_UNSENT with it if an answer is unsent; -EPROTO: what
- * comes next is no frame, or the ring's tail is wild. */
-int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
-    if (server->inbox_at == server->inbox_end && !ignore_new) {
-        const int64_t bytes = sym_server_receive(server);
-        if (bytes < 0)
-            return (int)bytes;
-        server->inbox_at = 0;
-        server->inbox_end = (uint64_t)bytes;
-    }
-    uint32_t count = 0, num_served = 0;
-    int pushed = 0;
+/* What comes first in the inbox is carried out, for SERVES_NS at most, and until an answer is unsent: 1; 0: what comes next is
+ * cold; -EPROTO: that is no frame. */
+static int carry_out_first(sym_server *server, uint32_t most) {
     const int64_t until_ns = server->served ? now_ns() + SERVES_NS : 0;
-    while (count + num_served < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end && !pushed) {
-        sym_taken *taken = &server->taken[count];
+    for (uint32_t num = 0; num < most && server->inbox_at < server->inbox_end && !server->pushed; num++) {
+        sym_taken taken;
         const uint64_t before = server->inbox_at;
-        if (!look_at(server, taken))
+        if (!look_at(server, &taken))
             return -EPROTO;
-        if (!is_served(server, taken)) {
-            count++;
-        } else if (count > 0) {
+        if (!is_served(server, &taken) || !carry_out(server, &taken)) {
+            server->inbox_at = before;
+            return 0;
+        }
+        if (now_ns() > until_ns)
+            break;
+    }
+    return 1;
+}
+
+/* Requests for the interpreter, in `taken`, up to the next one that might be carried out: their order is that of the ring. */
+static int take_cold(sym_server *server, uint32_t most) {
+    uint32_t count = 0;
+    while (count < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end) {
+        const uint64_t before = server->inbox_at;
+        if (!look_at(server, &server->taken[count]))
+            return -EPROTO;
+        if (count > 0 && is_served(server, &server->taken[count])) {
             server->inbox_at = before;
             break;
-        } else if (!carry_out(server, taken, &pushed)) {
-            count++;
-        } else if (++num_served && now_ns() > until_ns) {
-            break;
         }
+        count++;
     }
     atomic_fetch_add(&server->num_open, count);
-    return pushed < 0 ? pushed : (int)count + (pushed ? SYM_UNSENT : 0);
+    return (int)count;
+}
+
+static int refill(sym_server *server) {
+    const int64_t bytes = sym_server_receive(server);
+    if (bytes < 0)
+        return (int)bytes;
+    server->inbox_at = 0;
+    server->inbox_end = (uint64_t)bytes;
+    return 0;
+}
+
+/* Requests for the interpreter, in `taken`, from the ring when the inbox is empty, unless `ignore_new`; what comes before them
+ * and `serve` carries out is answered. How many, and SYM_UNSENT with it if an answer is unsent; -EPROTO: what comes next is no
+ * frame, or a position of the client is not in its ring. */
+int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
+    server->is_armed = 0;
+    int outcome = server->inbox_at == server->inbox_end && !ignore_new ? refill(server) : 0;
+    if (outcome == 0)
+        outcome = carry_out_first(server, most);
+    const int is_cold = outcome == 0;
+    if (is_cold)
+        outcome = take_cold(server, most);
+    const int pushed = server->pushed;
+    server->pushed = 0;
+    if (outcome < 0 || pushed < 0)
+        return -EPROTO;
+    return (is_cold ? outcome : 0) + (pushed ? SYM_UNSENT : 0);
+}
+
+/* As whoever sleeps on the doorbell would take what has come, where it all can be carried out: 1, and nobody need wake up. 0:
+ * the receiver has to look. */
+int sym_server_drain(sym_server *server, int doorbell_fd) {
+    if (!server->is_armed || server->queueing || sym_server_num_open(server) > SYM_MAX_OPEN - 2 * SYM_MAX_TAKEN)
+        return 0;
+    server->is_armed = 0;
+    const int64_t until_ns = now_ns() + SERVES_NS;
+    int is_done = sym_server_clear_doorbell(doorbell_fd) == 0;
+    while (is_done && !server->is_armed) {
+        is_done = refill(server) == 0 && carry_out_first(server, SYM_MAX_TAKEN) == 1;
+        if (is_done && !sym_server_arm(server, 0)) /* more has come, or some is left */
+            is_done = server->inbox_at == server->inbox_end && !server->pushed && now_ns() < until_ns;
+    }
+    return is_done;
 }
 
 void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations) {
@@ -180,6 +221,8 @@ void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *co
     server->served_by = connection;
     server->served = operations;
 }
+
+void *sym_server_served_by(sym_server *server) { return server->served_by; }
 
 sym_unsent sym_server_unsent(sym_server *server) { return server->unsent; }
 
@@ -192,7 +235,8 @@ int sym_server_arm(sym_server *server, int ignore_requests) {
     struct sym_region *region = server->region;
     atomic_store_explicit(&region->daemon_asleep, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
-    if (server->inbox_at < server->inbox_end)
+    server->is_armed = 0;
+    if (server->inbox_at < server->inbox_end || server->pushed)
         return 0;
     if (ignore_requests)
         return 1;
@@ -203,6 +247,7 @@ int sym_server_arm(sym_server *server, int ignore_requests) {
     pthread_mutex_unlock(&server->receive_lock);
     if (!nothing)
         atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
+    server->is_armed = nothing;
     return nothing;
 }
 

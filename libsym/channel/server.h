@@ -8,6 +8,7 @@
 
 #define SYM_MAX_TAKEN 64
 #define SYM_UNSENT 4096
+#define SYM_MAX_OPEN 2048
 
 /* The answer to a request that was carried out, which found no room in the ring. */
 typedef struct sym_unsent {
@@ -27,6 +28,8 @@ void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *co
 /* The answer to be sent later, when a take has said so. */
 sym_unsent sym_server_unsent(sym_server *server);
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new);
+int sym_server_drain(sym_server *server, int doorbell_fd);
+void *sym_server_served_by(sym_server *server);
 int sym_server_arm(sym_server *server, int ignore_requests);
 int sym_server_clear_doorbell(int doorbell_fd);
 

@@ -29,7 +29,7 @@ from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 REGION_BYTES = 64 << 20
 """Aim for the size of a region. It is committed as it is touched: an idle LIP costs a few pages."""
 
-MAX_OPEN = 2048
+MAX_OPEN = int(lib.SYM_MAX_OPEN)
 """Requests of one connection under way at once: twice what the library has. More stay in its ring."""
 
 BACKLOG_BYTES = 4 << 20

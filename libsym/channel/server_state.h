@@ -29,6 +29,8 @@ struct sym_server {
     sym_serve_function *serve; /* what it may carry out: `served`, a bit for each operation */
     void *served_by;
     uint64_t served;
+    int is_armed; /* it sleeps until the doorbell rings */
+    int pushed;   /* what has become of the last answer; `unsent`, where it found no room: 1 */
     sym_unsent unsent;
     sym_taken taken[SYM_MAX_TAKEN];
     char inbox[SYM_RING_BYTES]; /* frames are copied here before anybody looks at them */

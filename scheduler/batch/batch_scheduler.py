@@ -25,6 +25,7 @@ from kvfs.names.content import KvFile
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from scheduler.batch.accounting import Accounting, Statistics
+from scheduler.batch.asleep import asleep
 from scheduler.batch.call import Caller, FileCall
 from scheduler.batch.callback_step import CallbackStep
 from scheduler.batch.cost_model import RECORD, CostModel
@@ -262,11 +263,12 @@ class BatchScheduler:
             await self._provided.wait()
             assert self._native is not None
             self._run.start(self._native)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._settle_for_ever)
-                nursery.start_soon(self._calls.deadlines.run)
-                nursery.start_soon(self._watch_steps)
-                nursery.start_soon(self._learn)
+            with asleep(self.gate):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._settle_for_ever)
+                    nursery.start_soon(self._calls.deadlines.run)
+                    nursery.start_soon(self._watch_steps)
+                    nursery.start_soon(self._learn)
         finally:
             self._run.close()
             self.sync()  # programs have the answers of the last step, also those that have gone: nobody settles them

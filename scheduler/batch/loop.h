@@ -197,6 +197,10 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
 void sym_loop_look(sym_loop *loop, int32_t index, sym_news *news);
 /* The news of at most `max` members, of `all` or of those for which something is to be done: how many. */
 int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);
+/* Who carries out the calls of a program that a member has rung for, which nobody is told of any more; NULL: none has. */
+void *sym_loop_take_rung(sym_loop *loop);
+/* Nothing is to be done for a member: whoever was told of something is told anew of what comes. */
+int sym_loop_is_quiet(sym_loop *loop);
 /* Places that there are: a member that joins gets one of them, or the next. */
 int32_t sym_loop_num_places(const sym_loop *loop);
 /* Grows with everything that counts. */

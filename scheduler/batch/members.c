@@ -327,6 +327,29 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
     return n;
 }
 
+void *sym_loop_take_rung(sym_loop *loop) {
+    void *found = NULL;
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t at = 0; at < loop->num_news && !found; at++) {
+        sym_member *member = loop->members[loop->news[at]];
+        if (is_rung(member) && (found = loop->plan.hot->served_by(member->server)))
+            member->decode.is_rung = 0;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return found;
+}
+
+int sym_loop_is_quiet(sym_loop *loop) {
+    int is_quiet = 1;
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t at = 0; at < loop->num_news && is_quiet; at++)
+        is_quiet = !is_urgent(loop->members[loop->news[at]]);
+    if (is_quiet)
+        loop->is_told = loop->must_tell = 0;
+    pthread_mutex_unlock(&loop->lock);
+    return is_quiet;
+}
+
 int32_t sym_loop_num_places(const sym_loop *loop) { return loop->num_places; }
 
 int64_t sym_loop_progress(const sym_loop *loop) { return atomic_load(&loop->progress); }

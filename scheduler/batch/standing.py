@@ -113,6 +113,7 @@ class StandingRun:
             self._crew = Crew(min(available_cores(), MAX_CREW))
             parallel, crew = self._crew.parallel, self._crew.address
         self._wake_fd = os.eventfd(bool(self._ended), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.stays.gate.wake_fd, self.stays.gate.is_rung = self._wake_fd, bool(self._ended)
         self.aside.start(self.loop)
         engine = ffi.new(
             "sym_engine *",
@@ -139,7 +140,8 @@ class StandingRun:
             self._thread.join()
             self.aside.close()
             os.close(self._wake_fd)
-            self._wake_fd, self._thread = -1, None
+            self._wake_fd = self.stays.gate.wake_fd = -1
+            self._thread = None
         if self._crew is not None:
             self._crew.close()
             self._crew = None
@@ -221,6 +223,7 @@ class StandingRun:
 
     def _ring(self) -> None:
         if self._thread is not None:
+            self.stays.gate.is_rung = True
             os.eventfd_write(self._wake_fd, 1)
 
     def take_back(self, member: Member) -> None:
@@ -355,6 +358,7 @@ class StandingRun:
         await trio.lowlevel.wait_readable(self._wake_fd)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
+        self.stays.gate.is_rung = False
         self._take_news(of_all=False)
         ended, self._ended = self._ended, []
         low, self._low = self._low, []

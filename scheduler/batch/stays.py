@@ -47,6 +47,8 @@ class Stays:
         plan = {
             "files": fs.volume.tree.core,
             "loop": loop,
+            "pool": fs.pool.core,
+            "wake_fd": -1,
             "hot": ffi.cast("sym_hot_functions *", HOT_FUNCTIONS),
             "vocab_size": vocab_size,
             "max_entries": NO_LIMIT,

@@ -50,6 +50,13 @@ class Handles:
         self.core.holdings = holdings.core
         page_seconds.has(self)
         channel.serve_by(_SERVE, int(ffi.cast("uintptr_t", self.core)), OPERATIONS)
+        if not lib.sym_gate_listen(self.core.gate, self.core, channel.doorbell):
+            raise MemoryError("no memory for one more connection")
+
+    def ignore(self) -> None:
+        """Let Python alone look at what the program asks for."""
+        if self.core.gate:
+            lib.sym_gate_ignore(self.core.gate, self.core)
 
     def make_for(self, creds: Credentials, account: Account) -> None:
         """Have an account pay for forks without a name from now on."""

@@ -73,7 +73,7 @@ class Lip:
     """Calls that wait for result slots, and the slots."""
 
     def __post_init__(self) -> None:
-        self.slots = Slots(self.channel)
+        self.slots = Slots(self.channel, self.handles.core)
         self.holdings.charge(Kind.CONNECTION)
         self.program = Program.of_nobody(self.pid, self.uid, self.gid)
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -37,8 +38,10 @@ class _Wait:
 class Slots:
     """Gives out the slots of one connection. All of it on the trio thread; `then` may call back into it."""
 
-    def __init__(self, channel: ServerChannel) -> None:
+    def __init__(self, channel: ServerChannel, core: Any) -> None:
+        """`core`: the `sym_connection`, which carries out no call that needs slots while others wait for some."""
         self._channel = channel
+        self._core = core
         self._waits: deque[_Wait] = deque()
         self._seen = (0, 0, 0)
         self.deadline = math.inf
@@ -62,6 +65,7 @@ class Slots:
         When `is_wanted` has become false the wait is over without a word, at the next `serve()`.
         """
         self._waits.append(_Wait(num_rows, then, is_wanted))
+        self._core.waits_for_slots = True
         if len(self._waits) == 1:
             self.deadline = trio.current_time() + PATIENCE_S
             self.serve()
@@ -80,7 +84,7 @@ class Slots:
             if self._have_moved():
                 self.deadline = trio.current_time() + PATIENCE_S
         if not self._waits:
-            self.deadline = math.inf
+            self.drop()
 
     def _give_out(self) -> None:
         while self._waits:
@@ -95,8 +99,9 @@ class Slots:
             wait.then(found)
 
     def drop(self) -> None:
-        """The program has gone: its waits are forgotten."""
+        """Nobody waits any more; those who did when the program went are forgotten."""
         self._waits.clear()
+        self._core.waits_for_slots = False
         self.deadline = math.inf
 
     def _find(self, num_rows: int) -> int | SymError | None:

@@ -34,6 +34,12 @@ typedef struct sym_gate {
     int64_t num_calls[SYM_NUM_OPERATIONS]; /* that were carried out here */
     int64_t last_call; /* odd numbers, for traces; Python's are even */
     struct sym_connection *used; /* connections whose usage Python has not counted */
+    /* Where the trio thread sleeps: see waiting.c. */
+    core_pool *pool;
+    struct sym_connection **by_doorbell;
+    int32_t num_doorbells; /* that there is room for */
+    int32_t wake_fd; /* the run's; -1: it does not run */
+    int32_t is_rung; /* by Python, which has something to do for the run */
     /* Branches in the run. */
     sym_stay **stays; /* by place */
     sym_stay *free_stays;
@@ -57,6 +63,7 @@ typedef struct sym_connection {
     int64_t num_pages; /* of branches that Python has no handles of */
     double page_seconds, since_s; /* that those had, until `since_s`, when `num_pages` changed last */
     sym_server *server;
+    int32_t doorbell; /* 0: its calls come by Python alone */
     int64_t in_run; /* its number there */
     int32_t share, program, waits_for_slots;
     sym_usage used;
@@ -85,6 +92,20 @@ int64_t sym_branches_close(sym_connection *connection, int64_t max);
 double sym_branches_page_seconds(const sym_connection *connection);
 /* The pages of those that it has, one branch after the other: `num_pages`, which there is room for. */
 void sym_branches_pages(const sym_connection *connection, int32_t *pages);
+/* A descriptor that has something to say, as epoll_wait(2) has it. */
+typedef struct sym_woken {
+    int32_t fd;
+    uint32_t events;
+} sym_woken;
+
+enum { SYM_MAX_WOKEN = 64 };
+
+/* Sleeps as epoll_wait(2) does on an epoll of EPOLLONESHOT: how many are `woken`. Calls that come meanwhile and need no
+ * interpreter are carried out; of these nobody is told. */
+int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woken[SYM_MAX_WOKEN]);
+/* It looks at that connection, too; 0: no memory. */
+int sym_gate_listen(sym_gate *gate, sym_connection *connection, int32_t doorbell);
+void sym_gate_ignore(sym_gate *gate, sym_connection *connection);
 /* A `sym_serve_function`; the bits of the operations that it may carry out. */
 int sym_connection_serve(void *connection, const sym_taken *request, const char *payload, int64_t answer[4]);
 uint64_t sym_connection_operations(void);

@@ -1,4 +1,4 @@
-/* Memory of stays: what one has used is the next one's. */
+/* Memory of stays, of which each goes to the next one, and of the gate. */
 #include "handles.h"
 
 #include <stdlib.h>
@@ -21,6 +21,32 @@ void sym_gate_free(sym_gate *gate) {
     gate->stays = NULL;
     gate->free_stays = NULL;
     gate->room = gate->num_stays = 0;
+    free(gate->by_doorbell);
+    gate->by_doorbell = NULL;
+    gate->num_doorbells = 0;
+}
+
+int sym_gate_listen(sym_gate *gate, sym_connection *connection, int32_t doorbell) {
+    if (doorbell == 0)
+        return 1; /* as if it were none */
+    if (doorbell >= gate->num_doorbells) {
+        int32_t num = 2 * doorbell;
+        sym_connection **more = realloc(gate->by_doorbell, (size_t)num * sizeof(sym_connection *));
+        if (!more)
+            return 0;
+        memset(more + gate->num_doorbells, 0, (size_t)(num - gate->num_doorbells) * sizeof(sym_connection *));
+        gate->by_doorbell = more;
+        gate->num_doorbells = num;
+    }
+    gate->by_doorbell[doorbell] = connection;
+    connection->doorbell = doorbell;
+    return 1;
+}
+
+void sym_gate_ignore(sym_gate *gate, sym_connection *connection) {
+    if (connection->doorbell)
+        gate->by_doorbell[connection->doorbell] = NULL;
+    connection->doorbell = 0;
 }
 
 sym_stay *sym_stay_new(sym_gate *gate, int32_t num_pages) {

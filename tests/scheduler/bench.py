@@ -234,6 +234,7 @@ class Answers:
     when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
     num_waiting_replies = 0
     num_slots = NUM_SLOTS
+    doorbell = 0
     num_lent_slots = 0
     num_given_slots = 0
     num_bytes = (0, 0)

@@ -9,6 +9,7 @@ import trio.testing
 
 from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, TooLarge
+from scheduler._loop import ffi
 from scheduler.connection.slots import PATIENCE_S, Slots
 
 VOCAB_SIZE = 3000
@@ -22,7 +23,7 @@ class Connection:
     def __init__(self):
         self.channel = ServerChannel.create(VOCAB_SIZE, region_bytes_limit=1)
         self.region = mmap.mmap(self.channel.fds[0], 0)
-        self.slots = Slots(self.channel)
+        self.slots = Slots(self.channel, ffi.new("sym_connection *"))
         self.given = []
 
     def take(self, num_rows, name, is_wanted=lambda: True):

@@ -1,0 +1,51 @@
+"""Where the trio thread sleeps: in C, which carries out calls that come meanwhile and need no Python.
+
+Trio looks at its descriptors by an epoll of its own and has no door for another way to wait. So its epoll is replaced
+by one that waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trio._core._run import GLOBAL_RUN_CONTEXT
+
+from scheduler._loop import ffi, lib
+
+
+class Epoll:
+    """An epoll of whose events Python sees those that it has to."""
+
+    def __init__(self, epoll: select.epoll, gate: Any) -> None:
+        """`gate`: a `sym_gate`."""
+        self._fd, self._gate = epoll.fileno(), gate
+        self._woken = ffi.new("sym_woken[]", lib.SYM_MAX_WOKEN)
+        self.register, self.modify, self.unregister, self.close = (
+            epoll.register,
+            epoll.modify,
+            epoll.unregister,
+            epoll.close,
+        )
+
+    def poll(self, timeout: float, _max_events: int) -> list[tuple[int, int]]:
+        """Wait for events, in seconds."""
+        count = lib.sym_gate_wait(self._gate, self._fd, timeout, self._woken)
+        return [(each.fd, each.events) for each in self._woken[0:count]]
+
+
+@contextmanager
+def asleep(gate: Any) -> Iterator[None]:
+    """Have trio sleep like that, in this thread. Of several gates it looks at the first."""
+    manager: Any = GLOBAL_RUN_CONTEXT.runner.io_manager
+    epoll = manager._epoll  # noqa: SLF001 - trio gives no other way
+    if isinstance(epoll, Epoll):
+        yield
+        return
+    manager._epoll = Epoll(epoll, gate)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        manager._epoll = epoll  # noqa: SLF001

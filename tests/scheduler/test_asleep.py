@@ -1,0 +1,192 @@
+"""The trio thread's sleep: calls that need no Python are carried out in it, and everything else wakes it as before."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import trio
+
+from libsym.abi import RANGE_END, ROWS_LAST, Op
+from libsym.channel.hot import HOT_FUNCTIONS
+from scheduler._loop import ffi
+from scheduler.batch import standing
+from scheduler.batch.asleep import Epoll
+from tests.scheduler.standing_bench import COMPLETE_TAIL
+from tests.scheduler.test_served_calls import Side
+
+DAEMON_ASLEEP = 384
+"""Its place in the region."""
+LENGTH = (Op.KV_READ, 0, 1, (RANGE_END, 0, 0, 0), b"")
+FORK = (Op.KV_FORK, 0, 1, (0o600, 0, 0, 0), b"")
+PING = (Op.PING, 0, 0, (0, 0, 0, 0), b"")
+
+
+class Sleeper(Side):
+    """A daemon whose first program is served by a task, as the listener's."""
+
+    def __init__(self, directory):
+        super().__init__(directory, is_served=True)
+        self.lip = self.lips[0]
+        self.num_woken = 0
+
+    def run(self, scenario):
+        """In a file of three entries, which is handle 1."""
+
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                await self.ask(self.lip, nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
+                tokens = b"".join(token.to_bytes(4, "little") for token in (1, 2, 3))
+                await self.ask(self.lip, nursery, (Op.PRED, 0, 1, (3, 0, 0, 0), tokens))
+                nursery.start_soon(self._serve, nursery)
+                await trio.sleep(0.02)
+                self.num_woken = 0
+                await scenario()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+    async def _serve(self, nursery):
+        while True:
+            self.handle_all(self.lip, nursery)
+            await trio.lowlevel.wait_readable(self.lip.channel.doorbell)
+            self.num_woken += 1
+
+    @property
+    def num_replied(self):
+        """Bytes of answers."""
+        return int(np.frombuffer(self.lip.channel.memory[1], np.uint64, 64)[COMPLETE_TAIL // 8])
+
+    def wait_until_it_sleeps(self):
+        """Wait, in another thread, until the trio thread has done what came before."""
+        until_s = time.monotonic() + 5
+        while self.lip.channel.memory[1][DAEMON_ASLEEP] == 0 and time.monotonic() < until_s:
+            time.sleep(0.001)
+        time.sleep(0.01)
+
+    async def answers(self, *frames, num=None):
+        """Send calls, and return the errors and first numbers of so many answers: of theirs, if no number is given."""
+        self.send(self.lip, frames)
+        os.eventfd_write(self.lip.channel.doorbell, 1)
+        found = []
+        with trio.fail_after(10):
+            while len(found) < (num or len(frames)):
+                await trio.sleep(0.002)
+                found += self.replies(self.lip)
+        return [(err, args[0]) for _, err, _, args, _ in sorted(found)]
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    return Sleeper(tmp_path / "side")
+
+
+def test_calls_that_need_no_python_wake_nobody(sleeper):
+    async def scenario():
+        assert await sleeper.answers(FORK, LENGTH, FORK) == [(0, 2), (0, 0), (0, 3)]
+        assert sleeper.num_woken == 0
+        assert await sleeper.answers(FORK, PING, FORK) == [(0, 4), (0, 0), (0, 5)]
+        assert sleeper.num_woken == 1
+        assert await sleeper.answers(LENGTH) == [(0, 0)]
+        assert sleeper.num_woken == 1, "and it sleeps as before"
+
+    sleeper.run(scenario)
+
+
+@pytest.mark.parametrize(("last", "num_woken"), [((Op.KV_CLOSE, 0, 2, (0, 0, 0, 0), b""), 0), (PING, 1)])
+def test_a_call_that_the_run_sees_in_a_ring_wakes_nobody_without_need(tmp_path, monkeypatch, last, num_woken):
+    """While the run looks at a program's ring, nobody rings."""
+    hot = ffi.new("sym_hot_functions *", ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)[0])
+    monkeypatch.setattr(standing, "HOT_FUNCTIONS", int(ffi.cast("uintptr_t", hot)))
+    sleeper, num_replied, frames = Sleeper(tmp_path / "side"), 0, [last]
+
+    @ffi.callback("int(sym_server *, int)")
+    def unwatch(_server, _slept):
+        if frames and sleeper.num_replied > num_replied:
+            sleeper.wait_until_it_sleeps()
+            sleeper.send(sleeper.lip, frames)
+            frames.clear()
+        return 1
+
+    @ffi.callback("int(sym_server *)")
+    def watch(_server):
+        return 1
+
+    async def scenario():
+        await sleeper.answers(FORK)
+        nonlocal num_replied
+        num_replied = sleeper.num_replied
+        hot.watch, hot.unwatch = watch, unwatch
+        step = (Op.PRED, ROWS_LAST, 2, (1, 0, 0, 0), (7).to_bytes(4, "little"))
+        assert len(await sleeper.answers(step, num=2)) == 2
+        assert sleeper.num_woken == num_woken
+
+    sleeper.run(scenario)
+
+
+def test_deadlines_hold_while_calls_keep_coming(sleeper):
+    ends = threading.Event()
+
+    def keep_calling():
+        num = 0
+        while not ends.is_set():
+            if not sleeper.replies(sleeper.lip) and num:
+                time.sleep(0.0001)
+                continue
+            num += 1
+            sleeper.send(sleeper.lip, [LENGTH])
+            os.eventfd_write(sleeper.lip.channel.doorbell, 1)
+
+    async def scenario():
+        calls = threading.Thread(target=keep_calling)
+        calls.start()
+        try:
+            for _ in range(20):
+                began_s = time.monotonic()
+                await trio.sleep(0.01)
+                assert 0.01 <= time.monotonic() - began_s < 1
+        finally:
+            ends.set()
+            calls.join()
+        assert sleeper.gate.num_calls[Op.KV_READ] > 20
+
+    sleeper.run(scenario)
+
+
+def test_what_python_has_to_do_about_a_call_wakes_it(sleeper):
+    """Pages that somebody waits for become free."""
+
+    async def scenario():
+        await sleeper.answers(FORK)
+        sleeper.fs.pool.core.news = 1
+        await sleeper.answers((Op.KV_CLOSE, 0, 2, (0, 0, 0, 0), b""))
+        assert sleeper.num_woken == 1
+
+    sleeper.run(scenario)
+
+
+def test_nothing_is_carried_out_before_calls_that_wait_for_slots(sleeper):
+    async def scenario():
+        channel = sleeper.lip.channel
+        channel.take_rows(channel.num_slots)
+        sleeper.lip.slots.wait(1, lambda _: None, lambda: True)
+        await sleeper.answers(LENGTH)
+        assert sleeper.num_woken == 1
+
+    sleeper.run(scenario)
+
+
+def test_trio_has_its_own_epoll_back_in_the_end(sleeper):
+    async def main():
+        manager = trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager
+        epoll = manager._epoll
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sleeper.batches.run)
+            await trio.sleep(0.01)
+            assert isinstance(manager._epoll, Epoll)
+            nursery.cancel_scope.cancel()
+        assert manager._epoll is epoll
+
+    trio.run(main)
