@@ -13,7 +13,7 @@ processes  the same, one stream a process
 tasks      the same, asyncio tasks of one process
 think      plain loops that think between two calls, by streams and time
 ahead      sixteen forks by one thread, and then one pred() each
-programs   programs of lips/ as they are: seconds, steps, calls a step
+programs   programs of lips/ as they are: seconds, of which in steps, and calls a step
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Side:
             share,
         )
 
-    def program(self, name: str, *arguments: str) -> tuple[float, float, float]:
-        """Run a program as `symphony run` starts it: seconds, steps, calls in them."""
+    def program(self, name: str, *arguments: str) -> tuple[float, ...]:
+        """Run a program as `symphony run` starts it: seconds, steps, calls in them, their seconds."""
         before, began_s = self.stat(), time.monotonic()
         command = [sys.executable, "-m", "symphony.cli", "run", name, *arguments]
         environment = self.daemon.environment
@@ -146,7 +146,7 @@ class Side:
         took_s, after = time.monotonic() - began_s, self.stat()
         if done.returncode not in (0, 1):  # 1: a small model's answer is none
             raise SystemExit(f"{name} ended with status {done.returncode}: {done.stderr.decode()}")
-        return took_s, *(after[count] - before[count] for count in ("num_steps", "num_calls_in_steps"))
+        return took_s, *(after[count] - before[count] for count in ("num_steps", "num_calls_in_steps", "step_s"))
 
 
 COLUMNS = {
@@ -257,7 +257,7 @@ def ahead(bench: Bench) -> None:
 def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) -> None:
     """As `symphony run` starts them, from their start to their end."""
     wanted = wanted or dict(list(PROGRAMS.items())[: 1 if bench.args.quick else None])
-    rows: dict[str, list[tuple[float, float, float]]] = {}
+    rows: dict[str, list[tuple[float, ...]]] = {}
     for number in range(bench.args.rounds + 1):
         for name, arguments in wanted.items():
             for side in bench.sides:
@@ -268,8 +268,8 @@ def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) ->
             break
     print("programs:")
     for what, each in rows.items():
-        took_s, steps, calls = (statistics.median(column) for column in zip(*each, strict=True))
-        counted = f"{steps:8.0f} steps{calls / steps:7.2f} calls a step" if steps else f"{calls:8.0f} tokens"
+        took_s, steps, calls, step_s = (statistics.median(column) for column in zip(*each, strict=True))
+        counted = f"{steps:8.0f} steps{step_s:8.2f} s{calls / steps:7.2f} calls a step" if steps else f"{calls:8.0f} tokens"
         print(f"{what:34}{took_s:8.2f} s{counted}", flush=True)
     bench.results["programs"] = dict(rows)
 
