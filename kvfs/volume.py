@@ -399,10 +399,10 @@ class Volume:
             elif isinstance(inode.content, KvFile):
                 inode.content.table.change_owner(new.number)
         except OverQuota:
-            new.refund_files(num_files)
+            new.charge_files(-num_files)
             new.charge_bytes(-other_bytes)
             raise
-        old.refund_files(num_files)
+        old.charge_files(-num_files)
         old.charge_bytes(-other_bytes)
         self.tree.charged_to(inode, new)
 
@@ -627,7 +627,7 @@ class Volume:
             assert is_right, f"inode {inode.number} has {content.size} bytes, {content.charged} are charged"
         charged = [(_account(inode), content.charged) for inode, content in plain]
         charged += [(_account(inode), inode.other_bytes) for inode in self.tree]
-        self.pool.accounts.check_bytes(charged)
+        self.pool.accounts.check("other_bytes", charged)
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]

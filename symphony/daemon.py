@@ -136,7 +136,14 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     limits = _limits_of_users(config, own_bytes)
     num_on_disk = _num_on_disk(config, arena, restored[0])
     num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
-    accounts = Accounts(num_pages, arena.page_bytes, limits, exempt, config.weight, lambda: batches)
+    accounts = Accounts(
+        num_pages,
+        arena.page_bytes,
+        limits,
+        exempt,
+        config.weight,
+        lambda account: batches.weigh(account),  # noqa: PLW0108 - made later
+    )
     journal = Journal(lambda: fs.volume.tree)
     fs = FileSystem(
         PagePool(arena, accounts, *restored, num_on_disk, lambda: keeper),

@@ -538,7 +538,7 @@ class Keeper:
         return self._other_bytes() + slots
 
     def _other_bytes(self) -> int:
-        return self._volume.pool.accounts.total.num_bytes
+        return self._volume.pool.accounts.bytes_beside_pages
 
     # Writing back
 

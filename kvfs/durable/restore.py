@@ -144,7 +144,7 @@ class Restorer:
         if ROOT_NUMBER in kept.inodes:
             _give_attributes(tree.root, kept.inodes[ROOT_NUMBER])
             assert tree.root.account is not None
-            tree.root.account.refund_files()
+            tree.root.account.charge_files(-1)
             tree.root.account = self._volume.pool.accounts.of(tree.root.uid)
             tree.root.account.charge_files()
             tree.root.charge(tree.root.other_bytes)

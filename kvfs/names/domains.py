@@ -100,7 +100,7 @@ class Domains:
             raise Invalid("the directory was removed: it can't become a domain")
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
-        directory.account.holdings.require(Kind.DOMAIN, num_bytes=directory.account.pages.own_bytes)
+        directory.account.holdings.require(Kind.DOMAIN, num_bytes=directory.account.pages.all.nbytes)
         directory.changes.of_domain(directory, None)
         self.restore(directory, limits, directory.xattrs)
 

@@ -386,7 +386,7 @@ class Tree:
         self.num_names -= 1
         inode.names.remove((directory.number, name))
         if inode.names and inode.account is not None:
-            inode.account.refund_files()
+            inode.account.charge_files(-1)
         directory.entries, inode.names = _fitting(directory.entries), _fitting(inode.names)
         if directory.order is not None:
             directory.order.entries = directory.entries
@@ -476,7 +476,7 @@ class Tree:
                 self._let_linger(inode)
             return
         inode.charge(-inode.other_bytes)
-        inode.account.refund_files()
+        inode.account.charge_files(-1)
         inode.account = None
         del self._inodes[inode.number]
         self._end_lingering(inode)
@@ -520,10 +520,10 @@ class Tree:
         _expect(self.num_names == num_names, f"{num_names} names, counted as {self.num_names}")
 
     def _check_accounts(self) -> None:
-        charged, lingering = [], list[tuple[Account, int]]()
+        charged, lingering = list[tuple[Account, int]](), list[tuple[Account, int]]()
         for inode in self:
             assert inode.account is not None, f"inode {inode.number} is charged to nobody"
-            charged += [inode.account] * inode.num_files
+            charged.append((inode.account, inode.num_files))
             if not (inode.names or inode.opens or inode is self.root):
                 lingering.append((inode.account, len(inode.target)))
             if inode.domain is not None:
@@ -532,8 +532,10 @@ class Tree:
             for child in inode.entries.values():
                 around, below = domain_around(child), domain_below(inode)
                 _expect(around is below, f"inode {child.number} lies in a domain that does not pay for it")
-        self._accounts.check_files(charged)
-        self._accounts.check_lingering(lingering)
+        self._accounts.check("num_files", charged)
+        self._accounts.check("num_lingering", ((account, 1) for account, _ in lingering))
+        self._accounts.check("lingering_bytes", lingering)
+        self._accounts.check_users()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvfs._pages import ffi, lib
-from kvfs.pages.counts import PageCounts, PageSizes
-from kvfs.pages.free_list import IntArray, pointer
+from kvfs.pages.counts import Counts, PageSizes
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota, SymError
@@ -39,29 +39,6 @@ NAME_BYTES, FREE_NAMES = int(lib.CORE_NAME_BYTES), int(lib.CORE_FREE_NAMES)
 
 _SWEEP_AT = 64
 """Accounts that hold nothing are forgotten when there are more than this, and twice what was left the last time."""
-
-
-class Total:
-    """Charges of all accounts beside pages."""
-
-    __slots__ = ("core", "watched")
-
-    def __init__(self) -> None:
-        self.core = ffi.new("core_total *")
-        self.watched: set[Account] = set()
-        """Accounts that somebody watches."""
-
-    @property
-    def num_files(self) -> int:
-        return int(self.core.num_files)
-
-    @property
-    def other_bytes(self) -> int:
-        return int(self.core.other_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.other_bytes + names_bytes(self.num_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +79,9 @@ class Account:
         "num_domains",
         "num_lingering",
         "number",
-        "page_bytes",
         "pages",
         "patient_at_s",
-        "total",
+        "sizes",
         "waiting",
         "weight",
     )
@@ -118,20 +94,24 @@ class Account:
         describe: Callable[[], str],
         num_pages: int,
         sizes: PageSizes,
-        total: Total,
+        total: Any,
     ) -> None:
+        """`total`: the core's, of all accounts."""
         self.number = number
         self.core = ffi.new("core_account *", {"number": number})
         """Charges and limits, as the core keeps them."""
+        self._holdings = Holdings(describe)
+        """Of a uid."""
+        self.core.holdings, self.core.sizes, self.core.total = self._holdings.core, sizes.core, total
         self.limits = limits
         self.parent = parent
         self.describe = describe
         """The account's name for messages."""
         self.is_open = True
         """False for a domain that was ended: it goes when its last page and file have gone."""
-        self.pages = PageCounts(num_pages, sizes, self.core)
-        self.page_bytes = int(sizes.core.page_bytes)
-        self.total = total
+        self.pages = Counts(num_pages, self.core, "pages")
+        """References of its tables, readers and imports."""
+        self.sizes = sizes
         self.num_domains = 0
         """Domains that are open in it, itself included."""
         self.num_lingering = self.lingering_bytes = 0
@@ -140,9 +120,6 @@ class Account:
         """Functions that are called one by one, at each file that the kernel has forgotten."""
         self.patient_at_s = 0.0
         """Of a uid: when its calls have all their patience again, see `kvfs.patience`."""
-        self._holdings = Holdings(describe, limits.memory_bytes)
-        """Of a uid."""
-        self.core.holdings, self.core.total = self._holdings.core, total.core
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
         self._watchers: tuple[Callable[[], None], ...] = ()
@@ -156,6 +133,7 @@ class Account:
         self._limits = limits
         self.core.most_bytes = -1 if limits.num_bytes is None else limits.num_bytes
         self.core.most_files = -1 if limits.num_files is None else limits.num_files
+        self._holdings.limit_bytes = limits.memory_bytes
 
     @property
     def parent(self) -> Account | None:
@@ -183,14 +161,14 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is charged to it, and nothing needs to be remembered of it."""
-        charged = self.pages.num_pages or self.core.num_tables or self.other_bytes or self.num_files
+        charged = self.pages.num_above or self.core.num_tables or self.other_bytes or self.num_files
         kept = charged or self._watchers or self._holdings.num_of
         return not (kept or self.patient_at_s or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its distinct pages, its names and all else."""
-        return self.pages.num_bytes + self.other_bytes + names_bytes(self.num_files)
+        return int(self.core.page_bytes) + self.other_bytes + names_bytes(self.num_files)
 
     @property
     def holdings(self) -> Holdings:
@@ -215,16 +193,7 @@ class Account:
         """Of the accounts that are charged with it, from the uid inwards; its own is the last."""
         return tuple(each.number for each in self.chain())[::-1]
 
-    def holds(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Give which pages it holds. Any thread may ask; the answer stays true on the owner's thread alone."""
-        return self.pages.of(pages) > 0
-
     # Room: raises OverQuota, and changes nothing
-
-    def require_new_pages(self, count: int) -> None:
-        """Raise OverQuota unless there is room for `count` pages that nobody holds yet."""
-        for account in self.chain():
-            account.limit_bytes(count)
 
     def require_pages(self, pages: IntArray, other_bytes: int = 0, num_files: int = 0) -> None:
         """Raise OverQuota unless there is room for those of these pages that the account does not hold yet.
@@ -233,8 +202,7 @@ class Account:
         """
         for account in self.chain():
             if account.limits.num_bytes is not None:
-                num_new, page_bytes = account.pages.num_new(pages), account.pages.size_of(pages)
-                account.limit_bytes(num_new, other_bytes, page_bytes, num_files)
+                account.limit_bytes(account.pages.num_new(pages), other_bytes, self.sizes.of(pages), num_files)
 
     def require_bytes(self, other_bytes: int) -> None:
         """Raise OverQuota unless what is no page may grow by so much."""
@@ -265,15 +233,15 @@ class Account:
 
         `page_bytes`: of pages of another model. `num_files`: and the names of so many files.
         """
-        limit, others = self.limits.num_bytes, self.num_bytes - self.pages.num_bytes
+        limit, others = self.limits.num_bytes, self.num_bytes - int(self.core.page_bytes)
         other_bytes += names_bytes(self.num_files + num_files) - names_bytes(self.num_files)
-        wanted = num_pages * (page_bytes or self.page_bytes) + other_bytes
+        wanted = num_pages * (page_bytes or int(self.sizes.core.page_bytes)) + other_bytes
         if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
             quota = "--quota" if self.parent is None else "user.kv.quota"
             lingering = names_bytes(self.num_files) - names_bytes(self.num_files - self.num_lingering)
             raise self.refusal(
                 f"{self.describe()} is at its quota of {limit} bytes: {self.num_bytes} are used "
-                f"({self.pages.num_pages} pages, {others} bytes of names, plain files and attributes), {wanted} more "
+                f"({self.pages.num_above} pages, {others} bytes of names, plain files and attributes), {wanted} more "
                 f"are wanted; remove files or forks (`symphony du` shows them), or have {quota} raised",
                 is_passing=self.num_bytes + wanted - self.lingering_bytes - lingering <= limit,
             )
@@ -283,12 +251,6 @@ class Account:
         return StillCharged(message, self) if is_passing else OverQuota(message)
 
     # Charges
-
-    def charge_pages(self, pages: IntArray) -> None:
-        """Charge a reference for each mention of a page."""
-        outcome = lib.core_charge(self.core, pointer(pages), pages.size)
-        assert outcome == lib.CORE_DONE, f"pages {pages} are no pages, not all of them"
-        self._tell_watchers()
 
     def charge_bytes(self, num_bytes: int) -> None:
         """Charge the growth of what is no page, or take back (below 0) what it has lost."""
@@ -305,7 +267,7 @@ class Account:
         """Charge domains that were made in it, or that it is, or take them back (below 0)."""
         for account in self.chain():
             account.num_domains += count
-        self.holdings.charge(Kind.DOMAIN, count, count * self.pages.own_bytes)
+        self.holdings.charge(Kind.DOMAIN, count, count * self.pages.all.nbytes)
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Tell whenever something was charged or taken back. A watcher is told in the middle of that: it may change
@@ -313,13 +275,10 @@ class Account:
         """
         self._watchers += (watcher,)
         self.core.is_watched = True
-        self.total.watched.add(self)
 
     def watch_no_more(self, watcher: Callable[[], None]) -> None:
         self._watchers = tuple(each for each in self._watchers if each != watcher)
-        if not self._watchers:
-            self.core.is_watched = False
-            self.total.watched.discard(self)
+        self.core.is_watched = bool(self._watchers)
 
     def tell(self) -> None:
         """Tell the watchers of what the core has charged."""
@@ -329,9 +288,8 @@ class Account:
                 watcher()
 
     def _tell_watchers(self) -> None:
-        if self.total.watched:
-            for account in self.chain():
-                account.tell()
+        for account in self.chain():
+            account.tell()
 
     def charge_files(self, count: int = 1) -> None:
         """Charge files, and their names; or take back (below 0) those that are gone."""
@@ -353,44 +311,26 @@ class Account:
             if account.waiting:
                 account.waiting.popleft()()
 
-    def refund_files(self, count: int = 1) -> None:
-        self.charge_files(-count)
-
     def adopt(self, domain: Account) -> None:
         """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
-        self.require_pages(domain.pages.all(), domain.other_bytes, domain.num_files)
+        pages = np.flatnonzero(domain.pages.used).astype(np.int32)
+        self.require_pages(pages, domain.other_bytes, domain.num_files)
         assert domain.parent is not None
-        for account in domain.parent.chain():
-            account.pages.subtract_all(domain.pages)
-        for account in self.chain():
-            account.pages.add_all(domain.pages)
-        domain.parent.charge_bytes(-domain.other_bytes)
-        self.charge_bytes(domain.other_bytes)
-        domain.parent.charge_domains(-domain.num_domains)
-        self.charge_domains(domain.num_domains)
-        domain.parent.refund_files(domain.num_files)
-        self.charge_files(domain.num_files)
-        for accounts, sign in ((domain.parent.chain(), -1), (self.chain(), 1)):
-            for account in accounts:
-                account.num_lingering += sign * domain.num_lingering
-                account.lingering_bytes += sign * domain.lingering_bytes
+        domain.parent.charge_all(domain, -1)
+        self.charge_all(domain, 1)
         domain.parent = self
 
-
-class Sharing(Protocol):
-    """Service that accounts share by their weights."""
-
-    def weigh(self, account: Account) -> None:
-        """An account has another weight: what follows is shared by that."""
-        ...
-
-
-class NoSharing:
-    """There is no service."""
-
-    def weigh(self, account: Account) -> None:
-        """No weight counts."""
+    def charge_all(self, domain: Account, sign: int) -> None:
+        """Charge all that a domain is charged, or take it back (`sign` below 0)."""
+        for account in self.chain():
+            account.pages.combine(np.add if sign > 0 else np.subtract, domain.pages)
+            account.core.page_bytes = account.sizes.total(account.pages.used)
+            account.num_lingering += sign * domain.num_lingering
+            account.lingering_bytes += sign * domain.lingering_bytes
+        self.charge_bytes(sign * domain.other_bytes)
+        self.charge_domains(sign * domain.num_domains)
+        self.charge_files(sign * domain.num_files)
 
 
 class Accounts:
@@ -403,20 +343,25 @@ class Accounts:
         default: Limits = NO_LIMITS,
         exempt: Iterable[int] = (0,),
         weights: Mapping[int, float] = MappingProxyType({}),
-        sharing: Callable[[], Sharing] = NoSharing,
+        weighed: Callable[[Account], None] = lambda _account: None,
     ) -> None:
-        """`weights`: of uids; the others have `DEFAULT_WEIGHT`. `sharing` returns it, once it is made."""
+        """`weights`: of uids; the others have `DEFAULT_WEIGHT`. `weighed` is told of an account with another weight."""
         self.num_pages = num_pages
-        self.page_bytes = page_bytes
         self._default = default
         self._exempt = frozenset(exempt)
         self._weights = dict(weights)
         self._accounts: dict[int, Account] = {}
         self._next_domain = FIRST_DOMAIN
-        self.total = Total()
+        self.total = ffi.new("core_total *")
+        """Files and other bytes of all accounts."""
         self._sweep_at = _SWEEP_AT
         self.sizes = PageSizes(page_bytes)
-        self._sharing = sharing
+        self._weighed = weighed
+
+    @property
+    def bytes_beside_pages(self) -> int:
+        """Bytes of names and of all else that is no page."""
+        return int(self.total.other_bytes) + names_bytes(self.total.num_files)
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -435,18 +380,18 @@ class Accounts:
         return account
 
     def holds(self, number: int, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Give which pages an account holds, as `Account.holds`. None is made: any thread may ask."""
-        account = self._accounts.get(number)
-        return np.zeros(pages.size, np.bool_) if account is None else account.holds(pages)
+        """Give which pages an account holds. Any thread may ask; the answer stays true on the owner's thread alone."""
+        account = self._accounts.get(number)  # none is made
+        return np.zeros(pages.size, np.bool_) if account is None else account.pages.all[pages] > 0
 
     def grow(self, num_pages: int) -> None:
         """Count more pages. Each domain counts all of them, so domains take more of the daemon's memory."""
         self.num_pages = num_pages
         for account in self:
-            before = account.pages.own_bytes
+            before = account.pages.all.nbytes
             account.pages.grow(num_pages)
             if account.parent is None:
-                more = account.num_domains * (account.pages.own_bytes - before)
+                more = account.num_domains * (account.pages.all.nbytes - before)
                 account.holdings.charge(Kind.DOMAIN, 0, more)
 
     def is_exempt(self, uid: int) -> bool:
@@ -459,7 +404,6 @@ class Accounts:
         for account in self:
             if not account.is_domain and account.number not in self._exempt:
                 account.limits = default
-                account.holdings.limit_bytes = default.memory_bytes
 
     def tell(self, told: Any) -> None:
         """Tell watchers of accounts that the core has charged: a `core_account`, and those behind it."""
@@ -489,7 +433,7 @@ class Accounts:
     def weigh(self, account: Account, weight: float) -> None:
         """Change an account's weight."""
         account.weight = weight
-        self._sharing().weigh(account)
+        self._weighed(account)
 
     def _new(self, number: int, limits: Limits, parent: Account | None, describe: Callable[[], str]) -> Account:
         if len(self._accounts) >= self._sweep_at:
@@ -508,56 +452,41 @@ class Accounts:
             for account in self.of(number).chain():
                 pages_of.setdefault(account.number, []).append(pages)
         for account in self:
-            pages = np.concatenate(pages_of.get(account.number, [_NO_PAGES]))
-            account.pages.check(pages, account.describe())
-
-    def check_bytes(self, charged: Iterable[tuple[Account, int]]) -> None:
-        """Raise AssertionError unless these (account, bytes that are no page's) are what was charged."""
-        other_bytes: dict[int, int] = {}
-        for each, num_bytes in charged:
-            for account in each.chain():
-                other_bytes[account.number] = other_bytes.get(account.number, 0) + num_bytes
-        for account in self:
-            has = other_bytes.get(account.number, 0)
-            if account.other_bytes != has:
+            mentions, charged = np.concatenate(pages_of.get(account.number, [_NO_PAGES])), account.pages
+            counted = np.bincount(mentions, minlength=charged.top)
+            wrong = np.flatnonzero(charged.all[: counted.size] != counted)[:8]
+            if wrong.size:
                 raise AssertionError(
-                    f"{account.describe()} is charged {account.other_bytes} bytes beside pages, has {has}"
+                    f"{account.describe()} is charged {charged.all[wrong]} references to pages {wrong}, holds "
+                    f"{counted[wrong]}"
+                )
+            charged.check(f"charged to {account.describe()}")
+            if account.core.page_bytes != (num_bytes := self.sizes.total(counted)):
+                raise AssertionError(
+                    f"{account.describe()} is charged {account.core.page_bytes} bytes of pages, holds {num_bytes}"
                 )
 
-    def check_files(self, charged: Iterable[Account]) -> None:
-        """Raise AssertionError unless these accounts, each mentioned once for each inode, are what was charged."""
-        num_files: dict[int, int] = {}
-        for each in charged:
+    def check(self, name: str, charged: Iterable[tuple[Account, int]]) -> None:
+        """Raise AssertionError unless an attribute of accounts is the sum of these, and of what lies in them."""
+        sums = Counter[Account]()
+        for each, num in charged:
             for account in each.chain():
-                num_files[account.number] = num_files.get(account.number, 0) + 1
+                sums[account] += num
         for account in self:
-            has = num_files.get(account.number, 0)
-            if account.num_files != has:
-                raise AssertionError(f"{account.describe()} is charged {account.num_files} files, has {has}")
-        num_domains = Counter(each for domain in self if domain.is_domain and domain.is_open for each in domain.chain())
-        for account in self:
-            held = account.holdings.num_of
-            counted = account.num_domains, held[Kind.FILE], held[Kind.DOMAIN]
-            *_, payer = account.chain()
-            if counted != (num_domains[account], payer.num_files, num_domains[payer]):
-                raise AssertionError(f"{account.describe()}: {counted} domains, files and domains below its user")
-        outermost = [account for account in self if account.parent is None]
-        sums = [sum(each.other_bytes for each in outermost), sum(each.num_files for each in outermost)]
-        if [self.total.other_bytes, self.total.num_files] != sums:
-            raise AssertionError(f"accounts have {sums} bytes and files, all together {self.total.num_bytes} bytes")
+            if (num := getattr(account, name)) != sums[account]:
+                raise AssertionError(f"{account.describe()} is charged {name} {num}, has {sums[account]}")
 
-    def check_lingering(self, lingering: Iterable[tuple[Account, int]]) -> None:
-        """Raise AssertionError unless these, with so many other bytes each, are the files that linger."""
-        num_files, num_bytes = Counter[int](), Counter[int]()
-        for each, other_bytes in lingering:
-            for account in each.chain():
-                num_files[account.number] += 1
-                num_bytes[account.number] += other_bytes
-        for account in self:
-            counted = account.num_lingering, account.lingering_bytes
-            has = num_files[account.number], num_bytes[account.number]
-            if counted != has:
-                raise AssertionError(f"{account.describe()}: {counted} files and bytes linger, {has} do")
+    def check_users(self) -> None:
+        """Raise AssertionError unless what each user holds, and all together, is what is charged to accounts."""
+        self.check("num_domains", ((each, 1) for each in self if each.is_domain and each.is_open))
+        users = [account for account in self if account.parent is None]
+        for user in users:
+            held = user.holdings.num_of
+            if (held[Kind.FILE], held[Kind.DOMAIN]) != (user.num_files, user.num_domains):
+                raise AssertionError(f"{user.describe()} holds {held}, has {user.num_files} files")
+        sums = [sum(each.other_bytes for each in users), sum(each.num_files for each in users)]
+        if [self.total.other_bytes, self.total.num_files] != sums:
+            raise AssertionError(f"accounts have {sums} bytes and files, all together {self.bytes_beside_pages} bytes")
 
 
 def names_bytes(num_files: int) -> int:

@@ -1,7 +1,7 @@
-"""Counts of an account's references to each page, and of the different pages that the account refers to.
+"""Counts of references to each page, in all and of each account; and the sizes of pages.
 
-An account's counts are one array of integers, committed as it is touched. C counts the pages that a call names
-(`counts.c`), and how many of them are new or gone.
+Counts are one array of integers, committed as it is touched. C counts the pages that a call names (`counts.c`), and
+how many of them are new or gone.
 """
 
 from __future__ import annotations
@@ -22,34 +22,29 @@ _IS_NONE = -1
 class Counts:
     """A count for each page, and how many pages have a higher one than `floor`."""
 
-    __slots__ = ("_counts", "_memory", "_of", "_owner")
+    __slots__ = ("_counts", "_owner", "all")
 
     def __init__(self, num_pages: int, owner: Any, name: str, floor: int = 0, of: IntArray | None = None) -> None:
         """`owner`: the struct of the core that has them, as `name`. `of`: a column of zeros, with room to `grow`."""
         self._owner = owner
-        self._of: IntArray = np.zeros(num_pages, np.int32) if of is None else of
-        self._memory = ffi.from_buffer("int32_t[]", self._of)
+        self.all: IntArray = np.zeros(num_pages, np.int32) if of is None else of
+        """The counts, by page: to be read."""
         self._counts = ffi.addressof(owner, name)
-        self._counts.of, self._counts.num_pages, self._counts.floor = self._memory, num_pages, floor
+        self._counts.of = ffi.from_buffer("int32_t[]", self.all)
+        self._counts.num_pages, self._counts.floor = num_pages, floor
 
     def grow(self, num_pages: int) -> None:
         """Count more pages; the new ones have no count."""
-        if num_pages > self._of.size:
-            of = np.zeros(num_pages, np.int32)
-            of[: self.top] = self.used
-            self._of, self._memory = of, ffi.from_buffer("int32_t[]", of)
-            self._counts.of = self._memory
+        if num_pages > self.all.size:
+            grown = np.zeros(num_pages, np.int32)
+            grown[: self.top] = self.used
+            self.all, self._counts.of = grown, ffi.from_buffer("int32_t[]", grown)
         self._counts.num_pages = num_pages
-
-    @property
-    def all(self) -> IntArray:
-        """The counts, by page: to be read."""
-        return self._of
 
     @property
     def used(self) -> IntArray:
         """Counts of the first pages, up to the last that ever had one."""
-        return self._of[: self.top]
+        return self.all[: self.top]
 
     @property
     def top(self) -> int:
@@ -61,22 +56,22 @@ class Counts:
         """Pages with a higher count than the floor."""
         return int(self._counts.num_above)
 
-    def add(self, pages: IntArray) -> int:
-        """Count each mention of a page: how many have risen above the floor."""
-        return self._done(lib.counts_add(self._counts, pointer(pages), pages.size), pages)
+    def add(self, pages: IntArray) -> None:
+        """Count each mention of a page."""
+        self._done(lib.counts_add(self._counts, pointer(pages), pages.size), pages)
 
-    def subtract(self, pages: IntArray) -> int:
-        """Take each mention of a page back: how many have fallen to the floor."""
-        return self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
+    def subtract(self, pages: IntArray) -> None:
+        """Take each mention of a page back."""
+        self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
 
     def num_new(self, pages: IntArray) -> int:
         """Return how many of these pages have no count; a page that is named twice counts once."""
         return self._done(lib.counts_num_new(self._counts, pointer(pages), pages.size), pages)
 
     def combine(self, operation: Callable[..., IntArray], other: Counts) -> None:
-        """Add, or take back, all that another counts."""
+        """Add (`np.add`), or take back (`np.subtract`), all that another counts."""
         top = self._counts.top = max(self.top, other.top)
-        operation(self._of[:top], other._of[:top], out=self._of[:top])
+        operation(self.all[:top], other.all[:top], out=self.all[:top])
         self._counts.num_above = self._num_above()
 
     def check(self, what: str) -> None:
@@ -90,7 +85,7 @@ class Counts:
 
     def _done(self, num: int, pages: IntArray) -> int:
         assert num != _IS_NONE, f"pages {pages} are not all below {self._counts.num_pages}"
-        assert num >= 0, f"pages {pages[self._of[pages] < 0]} are given back too often"
+        assert num >= 0, f"pages {pages[self.all[pages] < 0]} are given back too often"
         return num
 
 
@@ -124,74 +119,3 @@ class PageSizes:
 
     def _each(self) -> list[Any]:
         return [self._others[at] for at in range(self.core.num_others)]
-
-
-class PageCounts:
-    """References of an account to pages. `num_pages` is how many pages have any, `num_bytes` their bytes."""
-
-    __slots__ = ("_core", "_counts", "_sizes")
-
-    def __init__(self, num_pages: int, sizes: PageSizes, core: Any) -> None:
-        """`core`: the account's."""
-        self._counts = Counts(num_pages, core, "pages")
-        self._core, self._sizes = core, sizes
-        core.sizes = sizes.core
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self._core.page_bytes)
-
-    @property
-    def num_pages(self) -> int:
-        return self._counts.num_above
-
-    @property
-    def own_bytes(self) -> int:
-        """Bytes of memory that it takes at most."""
-        return self._counts.all.nbytes
-
-    def grow(self, num_pages: int) -> None:
-        """Count more pages; the new ones have no reference."""
-        self._counts.grow(num_pages)
-
-    def of(self, pages: IntArray) -> IntArray:
-        """Return the number of references to each of these pages."""
-        found: IntArray = self._counts.all[pages]
-        return found
-
-    def all(self) -> IntArray:
-        """Every page that is referred to."""
-        return np.flatnonzero(self._counts.used).astype(np.int32)
-
-    def size_of(self, pages: IntArray) -> int:
-        """Bytes of each of these pages, all of one file."""
-        return self._sizes.of(pages)
-
-    def num_new(self, pages: IntArray) -> int:
-        """Return how many of these pages have no reference yet."""
-        return self._counts.num_new(pages)
-
-    def add_all(self, other: PageCounts) -> None:
-        """Count everything that another counts."""
-        self._combine(np.add, other)
-
-    def subtract_all(self, other: PageCounts) -> None:
-        """Take back everything that another counts."""
-        self._combine(np.subtract, other)
-
-    def _combine(self, operation: Callable[..., IntArray], other: PageCounts) -> None:
-        self._counts.combine(operation, other._counts)
-        self._core.page_bytes = self._sizes.total(self._counts.used)
-
-    def check(self, held: IntArray, who: str) -> None:
-        """Raise AssertionError unless these are the references to each page."""
-        counted = np.bincount(held, minlength=self._counts.top)
-        wrong = np.flatnonzero(self._counts.all[: counted.size] != counted)
-        if wrong.size:
-            some = wrong[:8]
-            raise AssertionError(
-                f"{who} is charged {self._counts.all[some]} references to pages {some}, holds {counted[some]}"
-            )
-        self._counts.check(f"charged to {who}")
-        if self.num_bytes != (num_bytes := self._sizes.total(counted)):
-            raise AssertionError(f"{who} is charged {self.num_bytes} bytes of pages, holds {num_bytes}")

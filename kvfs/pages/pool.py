@@ -297,7 +297,8 @@ class PagePool:
 
     def require_free(self, count: int, owner: int) -> None:
         """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
-        self.accounts.of(owner).require_new_pages(count)
+        for account in self.accounts.of(owner).chain():
+            account.limit_bytes(count)
         if count > self.num_free:
             raise NoSpace(
                 f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
@@ -380,7 +381,7 @@ class PagePool:
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
         """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
-        self.accounts.of(owner).charge_pages(pages)
+        done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
         self._references.add(pages)
 
     def are_in_memory(self, pages: IntArray) -> bool:
@@ -392,7 +393,7 @@ class PagePool:
         """
         self.num_coming -= frames.size
         self.store.bind(pages, frames)
-        is_sole = self.accounts.of(owner).pages.of(pages) == self.refcount[pages]
+        is_sole = self.accounts.of(owner).pages.all[pages] == self.refcount[pages]
         self._bytes_in[frames] = np.where(is_sole, _mark(owner), _SEVERAL)
 
     # Digests

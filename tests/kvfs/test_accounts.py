@@ -68,8 +68,8 @@ def test_page_counts_agree_with_plain_python_over_many_random_moves() -> None:
             step = 1
         for page in mentions:
             model[page] += step
-        assert counts.of(others).tolist() == list(model.values())
-        assert counts.num_pages == sum(value > 0 for value in model.values())
+        assert counts.all[others].tolist() == list(model.values())
+        assert counts.num_above == sum(value > 0 for value in model.values())
 
 
 def test_an_account_pays_once_for_each_page_however_many_forks_share_it(
@@ -78,14 +78,14 @@ def test_an_account_pays_once_for_each_page_however_many_forks_share_it(
     table = PageTable(pool, ANN)
     decoder.append(table, range(70))
     forks = [table.fork() for _ in range(10)]
-    assert accounts.of(ANN).pages.num_pages == 3
+    assert accounts.of(ANN).pages.num_above == 3
     decoder.append(forks[0], [1])  # in place: it is at the frontier
     decoder.append(forks[1], [2])  # a copy of the tail
-    assert accounts.of(ANN).pages.num_pages == 4
+    assert accounts.of(ANN).pages.num_above == 4
     table.close()
     for fork in forks[1:]:
         fork.close()
-    assert accounts.of(ANN).pages.num_pages == 3
+    assert accounts.of(ANN).pages.num_above == 3
     pool.check([forks[0]])
     forks[0].close()
 
@@ -96,9 +96,9 @@ def test_each_of_two_accounts_pays_for_pages_that_they_share(
     anns = PageTable(pool, ANN)
     decoder.append(anns, range(64))
     bobs = anns.fork(BOB)
-    assert [accounts.of(each).pages.num_pages for each in (ANN, BOB)] == [2, 2]
+    assert [accounts.of(each).pages.num_above for each in (ANN, BOB)] == [2, 2]
     anns.close()
-    assert [accounts.of(each).pages.num_pages for each in (ANN, BOB)] == [0, 2]
+    assert [accounts.of(each).pages.num_above for each in (ANN, BOB)] == [0, 2]
     pool.check([bobs])
     bobs.close()
 
@@ -142,10 +142,10 @@ def test_an_aborted_reservation_costs_nothing(pool: PagePool, accounts: Accounts
     fork = table.fork()
     decoder.append(table, range(5))
     reservation = fork.reserve(range(60), range(60))
-    assert accounts.of(ANN).pages.num_pages == 4
+    assert accounts.of(ANN).pages.num_above == 4
     pool.check([table, fork])
     reservation.abort()
-    assert accounts.of(ANN).pages.num_pages == 1
+    assert accounts.of(ANN).pages.num_above == 1
     for each in (table, fork):
         each.close()
 
@@ -179,15 +179,15 @@ def test_a_file_that_changes_hands_takes_its_charge_along(
     decoder.append(bobs, [1])
     with pytest.raises(OverQuota, match="uid 1002"):
         table.change_owner(BOB)
-    assert (table.owner, accounts.of(ANN).pages.num_pages, accounts.of(BOB).pages.num_pages) == (ANN, 4, 1)
+    assert (table.owner, accounts.of(ANN).pages.num_above, accounts.of(BOB).pages.num_above) == (ANN, 4, 1)
     bobs.close()
     table.change_owner(BOB)
-    assert accounts.of(BOB).pages.num_pages == 4
-    assert accounts.of(ANN).pages.num_pages == 2, "ann's reader still holds what she opened"
+    assert accounts.of(BOB).pages.num_above == 4
+    assert accounts.of(ANN).pages.num_above == 2, "ann's reader still holds what she opened"
     pool.check([table], [reader])
     table.reservation.abort()
     reader.close()
-    assert (accounts.of(BOB).pages.num_pages, accounts.of(ANN).pages.num_pages) == (2, 0)
+    assert (accounts.of(BOB).pages.num_above, accounts.of(ANN).pages.num_above) == (2, 0)
     table.close()
 
 
@@ -204,7 +204,7 @@ def test_a_table_handed_over_to_who_has_no_room_is_closed(
     other = PageTable(pool, ANN)
     decoder.append(other, range(2 * 32))
     assert other.hand_over(BOB).owner == BOB
-    assert accounts.of(BOB).pages.num_pages == 4
+    assert accounts.of(BOB).pages.num_above == 4
     for each in (bobs, other):
         each.close()
 
@@ -217,9 +217,9 @@ def test_readers_and_imports_are_charged_while_they_last(
     reader = Snapshot(table, image_format)
     data = BytesSource(image_of(table, image_format))
     table.close()
-    assert accounts.of(ANN).pages.num_pages == 3
+    assert accounts.of(ANN).pages.num_above == 3
     incoming = ImageImport(pool, parse_header(image_format, data), BOB)
-    assert accounts.of(BOB).pages.num_pages == 3
+    assert accounts.of(BOB).pages.num_above == 3
     with pytest.raises(OverQuota):
         ImageImport(pool, parse_header(image_format, data), BOB)
     pool.check([reader], [incoming])
@@ -240,11 +240,11 @@ def test_a_domain_is_charged_together_with_everything_above_it(
         two.reserve(range(64), range(64))
     own.truncate(0)
     decoder.append(two, range(64))
-    assert [each.pages.num_pages for each in (inner, outer, accounts.of(ANN))] == [2, 3, 3]
+    assert [each.pages.num_above for each in (inner, outer, accounts.of(ANN))] == [2, 3, 3]
     with pytest.raises(OverQuota, match="outer"):
         two.reserve([1], [64])
     fork = two.fork(outer.number)
-    assert [each.pages.num_pages for each in (inner, outer, accounts.of(ANN))] == [2, 3, 3]
+    assert [each.pages.num_above for each in (inner, outer, accounts.of(ANN))] == [2, 3, 3]
     pool.check([own, one, two, fork])
     for each in (own, one, two, fork):
         each.close()
@@ -258,7 +258,7 @@ def test_accounts_that_hold_nothing_are_forgotten_and_others_never(
     domain = accounts.new_domain(accounts.of(BOB), Limits(), lambda: "domain")
     for uid in range(10_000, 20_000):
         accounts.of(uid).charge_files()
-        accounts.of(uid).refund_files()
+        accounts.of(uid).charge_files(-1)
     assert len(accounts) < 100
     assert accounts.of(domain.number) is domain
     pool.check([table])
@@ -268,7 +268,7 @@ def test_accounts_that_hold_nothing_are_forgotten_and_others_never(
 def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, decoder: FakeDecoder) -> None:
     table = PageTable(pool, ANN)
     decoder.append(table, [1])
-    accounts.of(BOB).charge_pages(table.pages)
+    assert lib.core_charge(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE
     with pytest.raises(AssertionError, match="uid 1002 is charged"):
         pool.check([table])
     assert lib.core_refund(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE

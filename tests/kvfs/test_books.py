@@ -110,7 +110,7 @@ class Books(RuleBasedStateMachine):
         return file
 
     def books(self) -> tuple[bytes, ...]:
-        charged = b"".join(account.pages.all().tobytes() for account in self.accounts)
+        charged = b"".join(np.flatnonzero(account.pages.used).tobytes() for account in self.accounts)
         refcount, fill = self.pool.refcount[:NUM_PAGES], self.pool.fill[:NUM_PAGES]
         return (refcount.tobytes(), fill.tobytes(), self.pool._free.bitmap().tobytes(), charged)
 

@@ -108,7 +108,7 @@ class House:
 
     def used(self, who: Credentials) -> tuple[int, int]:
         account = self.fs.pool.accounts.of(who.uid)
-        return account.pages.num_pages, account.num_files
+        return account.pages.num_above, account.num_files
 
 
 @pytest.fixture
@@ -736,7 +736,7 @@ def test_the_recount_finds_bytes_that_were_charged_to_nobody(house: House) -> No
     file = house.plain("a")
     assert file.content is not None
     file.content.size = file.content.charged = 10
-    with pytest.raises(AssertionError, match="uid 1000 is charged 0 bytes beside pages, has 10"):
+    with pytest.raises(AssertionError, match="uid 1000 is charged other_bytes 0, has 10"):
         house.fs.check()
     file.content.charged = 0
     with pytest.raises(AssertionError, match="has 10 bytes, 0 are charged"):

@@ -266,7 +266,7 @@ def test_a_pool_in_use_grows(store: FakeStore):
     put_on_disk(pool, grown.pages, np.arange(16, 32, dtype=np.int32))
     pool.check([table, grown, others])
     assert table.read()[0].tolist() == [7] * 512
-    assert accounts.of(ANN).pages.num_pages == 32
+    assert accounts.of(ANN).pages.num_above == 32
     assert accounts.of(ANN).holdings.bytes_of[Kind.DOMAIN] == WEIGHTS[Kind.DOMAIN] + 4 * 40
     for each in (table, grown):
         each.close()

@@ -49,7 +49,11 @@ class Bench:
     def __init__(self, directory: Path, *, num_pages: int = NUM_PAGES, limits: Limits = LIMITS) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)
-        accounts = Accounts(num_pages, self.arena.page_bytes, sharing=lambda: self.batches)
+        accounts = Accounts(
+            num_pages,
+            self.arena.page_bytes,
+            weighed=lambda account: self.batches.weigh(account),  # noqa: PLW0108 - made later
+        )
         facts = Facts(self.model, self.arena, "float32")
         self.fs = FileSystem(
             PagePool(self.arena, accounts), facts, directory / "files", 0, 0, engine=lambda: self.batches

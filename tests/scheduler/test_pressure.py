@@ -335,7 +335,7 @@ def test_a_program_that_has_gone_is_told_nothing_and_leaves_nothing(house: House
         await trio.sleep(LEAST_S + GRACE_S)
         assert house.tell(file) == 0
         house.pressing.leave(other)
-        assert not house.fs.pool.accounts.total.watched
+        assert not any(account.core.is_watched for account in house.fs.pool.accounts)
 
     in_time(house, main)
 

@@ -456,8 +456,8 @@ class Walk:
             if place % 2 == 0 and self.charged[place] != account.pages:
                 assert account.number in self.told
             self.charged[place] = dict(account.pages)
-            assert dict(zip(pages.all().tolist(), pages.of(pages.all()).tolist(), strict=True)) == account.pages
-            assert pages.num_bytes == len(account.pages) * pool.page_bytes
+            assert {page: num for page, num in enumerate(pages.used.tolist()) if num} == account.pages
+            assert core.page_bytes == len(account.pages) * pool.page_bytes
         self.told.clear()
         for table, expected in self.tables:
             assert (table.pages.tolist(), table.length, table.owner) == (
