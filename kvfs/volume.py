@@ -591,7 +591,7 @@ class Volume:
         """Pages that there is room for: plain files, and pages of other models, have their part of the disk."""
         num_slots = self.storage.num_free_slots()
         return (
-            self.pool.num_free if num_slots is None else min(self.pool.num_free, self.pool.store.num_free + num_slots)
+            self.pool.num_free if num_slots is None else min(self.pool.num_free, self.pool.store.free.count + num_slots)
         )
 
     def space_around(self, inode: Inode) -> Space:

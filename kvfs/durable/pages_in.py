@@ -185,7 +185,7 @@ class PagesIn:
         """The first entries of a tail: others may share it further, and its slot may hold what was cut off since."""
         facts = self._facts.get(self.file_of(page))
         view = memoryview(data)
-        return self._pool.store.masked(view, num_entries) if facts is None else masked(view, facts, num_entries)
+        return self._pool.store.store.masked(view, num_entries) if facts is None else masked(view, facts, num_entries)
 
     def file_of(self, page: int) -> SlotFile:
         """Where its slot is."""

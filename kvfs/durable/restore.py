@@ -97,7 +97,7 @@ class Restorer:
 
     def _take_pages(self, identity: int, slots: KeptSlots) -> None:
         pool = self._volume.pool
-        pages = pool.take_restored(len(slots)) if identity == self._own else pool.take_foreign(len(slots))
+        pages = pool.take_restored(len(slots), RUNNING if identity == self._own else NO_ARENA)
         if identity != self._own:
             pool.accounts.sizes.add(int(pages[0]), int(pages[-1]) + 1, self._kept.facts[identity].page_bytes)
         pool.on_disk.restore(pages, slots.slots, slots.checks, slots.kept)

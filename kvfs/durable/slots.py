@@ -44,7 +44,7 @@ class Slots:
         """Take the `count` lowest free slots: they are owned from now on, and what the index says of them is old."""
         while self._free.count < count:
             self._grow(2 * self._owned.size)
-        slots = self._free.take_lowest(count)
+        slots = self._free.take(count, lowest=True)
         self._owned[slots] = True
         self.recorded.difference_update(slots.tolist())
         return slots

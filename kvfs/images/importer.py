@@ -110,7 +110,7 @@ class ImageImport:
         if surveyed is not None:
             self._pages[there], self._is_own[there] = surveyed.twins[there], False
         # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
-        self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, overwritten=True, frames=frames)
+        self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, frames)
         pool.pin(self._pages[self._is_own])
         pool.retain(self._pages[~self._is_own], owner)
 
@@ -193,8 +193,8 @@ class ImageImport:
                 self._digests[index] = value
         tail = self.plan.num_entries % PAGE_ENTRIES
         if tail:
-            last = int(self._pages[-1])
-            if store.head(last, tail) != store.view(last):
+            last = store.view(pages[-1])
+            if store.store.masked(last, tail) != last:
                 raise Invalid(f"image is damaged: its last page holds bytes past entry {self.plan.num_entries}")
 
     def _load_entries(self, source: ByteSource) -> bytes:

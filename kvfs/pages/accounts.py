@@ -363,9 +363,6 @@ class Accounts:
         """Bytes of names and of all else that is no page."""
         return int(self.total.other_bytes) + names_bytes(self.total.num_files)
 
-    def __len__(self) -> int:
-        return len(self._accounts)
-
     def __iter__(self) -> Iterator[Account]:
         return iter(tuple(self._accounts.values()))
 

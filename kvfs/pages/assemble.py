@@ -144,7 +144,7 @@ class Assembly:
             pool.retain(pages[plan.shared], self.owner)
             try:
                 # Not zeroed first: every byte is written by `fill`.
-                new_pages = pool.allocate(self.num_new_pages, self.owner, overwritten=True, frames=frames)
+                new_pages = pool.allocate(self.num_new_pages, self.owner, frames)
             except BaseException:
                 pool.release(pages[plan.shared], self.owner)
                 raise

@@ -3,8 +3,7 @@
 A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes
 are needed: they are on disk alone. So a pool may have more pages than frames.
 
-Satisfies `PageStore` by page numbers, for pages that are in memory. Owned by the daemon's trio thread; workers use the
-pages that they hold references on.
+Owned by the daemon's trio thread; workers use the pages that they hold references on.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NOWHERE = -1
 class Frames:
     """The frames of one store, and the pages in them."""
 
-    __slots__ = ("_columns", "_core", "_free", "bytes_in", "generation", "of", "page_of", "store")
+    __slots__ = ("_columns", "_core", "bytes_in", "free", "generation", "of", "page_of", "store")
 
     def __init__(self, store: PageStore, columns: Columns, core: Any) -> None:
         """`core`: the pool's `core_pool`, which learns of frames here."""
@@ -41,25 +40,14 @@ class Frames:
         self.generation: npt.NDArray[np.int64] = of_frames["generation"]
         self.bytes_in: npt.NDArray[np.int64] = of_frames["bytes_in"]
         """The pool writes owners' marks here."""
-        self._free = FreeList(store.num_pages)
-        core.frames = self._free.core
-
-    @property
-    def num_free(self) -> int:
-        return self._free.count
-
-    def take(self, count: int) -> IntArray:
-        """Take `count` frames, which must be free; `bind` them, or `give_frames` them back."""
-        return self._free.take(count)
+        self.free = FreeList(store.num_pages)
+        """Frames that are taken from here get pages by `bind`, or come back."""
+        core.frames = self.free.core
 
     def bind(self, pages: IntArray, frames: IntArray) -> None:
         """Give frames to pages: the pages are in memory from now on."""
         self.of[pages] = frames
         self.page_of[frames] = pages
-
-    def give_frames(self, frames: IntArray) -> None:
-        """Give back frames that hold no page."""
-        self._free.give(frames)
 
     def give(self, pages: IntArray) -> None:
         """Free the frames of pages; a page without a frame, or one that is named twice, does no harm."""
@@ -67,19 +55,11 @@ class Frames:
 
     def held_pages(self) -> IntArray:
         """Every page that is in memory: looks at the frames that were ever used."""
-        used = self.page_of[: self._free.top]
+        used = self.page_of[: self.free.top]
         pages: IntArray = used[used != NOWHERE]
         return pages
 
-    # What `PageStore` asks for
-
-    @property
-    def num_pages(self) -> int:
-        return self.store.num_pages
-
-    @property
-    def page_bytes(self) -> int:
-        return self.store.page_bytes
+    # As of `PageStore`, for pages that are in memory
 
     def view(self, page: int, count: int = 1) -> memoryview:
         """The bytes of a page, and of those in the frames behind it."""
@@ -90,13 +70,6 @@ class Frames:
 
     def zero(self, page: int) -> None:
         self.store.zero(self._frame(page))
-
-    def head(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero."""
-        return self.masked(self.view(page), num_entries)
-
-    def masked(self, data: memoryview, num_entries: int) -> bytes:
-        return self.store.masked(data, num_entries)
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
         self.store.assemble(self._frame(target), self.frames_of(sources), slots, shifts)
@@ -114,20 +87,21 @@ class Frames:
 
     # The books
 
-    def check(self, num_coming: int, num_pages: int) -> None:
-        """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`).
+    def check(self, num_pages: int) -> None:
+        """Raise AssertionError unless each frame is free, bound to one page, or about to be bound.
 
         `num_pages`: the others were never used.
         """
-        self._free.check()
+        self.free.check()
         bound = self.of[:num_pages][self.of[:num_pages] != NOWHERE]
-        is_free = self._free.bitmap(self._free.top)
-        holding = np.flatnonzero(self.page_of[: self._free.top] != NOWHERE)
+        is_free = self.free.bitmap(self.free.top)
+        holding = np.flatnonzero(self.page_of[: self.free.top] != NOWHERE)
         if holding.size != bound.size or (self.of[self.page_of[holding]] != holding).any():
             raise AssertionError("a page and its frame disagree about each other")
         if np.unique(bound).size != bound.size or is_free[bound].any():
             raise AssertionError("a frame is bound to two pages, or is free although it holds one")
-        if bound.size + self._free.count + num_coming != self.store.num_pages:
+        num_coming = self._core.num_coming
+        if bound.size + self.free.count + num_coming != self.store.num_pages:
             raise AssertionError(
-                f"{bound.size} frames bound + {self._free.count} free + {num_coming} coming != {self.store.num_pages}"
+                f"{bound.size} frames bound + {self.free.count} free + {num_coming} coming != {self.store.num_pages}"
             )

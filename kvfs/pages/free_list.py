@@ -6,7 +6,6 @@ capacity. A byte a page, and passes of numpy over all of them, took 9 ms for a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,19 +44,15 @@ class FreeList:
         lib.free_list_set(larger, pointer(taken), len(taken), False)
         self.core = larger
 
-    def take(self, count: int) -> IntArray:
-        """Take `count` pages, which must be free: the lowest run that fits, else the lowest pieces."""
-        return self._taken(count, lib.free_list_take)
+    def take(self, count: int, *, lowest: bool = False) -> IntArray:
+        """Take `count` pages, which must be free: the lowest run that fits, else the lowest pieces.
 
-    def take_lowest(self, count: int) -> IntArray:
-        """Take the lowest pages, runs or not."""
-        return self._taken(count, lib.free_list_take_lowest)
-
-    def _taken(self, count: int, take: Callable[[object, int, object], None]) -> IntArray:
+        `lowest`: the lowest pages, runs or not.
+        """
         assert 0 <= count <= self.count, f"{count} pages wanted, {self.count} free"
         pages = np.empty(count, np.int32)
         if count:
-            take(self.core, count, pointer(pages))
+            (lib.free_list_take_lowest if lowest else lib.free_list_take)(self.core, count, pointer(pages))
         return pages
 
     def give(self, pages: IntArray) -> None:

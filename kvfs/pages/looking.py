@@ -53,7 +53,7 @@ class NoColdPages:
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
         assert page >= 0
-        return self._store.masked(memoryview(data), num_entries)
+        return self._store.store.masked(memoryview(data), num_entries)
 
 
 def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> list[T]:

@@ -56,9 +56,10 @@ class OnDisk:
         self._stable: npt.NDArray[np.int8] = columns["num_written"]
         self._generation: IntArray = columns["generation"]
 
-    def left(self, pages: IntArray, slots: IntArray) -> None:
-        """The numbers were given back; until then the pages had these slots."""
-        self._files().disown(pages, slots)
+    def left(self, owners: npt.NDArray[np.void]) -> None:
+        """Tell the files of pages that had slots until their numbers were given back: see `core_left`."""
+        if owners.size:
+            self._files().disown(owners["page"], owners["slot"])
 
     def begin_write(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> IntArray:
         """Pages are being written, so many entries of each; give what this returns to `end_write`."""

@@ -18,8 +18,7 @@ for full ones, and read entries below their fill.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +47,8 @@ _SEVERAL = -1
 
 
 _FIRST_ROWS = 1 << 12
-_FORMATS = {"page": "i4", "slot": "i4", "kept_until": "f8"}
-_OFFSETS = [ffi.offsetof("core_left", name) for name in _FORMATS]
-_LEFT = np.dtype({"names": [*_FORMATS], "formats": [*_FORMATS.values()], "offsets": _OFFSETS})
+_LEFT = np.dtype([("page", "i4"), ("slot", "i4"), ("kept_until", "f8")])
+"""Of `core_left`."""
 NO_ROW = -1
 """In place of a row: no file that there still is."""
 
@@ -86,29 +84,6 @@ class PageHolder(Protocol):
     def check(self) -> None:
         """Raise AssertionError if the holder contradicts itself or its pool."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """Figures that say how full the pool is."""
-
-    num_pages: int
-    num_free: int
-    num_shared: int
-    """Pages with more than one reference."""
-    page_bytes: int
-
-
-def _field(name: str, about: str) -> property:
-    """A number that the core keeps."""
-
-    def get(pool: PagePool) -> Any:
-        return getattr(pool.core, name)
-
-    def put(pool: PagePool, value: int) -> None:
-        setattr(pool.core, name, value)
-
-    return property(get, put, doc=about)
 
 
 class PagePool:
@@ -171,11 +146,6 @@ class PagePool:
         self.cold: ColdPages = NoColdPages(self.store)
         """The reader of pages that are not in memory."""
 
-    num_coming = _field("num_coming", "Frames that are taken and hold no page yet.")
-    num_promised = _field("num_promised", "Free frames that are somebody's already, who waits for more of them.")
-    is_awaited = _field("is_awaited", "Whether a call waits for frames: the pager notes it.")
-    low_water = _field("low_water", "Free frames: `bell` rings when there are fewer.")
-
     @property
     def num_free(self) -> int:
         """Pages that there is room for, in memory or on disk."""
@@ -187,6 +157,11 @@ class PagePool:
         return self._references.top
 
     @property
+    def num_shared(self) -> int:
+        """Pages with more than one reference."""
+        return self._references.num_above
+
+    @property
     def num_pinned(self) -> int:
         """Pages that keep their frames for somebody."""
         return self._pins.num_above
@@ -194,12 +169,12 @@ class PagePool:
     @property
     def num_in_memory(self) -> int:
         """Pages that have a frame."""
-        return self.num_frames - self.store.num_free - int(self.num_coming)
+        return self.num_frames - self.store.free.count - int(self.core.num_coming)
 
     @property
     def num_free_frames(self) -> int:
         """Pages that there is room for in memory, for whoever comes now."""
-        return self.store.num_free - int(self.num_promised)
+        return self.store.free.count - int(self.core.num_promised)
 
     def grow(self, num_numbers: int) -> None:
         """Grow to so many numbers; the new ones are for pages of the running model. No page moves."""
@@ -219,45 +194,19 @@ class PagePool:
         found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames]) - _mark(0)
         return found
 
-    def statistics(self) -> PoolStatistics:
-        return PoolStatistics(self.num_pages, self.num_free, self._references.num_above, self.page_bytes)
-
     # References
 
-    def allocate(
-        self, count: int, owner: int, *, overwritten: bool = False, frames: IntArray | None = None
-    ) -> IntArray:
+    def allocate(self, count: int, owner: int, frames: IntArray | None = None) -> IntArray:
         """Give out `count` pages with one reference each, in memory; or raise OverQuota or NoSpace and change nothing.
 
-        The pages read as zeros or hold bytes of `owner` alone. `overwritten`: the caller promises to overwrite every
-        byte, so stale bytes stay until it calls `claim`; a page freed before that still counts as dirty. `frames`: of
-        `take_frames`, as many.
+        The caller overwrites every byte and calls `claim`: until then a page may hold bytes of others, and counts as
+        dirty if it is freed. `frames`: of `take_frames`, as many.
         """
-        pages, is_stale = self.allocate_stale(count, owner, frames=frames)
-        if not overwritten:
-            stale = pages[is_stale]
-            for page in stale.tolist():
-                self.store.zero(page)
-            self.claim(stale, owner)
-        return pages
-
-    def allocate_stale(
-        self, count: int, owner: int, *, frames: IntArray | None = None, may_wait: bool = False
-    ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """As `allocate`, and which of the pages hold bytes of others still.
-
-        Zeroing a page takes 0.1 ms or more. So a caller that takes many zeroes them elsewhere, in time, and then calls
-        `claim`; a page freed before that still counts as dirty. `may_wait`: where not so many frames are free the pages
-        have none, and none is stale, until `give_frames_to`.
-        """
-        account = self.accounts.of(owner)
-        pages, is_stale = np.empty(count, np.int32), np.empty(count, np.bool_)
-        taken = ffi.NULL if frames is None else pointer(frames)
-        outcome = lib.core_allocate(
-            self.core, account.core, count, taken, may_wait, pointer(pages), ffi.from_buffer("uint8_t[]", is_stale)
-        )
+        account, taken = self.accounts.of(owner), ffi.NULL if frames is None else pointer(frames)
+        pages, stale = np.empty(count, np.int32), ffi.new("uint8_t[]", count)
+        outcome = lib.core_allocate(self.core, account.core, count, taken, False, pointer(pages), stale)
         self.done(outcome, owner, count)
-        return pages, is_stale
+        return pages
 
     def done(self, outcome: int, owner: int, num_pages: int = 0) -> None:
         """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed.
@@ -283,14 +232,13 @@ class PagePool:
         news, core.news = core.news, 0
         if not news:
             return
-        left, core.num_left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy(), 0
         if news & lib.CORE_RING:
             self.bell.ring()
-        if left.size:
+        if news & lib.CORE_LEFT:
+            left = np.frombuffer(ffi.buffer(core.left, core.num_left * _LEFT.itemsize), _LEFT).copy()
+            core.num_left = 0
             self.kept.left(left["kept_until"])
-            owners = np.sort(left[left["slot"] != NO_SLOT], order="page")
-            if owners.size:
-                self.on_disk.left(owners["page"], owners["slot"])
+            self.on_disk.left(np.sort(left[left["slot"] != NO_SLOT], order="page"))
         if news & lib.CORE_CHARGED:
             told, core.told = core.told, ffi.NULL
             self.accounts.tell(told)
@@ -305,23 +253,16 @@ class PagePool:
                 "remove files or forks, or start the daemon with more KV memory, or more --disk"
             )
 
-    def give_frames_to(self, pages: IntArray, owner: int, frames: IntArray) -> npt.NDArray[np.bool_]:
-        """New pages of `owner` are there from now on: which of them hold bytes of others still."""
-        is_stale = np.empty(pages.size, np.bool_)
-        stale = ffi.from_buffer("uint8_t[]", is_stale)
-        lib.core_bind(self.core, owner, pointer(pages), pages.size, pointer(frames), stale)
-        return is_stale
-
     def take_frames(self, count: int) -> IntArray:
-        """Free frames, for pages that are to be read, or for new ones; `num_free` of the store is at least so many."""
-        self.num_coming += count
-        return self.store.take(count)
+        """Take free frames, which there are, for pages that are to be read, or for new ones."""
+        self.core.num_coming += count
+        return self.store.free.take(count)
 
     def return_frames(self, frames: IntArray) -> None:
         """Give back frames that `take_frames` gave and that got no page; their bytes may be anything."""
-        self.num_coming -= frames.size
+        self.core.num_coming -= frames.size
         self._bytes_in[frames] = _SEVERAL
-        self.store.give_frames(frames)
+        self.store.free.give(frames)
 
     def pin(self, pages: IntArray) -> None:
         """Pin pages: they keep their frames until `unpin`."""
@@ -329,11 +270,6 @@ class PagePool:
 
     def unpin(self, pages: IntArray) -> None:
         self._pins.subtract(pages)
-
-    def let_go(self) -> None:
-        """Tell the pager that frames may be had which somebody waits for."""
-        if self.is_awaited:
-            self.bell.ring()
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
         """Return how many of each page's first slots have an entry, of pages that nothing computes with."""
@@ -369,14 +305,10 @@ class PagePool:
 
     # Pages on disk
 
-    def take_restored(self, count: int) -> IntArray:
-        """Numbers for pages that are on disk; `restore_references` says who refers to them."""
-        return self._free.take(count)
-
-    def take_foreign(self, count: int) -> IntArray:
-        """The same for pages of another model, one after the other."""
+    def take_restored(self, count: int, arena: int = RUNNING) -> IntArray:
+        """Take numbers for pages that are on disk; `restore_references` says who refers to them."""
         pages = self._free.take(count)
-        self.arena[pages] = NO_ARENA
+        self.arena[pages] = arena
         return pages
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
@@ -384,14 +316,11 @@ class PagePool:
         done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
         self._references.add(pages)
 
-    def are_in_memory(self, pages: IntArray) -> bool:
-        return bool(self.store.of.has(pages).all())
-
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
         """The frames, of `take_frames`, hold these pages now. What nobody but `owner` refers to is taken for his bytes
         alone.
         """
-        self.num_coming -= frames.size
+        self.core.num_coming -= frames.size
         self.store.bind(pages, frames)
         is_sole = self.accounts.of(owner).pages.all[pages] == self.refcount[pages]
         self._bytes_in[frames] = np.where(is_sole, _mark(owner), _SEVERAL)
@@ -464,7 +393,7 @@ class PagePool:
         self._references.check("shared")
         self._pins.check("pinned")
         self.kept.check()
-        self.store.check(self.num_coming, num)
+        self.store.check(num)
         fill, has_digest = self.fill[:num], self.has_digest[:num]
         strange = (fill < 0) | (fill > PAGE_ENTRIES) | (has_digest & (fill != PAGE_ENTRIES))
         strange |= unused & ((fill != 0) | (self.num_reserved[:num] != 0))

@@ -46,7 +46,7 @@ class Arrivals:
 
     def admit(self, ticket: Ticket) -> None:
         """There are as many frames for it: its pages are pinned, and what is missing is read."""
-        ticket.admitted(self._pool.store.take(ticket.num_new))
+        ticket.admitted(self._pool.store.free.take(ticket.num_new))
         ticket.is_admitted = True
         self._read_missing(ticket)
         if not ticket.num_reading:

@@ -131,9 +131,9 @@ class Departures:
     def keep_some_free(self) -> None:
         """Keep some frames free, so that a call that needs a page gets it at once."""
         pool, now_s = self._pool, self._clock()
-        short = pool.low_water - pool.store.num_free - len(self.going)
+        short = pool.core.low_water - pool.store.free.count - len(self.going)
         if short > 0 and now_s >= self._full_until_s:
-            taken = self.victims(_NONE, short + pool.low_water)
+            taken = self.victims(_NONE, short + pool.core.low_water)
             if not taken.size:
                 self._full_until_s = now_s + FULL_FOR_S
             elif not self.is_grace(taken):
@@ -142,7 +142,7 @@ class Departures:
     def clean_ahead(self) -> None:
         """Write what would go down next, while nobody waits for it."""
         pool = self._pool
-        if self._cleaning or self._moves.num_jobs or pool.store.num_free * CLEAN_SHARE > pool.num_frames:
+        if self._cleaning or self._moves.num_jobs or pool.store.free.count * CLEAN_SHARE > pool.num_frames:
             return
         found = self.victims(_NONE, pool.num_frames // CLEAN_SHARE)
         dirty = found[~pool.on_disk.is_kept(found, pool.computed(found))][:CLEANED_AT_ONCE]

@@ -119,7 +119,7 @@ class Hints:
     def _make_room(self, table: PageTable, until_s: float) -> bool:
         """Of files that are not about to be used, and less so than this one."""
         pool, departures = self._pool, self._departures
-        short = self._num_missing(table) - pool.store.num_free + pool.low_water
+        short = self._num_missing(table) - pool.store.free.count + pool.core.low_water
         if short <= 0:
             return True
         found = departures.victims(table.pages)
@@ -127,7 +127,7 @@ class Hints:
         if found.size < short or departures.is_grace(found):
             return False
         departures.send(found)
-        return self._num_missing(table) <= pool.store.num_free
+        return self._num_missing(table) <= pool.store.free.count
 
     def _may_give_way(self, pages: IntArray, until_s: float) -> npt.NDArray[np.bool_]:
         """Return the pages that were not used for a while, or are not expected back before then."""

@@ -90,7 +90,7 @@ class Pager:
     def start(self, mover: Mover) -> None:
         """Pages may go down, and come back, from now on. Before that, what has no frame never gets one."""
         self._moves.mover = mover
-        self._pool.low_water = max(1, self._pool.num_frames // LOW_WATER_SHARE)
+        self._pool.core.low_water = max(1, self._pool.num_frames // LOW_WATER_SHARE)
 
     # ---- files
 
@@ -246,7 +246,7 @@ class Pager:
         def admitted(found: IntArray) -> None:
             self._pool.pin(pages)
             frames.append(found)
-            self._pool.num_coming += found.size
+            self._pool.core.num_coming += found.size
 
         def over(_error: SymError | None) -> None:
             is_over.set()
@@ -435,7 +435,7 @@ class Pager:
             self._advance()
             if self._moves.mover is not None and not self._waiting:
                 self.departures.clean_ahead()
-            self._pool.is_awaited = bool(self._waiting or self._hints)  # whatever is added from here on rings
+            self._pool.core.is_awaited = bool(self._waiting or self._hints)  # whatever is added from here on rings
             await trio.lowlevel.checkpoint()
 
     def _sleep_s(self) -> float:
@@ -456,7 +456,7 @@ class Pager:
             while (ticket := self._waiting.first()) is not None and self._try(ticket):
                 pass
             if ticket is None:
-                self._pool.num_promised = 0
+                self._pool.core.num_promised = 0
                 self._hints.advance()
                 self.departures.keep_some_free()
         finally:
@@ -465,18 +465,18 @@ class Pager:
     def _try(self, ticket: Ticket) -> bool:
         """The first in order has its frames, or fails. False: it has to wait."""
         pool, num_pages = self._pool, ticket.old_pages.size + ticket.num_new
-        pool.num_promised = 0
+        pool.core.num_promised = 0
         if num_pages > pool.num_frames:
             what = f"{num_pages} pages are needed in memory at once, and there is room for {pool.num_frames}"
             self._ended(ticket, NoSpace(f"{what}: start the daemon with more KV memory"))
             return True
-        short = self._arrivals.num_frames_for(ticket) - pool.store.num_free
+        short = self._arrivals.num_frames_for(ticket) - pool.store.free.count
         if short > 0:
             self._make_room(short, ticket)
             if ticket.is_over:
                 return True
-            if self._arrivals.num_frames_for(ticket) > pool.store.num_free:
-                pool.num_promised = pool.store.num_free
+            if self._arrivals.num_frames_for(ticket) > pool.store.free.count:
+                pool.core.num_promised = pool.store.free.count
                 return False
         self._waiting.served(ticket)
         self._arrivals.admit(ticket)
@@ -488,7 +488,7 @@ class Pager:
         wanted = num_frames - len(departures.going)
         if wanted <= 0:
             return
-        taken = departures.victims(ticket.old_pages, wanted + self._pool.low_water)
+        taken = departures.victims(ticket.old_pages, wanted + self._pool.core.low_water)
         if not ticket.is_answer and departures.is_grace(taken):
             return
         num_frames -= departures.send(taken) + len(departures.going)
@@ -510,7 +510,7 @@ class Pager:
 
     def _is_anything_pinned(self) -> bool:
         """Whether somebody has pages in memory that will be let go."""
-        return bool(self._pool.num_coming or self._pool.num_pinned)
+        return bool(self._pool.core.num_coming or self._pool.num_pinned)
 
     def _look_for_late(self) -> None:
         """Fail the tickets that wait for a disk that does not answer."""
@@ -535,7 +535,7 @@ class Pager:
         pool, moves = self._pool, self._moves
         return TierStatistics(
             num_frames=pool.num_frames,
-            num_free_frames=pool.store.num_free,
+            num_free_frames=pool.store.free.count,
             num_computing=pool.num_pinned,
             num_kept=pool.kept.num(self.clock()),
             num_on_disk_alone=pool.num_pages - pool.num_free - pool.num_in_memory,

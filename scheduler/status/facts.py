@@ -96,7 +96,7 @@ class Control:
 
     def metrics(self) -> str:
         """Everything that is counted, in Prometheus's text format."""
-        steps, pool, volume = self._batches.statistics, self._fs.pool.statistics(), self._fs.statfs()
+        steps, pool, volume = self._batches.statistics, self._fs.pool, self._fs.statfs()
         kept = self._fs.volume.storage.statistics()
         gauge, counter, counters = metrics.gauge, metrics.counter, metrics.counters
         taken = self._gate.num_calls + Counter({Op.PRED: steps.num_taken_calls})

@@ -81,7 +81,7 @@ def pool_of(count: int, rng: np.random.Generator) -> tuple[PagePool, Residents]:
     residents.gap_spread_s[:count] = some.gap_spread_s
     residents.gaps = gaps_of(rng)
     pages = np.arange(pool.num_frames, dtype=np.int32)
-    pool.store.bind(pages, pool.store.take(pool.num_frames))
+    pool.store.bind(pages, pool.store.free.take(pool.num_frames))
     pool.fill[pages] = PAGE_ENTRIES
     pool.row_of[pages] = rng.permutation(np.repeat(np.arange(count), PAGES_EACH))
     pool.pins[pages[rng.random(len(pages)) < COMPUTES]] = 1

@@ -217,3 +217,13 @@ def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, 
 def listing(fs: FileSystem, creds: Credentials, path: str) -> list[Listed]:
     """Content of a directory, by name, as the gate finds it."""
     return [fs.entry(name, inode) for name, inode in sorted(fs.directory(creds, path).entries.items())]
+
+
+def allocate(pool: PagePool, count: int, owner: int) -> IntArray:
+    """New pages of zeros, or of bytes that `owner` left there."""
+    pages = pool.allocate(count, owner)
+    stale = pages[pool.owners_of(pages) != owner]
+    for page in stale.tolist():
+        pool.store.zero(page)
+    pool.claim(stale, owner)
+    return pages

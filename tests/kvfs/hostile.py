@@ -209,10 +209,8 @@ class _Watched(PagePool):
 
     num_taken = 0
 
-    def allocate(
-        self, count: int, owner: int, *, overwritten: bool = False, frames: IntArray | None = None
-    ) -> IntArray:
-        pages = super().allocate(count, owner, overwritten=overwritten, frames=frames)
+    def allocate(self, count: int, owner: int, frames: IntArray | None = None) -> IntArray:
+        pages = super().allocate(count, owner, frames)
         self.num_taken += count
         return pages
 

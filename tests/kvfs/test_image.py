@@ -19,7 +19,16 @@ from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_values, fake_identity, import_image
+from tests.kvfs.fakes import (
+    BytesSource,
+    FakeDecoder,
+    FakeFacts,
+    FakeStore,
+    allocate,
+    entry_values,
+    fake_identity,
+    import_image,
+)
 
 ANN, BOB = 1001, 1002
 LENGTHS = [0, 1, 31, 32, 33, 63, 64, 70]
@@ -302,7 +311,7 @@ def test_what_an_abandoned_import_read_is_not_shown_to_another_owner(
     incoming = ImageImport(pool, parse_header(image_format, source), ANN)
     incoming.load(source)
     incoming.abandon()
-    pool.allocate(16, BOB)
+    allocate(pool, 16, BOB)
     assert not store.pages.any()
 
 
@@ -323,7 +332,7 @@ def test_imported_pages_are_their_owners_and_need_no_zeroing_for_it(
     source = BytesSource(image_of(table, image_format))
     table.close()
     import_image(pool, image_format, source, ANN).close()
-    pool.allocate(16, ANN)
+    allocate(pool, 16, ANN)
     assert store.num_zeroed == 0
 
 

@@ -20,7 +20,7 @@ from kvfs.pages.holdings import WEIGHTS, Kind
 from kvfs.pages.pool import NO_ARENA, PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
-from tests.kvfs.fakes import FakeDecoder, FakeStore, commit_all
+from tests.kvfs.fakes import FakeDecoder, FakeStore, allocate, commit_all
 
 ANN, BOB = 1001, 1002
 MARKER = b"the secret of ann"
@@ -71,7 +71,7 @@ def test_more_pages_than_are_free_raise_no_space_and_change_nothing(pool: PagePo
 def test_a_page_with_several_references_is_free_after_the_last_is_gone(pool: PagePool):
     pages = pool.allocate(2, ANN)
     pool.retain(pages, ANN)
-    assert pool.statistics().num_shared == 2
+    assert pool.num_shared == 2
     pool.release(pages, ANN)
     pool.check([Held(*pages)])
     pool.release(pages, ANN)
@@ -96,22 +96,22 @@ def test_releasing_a_free_page_is_caught(pool: PagePool):
 
 
 def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStore):
-    pages = pool.allocate(4, ANN)
+    pages = allocate(pool, 4, ANN)
     for page in pages.tolist():
         write_marker(store, page)
         pool.tokens[page] = 77
         pool.positions[page] = 78
     pool.release(pages, ANN)
-    assert set(pool.allocate(4, BOB).tolist()) == set(pages.tolist())
+    assert set(allocate(pool, 4, BOB).tolist()) == set(pages.tolist())
     assert MARKER not in bytes(store.view(0, store.num_pages))
     assert not pool.tokens[pages].any()
     assert not pool.positions[pages].any()
 
 
 def test_pages_that_stay_with_their_owner_or_were_never_used_are_not_zeroed_again(pool: PagePool, store: FakeStore):
-    pool.release(pool.allocate(4, ANN), ANN)
-    pool.allocate(4, ANN)
-    pool.allocate(4, BOB)
+    pool.release(allocate(pool, 4, ANN), ANN)
+    allocate(pool, 4, ANN)
+    allocate(pool, 4, BOB)
     assert store.num_zeroed == 0
 
 
@@ -124,7 +124,7 @@ def test_a_page_into_which_two_owners_wrote_is_zeroed_for_both(pool: PagePool, s
     page = int(bobs.pages[0])
     bobs.close()
     anns.close()
-    assert pool.allocate(1, ANN).tolist() == [page]
+    assert allocate(pool, 1, ANN).tolist() == [page]
     assert not any(store.view(page))
 
 
@@ -137,7 +137,7 @@ def test_a_copied_tail_counts_as_bytes_of_both_owners(pool: PagePool, store: Fak
     page = int(bobs.pages[0])
     assert page != int(anns.pages[0])
     bobs.close()
-    pool.allocate(1, BOB)
+    allocate(pool, 1, BOB)
     assert store.num_zeroed == 1
     assert not any(store.view(page))
 
@@ -161,22 +161,22 @@ def test_a_tail_is_copied_as_far_as_it_is_filled_and_whole_over_bytes_of_others(
 
 
 def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore):
-    pages = pool.allocate(1, ANN)
+    pages = allocate(pool, 1, ANN)
     write_marker(store, int(pages[0]))
     pool.release(pages, ANN)
-    pool.release(pool.allocate(1, BOB, overwritten=True), BOB)  # given up before anything was overwritten
-    pool.allocate(1, BOB)
+    pool.release(pool.allocate(1, BOB), BOB)  # given up before anything was overwritten
+    allocate(pool, 1, BOB)
     assert MARKER not in bytes(store.view(0, store.num_pages))
 
 
 def test_claimed_pages_need_no_zeroing_for_their_owner(pool: PagePool, store: FakeStore):
-    pages = pool.allocate(1, ANN, overwritten=True)
+    pages = pool.allocate(1, ANN)
     pool.claim(pages, ANN)
     pool.release(pages, ANN)
-    pool.allocate(1, ANN)
+    allocate(pool, 1, ANN)
     assert store.num_zeroed == 0
     pool.release(pages, ANN)
-    pool.allocate(1, BOB)
+    allocate(pool, 1, BOB)
     assert store.num_zeroed == 1
 
 
@@ -245,7 +245,7 @@ def test_a_pool_in_use_grows(store: FakeStore):
     accounts = Accounts(18, store.page_bytes)
     domain = accounts.new_domain(accounts.of(ANN), NO_LIMITS, lambda: "the domain")
     pool = PagePool(store, accounts, num_foreign=2, num_on_disk=16)
-    foreign = pool.take_foreign(2)
+    foreign = pool.take_restored(2, NO_ARENA)
     pool.restore_references(foreign, BOB)
     table = PageTable(pool, domain.number)
     commit_all(table.reserve([7] * 512, range(512)))
@@ -300,14 +300,14 @@ def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool:
     pages = pool.allocate(3, ANN)
     pool.retain(pages[:2], ANN)
     pool.pin(pages[1:])
-    assert (pool.statistics().num_shared, pool.num_pinned) == (2, 2)
+    assert (pool.num_shared, pool.num_pinned) == (2, 2)
     pool.pins[pages[0]] = 1
     with pytest.raises(AssertionError, match="2 pages are said to be pinned, 3 are"):
         pool.check([Held(*pages), Held(*pages[:2])])
     pool.pins[pages[0]] = 0
     pool.unpin(pages[1:])
     pool.release(pages[:2], ANN)
-    assert (pool.statistics().num_shared, pool.num_pinned) == (0, 0)
+    assert (pool.num_shared, pool.num_pinned) == (0, 0)
     pool.check([Held(*pages)])
 
 

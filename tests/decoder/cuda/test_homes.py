@@ -16,6 +16,7 @@ from kvfs.pages.frames import NOWHERE
 from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.pool import PagePool
 from libsym.abi import PAGE_ENTRIES
+from tests.kvfs.fakes import allocate
 
 ANN, BOB = 1001, 1002
 NUM_HOMES, NUM_FRAMES, NUM_PAGES = 6, 3, 24
@@ -59,7 +60,7 @@ class House:
 
     def make(self, owner: int) -> int:
         """A new page: of zeros where others' bytes were in its home, else whatever the owner left there."""
-        (page,) = self.pool.allocate(1, owner).tolist()
+        (page,) = allocate(self.pool, 1, owner).tolist()
         self.pool.fill[page] = PAGE_ENTRIES
         self.owner[page] = owner
         return page

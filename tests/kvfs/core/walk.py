@@ -103,7 +103,7 @@ class Walk:
         """Pages that readers hold."""
         self.residents = Residents(self.pool)
         self.num_refused = self.num_slots = 0
-        self.pool.low_water = self.model.low_water = 2
+        self.pool.core.low_water = self.model.low_water = 2
         self.told: set[int] = set()
         """Accounts whose watcher was told since the last look."""
         self.charged = [dict[int, int]() for _ in self.accounts]
@@ -316,10 +316,10 @@ class Walk:
         if (found := self.table(is_reserved=True)) is None:
             return
         count = len(self.model.missing(found[1]))
-        if 0 < count <= self.pool.store.num_free:
+        if 0 < count <= self.pool.store.free.count:
             frames = self._taken(count)
             found[0].reservation.give_frames(frames)
-            self.pool.num_coming -= count
+            self.pool.core.num_coming -= count
             self.model.give_room(found[1], frames.tolist())
 
     def _taken(self, count: int) -> IntArray:
@@ -357,11 +357,11 @@ class Walk:
     def fill(self) -> None:
         """As an import does, which has its frames first, and overwrites all."""
         count, account = self.rng.randint(0, 3), self.rng.choice(self.accounts)
-        if count > self.pool.store.num_free:
+        if count > self.pool.store.free.count:
             return
         frames = self._taken(count)
         done = self.both(
-            lambda: self.pool.allocate(count, account.number, overwritten=True, frames=frames),
+            lambda: self.pool.allocate(count, account.number, frames),
             lambda: self.model.allocate(count, account, may_wait=False, frames=frames.tolist()),
         )
         if done is None:
@@ -410,7 +410,7 @@ class Walk:
     def bring(self) -> None:
         page = self.page()
         is_new = any(page in model.room.new for _, model in self.tables if model.room)
-        if page is None or is_new or self.model.frame[page] != NOWHERE or not self.pool.store.num_free:
+        if page is None or is_new or self.model.frame[page] != NOWHERE or not self.pool.store.free.count:
             return
         frames, owner = self._taken(1), self.rng.choice(self.accounts)
         self.pool.end_bringing(np.array([page], np.int32), frames, owner.number)
@@ -425,8 +425,8 @@ class Walk:
             self.model.has_digest[page] = True
 
     def promise(self) -> None:
-        self.pool.num_promised = self.model.num_promised = self.rng.choice([0, 0, 3])
-        self.pool.is_awaited = self.model.is_awaited = self.rng.random() < 0.5
+        self.pool.core.num_promised = self.model.num_promised = self.rng.choice([0, 0, 3])
+        self.pool.core.is_awaited = self.model.is_awaited = self.rng.random() < 0.5
 
     # ---- and what there is
 
@@ -442,7 +442,7 @@ class Walk:
         assert pool.store.generation.tolist() == model.frame_generation
         assert pool.store.bytes_in.tolist() == model.bytes_in
         assert pool.num_free == sum(model.free)
-        assert pool.store.num_free == sum(model.free_frames)
+        assert pool.store.free.count == sum(model.free_frames)
         assert self.bell.heard() == model.rung
         model.rung = False
         assert sorted(self.ends.disowned) == sorted(model.disowned)

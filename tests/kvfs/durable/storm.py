@@ -118,7 +118,7 @@ class Storm:
             await house.keeper.sync_all()
             await house.keeper.jobs.idle()
             pool = house.fs.pool
-            if pool.num_free != pool.num_pages or pool.store.num_free != pool.num_frames:
+            if pool.num_free != pool.num_pages or pool.store.free.count != pool.num_frames:
                 raise Lost("all files are removed, and pages are not free")
             if house.keeper.statistics().disk_bytes:
                 raise Lost(f"all files are removed, and {house.keeper.statistics().disk_bytes} bytes are on disk")
@@ -169,7 +169,7 @@ class Storm:
 
     def _is_anything_needed(self) -> bool:
         pool, pager = self.house.fs.pool, self.house.volume.pager
-        return bool(pager.statistics().num_waiting or pager.held() or pool.num_coming or pool.num_pinned)
+        return bool(pager.statistics().num_waiting or pager.held() or pool.core.num_coming or pool.num_pinned)
 
     # A disk that fails
 

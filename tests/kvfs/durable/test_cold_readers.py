@@ -86,7 +86,7 @@ def test_an_image_of_a_cold_file_is_read_and_no_page_comes_or_goes(tmp_path: Pat
             assert house.keeper.statistics().read_bytes - num_read == 50 * 4096
             assert (house.fs.pool.store.page_of[:] == where).all()
             assert house.fs.pool.num_free == num_free
-            assert house.fs.pool.are_in_memory(hot.table.pages)
+            assert (house.fs.pool.store.of[hot.table.pages] != NOWHERE).all()
 
     trio.run(live)
 
@@ -250,7 +250,7 @@ class Churn:
         store = self._pool.store
         page = int(self._rng.choice(self._pages))
         if store.of[page] == NOWHERE:
-            (frame,) = store.take(1).tolist()
+            (frame,) = store.free.take(1).tolist()
             house_bytes = np.frombuffer(self._bytes[page], np.float32).reshape(self._house.store.pages.shape[1:])
             self._house.store.pages[frame] = house_bytes
             store.bind(np.array([page], np.int32), np.array([frame], np.int32))

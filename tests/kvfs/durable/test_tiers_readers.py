@@ -208,7 +208,7 @@ def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path
             with trio.move_on_after(0.2) as waited:
                 await imported(house, inode)
             assert waited.cancelled_caught
-            assert house.fs.pool.num_coming == 0
+            assert house.fs.pool.core.num_coming == 0
         await imported(house, inode)
         assert house.is_right(await house.open("copy.kv"))
 
