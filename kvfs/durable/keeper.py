@@ -230,7 +230,7 @@ class Keeper:
         lost = self.lost_files()
         if not lost:
             return
-        named = [(str(self._volume.tree.path_of(inode)), len(kv.table), kv.lost) for inode, kv in lost[:NAMES_A_LINE]]
+        named = [(str(self._volume.tree.path_of(inode)), kv.table.length, kv.lost) for inode, kv in lost[:NAMES_A_LINE]]
         told = [f"{path} has {left} of {left + gone}" for path, left, gone in named]
         told += ["symphony fsck names the others"] if len(lost) > len(named) else []
         log.warning(

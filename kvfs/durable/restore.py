@@ -214,7 +214,7 @@ class Restorer:
         if version is not None:
             identity, length, full_length, marks, turns, pages = version
             arena = RUNNING if identity == self._own else NO_ARENA
-            table = PageTable.adopt(self._volume.pool, account.number, pages, length, arena)
+            table = PageTable(self._volume.pool, account.number, pages, length, arena)
             kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
             kv.turns = turns
             self._volume.show_restored(inode, kv)

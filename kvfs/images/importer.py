@@ -146,7 +146,7 @@ class ImageImport:
             self.pool.fill[pages[full]] = tail
         self.pool.keep_digests(self._full_pages, self._full_digests)
         self._share_twins()
-        return PageTable.adopt(self.pool, self.owner, pages, num_entries)
+        return PageTable(self.pool, self.owner, pages, num_entries)
 
     def _share_twins(self) -> None:
         """Refer to pages that the owner holds already instead of to the import's own."""

@@ -181,7 +181,7 @@ class Assembly:
         if tail and len(new_pages) and new_pages[-1] == self._pages[-1]:
             self.pool.fill[new_pages[-1]] = tail
         self._close()
-        return PageTable.adopt(self.pool, self.owner, self._pages, self.num_entries)
+        return PageTable(self.pool, self.owner, self._pages, self.num_entries)
 
     def abandon(self) -> None:
         """Give the pages back, as if nothing had been asked."""

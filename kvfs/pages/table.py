@@ -28,27 +28,32 @@ from kvfs.pages.pool import NO_ROW, RUNNING, PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, OverQuota
 
+_NO_PAGES = np.empty(0, np.int32)
+
 
 class PageTable:
     """The entries of one KV file. `close` it when nobody needs it any more."""
 
-    __slots__ = ("__weakref__", "_had_page_seconds", "_owner", "arena", "core", "pool", "reservation")
+    __slots__ = ("__weakref__", "_had_page_seconds", "arena", "core", "owner", "pool", "reservation")
 
     def __init__(
         self,
         pool: PagePool,
         owner: int,
-        pages: IntArray | None = None,
+        pages: IntArray = _NO_PAGES,
         length: int = 0,
         arena: int = RUNNING,
         core: Any = None,
     ) -> None:
-        """An empty table; with `pages`, see `adopt`. `core`: a `core_table` that there is."""
-        pages = _NO_PAGES if pages is None else pages
+        """An empty table. `pages`: that already hold `length` entries; it takes over the caller's references.
+
+        `core`: a `core_table` that there is.
+        """
         self.pool = pool
         self.arena = arena
         """The arena of all its pages; NO_ARENA: they are another model's."""
-        self._owner = owner
+        self.owner = owner
+        """The account that pages are charged to, and whose bytes new ones hold: see `change_owner`."""
         self.reservation: Reservation | None = None
         self._had_page_seconds = 0.0
         """Of a table that is closed."""
@@ -59,14 +64,6 @@ class PageTable:
             if not core:
                 raise MemoryError("no memory for one more page table")
         self.core = core
-
-    @classmethod
-    def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int, arena: int = RUNNING) -> Self:
-        """A table over pages that already hold entries; it takes over the caller's references."""
-        return cls(pool, owner, pages, length, arena)
-
-    def __len__(self) -> int:
-        return self.length
 
     @property
     def length(self) -> int:
@@ -82,11 +79,6 @@ class PageTable:
         """Among the residents: see `kvfs.tiers.residents`. NO_ROW: it is not."""
         return int(self.core.row)
 
-    @property
-    def owner(self) -> int:
-        """The account that pages are charged to, and whose bytes new ones hold."""
-        return self._owner
-
     def change_owner(self, owner: int) -> None:
         """Charge another account from now on, or raise OverQuota and change nothing."""
         assert not self.closed
@@ -95,11 +87,11 @@ class PageTable:
         if outcome == lib.CORE_OVER_QUOTA:
             account.require_pages(self.held_pages())
         self.pool.done(outcome, owner)
-        self._owner = owner
+        self.owner = owner
 
     def hand_over(self, owner: int) -> Self:
         """The same table, charged to `owner`; without room for it the table is closed, and OverQuota raised."""
-        if owner != self._owner:
+        if owner != self.owner:
             try:
                 self.change_owner(owner)
             except OverQuota:
@@ -144,11 +136,11 @@ class PageTable:
         While a reservation is open, the fork has the committed entries only. OverQuota: another owner has no room.
         `held`: the pages and the length that this table had when a reader took references on them.
         """
-        owner = self._owner if owner is None else owner
+        owner = self.owner if owner is None else owner
         if held is not None:
             pages, length = held
             self.pool.retain(pages, owner)
-            fork = PageTable.adopt(self.pool, owner, pages, length, self.arena)
+            fork = PageTable(self.pool, owner, pages, length, self.arena)
             if not self.closed:
                 lib.core_comes_from(fork.core, self.core)
             return fork
@@ -166,7 +158,7 @@ class PageTable:
         assert self.reservation is None
         if not 0 <= length <= self.length:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
-        self.pool.done(lib.core_truncate(self.core, length), self._owner)
+        self.done(lib.core_truncate(self.core, length))
 
     def close(self) -> None:
         """Give every page back. Not while a reservation is open."""
@@ -176,7 +168,7 @@ class PageTable:
         outcome = lib.core_table_close(self.core)
         if outcome == lib.CORE_DONE:  # it may be another table's from now on, whatever goes wrong below
             self.core, self._had_page_seconds = _CLOSED, page_seconds
-        self.pool.done(outcome, self._owner)
+        self.done(outcome)
 
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
         """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
@@ -200,15 +192,15 @@ class PageTable:
         self.done(outcome, self.length + num + num_ahead)
         return reservation
 
-    def done(self, outcome: int, num_entries: int) -> None:
-        """Do what is left of a call that wants room for so many entries: see `PagePool.done`."""
+    def done(self, outcome: int, num_entries: int = 0) -> None:
+        """Do what is left of a call of the core: see `PagePool.done`. `num_entries`: it wanted room for so many."""
         num_pages = 0
         if outcome != lib.CORE_DONE:
             num_pages = pages_for(num_entries) - int(self.core.num_reserved_pages)
             if self.reservation is None and (tail := self.length % PAGE_ENTRIES):
                 last = self.core.slots[self.core.num_pages - 1]
                 num_pages += bool(self.pool.fill[last] != tail and self.pool.refcount[last] != 1)
-        self.pool.done(outcome, self._owner, num_pages)
+        self.pool.done(outcome, self.owner, num_pages)
 
     @property
     def page_seconds(self) -> float:
@@ -277,11 +269,6 @@ class Reservation:
         return int(lib.core_position(self.table.core, entry))
 
     @property
-    def num_pages(self) -> int:
-        """Pages that cover every entry below `stop`."""
-        return int(self.table.core.num_reserved_pages)
-
-    @property
     def num_new_pages(self) -> int:
         """Pages that are not the file's yet."""
         core = self.table.core
@@ -290,14 +277,9 @@ class Reservation:
     @property
     def pages(self) -> IntArray:
         """Page table that covers every entry below `stop`."""
-        found = np.empty(self.num_pages, np.int32)
+        found = np.empty(self.table.core.num_reserved_pages, np.int32)
         lib.core_reserved_pages(self.table.core, pointer(found))
         return found
-
-    @property
-    def new_pages(self) -> IntArray:
-        """Pages that are not the file's yet; the copy is the last."""
-        return self.needed()[self.table.core.num_pages :]
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
@@ -308,8 +290,8 @@ class Reservation:
     # Where it is: room is made of numbers, and frames come when it is its turn
 
     def needed(self) -> IntArray:
-        """Every page whose bytes a step reads or writes; the new ones are the last."""
-        return self.table._slots(0, self.num_pages + (self.table.core.target != NO_ROW))  # noqa: SLF001 - the two are one mechanism
+        """Every page whose bytes a step reads or writes; the new ones are the last, and behind them the copy."""
+        return self.table._slots(0, self.table.core.num_pages + self.num_new_pages)  # noqa: SLF001 - the two are one mechanism
 
     def where(self) -> tuple[bool, bool]:
         """Whether the file's pages are in memory, and whether all that are needed are."""
@@ -343,7 +325,7 @@ class Reservation:
 
     def frames(self) -> IntArray:
         """Where its pages are in memory: what a decoder computes over. The file has to be there."""
-        found = np.empty(self.num_pages, np.int32)
+        found = np.empty(self.table.core.num_reserved_pages, np.int32)
         are_there = lib.core_frames(self.table.core, found.size, pointer(found))
         assert are_there, f"pages {self.pages} are not all in memory"
         return found
@@ -370,25 +352,20 @@ class Reservation:
     def commit_first(self, tokens: IntArray) -> None:
         """The first entries are computed, with these tokens, and become part of the file; others stay reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
-        core = self.table.core
-        outcome = lib.core_commit(core, pointer(tokens), tokens.size)
+        outcome = lib.core_commit(self.table.core, pointer(tokens), tokens.size)
         assert outcome != lib.CORE_BROKEN, "more entries than are reserved, or pages of others were not zeroed"
-        if not core.is_reserved:
-            self.table.reservation = None
         self._done(outcome)
 
     def abort(self) -> None:
         """The step failed: give the room back, as if nothing had been reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
-        outcome = lib.core_abort(self.table.core)
-        if not self.table.core.is_reserved:
-            self.table.reservation = None
-        self._done(outcome)
+        self._done(lib.core_abort(self.table.core))
 
     def _done(self, outcome: int) -> None:
-        self.table.pool.done(outcome, self.table.owner)
+        if not self.table.core.is_reserved:
+            self.table.reservation = None
+        self.table.done(outcome)
 
 
-_NO_PAGES = np.empty(0, np.int32)
 _CLOSED = ffi.new("core_table *", dict.fromkeys(("row", "target", "tail_page", "marked_page"), NO_ROW))
 """In place of a table that was closed."""

@@ -132,7 +132,7 @@ class Bench:
         ranges = [Piece(table, np.array(own)) for table, own in pieces]
         made = assemble(self.pool, 0, ranges, rebase=rebase, max_positions=self.max_positions)
         self.moved_s += time.perf_counter() - began
-        self.num_moved += len(made)
+        self.num_moved += made.length
         for table, _ in pieces:
             table.close()
         return made

@@ -79,10 +79,10 @@ def test_a_page_that_is_picked_twice_is_mentioned_once(pool: PagePool, source: P
 def test_picking_nothing_makes_an_empty_file(pool: PagePool, source: PageTable) -> None:
     for ranges in ([], [(5, 5)]):
         made = picked(pool, source, *ranges, rebase=True)
-        assert (len(made), len(made.pages), made.owner) == (0, 0, OTHER)
+        assert (made.length, len(made.pages), made.owner) == (0, 0, OTHER)
         made.close()
     merged = assemble(pool, OWNER, [], rebase=True, max_positions=1000)
-    assert len(merged) == 0
+    assert merged.length == 0
     merged.close()
 
 

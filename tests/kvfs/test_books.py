@@ -331,7 +331,7 @@ class Books(RuleBasedStateMachine):
     def every_file_holds_its_entries(self) -> None:
         for file in self.live:
             tokens, positions = file.table.read()
-            values, moved = self.decoder.moved_entries(file.table.pages, len(file.table))
+            values, moved = self.decoder.moved_entries(file.table.pages, file.table.length)
             held = zip(tokens.tolist(), positions.tolist(), values.tolist(), moved.tolist(), strict=True)
             assert [Entry(*entry) for entry in held] == file.entries
 

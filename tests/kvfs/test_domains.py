@@ -476,9 +476,9 @@ def test_bytes_left_in_a_page_never_cross_into_or_out_of_a_domain(house: House, 
             house.fs.kv_remove(ANN, first)
         after = house.fs.kv_create(ANN, second)
         reservation = house.fs.reserve(after, range(32 * 7), range(32 * 7))
-        assert set(reservation.new_pages.tolist()) == pages
+        assert set(reservation.needed().tolist()) == pages
         house.decoder.step(reservation)
-        assert not (store.pages[reservation.new_pages] == marker).any()
+        assert not (store.pages[reservation.needed()] == marker).any()
         reservation.abort()
         house.fs.kv_close(after)
         if second:

@@ -83,7 +83,7 @@ def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_n
     assert account.num_bytes == 0
     fs.check()
     account.limits = Limits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES)
-    assert len(fs.kv_fork(BOB, theirs, None).table) == 40
+    assert fs.kv_fork(BOB, theirs, None).table.length == 40
 
 
 def test_a_removed_file_serves_its_handles(fs: FileSystem) -> None:

@@ -56,7 +56,9 @@ def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
 def assert_same_file(decoder: FakeDecoder, table: PageTable, length: int, seed: int = 0) -> None:
     tokens, positions = tokens_for(length, seed), list(range(5, 5 + length))
     assert [array.tolist() for array in table.read()] == [tokens, positions]
-    assert decoder.entries(table.pages, len(table)).tolist() == entry_values(list(zip(tokens, positions, strict=True)))
+    assert decoder.entries(table.pages, table.length).tolist() == entry_values(
+        list(zip(tokens, positions, strict=True))
+    )
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -34,7 +34,9 @@ def assert_holds(decoder: FakeDecoder, table: PageTable, tokens: list[int], posi
     got_tokens, got_positions = table.read()
     assert got_tokens.tolist() == tokens
     assert got_positions.tolist() == positions
-    assert decoder.entries(table.pages, len(table)).tolist() == entry_values(list(zip(tokens, positions, strict=True)))
+    assert decoder.entries(table.pages, table.length).tolist() == entry_values(
+        list(zip(tokens, positions, strict=True))
+    )
 
 
 def tokens_for(length: int, seed: int = 0) -> list[int]:
@@ -53,7 +55,7 @@ def test_entries_appended_one_by_one_across_page_ends_read_back(table: PageTable
     tokens = tokens_for(70)
     for length, token in enumerate(tokens, 1):
         decoder.append(table, [token])
-        assert len(table) == length
+        assert table.length == length
         assert len(table.pages) == (length + 31) // 32
         assert_holds(decoder, table, tokens[:length])
         pool.check([table])
@@ -98,7 +100,7 @@ def test_nobody_sees_a_reservation_before_its_commit(table: PageTable, decoder: 
     decoder.append(table, tokens_for(30))
     reservation = table.reserve([5, 6, 7], [30, 31, 32])
     assert (reservation.start, reservation.pages.tolist(), reservation.copies) == (30, [0, 1], ())
-    assert len(table) == 30
+    assert table.length == 30
     assert table.pages.tolist() == [0]
     pool.check([table])
     decoder.step(reservation)
@@ -140,10 +142,10 @@ def test_a_reservation_for_later_is_committed_piece_by_piece_and_the_rest_given_
         start = whole.start
         decoder.step(whole)  # the KV of tokens that are not known yet; the last step is the one that counts
         whole.commit_first(np.array(tokens_for(count, seed=len(found) - count), np.int32))
-        assert (len(table), whole.start) == (length + len(found), start + count)
-        assert len(table.pages) == (len(table) + 31) // 32
+        assert (table.length, whole.start) == (length + len(found), start + count)
+        assert len(table.pages) == (table.length + 31) // 32
         assert table.read()[0].tolist() == tokens_for(length) + found
-        assert table.read()[1].tolist() == list(range(len(table)))
+        assert table.read()[1].tolist() == list(range(table.length))
         pool.check([table, fork] if fork else [table])
     whole.abort()
     pool.check([table, fork] if fork else [table])
@@ -174,7 +176,7 @@ def test_pages_of_others_that_were_reserved_ahead_stay_dirty_until_they_are_zero
     decoder.append(bobs, range(14 * 32))
     bobs.close()
     reservation = mine.reserve(range(90), range(90))
-    first, second, third = reservation.new_pages.tolist()
+    first, second, third = reservation.needed().tolist()
     assert reservation.pages_to_zero(40) == [first, second]
     reservation.commit_first(np.arange(35, dtype=np.int32))
     assert pool.owners_of(np.array([first, second])).tolist() == [ANN, ANN]
@@ -475,7 +477,7 @@ def test_pages_of_others_are_zeroed_by_the_step_piece_by_piece_each_once(pool: P
     decoder.append(bobs, range(14 * 32))
     bobs.close()
     reservation = mine.reserve(range(100), range(10, 110))  # entries 10 to 109: the tail, and pages 1, 2 and 3
-    first, second, third = reservation.new_pages.tolist()
+    _, first, second, third = reservation.needed().tolist()
     assert [reservation.pages_to_zero(count) for count in (22, 23, 54, 55, 100, 100)] == [
         [],
         [first],
@@ -485,7 +487,7 @@ def test_pages_of_others_are_zeroed_by_the_step_piece_by_piece_each_once(pool: P
         [],
     ]
     reservation.abort()
-    assert set(mine.reserve(range(40), range(10, 50)).new_pages.tolist()) <= {first, second, third}
+    assert set(mine.reserve(range(40), range(10, 50)).needed()[1:].tolist()) <= {first, second, third}
     assert len(mine.reservation.pages_to_zero(40)) == 1, "nobody said that it was zeroed"
     commit_all(mine.reservation)
     mine.truncate(10)
@@ -551,7 +553,7 @@ def test_a_table_is_closed_though_the_disk_fails_and_its_place_is_another_tables
     assert table.closed
     other = PageTable(pool, BOB)
     decoder.append(other, [3])
-    assert (len(table), table.pages.size) == (0, 0)
+    assert (table.length, table.pages.size) == (0, 0)
     pool.check([other])
     other.close()
 

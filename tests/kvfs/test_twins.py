@@ -143,7 +143,7 @@ def test_an_image_with_equal_pages_in_it_is_shared_page_by_page(
     table.truncate(32)
     again = np.concatenate([table.pages, table.pages])
     pool.retain(again, ANN)
-    twice = PageTable.adopt(pool, ANN, again, 64)
+    twice = PageTable(pool, ANN, again, 64)
     copy = import_image(pool, image_format, BytesSource(image_of(twice, image_format)), ANN)
     assert copy.pages.tolist() == twice.pages.tolist()
     pool.check([table, twice, copy])

@@ -125,7 +125,7 @@ class Side(Bench):
     def look_at(self, lip, handle):
         """Look at a file as eviction does."""
         core = lib.sym_handle_find(lip.handles.core, handle % 2**64)
-        return len(self.fs.volume.pager.residents.table_of(core.row)) if core else None
+        return self.fs.volume.pager.residents.table_of(core.row).length if core else None
 
     def facts(self):
         """Return all that there is, whoever has made it; nothing is changed."""
@@ -157,7 +157,7 @@ class Side(Bench):
             shown = {name: getattr(inode, name) for name in SAME}
             if isinstance(kv, KvFile):
                 shown |= {name: getattr(kv, name) for name in SAME_OF_KV} | {"warm": bool(kv.used_s)}
-                shown |= {"length": len(kv.table), "owner": kv.table.owner}
+                shown |= {"length": kv.table.length, "owner": kv.table.owner}
             found.append(shown)
         return found
 

@@ -489,7 +489,7 @@ class Walk:
         assert reservation is not None
         assert room is not None
         assert reservation.pages.tolist() == room.pages
-        assert sorted(reservation.new_pages.tolist()) == sorted(room.new)
+        assert sorted(reservation.needed()[table.core.num_pages :].tolist()) == sorted(room.new)
         assert (reservation.start, reservation.num_entries) == (expected.length, room.num)
         pinned = None if reservation.pinned is None else sorted(reservation.pinned.tolist())
         assert pinned == (sorted(room.pinned) or None)

@@ -225,7 +225,7 @@ def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> Non
         assert house.tokens(made) == [*range(3 * PAGE), *range(7 * PAGE + 5, 8 * PAGE)]
         await house.volume.pager.put_in_memory(made.table)
         frames = house.fs.pool.store.frames_of(made.table.pages)
-        values, moved = house.decoder.moved_entries(frames, len(made.table))
+        values, moved = house.decoder.moved_entries(frames, made.table.length)
         await house.volume.pager.put_in_memory(source.table)
         whole = house.decoder.entries(house.fs.pool.store.frames_of(source.table.pages), 10 * PAGE)
         assert values.tolist() == [*whole[: 3 * PAGE], *whole[7 * PAGE + 5 : 8 * PAGE]]
