@@ -125,7 +125,7 @@ class Cutter:
 
     def durable_length(self, kv: KvFile) -> int:
         """Return how many of the file's first entries have slots."""
-        return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length, PAGE_ENTRIES)
+        return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length)
 
     def is_ready(self, put: NamePut) -> bool:
         """Whether the name may be committed: the file can be written, and has on disk what it had when it got it."""

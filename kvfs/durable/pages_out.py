@@ -108,7 +108,7 @@ class PagesOut:
 
     def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
         """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
-        out = _Out(pages, self._pool.on_disk.generations(pages), then)
+        out = _Out(pages, self._pool.on_disk.generation[pages], then)
         self._jobs.soon(partial(self._write_next, out))  # whoever asks is in the middle of something
 
     def _write_next(self, out: _Out) -> None:
@@ -134,7 +134,7 @@ class PagesOut:
     def _next_group(self, out: _Out) -> IntArray:
         """Take the next pages to be written off what is left."""
         pool = self._pool
-        is_left = pool.on_disk.generations(out.pages) == out.generations  # others were given back meanwhile
+        is_left = pool.on_disk.generation[out.pages] == out.generations  # others were given back meanwhile
         is_left &= ~pool.on_disk.is_kept(out.pages, pool.computed(out.pages))
         out.pages, out.generations = out.pages[is_left], out.generations[is_left]
         free = (place for place, page in enumerate(out.pages.tolist()) if page not in self._writing)

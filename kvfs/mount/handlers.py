@@ -474,7 +474,7 @@ class FileHandlers:
         holdings = self._accounts.of(uid).holdings
         holdings.require(Kind.PLAIN)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PART
-        if holdings.num_of[Kind.PLAIN] >= most and not self._accounts.is_exempt(uid):
+        if holdings.core.num_of[Kind.PLAIN] >= most and not self._accounts.is_exempt(uid):
             raise OverQuota(
                 f"uid {uid} has {most} plain files open, and the daemon has descriptors for others: close some"
             )

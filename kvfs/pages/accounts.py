@@ -162,7 +162,7 @@ class Account:
     def is_idle(self) -> bool:
         """Whether nothing is charged to it, and nothing needs to be remembered of it."""
         charged = self.pages.num_above or self.core.num_tables or self.other_bytes or self.num_files
-        kept = charged or self._watchers or self._holdings.num_of
+        kept = charged or self._watchers or any(self._holdings.core.num_of)
         return not (kept or self.patient_at_s or (self.is_domain and self.is_open))
 
     @property
@@ -478,9 +478,10 @@ class Accounts:
         self.check("num_domains", ((each, 1) for each in self if each.is_domain and each.is_open))
         users = [account for account in self if account.parent is None]
         for user in users:
-            held = user.holdings.num_of
+            held = user.holdings.core.num_of
             if (held[Kind.FILE], held[Kind.DOMAIN]) != (user.num_files, user.num_domains):
-                raise AssertionError(f"{user.describe()} holds {held}, has {user.num_files} files")
+                has = f"{user.num_files} files, {user.num_domains} domains"
+                raise AssertionError(f"{user.describe()} holds {user.holdings.facts()}, has {has}")
         sums = [sum(each.other_bytes for each in users), sum(each.num_files for each in users)]
         if [self.total.other_bytes, self.total.num_files] != sums:
             raise AssertionError(f"accounts have {sums} bytes and files, all together {self.bytes_beside_pages} bytes")

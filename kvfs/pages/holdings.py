@@ -9,7 +9,6 @@ Owned by the daemon's trio thread.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -86,16 +85,6 @@ class Holdings:
     def num_bytes(self) -> int:
         return int(self.core.num_bytes)
 
-    @property
-    def num_of(self) -> Counter[Kind]:
-        """Numbers of things, of kinds that there are any of."""
-        return Counter({kind: num for kind in Kind if (num := self.core.num_of[kind])})
-
-    @property
-    def bytes_of(self) -> Counter[Kind]:
-        """The weight of all things of each kind."""
-        return Counter({kind: num_bytes for kind in Kind if (num_bytes := self.core.bytes_of[kind])})
-
     def require(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many things more, and for bytes beside their weights."""
         if not self.has_room(kind, count, num_bytes):
@@ -124,5 +113,5 @@ class Holdings:
 
     def facts(self) -> dict[str, int]:
         """Numbers of things by kind, the heaviest first."""
-        num_of, bytes_of = self.num_of, self.bytes_of
-        return {kind.word: num_of[kind] for kind in sorted(num_of | bytes_of, key=lambda each: -bytes_of[each])}
+        heaviest = sorted(Kind, key=lambda kind: self.core.bytes_of[kind], reverse=True)
+        return {kind.word: self.core.num_of[kind] for kind in heaviest if self.core.num_of[kind]}

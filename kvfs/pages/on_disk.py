@@ -42,7 +42,7 @@ class NoSlotFiles:
 class OnDisk:
     """The slots of a pool's pages."""
 
-    __slots__ = ("_files", "_generation", "_num_suspect", "_stable", "check", "is_suspect", "kept", "slot")
+    __slots__ = ("_files", "_num_suspect", "_stable", "check", "generation", "is_suspect", "kept", "slot")
 
     def __init__(self, columns: Columns, files: Callable[[], SlotFiles] = NoSlotFiles) -> None:
         """`files` returns those that slots are in, once they are open."""
@@ -54,7 +54,8 @@ class OnDisk:
         self.is_suspect: npt.NDArray[np.bool_] = columns["is_suspect"]
         self._num_suspect = 0  # some were
         self._stable: npt.NDArray[np.int8] = columns["num_written"]
-        self._generation: IntArray = columns["generation"]
+        self.generation: IntArray = columns["generation"]
+        """Equal ones mean that a number was not given back meanwhile."""
 
     def left(self, owners: npt.NDArray[np.void]) -> None:
         """Tell the files of pages that had slots until their numbers were given back: see `core_left`."""
@@ -64,7 +65,7 @@ class OnDisk:
     def begin_write(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> IntArray:
         """Pages are being written, so many entries of each; give what this returns to `end_write`."""
         self._stable[pages] = fills
-        return self._generation[pages]
+        return self.generation[pages]
 
     def end_write(
         self,
@@ -80,19 +81,16 @@ class OnDisk:
         have been summed before that, and written after it: its slot is of no use.
         """
         is_whole = (fills < PAGE_ENTRIES) | (self._stable[pages] == PAGE_ENTRIES)
-        is_same: npt.NDArray[np.bool_] = (self._generation[pages] == generations) & is_whole
+        is_same: npt.NDArray[np.bool_] = (self.generation[pages] == generations) & is_whole
         same = pages[is_same]
-        self._disown(same)
+        owners = np.unique(same[self.slot.has(same)])
+        if owners.size:
+            self._files().disown(owners, self.slot[owners])
         self.slot[same] = slots[is_same]
         self.check[same] = checks[is_same]
         self.kept[same] = self._stable[same]
         self.is_suspect[same] = False
         return is_same
-
-    def generations(self, pages: IntArray) -> IntArray:
-        """Equal ones mean that the numbers were not given back meanwhile."""
-        found: IntArray = self._generation[pages]
-        return found
 
     def is_kept(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
         """Tell which of the pages are on disk with so many entries each."""
@@ -131,19 +129,11 @@ class OnDisk:
         """Return facts of pages for a message of the audit."""
         return f"slot {self.slot[pages]} with {self.kept[pages]}, suspect {self.is_suspect[pages]}"
 
-    def _disown(self, pages: IntArray) -> None:
-        owners = pages[self.slot.has(pages)]
-        if owners.size:
-            owners = np.unique(owners)
-            slots = self.slot[owners]
-            self.slot[owners] = NO_SLOT
-            self._files().disown(owners, slots)
-
-    def durable_length(self, pages: IntArray, length: int, page_entries: int) -> int:
+    def durable_length(self, pages: IntArray, length: int) -> int:
         """Count a table's first entries that are on disk."""
         of_each = self.kept[pages]
         if self._num_suspect:
             of_each[self.is_suspect[pages]] = 0
         kept = of_each.tobytes()
-        rest = kept.lstrip(bytes((page_entries,)))  # 4 µs: a comparison in numpy takes 12
-        return min(length, (len(kept) - len(rest)) * page_entries + (rest[0] if rest else 0))
+        rest = kept.lstrip(bytes((PAGE_ENTRIES,)))  # 4 µs: a comparison in numpy takes 12
+        return min(length, (len(kept) - len(rest)) * PAGE_ENTRIES + (rest[0] if rest else 0))

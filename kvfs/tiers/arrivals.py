@@ -76,7 +76,7 @@ class Arrivals:
 
     def _read(self, pages: IntArray, asked: Ticket) -> None:
         pool = self._pool
-        reading = _Reading(pages, pool.take_frames(pages.size), pool.on_disk.generations(pages), asked)
+        reading = _Reading(pages, pool.take_frames(pages.size), pool.on_disk.generation[pages], asked)
         self._reading |= dict.fromkeys(pages.tolist(), reading)
         self._moves.bring_in(pages, reading.frames, lambda error: self._is_read(reading, error))
 
@@ -88,7 +88,7 @@ class Arrivals:
         if error is not None:
             pool.return_frames(frames)
         else:
-            stays = (pool.on_disk.generations(pages) == reading.generations) & (pool.refcount[pages] > 0)
+            stays = (pool.on_disk.generation[pages] == reading.generations) & (pool.refcount[pages] > 0)
             pool.end_bringing(pages[stays], frames[stays], reading.asked.owner)
             pool.return_frames(frames[~stays])
         for ticket in reading.tickets:

@@ -267,7 +267,7 @@ def test_a_pool_in_use_grows(store: FakeStore):
     pool.check([table, grown, others])
     assert table.read()[0].tolist() == [7] * 512
     assert accounts.of(ANN).pages.num_above == 32
-    assert accounts.of(ANN).holdings.bytes_of[Kind.DOMAIN] == WEIGHTS[Kind.DOMAIN] + 4 * 40
+    assert accounts.of(ANN).holdings.core.bytes_of[Kind.DOMAIN] == WEIGHTS[Kind.DOMAIN] + 4 * 40
     for each in (table, grown):
         each.close()
     pool.release(foreign, BOB)

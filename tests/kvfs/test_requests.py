@@ -120,7 +120,7 @@ def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[
     async def test(mount: Mount) -> None:
         mount.use_up(SYBIL)
         first, second = mount.ask(SYBIL), mount.ask(SYBIL)
-        assert mount.holdings.num_of[Kind.REQUEST] == 3
+        assert mount.holdings.core.num_of[Kind.REQUEST] == 3
         for request in (first, second):
             mount.requests.interrupted(request)
             await request.answered.wait()
