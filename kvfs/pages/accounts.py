@@ -74,7 +74,6 @@ class Account:
         "_watchers",
         "core",
         "describe",
-        "is_open",
         "lingering_bytes",
         "num_domains",
         "num_lingering",
@@ -107,8 +106,6 @@ class Account:
         self.parent = parent
         self.describe = describe
         """The account's name for messages."""
-        self.is_open = True
-        """False for a domain that was ended: it goes when its last page and file have gone."""
         self.pages = Counts(num_pages, self.core, "pages")
         """References of its tables, readers and imports."""
         self.sizes = sizes
@@ -163,7 +160,7 @@ class Account:
         """Whether nothing is charged to it, and nothing needs to be remembered of it."""
         charged = self.pages.num_above or self.core.num_tables or self.other_bytes or self.num_files
         kept = charged or self._watchers or any(self._holdings.core.num_of)
-        return not (kept or self.patient_at_s or (self.is_domain and self.is_open))
+        return not (kept or self.patient_at_s or (self.is_domain and not self.core.is_ended))
 
     @property
     def num_bytes(self) -> int:
@@ -256,11 +253,11 @@ class Account:
         """Charge the growth of what is no page, or take back (below 0) what it has lost."""
         outcome = lib.core_charge_bytes(self.core, num_bytes)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back bytes that it does not have"
-        self._tell_watchers()
+        self.tell_watchers()
 
     def close(self) -> None:
-        """A domain ends."""
-        self.is_open, self.core.is_ended = False, True
+        """End a domain: it goes when its last page and file have gone."""
+        self.core.is_ended = True
         self.charge_domains(-1)
 
     def charge_domains(self, count: int) -> None:
@@ -287,7 +284,8 @@ class Account:
             for watcher in self._watchers:
                 watcher()
 
-    def _tell_watchers(self) -> None:
+    def tell_watchers(self) -> None:
+        """Tell those of the account, and of all that are charged with it."""
         for account in self.chain():
             account.tell()
 
@@ -295,19 +293,18 @@ class Account:
         """Charge files, and their names; or take back (below 0) those that are gone."""
         outcome = lib.core_charge_files(self.core, count)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back files that it does not have"
-        self._tell_watchers()
+        self.tell_watchers()
 
-    def linger(self, num_bytes: int) -> None:
-        """A file with so many other bytes is charged until the kernel forgets it."""
+    def linger(self, num_bytes: int, num_files: int = 1) -> None:
+        """Count files, with so many other bytes, that are charged until the kernel forgets them."""
         for account in self.chain():
-            account.num_lingering += 1
+            account.num_lingering += num_files
             account.lingering_bytes += num_bytes
 
     def forgotten(self, num_bytes: int) -> None:
-        """The kernel has forgotten such a file."""
+        """Count a file no more that lingered: the kernel has forgotten it."""
+        self.linger(-num_bytes, -1)
         for account in self.chain():
-            account.num_lingering -= 1
-            account.lingering_bytes -= num_bytes
             if account.waiting:
                 account.waiting.popleft()()
 
@@ -316,21 +313,23 @@ class Account:
         self.require_files(domain.num_files)
         pages = np.flatnonzero(domain.pages.used).astype(np.int32)
         self.require_pages(pages, domain.other_bytes, domain.num_files)
-        assert domain.parent is not None
-        domain.parent.charge_all(domain, -1)
-        self.charge_all(domain, 1)
-        domain.parent = self
+        old, domain.parent = domain.parent, self
+        assert old is not None
+        for account, sign in ((old, -1), (self, 1)):
+            account.charge_all(domain, sign)
+        for account in (old, self):  # in between it would look as if there were room
+            account.tell_watchers()
 
     def charge_all(self, domain: Account, sign: int) -> None:
-        """Charge all that a domain is charged, or take it back (`sign` below 0)."""
+        """Charge all that a domain is charged, or take it back (`sign` below 0). Watchers are not told."""
         for account in self.chain():
             account.pages.combine(np.add if sign > 0 else np.subtract, domain.pages)
             account.core.page_bytes = account.sizes.total(account.pages.used)
-            account.num_lingering += sign * domain.num_lingering
-            account.lingering_bytes += sign * domain.lingering_bytes
-        self.charge_bytes(sign * domain.other_bytes)
+        self.linger(sign * domain.lingering_bytes, sign * domain.num_lingering)
         self.charge_domains(sign * domain.num_domains)
-        self.charge_files(sign * domain.num_files)
+        outcomes = lib.core_charge_bytes(self.core, sign * domain.other_bytes)
+        outcomes |= lib.core_charge_files(self.core, sign * domain.num_files)
+        assert outcomes == lib.CORE_DONE, f"{self.describe()} gives back what it does not have"
 
 
 class Accounts:
@@ -404,13 +403,10 @@ class Accounts:
 
     def tell(self, told: Any) -> None:
         """Tell watchers of accounts that the core has charged: a `core_account`, and those behind it."""
-        numbers = []
         while told:
             told.is_told = False
-            numbers.append(told.number)
+            self._accounts[told.number].tell()
             told = told.next_told
-        for number in numbers:
-            self._accounts[number].tell()
 
     def weigh_uids(self, weights: Mapping[int, float]) -> None:
         """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""
@@ -475,7 +471,7 @@ class Accounts:
 
     def check_users(self) -> None:
         """Raise AssertionError unless what each user holds, and all together, is what is charged to accounts."""
-        self.check("num_domains", ((each, 1) for each in self if each.is_domain and each.is_open))
+        self.check("num_domains", ((each, 1) for each in self if each.is_domain and not each.core.is_ended))
         users = [account for account in self if account.parent is None]
         for user in users:
             held = user.holdings.core.num_of

@@ -75,7 +75,7 @@ class Accounting:
 
     def domains(self) -> dict[int, Used]:
         """Return the usage of calls on the files of each domain, those of domains within it included."""
-        return {account.number: used for account, used in self._domains.items() if account.is_open}
+        return {account.number: used for account, used in self._domains.items() if not account.core.is_ended}
 
     def count_call(self, call: FileCall, error: SymError | None) -> None:
         """Count a call that is over."""
