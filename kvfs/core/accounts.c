@@ -20,19 +20,29 @@ _Bool core_may_count(const core_account *account, int64_t other_bytes) {
                                 other_bytes <= (INT64_C(1) << 61) - account->total->other_bytes);
 }
 
-static _Bool may_have(const core_account *account, int64_t num_bytes) {
-    int64_t used = account->page_bytes + account->other_bytes + core_names_bytes(account->num_files);
-    return num_bytes <= 0 || account->most_bytes < 0 || num_bytes <= account->most_bytes - used;
+static _Bool refuse(const core_account *account, int64_t num_bytes, int64_t num_files) {
+    account->total->refused = account->number;
+    account->total->wanted_bytes = num_bytes;
+    account->total->wanted_files = num_files;
+    return 0;
+}
+
+/* So many bytes, and the names of so many files. */
+static _Bool may_have(const core_account *account, int64_t num_bytes, int64_t num_files) {
+    int64_t names = core_names_bytes(account->num_files);
+    int64_t most = account->most_bytes - account->page_bytes - account->other_bytes - names;
+    num_bytes += core_names_bytes(account->num_files + num_files) - names;
+    return num_bytes <= 0 || account->most_bytes < 0 || num_bytes <= most || refuse(account, num_bytes, 0);
 }
 
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes) {
     for (;; account = account->parent) {
-        int64_t num_files = account->num_files + num;
-        int64_t names = core_names_bytes(num_files) - core_names_bytes(account->num_files);
-        if (!may_have(account, other_bytes + names) || (account->most_files >= 0 && num_files > account->most_files))
+        if (!may_have(account, other_bytes, num))
             return 0;
+        if (account->most_files >= 0 && account->num_files + num > account->most_files)
+            return refuse(account, 0, num);
         if (!account->parent)
-            return core_may_hold(account->holdings, CORE_FILE, num, 0);
+            return core_may_hold(account->holdings, CORE_FILE, num, 0) || refuse(account, 0, 0);
     }
 }
 
@@ -61,15 +71,16 @@ core_outcome core_charge_bytes(core_account *account, int64_t num_bytes) {
 
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes) {
     for (; account; account = account->parent)
-        if (!may_have(account, num_pages * page_bytes))
+        if (!may_have(account, num_pages * page_bytes, 0))
             return 0;
     return 1;
 }
 
-_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num) {
-    for (; account; account = account->parent)
-        if (account->most_bytes >= 0 && !may_have(account, counts_num_new(&account->pages, pages, num) *
-                                                               core_page_bytes(account->sizes, pages, num)))
+_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num, int64_t other_bytes,
+                        int64_t num_files) {
+    for (int64_t page_bytes = core_page_bytes(account->sizes, pages, num); account; account = account->parent)
+        if (account->most_bytes >= 0 &&
+            !may_have(account, counts_num_new(&account->pages, pages, num) * page_bytes + other_bytes, num_files))
             return 0;
     return 1;
 }

@@ -87,9 +87,11 @@ typedef struct {
     int64_t num_bytes, num_of[13], bytes_of[13];
 } core_holdings;
 
-/* What all accounts are charged beside pages. */
+/* What all accounts are charged beside pages, and the one that lacked room when there was none last. */
 typedef struct {
     int64_t num_files, other_bytes;
+    int64_t refused;                    /* its number */
+    int64_t wanted_bytes, wanted_files; /* more than it may have; 0, 0: its user's holdings are full */
 } core_total;
 
 typedef struct core_account core_account;
@@ -129,6 +131,7 @@ typedef struct {
     int64_t num_coming;   /* frames that are taken and hold no page yet */
     int64_t num_promised; /* free frames that are somebody's already, who waits for more of them */
     int64_t low_water;    /* free frames: CORE_RING when there are fewer */
+    int64_t num_wanted;   /* pages that were allocated last, or that there was no room for */
     _Bool is_awaited;     /* a call waits for frames */
     int32_t news;
     core_account *told;
@@ -216,8 +219,9 @@ core_outcome core_charge_bytes(core_account *account, int64_t num_bytes);
 
 /* Whether the account and its parents have room for so many pages that none of them holds, of `page_bytes` each. */
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes);
-/* The same for those of these pages that each of them does not hold. */
-_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num);
+/* The same for those of these pages that each of them does not hold, and for other bytes and names besides. */
+_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num, int64_t other_bytes,
+                        int64_t num_files);
 
 /* The end of a pool: what the core took for it. Columns, counts and lists are its maker's. */
 void core_close(core_pool *pool);

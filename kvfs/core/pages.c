@@ -53,6 +53,7 @@ void core_bind(core_pool *pool, int64_t owner, const int32_t *pages, int64_t num
 
 core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, const int32_t *frames, _Bool may_wait,
                            int32_t *pages, uint8_t *stale) {
+    pool->num_wanted = num;
     if (!core_has_room(account, num, account->sizes->page_bytes))
         return CORE_OVER_QUOTA;
     if (num > pool->numbers->num_free)
@@ -90,7 +91,7 @@ core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, 
 }
 
 core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *pages, int64_t num) {
-    if (!core_has_room_for(account, pages, num))
+    if (!core_has_room_for(account, pages, num, 0, 0))
         return CORE_OVER_QUOTA;
     core_outcome outcome = core_charge(account, pages, num);
     if (!outcome && counts_add(&pool->references, pages, num) < 0)
@@ -100,7 +101,7 @@ core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *
 }
 
 core_outcome core_move(core_pool *pool, core_account *account, core_account *to, const int32_t *pages, int64_t num) {
-    if (!core_has_room_for(to, pages, num))
+    if (!core_has_room_for(to, pages, num, 0, 0))
         return CORE_OVER_QUOTA;
     core_outcome outcome = core_charge(to, pages, num);
     if (!outcome)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from kvfs._pages import ffi, lib
 from kvfs.pages.counts import Counts, PageSizes
-from kvfs.pages.free_list import IntArray
+from kvfs.pages.free_list import IntArray, pointer
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota, SymError
@@ -192,19 +192,15 @@ class Account:
 
     # Room: raises OverQuota, and changes nothing
 
-    def require_pages(self, pages: IntArray, other_bytes: int = 0, num_files: int = 0) -> None:
-        """Raise OverQuota unless there is room for those of these pages that the account does not hold yet.
-
-        And for so many other bytes and names besides.
-        """
-        for account in self.chain():
-            if account.limits.num_bytes is not None:
-                account.limit_bytes(account.pages.num_new(pages), other_bytes, self.sizes.of(pages), num_files)
+    def require_pages(self, count: int) -> None:
+        """Raise OverQuota unless there is room for so many pages that nobody holds yet."""
+        if not lib.core_has_room(self.core, count, self.sizes.core.page_bytes):
+            raise self.refusal()
 
     def require_bytes(self, other_bytes: int) -> None:
         """Raise OverQuota unless what is no page may grow by so much."""
-        for account in self.chain():
-            account.limit_bytes(0, other_bytes)
+        if not lib.core_has_room(self.core, 1, other_bytes):
+            raise self.refusal()
         if not lib.core_may_count(self.core, other_bytes):
             raise SymError("64 PiB of plain files are counted for a user, holes included, and no more", errno.EFBIG)
 
@@ -212,40 +208,31 @@ class Account:
         """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
         if lib.core_has_room_for_files(self.core, count, other_bytes):
             return
-        for account in self.chain():
-            account.limit_bytes(0, other_bytes, num_files=count)
-            limit, wanted = account.limits.num_files, account.num_files + count
-            if limit is not None and wanted > limit:
-                raise account.refusal(
-                    f"{account.describe()} is at its quota of {limit} files: it has {account.num_files}; "
-                    "remove some, or have the quota raised",
-                    is_passing=wanted - account.num_lingering <= limit,
-                )
-        self.holdings.require(Kind.FILE, count)
+        if not (self.core.total.wanted_bytes or self.core.total.wanted_files):
+            self.holdings.require(Kind.FILE, count)
+        raise self.refusal()
 
-    def limit_bytes(
-        self, num_pages: int, other_bytes: int = 0, page_bytes: int | None = None, num_files: int = 0
-    ) -> None:
-        """Raise OverQuota if so much more is too much for this account, whatever those above it may have.
-
-        `page_bytes`: of pages of another model. `num_files`: and the names of so many files.
-        """
-        limit, others = self.limits.num_bytes, self.num_bytes - int(self.core.page_bytes)
-        other_bytes += names_bytes(self.num_files + num_files) - names_bytes(self.num_files)
-        wanted = num_pages * (page_bytes or int(self.sizes.core.page_bytes)) + other_bytes
-        if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
-            quota = "--quota" if self.parent is None else "user.kv.quota"
-            lingering = names_bytes(self.num_files) - names_bytes(self.num_files - self.num_lingering)
-            raise self.refusal(
-                f"{self.describe()} is at its quota of {limit} bytes: {self.num_bytes} are used "
-                f"({self.pages.num_above} pages, {others} bytes of names, plain files and attributes), {wanted} more "
-                f"are wanted; remove files or forks (`symphony du` shows them), or have {quota} raised",
-                is_passing=self.num_bytes + wanted - self.lingering_bytes - lingering <= limit,
+    def refusal(self) -> OverQuota:
+        """Return the error of the last call of the core that found no room in the account, or around it."""
+        total = self.core.total
+        account = next(each for each in self.chain() if each.number == total.refused)
+        if total.wanted_files:
+            limit, wanted = account.core.most_files, account.num_files + total.wanted_files
+            is_passing = wanted - account.num_lingering <= limit
+            message = f"{limit} files: it has {account.num_files}; remove some, or have the quota raised"
+        else:
+            limit, wanted = account.core.most_bytes, account.num_bytes + total.wanted_bytes
+            lingering = names_bytes(account.num_files) - names_bytes(account.num_files - account.num_lingering)
+            is_passing = wanted - account.lingering_bytes - lingering <= limit
+            quota = "--quota" if account.parent is None else "user.kv.quota"
+            message = (
+                f"{limit} bytes: {account.num_bytes} are used ({account.pages.num_above} pages, "
+                f"{account.num_bytes - account.core.page_bytes} bytes of names, plain files and attributes), "
+                f"{total.wanted_bytes} more are wanted; remove files or forks (`symphony du` shows them), or have "
+                f"{quota} raised"
             )
-
-    def refusal(self, message: str, *, is_passing: bool) -> OverQuota:
-        """Return the error of an account without room. `is_passing`: files that linger have that room."""
-        return StillCharged(message, self) if is_passing else OverQuota(message)
+        message = f"{account.describe()} is at its quota of {message}"
+        return StillCharged(message, account) if is_passing else OverQuota(message)
 
     # Charges
 
@@ -312,7 +299,8 @@ class Account:
         """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
         pages = np.flatnonzero(domain.pages.used).astype(np.int32)
-        self.require_pages(pages, domain.other_bytes, domain.num_files)
+        if not lib.core_has_room_for(self.core, pointer(pages), pages.size, domain.other_bytes, domain.num_files):
+            raise self.refusal()
         old, domain.parent = domain.parent, self
         assert old is not None
         for account, sign in ((old, -1), (self, 1)):

@@ -64,10 +64,6 @@ class Counts:
         """Take each mention of a page back."""
         self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
 
-    def num_new(self, pages: IntArray) -> int:
-        """Return how many of these pages have no count; a page that is named twice counts once."""
-        return self._done(lib.counts_num_new(self._counts, pointer(pages), pages.size), pages)
-
     def combine(self, operation: Callable[..., IntArray], other: Counts) -> None:
         """Add (`np.add`), or take back (`np.subtract`), all that another counts."""
         top = self._counts.top = max(self.top, other.top)
@@ -83,10 +79,9 @@ class Counts:
     def _num_above(self) -> int:
         return int(np.count_nonzero(self.used > self._counts.floor))
 
-    def _done(self, num: int, pages: IntArray) -> int:
+    def _done(self, num: int, pages: IntArray) -> None:
         assert num != _IS_NONE, f"pages {pages} are not all below {self._counts.num_pages}"
         assert num >= 0, f"pages {pages[self.all[pages] < 0]} are given back too often"
-        return num
 
 
 class PageSizes:

@@ -205,24 +205,21 @@ class PagePool:
         account, taken = self.accounts.of(owner), ffi.NULL if frames is None else pointer(frames)
         pages, stale = np.empty(count, np.int32), ffi.new("uint8_t[]", count)
         outcome = lib.core_allocate(self.core, account.core, count, taken, False, pointer(pages), stale)
-        self.done(outcome, owner, count)
+        self.done(outcome)
         return pages
 
-    def done(self, outcome: int, owner: int, num_pages: int = 0) -> None:
-        """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed.
-
-        `num_pages`: so many were wanted.
-        """
+    def done(self, outcome: int) -> None:
+        """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed."""
         if self.core.news:
             self.take_news()
-        if outcome == lib.CORE_DONE:
-            return
-        if outcome in (lib.CORE_OVER_QUOTA, lib.CORE_NO_PAGES):
-            self.require_free(num_pages, owner)
+        if outcome == lib.CORE_OVER_QUOTA:
+            raise self.accounts.of(self.accounts.total.refused).refusal()
+        if outcome == lib.CORE_NO_PAGES:
+            raise self._full(self.core.num_wanted)
         if outcome == lib.CORE_NO_FRAMES:
             raise NoSpace(
-                f"memory is full: {num_pages} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try "
-                "again, remove files or forks, or start the daemon with more KV memory"
+                f"memory is full: {self.core.num_wanted} pages wanted, {self.num_free_frames} of {self.num_frames} are "
+                "free; try again, remove files or forks, or start the daemon with more KV memory"
             )
         done(outcome)
 
@@ -245,13 +242,15 @@ class PagePool:
 
     def require_free(self, count: int, owner: int) -> None:
         """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
-        for account in self.accounts.of(owner).chain():
-            account.limit_bytes(count)
+        self.accounts.of(owner).require_pages(count)
         if count > self.num_free:
-            raise NoSpace(
-                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
-                "remove files or forks, or start the daemon with more KV memory, or more --disk"
-            )
+            raise self._full(count)
+
+    def _full(self, count: int) -> NoSpace:
+        return NoSpace(
+            f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
+            "remove files or forks, or start the daemon with more KV memory, or more --disk"
+        )
 
     def take_frames(self, count: int) -> IntArray:
         """Take free frames, which there are, for pages that are to be read, or for new ones."""
@@ -291,17 +290,13 @@ class PagePool:
 
         An owner who holds the pages already has room for them.
         """
-        account = self.accounts.of(owner)
-        outcome = lib.core_retain(self.core, account.core, pointer(pages), pages.size)
-        if outcome == lib.CORE_OVER_QUOTA:
-            account.require_pages(pages)
-        self.done(outcome, owner)
+        self.done(lib.core_retain(self.core, self.accounts.of(owner).core, pointer(pages), pages.size))
 
     def release(self, pages: IntArray, owner: int) -> None:
         """Take back a reference of `owner` for each mention of a page; pages without any are free."""
         outcome = lib.core_release(self.core, self.accounts.of(owner).core, pointer(pages), pages.size)
         assert outcome != lib.CORE_BROKEN, f"pages {pages} are no pages, or given back too often"
-        self.done(outcome, owner)
+        self.done(outcome)
 
     # Pages on disk
 

@@ -82,11 +82,7 @@ class PageTable:
     def change_owner(self, owner: int) -> None:
         """Charge another account from now on, or raise OverQuota and change nothing."""
         assert not self.closed
-        account = self.pool.accounts.of(owner)
-        outcome = lib.core_change_owner(self.core, account.core)
-        if outcome == lib.CORE_OVER_QUOTA:
-            account.require_pages(self.held_pages())
-        self.pool.done(outcome, owner)
+        self.pool.done(lib.core_change_owner(self.core, self.pool.accounts.of(owner).core))
         self.owner = owner
 
     def hand_over(self, owner: int) -> Self:
@@ -145,11 +141,8 @@ class PageTable:
                 lib.core_comes_from(fork.core, self.core)
             return fork
         assert not self.closed
-        account, at = self.pool.accounts.of(owner), ffi.new("core_table **")
-        outcome = lib.core_fork(self.core, account.core, at)
-        if outcome == lib.CORE_OVER_QUOTA:
-            account.require_pages(self.pages)
-        self.pool.done(outcome, owner)
+        at = ffi.new("core_table **")
+        self.pool.done(lib.core_fork(self.core, self.pool.accounts.of(owner).core, at))
         return PageTable(self.pool, owner, arena=self.arena, core=at[0])
 
     def truncate(self, length: int) -> None:
@@ -158,7 +151,7 @@ class PageTable:
         assert self.reservation is None
         if not 0 <= length <= self.length:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
-        self.done(lib.core_truncate(self.core, length))
+        self.pool.done(lib.core_truncate(self.core, length))
 
     def close(self) -> None:
         """Give every page back. Not while a reservation is open."""
@@ -168,7 +161,7 @@ class PageTable:
         outcome = lib.core_table_close(self.core)
         if outcome == lib.CORE_DONE:  # it may be another table's from now on, whatever goes wrong below
             self.core, self._had_page_seconds = _CLOSED, page_seconds
-        self.done(outcome)
+        self.pool.done(outcome)
 
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
         """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
@@ -189,18 +182,8 @@ class PageTable:
         reservation = Reservation(self)
         if outcome == lib.CORE_DONE:
             self.reservation = reservation
-        self.done(outcome, self.length + num + num_ahead)
+        self.pool.done(outcome)
         return reservation
-
-    def done(self, outcome: int, num_entries: int = 0) -> None:
-        """Do what is left of a call of the core: see `PagePool.done`. `num_entries`: it wanted room for so many."""
-        num_pages = 0
-        if outcome != lib.CORE_DONE:
-            num_pages = pages_for(num_entries) - int(self.core.num_reserved_pages)
-            if self.reservation is None and (tail := self.length % PAGE_ENTRIES):
-                last = self.core.slots[self.core.num_pages - 1]
-                num_pages += bool(self.pool.fill[last] != tail and self.pool.refcount[last] != 1)
-        self.pool.done(outcome, self.owner, num_pages)
 
     @property
     def page_seconds(self) -> float:
@@ -338,7 +321,7 @@ class Reservation:
     def extend(self, num_ahead: int) -> None:
         """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""
         assert self.is_open
-        self.table.done(lib.core_extend(self.table.core, num_ahead), self.stop + num_ahead)
+        self.table.pool.done(lib.core_extend(self.table.core, num_ahead))
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
         """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.
@@ -364,7 +347,7 @@ class Reservation:
     def _done(self, outcome: int) -> None:
         if not self.table.core.is_reserved:
             self.table.reservation = None
-        self.table.done(outcome)
+        self.table.pool.done(outcome)
 
 
 _CLOSED = ffi.new("core_table *", dict.fromkeys(("row", "target", "tail_page", "marked_page"), NO_ROW))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs._pages import lib
+from kvfs._pages import ffi, lib
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
@@ -53,6 +53,7 @@ def test_page_counts_agree_with_plain_python_over_many_random_moves() -> None:
     pool = PagePool(FakeStore(FakeFacts(), num_pages=20))
     others = pool.allocate(20, BOB)
     counts, model = pool.accounts.of(ANN).pages, dict.fromkeys(range(20), 0)
+    core = ffi.addressof(pool.accounts.of(ANN).core, "pages")
     held: list[list[int]] = []
     for _ in range(2000):
         if held and rng.random() < 0.5:
@@ -63,7 +64,7 @@ def test_page_counts_agree_with_plain_python_over_many_random_moves() -> None:
             mentions = rng.choices(range(20), k=rng.randrange(6))
             held.append(mentions)
             new = {page for page in mentions if not model[page]}
-            assert counts.num_new(np.array(mentions, np.int32)) == len(new)
+            assert lib.counts_num_new(core, pointer(np.array(mentions, np.int32)), len(mentions)) == len(new)
             pool.retain(np.array(mentions, np.int32), ANN)
             step = 1
         for page in mentions:
