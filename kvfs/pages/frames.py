@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvfs._pages import lib
 from kvfs.pages.columns import Columns, Numbers
-from kvfs.pages.free_list import FreeList, IntArray, pointer
-from kvfs.pages.outcomes import done
+from kvfs.pages.free_list import FreeList, IntArray
 from kvfs.pages.store import PageStore
 
 NOWHERE = -1
@@ -48,10 +46,6 @@ class Frames:
         """Give frames to pages: the pages are in memory from now on."""
         self.of[pages] = frames
         self.page_of[frames] = pages
-
-    def give(self, pages: IntArray) -> None:
-        """Free the frames of pages; a page without a frame, or one that is named twice, does no harm."""
-        done(lib.core_give_frames(self._core, pointer(pages), pages.size))
 
     def held_pages(self) -> IntArray:
         """Every page that is in memory: looks at the frames that were ever used."""

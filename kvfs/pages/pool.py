@@ -34,7 +34,6 @@ from kvfs.pages.free_list import FreeList, IntArray, pointer
 from kvfs.pages.kept import Kept
 from kvfs.pages.looking import ColdPages, NoColdPages, look
 from kvfs.pages.on_disk import NO_SLOT, NoSlotFiles, OnDisk, SlotFiles
-from kvfs.pages.outcomes import done
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
@@ -212,6 +211,8 @@ class PagePool:
         """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed."""
         if self.core.news:
             self.take_news()
+        if outcome == lib.CORE_DONE:
+            return
         if outcome == lib.CORE_OVER_QUOTA:
             raise self.accounts.of(self.accounts.total.refused).refusal()
         if outcome == lib.CORE_NO_PAGES:
@@ -221,7 +222,9 @@ class PagePool:
                 f"memory is full: {self.core.num_wanted} pages wanted, {self.num_free_frames} of {self.num_frames} are "
                 "free; try again, remove files or forks, or start the daemon with more KV memory"
             )
-        done(outcome)
+        if outcome == lib.CORE_NO_MEMORY:
+            raise MemoryError("no memory for the state of pages")
+        raise AssertionError(f"the core was asked for what can't be: {outcome}")
 
     def take_news(self) -> None:
         """Do Python's part of what the core has done."""
@@ -279,7 +282,7 @@ class PagePool:
         """Pages that nobody needs where they are, and that are on disk as they are, are there alone from now on."""
         assert not self.pins[pages].any(), "a page that is needed loses its frame"
         assert self.on_disk.is_kept(pages, self.computed(pages)).all(), "a page loses its frame that is not on disk"
-        self.store.give(pages)
+        self.done(lib.core_give_frames(self.core, pointer(pages), pages.size))
 
     def claim(self, pages: IntArray, owner: int) -> None:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
@@ -308,7 +311,7 @@ class PagePool:
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
         """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
-        done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
+        self.done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
         self._references.add(pages)
 
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from kvfs._pages import ffi, lib
 from kvfs.pages.free_list import IntArray, pointer
-from kvfs.pages.outcomes import done
 from kvfs.pages.pool import NO_ROW, RUNNING, PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, OverQuota
@@ -304,7 +303,7 @@ class Reservation:
     def forget_frames(self) -> None:
         """Give back the frames of the new pages, which hold nothing yet, while the reservation waits."""
         assert self.is_open
-        done(lib.core_forget_room(self.table.core))
+        self.table.pool.done(lib.core_forget_room(self.table.core))
 
     def frames(self) -> IntArray:
         """Where its pages are in memory: what a decoder computes over. The file has to be there."""

@@ -16,7 +16,7 @@ from kvfs._pages import ffi, lib
 from kvfs.bell import Bell
 from kvfs.pages.accounts import NAME_BYTES, Accounts, Limits
 from kvfs.pages.frames import NOWHERE
-from kvfs.pages.free_list import IntArray
+from kvfs.pages.free_list import IntArray, pointer
 from kvfs.pages.holdings import WEIGHTS, Kind
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
@@ -404,7 +404,7 @@ class Walk:
         page = self.page()
         is_needed = any(page in model.room.new for _, model in self.tables if model.room)
         if page is not None and not self.model.pins[page] and not is_needed:
-            self.pool.store.give(np.array([page], np.int32))
+            self.pool.done(lib.core_give_frames(self.pool.core, pointer(np.array([page], np.int32)), 1))
             self.model.drop(page)
 
     def bring(self) -> None:

@@ -49,7 +49,7 @@ def put_out(house: House, pages: IntArray) -> None:
     assert (pool.on_disk.kept[pages] >= pool.fill[pages]).all()
     frames = pool.store.of[pages]
     frames = frames[frames != NOWHERE]
-    pool.store.give(pages)
+    pool.drop_frames(pages)
     for frame in frames.tolist():
         house.store.pages[frame] = -1.0
 
@@ -256,7 +256,7 @@ class Churn:
             store.bind(np.array([page], np.int32), np.array([frame], np.int32))
         else:
             frame = int(store.of[page])
-            store.give(np.array([page], np.int32))
+            self._pool.drop_frames(np.array([page], np.int32))
             self._house.store.pages[frame] = self.num_moves  # another page's
         self.num_moves += 1
 
