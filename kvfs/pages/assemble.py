@@ -141,16 +141,15 @@ class Assembly:
         plan, pool = self._planned(), self.pool
         pages = plan.pages[:, 0].copy()
         try:
-            pool.retain(pages[plan.shared], self.owner)
-            try:
-                # Not zeroed first: every byte is written by `fill`.
-                new_pages = pool.allocate(self.num_new_pages, self.owner, frames)
-            except BaseException:
-                pool.release(pages[plan.shared], self.owner)
-                raise
+            new_pages = pool.allocate(self.num_new_pages, self.owner, frames)
         except BaseException:
             if frames is not None:
                 pool.return_frames(frames)
+            raise
+        try:
+            pool.retain(pages[plan.shared], self.owner)
+        except BaseException:
+            pool.release(new_pages, self.owner)
             raise
         pages[~plan.shared] = new_pages
         self._pages, self._new_pages = pages, new_pages
@@ -218,19 +217,6 @@ class Assembly:
 
     def check(self) -> None:
         """Nothing beside its references: nobody sees its pages before it ends."""
-
-
-def assemble(pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: bool, max_positions: int) -> PageTable:
-    """All of it in one thread: the new table, or an error and nothing changed."""
-    assembly = Assembly(pool, owner, pieces, rebase=rebase, max_positions=max_positions)
-    try:
-        assembly.plan()
-        assembly.reserve()
-        assembly.fill()
-    except BaseException:
-        assembly.abandon()
-        raise
-    return assembly.finish()
 
 
 def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:

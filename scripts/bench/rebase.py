@@ -39,10 +39,11 @@ from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 from decoder.model_config import KV_DTYPE
-from kvfs.pages.assemble import Piece, assemble
+from kvfs.pages.assemble import Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
+from tests.kvfs.fakes import assemble
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tokens: TypeAlias = npt.NDArray[np.int32]

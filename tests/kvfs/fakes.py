@@ -18,6 +18,7 @@ from kvfs.images.format import ImageFormat
 from kvfs.images.header import ByteSource, parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.names.inode import Credentials
+from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
 from kvfs.pages.table import PageTable, Reservation
@@ -227,3 +228,16 @@ def allocate(pool: PagePool, count: int, owner: int) -> IntArray:
         pool.store.zero(page)
     pool.claim(stale, owner)
     return pages
+
+
+def assemble(pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: bool, max_positions: int) -> PageTable:
+    """A table of entries of others, made in one thread; or an error, and nothing changed."""
+    assembly = Assembly(pool, owner, pieces, rebase=rebase, max_positions=max_positions)
+    try:
+        assembly.plan()
+        assembly.reserve()
+        assembly.fill()
+    except BaseException:
+        assembly.abandon()
+        raise
+    return assembly.finish()

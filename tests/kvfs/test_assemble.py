@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs.pages.assemble import Assembly, Piece, assemble, ranges_within
+from kvfs.pages.assemble import Assembly, Piece, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import RANGE_END
 from libsym.errors import Invalid, NoSpace
-from tests.kvfs.fakes import FakeDecoder
+from tests.kvfs.fakes import FakeDecoder, assemble
 
 OWNER, OTHER = 1000, 1001
 

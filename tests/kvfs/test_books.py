@@ -15,7 +15,7 @@ from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
-from kvfs.pages.assemble import Assembly, Piece, assemble
+from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace, OverQuota
@@ -25,6 +25,7 @@ from tests.kvfs.fakes import (
     FakeDecoder,
     FakeFacts,
     FakeStore,
+    assemble,
     commit_all,
     entry_value,
     import_image,
