@@ -66,25 +66,6 @@ class StillCharged(OverQuota):
 class Account:
     """Account of a uid or a domain. Charges count to its parents as well."""
 
-    __slots__ = (
-        "__weakref__",
-        "_holdings",
-        "_limits",
-        "_parent",
-        "_watchers",
-        "core",
-        "describe",
-        "lingering_bytes",
-        "num_domains",
-        "num_lingering",
-        "number",
-        "pages",
-        "patient_at_s",
-        "sizes",
-        "waiting",
-        "weight",
-    )
-
     def __init__(
         self,
         number: int,

@@ -67,20 +67,6 @@ class _Plan:
 class Assembly:
     """A KV file that is being put together. End it with `finish` or `abandon`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_new_pages",
-        "_pages",
-        "_plan",
-        "_ranges",
-        "closed",
-        "num_entries",
-        "owner",
-        "pool",
-        "rebase",
-        "sources",
-    )
-
     def __init__(
         self, pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: bool, max_positions: int
     ) -> None:

@@ -1,18 +1,11 @@
 """The pool: every page's reference count, fill, owner, entries and digest.
 
-A page is shared by any number of tables and snapshots; it is free when nothing refers to it. Two rules make the
-sharing safe, and everything else follows from them:
+A page is shared by any number of tables and snapshots; it is free when nothing refers to it. `kvfs/core/core.h` has the
+rules that make the sharing safe. An owner is an account: to take or give back a reference is to say whose it is.
 
-- *A slot below `fill` never changes while its page has more than one reference.* Tables append at or above `fill`
-  (see `kvfs.pages.table`), so a holder of the first n slots may read them at any time, from any thread.
-- *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before another owner gets
-  it.
-
-An owner is an account (see `kvfs.pages.accounts`): to take or give back a reference is to say whose it is.
-
-One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
-fill. A worker thread that holds a reference on pages (through a snapshot, for one) may do two things: call `digests_of`
-for full ones, and read entries below their fill.
+The daemon's trio thread owns the pool: it alone calls anything that changes a reference count or a fill. A worker
+thread that holds a reference on pages (through a snapshot, for one) may do two things: call `digests_of` for full ones,
+and read entries below their fill.
 """
 
 from __future__ import annotations

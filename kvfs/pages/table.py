@@ -1,15 +1,9 @@
 """A KV file is a page table: which pages hold its entries, and how many entries there are.
 
-**The tail rule.** Several tables may end in one page, at different slots. A table may append in place if it ends
-exactly at the page's fill: no other table can be using the slots beyond. It may also if it is the only one that refers
-to the page: slots beyond its end are leftovers then. Every other table gets a copy of the page first.
-
-**A reservation** is the room for one call of a step, or for several steps to come. Nobody sees its entries before
-`commit_first`, which takes those that are computed so far, and `abort` takes it back without trace. The page that a
-copy is made from stays referenced until then. The decoder copies the bytes when the step starts; before that the
-source may be neither freed nor appended over.
-
-`kvfs/core` keeps both. What is here shows them to Python, and tells Python's part of what was done.
+A reservation is the room for one call of a step, or for several steps to come. `kvfs/core/core.h` says where a table
+may append in place, and keeps both: classes here show them to Python. The page that a copy is made from stays
+referenced until the reservation ends. The decoder copies the bytes when the step starts; before that the source may be
+neither freed nor appended over.
 
 Owned by the daemon's trio thread; nothing here awaits or blocks.
 """
