@@ -104,6 +104,7 @@ class Account:
 
     @property
     def limits(self) -> Limits:
+        """Limits of the account, those that its parents have aside."""
         return self._limits
 
     @limits.setter
@@ -125,15 +126,17 @@ class Account:
 
     @property
     def other_bytes(self) -> int:
-        """Of plain files, attributes, and what symbolic links lead to."""
+        """Bytes of plain files, attributes, and what symbolic links lead to."""
         return int(self.core.other_bytes)
 
     @property
     def num_files(self) -> int:
+        """Inodes, and each further name of one."""
         return int(self.core.num_files)
 
     @property
     def is_domain(self) -> bool:
+        """Whether the account is a domain's, and no uid's."""
         return self.number >= FIRST_DOMAIN
 
     @property
@@ -168,7 +171,7 @@ class Account:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the accounts that are charged with it, from the uid inwards; its own is the last."""
+        """Numbers of the accounts that are charged with it, from the uid inwards; its own is the last."""
         return tuple(each.number for each in self.chain())[::-1]
 
     # Room: raises OverQuota, and changes nothing
@@ -242,6 +245,7 @@ class Account:
         self.core.is_watched = True
 
     def watch_no_more(self, watcher: Callable[[], None]) -> None:
+        """End a watch."""
         self._watchers = tuple(each for each in self._watchers if each != watcher)
         self.core.is_watched = bool(self._watchers)
 
@@ -253,7 +257,7 @@ class Account:
                 watcher()
 
     def tell_watchers(self) -> None:
-        """Tell those of the account, and of all that are charged with it."""
+        """Tell the watchers of the account, and of all that are charged with it."""
         for account in self.chain():
             account.tell()
 
@@ -364,7 +368,7 @@ class Accounts:
         return uid in self._exempt
 
     def limit(self, default: Limits) -> None:
-        """Give each uid that is not exempt other limits. Who has more already keeps it, and gets nothing more."""
+        """Give each uid that is not exempt other limits. An account that has more keeps it, and gets nothing more."""
         self._default = default
         for account in self:
             if not account.is_domain and account.number not in self._exempt:
@@ -453,7 +457,7 @@ class Accounts:
 
 
 def names_bytes(num_files: int) -> int:
-    """Bytes that so many names are charged."""
+    """Return the bytes that so many names are charged."""
     return int(lib.core_names_bytes(num_files))
 
 

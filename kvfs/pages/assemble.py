@@ -12,7 +12,7 @@ Where a page of the new file would equal a page of a source, in the same places 
 page: shared, not copied, as in a fork. No other code knows the other pages before `finish`.
 
 What is read has to be in memory from before `reserve` until `fill` is over: `pages_to_read` says which pages of the
-sources that are, and the caller holds them there. Those that are shared may be anywhere. New pages stay in memory until
+sources that are, and the caller holds them there. Shared pages may be anywhere. New pages stay in memory until
 the end, which pins them.
 """
 
@@ -45,6 +45,7 @@ class Piece:
 
     @property
     def num_entries(self) -> int:
+        """Entries of all ranges."""
         return int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
 
 
@@ -199,6 +200,7 @@ class Assembly:
     # The books
 
     def held_pages(self) -> IntArray:
+        """Every page that is charged to the owner."""
         return self._pages[:0] if self.closed else self._pages
 
     def check(self) -> None:
@@ -206,7 +208,7 @@ class Assembly:
 
 
 def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:
-    """The ranges of a file of that length. Negative numbers count from its end; RANGE_END as a stop is its end."""
+    """Return ranges of a file of that length. Negative numbers count from its end; RANGE_END as a stop is its end."""
     found = np.where(ranges == RANGE_END, length, ranges)
     found[found < 0] += length
     wrong = np.flatnonzero((found[:, 0] < 0) | (found[:, 0] > found[:, 1]) | (found[:, 1] > length))
@@ -218,7 +220,7 @@ def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:
 
 
 def _first_of_each(pages: IntArray, candidates: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Those of the candidates that name a page first: a table mentions no page twice, so its counts stay simple."""
+    """Candidates that name a page first: a table mentions no page twice, so its counts stay simple."""
     where = np.flatnonzero(candidates)
     _, first = np.unique(pages[where], return_index=True)
     chosen = np.zeros(len(pages), np.bool_)

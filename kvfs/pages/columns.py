@@ -19,7 +19,7 @@ from kvfs._pages import ffi, lib
 MOST_NUMBERS = 1 << 28
 """Page numbers that a pool may grow to: 2^33 entries, and 85 GiB of address space."""
 MOST_ROWS = 1 << 24
-"""Files that somebody has: 2 GiB of it. What the daemon keeps of so many takes 100 GB of its memory."""
+"""Files that somebody has: 2 GiB of address space. All that the daemon keeps of so many takes 100 GB of memory."""
 _MAP_NORESERVE = 0x4000  # `mmap` has the name from Python 3.13 on
 
 

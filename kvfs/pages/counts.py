@@ -101,11 +101,11 @@ class PageSizes:
             self.core.others, self.core.num_others = self._others, len(others)
 
     def of(self, pages: IntArray) -> int:
-        """Of pages of one file: all of a file's have one size."""
+        """Return the bytes of each of these pages, which are of one file."""
         return int(lib.core_page_bytes(self.core, pointer(pages), pages.size))
 
     def total(self, counts: npt.NDArray[np.integer]) -> int:
-        """Bytes of all pages whose count is not zero."""
+        """Return the bytes of all pages whose count is not zero."""
         num_bytes = int(np.count_nonzero(counts)) * int(self.core.page_bytes)
         for each in self._each():
             num_pages = int(np.count_nonzero(counts[each.first : each.stop]))

@@ -23,11 +23,12 @@ _is_fast = bool(lib.digest_is_fast())
 
 
 def digest(data: Bytes) -> bytes:
+    """Return the digest of a page, or of anything else."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def digests(pages: Sequence[Bytes]) -> list[bytes]:
-    """The digests of pages, all of one size. Without the GIL, so other threads go on."""
+    """Return the digests of pages, all of one size. Without the GIL, so other threads go on."""
     found: list[bytes] = []
     for first in range(0, len(pages), NUM_LANES):
         found += _of_group(pages[first : first + NUM_LANES])

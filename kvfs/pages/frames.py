@@ -60,16 +60,19 @@ class Frames:
         return self.store.view(self._frame(page), count)
 
     def writable(self, page: int) -> memoryview:
+        """The bytes of a page that nobody else knows, to be overwritten whole."""
         return self.store.writable(self._frame(page))
 
     def zero(self, page: int) -> None:
+        """Fill a page with zeros."""
         self.store.zero(self._frame(page))
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
+        """Fill a page with slots of other pages."""
         self.store.assemble(self._frame(target), self.frames_of(sources), slots, shifts)
 
     def frames_of(self, pages: IntArray) -> IntArray:
-        """Where pages are that all have to be in memory."""
+        """Return the frames of pages, which all have to be in memory."""
         frames: IntArray = self.of[pages]
         assert np.minimum.reduce(frames, initial=0) == 0, f"pages {pages[frames < 0]} are not in memory"
         return frames

@@ -26,10 +26,12 @@ class FreeList:
 
     @property
     def count(self) -> int:
+        """Free pages."""
         return int(self.core.num_free)
 
     @property
     def num_pages(self) -> int:
+        """Pages, free or taken."""
         return int(self.core.num_pages)
 
     @property
@@ -68,7 +70,7 @@ class FreeList:
         assert not wrong, f"pages {pages} are not all below {self.num_pages}"
 
     def bitmap(self, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """A copy of which pages are free, of all or of those before `stop`, for the books' check."""
+        """Return which pages are free, of all or of those before `stop`: a copy, for the audit."""
         stop = self.num_pages if stop is None else stop
         taken = np.frombuffer(ffi.buffer(self.core.taken, stop // 8 + 1), np.uint8)
         found: npt.NDArray[np.bool_] = np.unpackbits(taken, count=stop, bitorder="little") == 0
@@ -88,5 +90,5 @@ def _new_list(num_pages: int) -> Any:
 
 
 def pointer(pages: IntArray) -> object:
-    """Page numbers for C, as they are or as a copy."""
+    """Return page numbers for C, as they are or as a copy."""
     return ffi.from_buffer("int32_t[]", np.ascontiguousarray(pages, np.int32))

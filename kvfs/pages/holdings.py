@@ -74,6 +74,7 @@ class Holdings:
 
     @property
     def limit_bytes(self) -> int | None:
+        """The most that all things may weigh; None: as much as there is."""
         limit = int(self.core.limit_bytes)
         return None if limit < 0 else limit
 
@@ -83,6 +84,7 @@ class Holdings:
 
     @property
     def num_bytes(self) -> int:
+        """The weight of all things."""
         return int(self.core.num_bytes)
 
     def require(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
@@ -95,6 +97,7 @@ class Holdings:
             )
 
     def has_room(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> bool:
+        """Return whether `require` would raise no error."""
         return bool(lib.core_may_hold(self.core, kind, count, num_bytes))
 
     def hold(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:

@@ -31,7 +31,7 @@ class ColdPages(Protocol):
     """Reads pages that are on disk alone. For worker threads."""
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
-        """What is made of their bytes, verified, which are good during that call; EIO: some are damaged.
+        """Return what a function makes of their bytes, which are verified, and good during that call; EIO: damaged.
 
         None for a page that came into memory, or has another slot, since it was looked for.
         """
@@ -49,15 +49,17 @@ class NoColdPages:
         self._store = store
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
+        """Fail: nobody has such a page."""
         raise AssertionError(f"pages {pages} are nowhere, for {what}")
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
+        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
         assert page >= 0
         return self._store.store.masked(memoryview(data), num_entries)
 
 
 def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> list[T]:
-    """What is made of these pages' bytes, one result for each. `what` may be called with some of them, and again."""
+    """Return what a function makes of pages, one result for each; it may be called with some of them, and again."""
     found: dict[int, T] = {}
     left, num_in_vain = list(range(len(pages))), 0
     while left:

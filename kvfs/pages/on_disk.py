@@ -1,8 +1,8 @@
 """Where pages are on disk: the slot of each, and how much of the page that slot holds.
 
 A slot is written once, and read until the last file that needs it is forgotten. So a page's slot holds its first `kept`
-entries for good, and whatever the page gets behind them is not on disk. What is overwritten below that lowers `kept`:
-a table that was cut may go on in place in a page that it has alone. The next write of the page takes another slot.
+entries for good, and whatever the page gets behind them is not on disk. A table that was cut may go on in place
+in a page that it has alone: entries that it overwrites lower `kept`. The next write of the page takes another slot.
 
 Owned by the daemon's trio thread.
 """
@@ -75,7 +75,7 @@ class OnDisk:
         slots: IntArray,
         checks: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.bool_]:
-        """The slots are written: which of the pages have them now. The others were given back meanwhile.
+        """Give pages the slots that are written now, and return which have got them: others were given back meanwhile.
 
         A full page is summed and written where it lies, without a copy. One that was cut and overwritten meanwhile may
         have been summed before that, and written after it: its slot is of no use.
@@ -100,12 +100,13 @@ class OnDisk:
     def restore(
         self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64], kept: npt.NDArray[np.int8]
     ) -> None:
-        """As they were when the daemon ended."""
+        """Give pages what they had when the daemon before ended."""
         self.slot[pages], self.check[pages], self.kept[pages] = slots, checks, kept
 
     def spoil(self, pages: IntArray, is_in_memory: npt.NDArray[np.bool_]) -> None:
-        """Bytes of these slots may be gone after a power cut: the pages are written anew. Those that are nowhere else
-        are read from there meanwhile. A number without a slot is another page's by now.
+        """Have pages written anew: bytes of their slots may be gone after a power cut.
+
+        Pages that are nowhere else are read from there meanwhile. A number without a slot is another page's by now.
         """
         has_slot = self.slot.has(pages)
         pages, is_in_memory = pages[has_slot], is_in_memory[has_slot]

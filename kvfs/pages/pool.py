@@ -181,7 +181,7 @@ class PagePool:
         self.num_numbers = num_numbers
 
     def owners_of(self, pages: IntArray) -> npt.NDArray[np.int64]:
-        """The owner whose bytes each page holds, or a number below zero; of a page that is not in memory, no owner."""
+        """Return the owner whose bytes each page holds; a number below 0: several, or the page is not in memory."""
         frames = self.store.of[pages]
         found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames]) - _mark(0)
         return found
@@ -237,7 +237,7 @@ class PagePool:
             self.accounts.tell(told)
 
     def require_free(self, count: int, owner: int) -> None:
-        """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
+        """Raise OverQuota or NoSpace unless the owner may have so many pages more, and as many are free."""
         self.accounts.of(owner).require_pages(count)
         if count > self.num_free:
             raise self._full(count)
@@ -264,6 +264,7 @@ class PagePool:
         self._pins.add(pages)
 
     def unpin(self, pages: IntArray) -> None:
+        """End a pin of each page."""
         self._pins.subtract(pages)
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
@@ -272,7 +273,7 @@ class PagePool:
         return entries
 
     def drop_frames(self, pages: IntArray) -> None:
-        """Pages that nobody needs where they are, and that are on disk as they are, are there alone from now on."""
+        """Free the frames of pages that nobody needs in memory, and that are on disk as they are."""
         assert not self.pins[pages].any(), "a page that is needed loses its frame"
         assert self.on_disk.is_kept(pages, self.computed(pages)).all(), "a page loses its frame that is not on disk"
         self.done(lib.core_give_frames(self.core, pointer(pages), pages.size))
@@ -303,13 +304,14 @@ class PagePool:
         return pages
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
-        """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
+        """Add references to pages of `take_restored`, one for each mention. Nothing is limited: the owner had them."""
         self.done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
         self._references.add(pages)
 
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
-        """The frames, of `take_frames`, hold these pages now. What nobody but `owner` refers to is taken for his bytes
-        alone.
+        """Bind frames, of `take_frames`, to the pages that were read into them.
+
+        Pages that nobody but `owner` refers to are taken for bytes of his alone.
         """
         self.core.num_coming -= frames.size
         self.store.bind(pages, frames)
@@ -319,7 +321,7 @@ class PagePool:
     # Digests
 
     def digests_of(self, pages: IntArray, checkpoint: Callable[[], None] = lambda: None) -> bytes:
-        """The digests of full pages, one after the other; what is missing is computed and kept until it is freed.
+        """Return the digests of full pages, one after the other; those that are missing are computed, and kept.
 
         For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
         is called every few pages that are hashed, and may raise to end it.

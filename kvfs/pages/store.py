@@ -1,4 +1,4 @@
-"""What the pool needs of the memory behind it: `PageStore`, which the decoder's arenas satisfy by structure."""
+"""`PageStore`: the memory behind the pool, which the decoder's arenas satisfy by structure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PageStore(Protocol):
     def view(self, page: int, count: int = 1) -> memoryview:
         """The bytes of `count` consecutive pages as they are now, to be read, without a copy.
 
-        What a page holds below its table's end stays good as long as somebody refers to the page.
+        Bytes below the end of a page's table stay good as long as somebody refers to the page.
         """
         ...
 

@@ -65,11 +65,12 @@ class PageTable:
 
     @property
     def closed(self) -> bool:
+        """Whether the table is gone: nothing but its figures may be asked of it."""
         return self.core is _CLOSED
 
     @property
     def row(self) -> int:
-        """Among the residents: see `kvfs.tiers.residents`. NO_ROW: it is not."""
+        """Row of the file among the residents, see `kvfs.tiers.residents`. NO_ROW: it has none."""
         return int(self.core.row)
 
     def change_owner(self, owner: int) -> None:
@@ -290,7 +291,7 @@ class Reservation:
             self._done(lib.core_unpin(self.table.core))
 
     def give_frames(self, frames: IntArray) -> None:
-        """To those new pages that have none, and as many."""
+        """Bind frames to those new pages that have none, and as many."""
         assert self.is_open
         lib.core_give_room(self.table.core, pointer(frames))
 
@@ -300,14 +301,14 @@ class Reservation:
         self.table.pool.done(lib.core_forget_room(self.table.core))
 
     def frames(self) -> IntArray:
-        """Where its pages are in memory: what a decoder computes over. The file has to be there."""
+        """Return the frames of its pages, which all are in memory: what a decoder computes over."""
         found = np.empty(self.table.core.num_reserved_pages, np.int32)
         are_there = lib.core_frames(self.table.core, found.size, pointer(found))
         assert are_there, f"pages {self.pages} are not all in memory"
         return found
 
     def frame_copies(self) -> IntArray:
-        """Copies of pages that a decoder makes before it computes anything: source, target and entries of each."""
+        """Return the copies that a decoder makes before it computes anything: source, target and entries of each."""
         found = np.empty(3, np.int32)
         return found if lib.core_copy(self.table.core, pointer(found)) else _NO_PAGES
 
@@ -317,23 +318,23 @@ class Reservation:
         self.table.pool.done(lib.core_extend(self.table.core, num_ahead))
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
-        """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.
+        """Return pages with bytes of others, to be zeroed before the first `num_entries` are computed; each once.
 
-        It takes 0.1 ms a page or more: a thread beside the steps does it, not the one that reserves.
+        Zeroing takes 0.1 ms a page or more: a thread beside the steps does it, not the one that reserves.
         """
         due = np.empty(self.num_new_pages, np.int32)
         found: list[int] = due[: lib.core_pages_to_zero(self.table.core, num_entries, pointer(due))].tolist()
         return found
 
     def commit_first(self, tokens: IntArray) -> None:
-        """The first entries are computed, with these tokens, and become part of the file; others stay reserved."""
+        """Make the first entries, which are computed with these tokens, part of the file; others stay reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
         outcome = lib.core_commit(self.table.core, pointer(tokens), tokens.size)
         assert outcome != lib.CORE_BROKEN, "more entries than are reserved, or pages of others were not zeroed"
         self._done(outcome)
 
     def abort(self) -> None:
-        """The step failed: give the room back, as if nothing had been reserved."""
+        """Give the room back, as if nothing had been reserved: the step failed."""
         assert self.is_open, "this reservation was committed or aborted before"
         self._done(lib.core_abort(self.table.core))
 

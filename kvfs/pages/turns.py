@@ -19,18 +19,18 @@ TURNS_BYTES = MAX_TURNS * TURN.size
 
 
 def with_turn(turns: bytes, tokens: IntArray) -> bytes:
-    """The records when one more turn begins behind these tokens: the last 64."""
+    """Return the records when one more turn begins behind these tokens: the last 64."""
     before = turns_within(turns, tokens.size)
     return (before + TURN.pack(tokens.size, _hash(tokens)))[-TURNS_BYTES:]
 
 
 def turns_within(turns: bytes, length: int) -> bytes:
-    """Those that are left of a file that is cut: a turn without an entry is none."""
+    """Return the records that are left of a file that is cut: a turn without an entry is none."""
     return b"".join(TURN.pack(at, check) for at, check in TURN.iter_unpack(turns) if at < length)
 
 
 def fitting(turns: bytes, tokens: IntArray) -> list[int]:
-    """Where turns begin in a file with these tokens, as far as is known."""
+    """Return where turns begin in a file with these tokens, as far as is known."""
     data, hashed, end, found = tokens.astype("<i4"), xxhash.xxh3_64(), 0, []
     for at, check in sorted(TURN.iter_unpack(turns)):  # in order one pass hashes all
         if at < tokens.size:
@@ -42,10 +42,12 @@ def fitting(turns: bytes, tokens: IntArray) -> list[int]:
 
 
 def padded(turns: bytes) -> bytes:
+    """Return records as an image has them."""
     return turns.ljust(TURNS_BYTES, b"\0")
 
 
 def without_padding(padded_turns: bytes) -> bytes:
+    """Return the records of an image."""
     return b"".join(TURN.pack(at, check) for at, check in TURN.iter_unpack(padded_turns) if (at, check) != (0, 0))
 
 

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def parse_weight(text: str) -> float:
-    """`2`, `0.25`: as people write it."""
+    """Return a weight that is written as people do: `2`, `0.25`."""
     if not _NUMBER.fullmatch(text):
         raise Invalid(f"{text!r} is no weight: write a number like 2 or 0.25")
     weight = float(text)
