@@ -60,7 +60,7 @@ typedef struct {
 } core_sizes;
 
 /* Kinds of things that a user makes the daemon keep: see `holdings.py`. Files and domains stay when the user's programs
- * have ended: a part of the bound is left to what does not. */
+ * have ended: one part of the bound in so many is left to what does not, for their removal takes handles. */
 enum {
     CORE_FILE,
     CORE_HANDLE,

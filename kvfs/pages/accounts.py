@@ -176,11 +176,6 @@ class Account:
 
     # Room: raises OverQuota, and changes nothing
 
-    def require_pages(self, count: int) -> None:
-        """Raise OverQuota unless there is room for so many pages that nobody holds yet."""
-        if not lib.core_has_room(self.core, count, self.sizes.core.page_bytes):
-            raise self.refusal()
-
     def require_bytes(self, other_bytes: int) -> None:
         """Raise OverQuota unless what is no page may grow by so much."""
         if not lib.core_has_room(self.core, 1, other_bytes):

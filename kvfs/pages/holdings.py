@@ -55,12 +55,6 @@ class Kind(IntEnum):
 WEIGHTS = {kind: int(lib.core_weights[kind]) for kind in Kind}
 """Bytes of one thing. A thing of no fixed size is charged its own bytes besides."""
 
-HANDLES_PART = int(lib.CORE_HANDLES_PART)
-"""The part of a bound that is left to things that do not last, and so not to files and domains: one in so many.
-
-Those stay when a user's programs have ended, and their removal takes handles (`rm -r` opens directories).
-"""
-
 
 class Holdings:
     """Things that the daemon keeps for one user; together they may weigh `limit_bytes`."""

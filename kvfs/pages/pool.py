@@ -238,7 +238,9 @@ class PagePool:
 
     def require_free(self, count: int, owner: int) -> None:
         """Raise OverQuota or NoSpace unless the owner may have so many pages more, and as many are free."""
-        self.accounts.of(owner).require_pages(count)
+        account = self.accounts.of(owner)
+        if not lib.core_has_room(account.core, count, self.page_bytes):
+            raise account.refusal()
         if count > self.num_free:
             raise self._full(count)
 

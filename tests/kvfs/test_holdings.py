@@ -2,10 +2,12 @@
 
 import pytest
 
+from kvfs._pages import lib
 from kvfs.pages.accounts import Accounts, Limits
-from kvfs.pages.holdings import HANDLES_PART, WEIGHTS, Holdings, Kind
+from kvfs.pages.holdings import WEIGHTS, Holdings, Kind
 from libsym.errors import OverQuota
 
+HANDLES_PART = lib.CORE_HANDLES_PART
 ROOT, ANN, BOB = 0, 1001, 1002
 
 
