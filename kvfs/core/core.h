@@ -60,7 +60,7 @@ typedef struct {
 } core_sizes;
 
 /* Kinds of things that a user makes the daemon keep: see `holdings.py`. Files and domains stay when the user's programs
- * have ended: one part of the bound in so many is left to what does not, for their removal takes handles. */
+ * have ended. One part in CORE_HANDLES_PART of the bound is left to other things: a removal takes handles. */
 enum {
     CORE_FILE,
     CORE_HANDLE,
@@ -87,11 +87,11 @@ typedef struct {
     int64_t num_bytes, num_of[13], bytes_of[13];
 } core_holdings;
 
-/* What all accounts are charged beside pages, and the one that lacked room when there was none last. */
+/* What all accounts are charged beside pages, and the account that a call found without room last. */
 typedef struct {
     int64_t num_files, other_bytes;
     int64_t refused;                    /* its number */
-    int64_t wanted_bytes, wanted_files; /* more than it may have; 0, 0: its user's holdings are full */
+    int64_t wanted_bytes, wanted_files; /* more than it may have; both 0: its user's holdings are full */
 } core_total;
 
 typedef struct core_account core_account;

@@ -195,7 +195,7 @@ class Account:
         """Return the error of the last call of the core that found no room in the account, or around it."""
         total = self.core.total
         account = next(each for each in self.chain() if each.number == total.refused)
-        if total.wanted_files:
+        if not total.wanted_bytes:
             limit, wanted = account.core.most_files, account.num_files + total.wanted_files
             is_passing = wanted - account.num_lingering <= limit
             message = f"{limit} files: it has {account.num_files}; remove some, or have the quota raised"
