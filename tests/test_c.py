@@ -43,6 +43,14 @@ def test_the_channel_the_samplers_the_loop_and_the_step_survive_sanitizers(what)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_the_fuzzer_of_calls_finds_nothing_in_some_seconds():
+    done = subprocess.run([SCRIPTS / "fuzz/calls", "--quick"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.removeprefix("Done ").split()[0]) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("what", "program", "says"),
     [

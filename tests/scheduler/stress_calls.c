@@ -108,29 +108,51 @@ static void request(sym_connection *connection) {
     }
 }
 
-int main(void) {
-    open_connections();
-    for (int round = 0; round < ROUNDS; round++) {
-        sym_connection *connection = connections + below(CONNECTIONS);
-        if (below(4))
-            request(connection);
-        else
-            in_python(connection);
-        take_news();
-        if (below(64) == 0)
-            look(connection);
-        if (below(64) == 0)
-            take_used();
-        if (below(1000) == 0)
-            HOLDS(sym_branches_close(connection, below(4)) >= 0);
-        if (below(5000) == 0)
-            leave(connection);
-    }
+static void play(void) {
+    sym_connection *connection = connections + below(CONNECTIONS);
+    if (below(4))
+        request(connection);
+    else
+        in_python(connection);
+    take_news();
+    if (below(64) == 0)
+        look(connection);
+    if (below(64) == 0)
+        take_used();
+    if (below(1000) == 0)
+        HOLDS(sym_branches_close(connection, below(4)) >= 0);
+    if (below(5000) == 0)
+        leave(connection);
+}
+
+static void all_leave(void) {
     for (int i = 0; i < CONNECTIONS; i++)
         leave(connections + i);
+    take_used();
+}
+
+#ifdef FUZZING
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (!pool.numbers)
+        open_connections();
+    input = data;
+    input_left = size;
+    while (input_left)
+        play();
+    all_leave();
+    require_empty();
+    return 0;
+}
+#else
+int main(void) {
+    open_connections();
+    for (int round = 0; round < ROUNDS; round++)
+        play();
+    all_leave();
     close_pool();
     printf("calls: %d rounds, of forks %d were carried out, of closes %d, of truncations %d, of lengths %d\n", ROUNDS,
            (int)gate.num_calls[SYM_KV_FORK], (int)gate.num_calls[SYM_KV_CLOSE], (int)gate.num_calls[SYM_KV_TRUNCATE],
            (int)gate.num_calls[SYM_KV_READ]);
     return 0;
 }
+#endif
