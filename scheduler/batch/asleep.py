@@ -6,14 +6,18 @@ by one that waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
 
 from __future__ import annotations
 
+import logging
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import trio
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
 from scheduler._loop import ffi, lib
+
+log = logging.getLogger(__name__)
 
 
 class Epoll:
@@ -40,8 +44,10 @@ class Epoll:
 def asleep(gate: Any) -> Iterator[None]:
     """Have trio sleep like that, in this thread. Of several gates it looks at the first."""
     manager: Any = GLOBAL_RUN_CONTEXT.runner.io_manager
-    epoll = manager._epoll  # noqa: SLF001 - trio gives no other way
-    if isinstance(epoll, Epoll):
+    epoll = getattr(manager, "_epoll", None)  # trio gives no other way
+    if not isinstance(epoll, select.epoll):
+        if not isinstance(epoll, Epoll):
+            log.warning("trio %s hides its epoll: each call wakes Python, and takes longer", trio.__version__)
         yield
         return
     manager._epoll = Epoll(epoll, gate)  # noqa: SLF001

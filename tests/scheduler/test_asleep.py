@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import trio
 from libsym.abi import RANGE_END, ROWS_LAST, Op
 from libsym.channel.hot import HOT_FUNCTIONS
 from scheduler._loop import ffi
-from scheduler.batch import standing
+from scheduler.batch import asleep, standing
 from scheduler.batch.asleep import Epoll
 from tests.scheduler.standing_bench import COMPLETE_TAIL
 from tests.scheduler.test_served_calls import Side
@@ -176,6 +177,18 @@ def test_nothing_is_carried_out_before_calls_that_wait_for_slots(sleeper):
         assert sleeper.num_woken == 1
 
     sleeper.run(scenario)
+
+
+def test_a_trio_that_hides_its_epoll_is_named(sleeper, monkeypatch, caplog):
+    hides = SimpleNamespace(runner=SimpleNamespace(io_manager=object()))
+    monkeypatch.setattr(asleep, "GLOBAL_RUN_CONTEXT", hides)
+
+    async def scenario():
+        assert await sleeper.answers(FORK, LENGTH) == [(0, 2), (0, 0)]
+        assert sleeper.num_woken == 1
+
+    sleeper.run(scenario)
+    assert f"trio {trio.__version__} hides its epoll" in caplog.text
 
 
 def test_trio_has_its_own_epoll_back_in_the_end(sleeper):
