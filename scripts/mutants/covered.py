@@ -22,7 +22,8 @@ from changes import Mutant
 from overlay import HOUSE, compiler, extensions, pytest
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 1200
+LIMIT_S = 300
+"""Limit of a file of tests. One that hangs costs no more, and its row has the tests that had passed by then."""
 
 
 @dataclass
@@ -119,7 +120,7 @@ class _Noting:
         self._blocks: dict[tuple[str, str], tuple[str, int]] = {}
         """File and line of a block, by library and address."""
         built = extensions(files, self._place, "-O0", "-g", "-fsanitize-coverage=trace-pc")
-        for library, extension in {each.library: each for each in built.values()}.items():
+        for library, extension in {each.library: each for those in built.values() for each in those}.items():
             seen, linked = f"{self._place}/seen.o", self._place / "linked.so"
             names = [f'-DPLACE="{self._place}"', f'-DLIBRARY="{library}"']
             compiler("-fPIC", "-O2", "-D_GNU_SOURCE", *names, "-c", str(HERE / "seen.c"), "-o", seen)
@@ -134,16 +135,17 @@ class _Noting:
         return found
 
     def tests_of(self, file: str) -> tuple[list[Test], str]:
-        """Tests of a file that passed, and pytest's last line."""
+        """Tests of a file that passed, and pytest's last line, or that the file was stopped."""
         for name in ("now", "tests", "lines", "blocks"):
             (self._place / name).write_bytes(bytes(8) if name == "now" else b"")
             (self._place / name).chmod(0o666)  # some processes are other users'
-        _, said = pytest(self._laid, [file, "-p", "mutants_seen", f"--timeout={LIMIT_S}"], LIMIT_S)
+        status, said = pytest(self._laid, [file, "-p", "mutants_seen", f"--timeout={LIMIT_S}"], LIMIT_S)
         tests = {number: Test(*about) for number, *about in map(json.loads, (self._place / "tests").open())}
         for is_here, number, name, line in sorted(set(self._noted())):
             if number in tests:
                 (tests[number].here if is_here else tests[number].elsewhere)[name].append(line)
-        return list(tests.values()), said.strip().rpartition("\n")[2]
+        last = f"stopped after {LIMIT_S} s" if status is None else said.strip().rpartition("\n")[2]
+        return list(tests.values()), last
 
     def _noted(self) -> Iterator[tuple[bool, int, str, int]]:
         for row in (self._place / "lines").open():

@@ -33,7 +33,7 @@ from changes import Mutant, chosen, mutants_of
 from covered import Map
 from overlay import HOUSE, Extension, extensions, pytest
 
-PATHS = ["scheduler/batch", "scheduler/connection"]
+PATHS = ["scheduler/batch", "scheduler/connection", "scheduler/core"]
 PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "hot")]
 LIMIT_S = 60
 QUICK = {  # a file, its tests, and the old text of a mutant that they catch
@@ -43,11 +43,12 @@ QUICK = {  # a file, its tests, and the old text of a mutant that they catch
 VERDICTS = ("caught", "survived", "timed out", "not covered", "does not build")
 
 
-def judged(mutant: Mutant, known: Map, built: dict[str, Extension]) -> tuple[str, str]:
+def judged(mutant: Mutant, known: Map, built: dict[str, list[Extension]]) -> tuple[str, str]:
     """A verdict, and the test that failed."""
     try:
         if mutant.file.endswith(".c"):
-            laid = {built[mutant.file].library: built[mutant.file].linked(source=mutant.file, text=mutant.text())}
+            text = mutant.text()
+            laid = {each.library: each.linked(source=mutant.file, text=text) for each in built[mutant.file]}
         else:
             compile(mutant.text(), mutant.file, "exec", dont_inherit=True)
             laid = {mutant.file: mutant.text()}

@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
 HOUSE = Path(__file__).resolve().parents[2]
 LAID_OVER = """
@@ -66,19 +67,12 @@ def _end(unshare: subprocess.Popen[bytes]) -> None:
 
 
 class Extension:
-    """The C extension that a file belongs to, compiled as setup.py does."""
+    """A C extension, compiled as setup.py does."""
 
-    def __init__(self, file: str, place: Path, *flags: str) -> None:
-        for build in re.findall(r'"(\S+_build\.py):ffi"', Path("setup.py").read_text(encoding="utf-8")):
-            with redirect_stdout(io.StringIO()):
-                self._about = runpy.run_path(build)["ffi"].distutils_extension(str(place), verbose=False)
-            if file in self._about.sources:
-                break
-        else:
-            raise SystemExit(f"{file} belongs to no extension of setup.py")
-        self._place, self._flags = place, flags
-        self._objects = {source: self._compiled(source, source) for source in self._about.sources}
-        self.library = f"{self._about.name.replace('.', '/')}.abi3.so"
+    def __init__(self, about: Any, place: Path, *flags: str) -> None:
+        self._about, self._place, self._flags = about, place, flags
+        self._objects = {source: self._compiled(source, source) for source in about.sources}
+        self.library = f"{about.name.replace('.', '/')}.abi3.so"
 
     def _compiled(self, source: str, text: str) -> str:
         to = f"{self._place}/{Path(text).name}.o"
@@ -99,14 +93,20 @@ class Extension:
         return to.read_bytes()
 
 
-def extensions(files: list[str], place: Path, *flags: str) -> dict[str, Extension]:
-    """Extensions by their files of C among these. Files of a folder belong to one extension."""
-    made: dict[Path, Extension] = {}
-    of_c = [file for file in files if file.endswith(".c")]
-    for file in of_c:
-        if Path(file).parent not in made:
-            made[Path(file).parent] = Extension(file, Path(tempfile.mkdtemp(dir=place)), *flags)
-    return {file: made[Path(file).parent] for file in of_c}
+def extensions(files: list[str], place: Path, *flags: str) -> dict[str, list[Extension]]:
+    """Return the extensions that each of these files of C is compiled into: the core is part of two."""
+    found: dict[str, list[Extension]] = {file: [] for file in files if file.endswith(".c")}
+    for build in re.findall(r'"(\S+_build\.py):ffi"', Path("setup.py").read_text(encoding="utf-8")):
+        room = tempfile.mkdtemp(dir=place)
+        with redirect_stdout(io.StringIO()):
+            about = runpy.run_path(build)["ffi"].distutils_extension(room, verbose=False)
+        if wanted := found.keys() & set(about.sources):
+            extension = Extension(about, Path(room), *flags)
+            for file in wanted:
+                found[file].append(extension)
+    if missing := [file for file, those in found.items() if not those]:
+        raise SystemExit(f"no extension of setup.py has {', '.join(missing)}")
+    return found
 
 
 def compiler(*words: str) -> None:
