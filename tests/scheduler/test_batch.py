@@ -14,7 +14,7 @@ from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler._loop import ffi
 from scheduler.batch.accounting import STEP_SIZES
 from scheduler.batch.batch_scheduler import BatchScheduler
-from tests.scheduler.bench import ME, NUM_PAGES, Program
+from tests.scheduler.bench import ME, NUM_PAGES, Program, Steps
 
 
 def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
@@ -334,5 +334,18 @@ def test_steps_are_counted_by_how_many_calls_they_hold(bench):
         by_size = zip((*STEP_SIZES, math.inf), bench.batches.statistics.num_steps_by_size, strict=True)
         assert [(size, count) for size, count in by_size if count] == [(1, 1), (4, 1)]
         assert bench.batches.statistics.num_calls_in_steps == 4
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_steps_that_need_no_interpreter_are_counted(bench, is_native):
+    if is_native:
+        bench.steps = Steps()
+
+    async def scenario():
+        await bench.submit(bench.file(), [1]).wait()
+        numbers = bench.batches.statistics
+        assert (numbers.num_steps, numbers.num_steps_in_c) == (1, is_native)
 
     bench.run(scenario)

@@ -56,6 +56,12 @@ def test_entries_that_decodes_share_are_read_once():
     assert planned(shared, cost=cost) == {"long": 13, "d0": 1, "d1": 1}
 
 
+def test_what_decodes_read_is_in_the_price_of_a_row():
+    steps = Steps(cost=new_cost(base_ms=10, entry_us=5))
+    assert steps.plan([Call("long", 100), *decodes(2, length=1000)]) == {"long": 16, "d0": 1, "d1": 1}
+    assert steps.shares["used"][steps.share(0)] == pytest.approx(38 * MS), "the calls pay for the time of their step"
+
+
 def test_short_prefills_fill_the_step_together():
     assert planned([Call("d", 1), *prefills(3, 8)]) == {"d": 1, "p0": 8, "p1": 8, "p2": 3}
 

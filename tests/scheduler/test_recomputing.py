@@ -11,8 +11,8 @@ from scheduler.batch.recomputing import Recomputing
 def test_longer_files_take_more_than_in_proportion_and_what_is_learnt_counts() -> None:
     cost = CostModel("cpu", "", None)
     again = Recomputing(cost)
-    short, long, longer = again(np.array([4.0, 100.0, 200.0]))
-    assert 0 < short < long < longer
+    one, short, long, longer = again(np.array([1.0, 4.0, 100.0, 200.0]))
+    assert 0 < one < again(np.array([2.0]))[0] < short < long < longer
     assert longer > 2 * long, "each entry sees those before it"
     slow = np.zeros(64, RECORD)
     slow["num_rows"] = slow["num_pairs"] = np.arange(1, 65) * 32

@@ -78,7 +78,7 @@ def test_a_branch_that_has_used_up_its_room_is_taken_over(tmp_path, is_stated):
         handle = await side.branch(nursery, 40)
         await side.call(nursery, pred(handle))  # no room behind it
         await side.ask(side.lip, nursery, length(handle))
-        assert len(side.batches._run.stays) == 1
+        assert len(side.batches._run.stays) == side.batches.num_waiting == 1
         if is_stated:
             await side.ask(side.lip, nursery, (Op.KV_STAT, 0, handle, (0, 0, 0, 0), b""))
             await side.call(nursery, (Op.KV_TRUNCATE, 0, handle, (3, 0, 0, 0), b""))
@@ -144,5 +144,20 @@ def test_closing_a_branch_does_not_wake_the_scheduler(tmp_path):
             await side.call(nursery, pred(handle))
             await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
         assert side.batches._run.counts().num_wakes < num_wakes + 25  # some for its ring
+
+    side.play(scenario)
+
+
+def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(tmp_path):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        run = side.batches._run
+        run.trace(True)
+        for handle in [await side.branch(nursery, 10) for _ in range(3)]:
+            await side.call(nursery, pred(handle))
+        steps, seats = run.traced_since(0)
+        assert len(steps) == 6, "the first one, too"
+        assert (seats["call"] % 2).tolist() == [0, 0, 0, 1, 1, 1]
 
     side.play(scenario)

@@ -135,6 +135,13 @@ def test_a_batch_is_worth_the_wait_for_all_its_calls(table, at_once):
     assert (table.waits_ms(16, -1, began_ms=-1) > 0) == (at_once == 16), "16 and so many calls in 2 + 10 ms"
 
 
+def test_streams_of_several_connections_are_due_by_their_times(table):
+    table.called(1, 0)
+    table.thinks(2, 4)
+    table.thinks(3, 2, share=HERS)
+    assert 4 <= table.waits_ms(1) <= 6, "three calls in 4 + 10 ms are more than two in 2 + 10"
+
+
 def test_who_is_due_after_the_longest_wait_is_not_waited_for_at_all(table):
     for stream in range(1, 9):
         table.called(stream, -1)
