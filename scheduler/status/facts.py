@@ -226,6 +226,7 @@ class Control:
         program = next((each for each in self._programs.with_pids() if each.pid == pid), None)
         if program is None:
             raise NotFound(f"process {pid} is no program any more")
+        self._batches.sync()
         program.measure()
         facts = self._program_facts.of(program, self._program_facts.states())
         shown: dict[str, object] = {

@@ -10,6 +10,8 @@ from libsym.abi import RANGE_END, ROWS_LAST, ROWS_NONE, Op
 from libsym.errors import StepFailed
 from scheduler._loop import ffi, lib
 from scheduler.batch import member as members
+from scheduler.status.facts import Control
+from scheduler.status.held import HeldTimes
 from tests.scheduler.test_served_calls import Side
 
 
@@ -129,6 +131,20 @@ def test_what_the_core_says_when_branches_are_shown_is_heard(tmp_path):
         side.batches.sync()
         core.is_awaited = False
         assert not core.news
+
+    side.play(scenario)
+
+
+def test_the_status_of_a_program_has_what_was_computed_for_its_branches(tmp_path):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        control = Control(side.fs, side.batches, side.gate, side.programs, side.text, HeldTimes())
+        handle = await side.branch(nursery, 10)
+        await side.call(nursery, pred(handle))
+        await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
+        shown = dict(line.split() for line in control.status(4711).splitlines() if line.startswith("tokens:"))
+        assert shown == {"tokens:": "11"}
 
     side.play(scenario)
 
