@@ -355,9 +355,8 @@ class CallsInFlight:
         self._queues.next(call)
 
     def leave_answered(self, call: FileCall) -> None:
-        """Start the file's next job: the run has answered the call."""
+        """Start the file's next job: the run has answered the call, which had no deadline."""
         call.move(CallState.OVER)
-        self.deadlines.forget(call)
         if self._recorder.is_on:
             note_answer(self._recorder, call, None)
         call.let_go()

@@ -131,7 +131,6 @@ class Stays:
         """Return a stay's call: its branch has objects, and the core has the stay no more."""
         caller, _, make, account = self._connected[stay.member.connection]
         member, table = stay.member, stay.table
-        self.count()
         payload = struct.pack("=i", stay.token)
         request = Request(Op.PRED, ROWS_LAST, member.call_id, stay.handle, (1, 0, 0, 0), payload, member.stream)
         asked, tokens = make(request), np.array([stay.token], np.int32)

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 
 import pytest
 import trio
@@ -165,7 +166,7 @@ def test_closing_a_branch_does_not_wake_the_scheduler(tmp_path):
 
 
 def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(tmp_path):
-    side = OneSide(tmp_path)
+    side, began_ns = OneSide(tmp_path), time.monotonic_ns()
 
     async def scenario(nursery):
         run = side.batches._run
@@ -175,5 +176,7 @@ def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(
         steps, seats = run.traced_since(0)
         assert len(steps) == 6, "the first one, too"
         assert (seats["call"] % 2).tolist() == [0, 0, 0, 1, 1, 1]
+        times = [began_ns, *seats["arrived_ns"].tolist(), time.monotonic_ns()]
+        assert times == sorted(times)
 
     side.play(scenario)
