@@ -579,4 +579,7 @@ def test_page_seconds_are_the_pages_times_how_long_it_had_them(table: PageTable,
     had = table.page_seconds
     table.close()
     assert had <= table.page_seconds <= had + time.monotonic() - cut_s, "and what is closed has what it had"
+    other = PageTable(table.pool, ANN)
+    assert other.page_seconds == 0, "what is made in its place has had none"
+    other.close()
     fork.close()

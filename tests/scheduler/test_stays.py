@@ -136,6 +136,20 @@ def test_what_the_core_says_when_branches_are_shown_is_heard(tmp_path):
     side.play(scenario)
 
 
+def test_pages_of_a_branch_in_the_run_are_pinned(tmp_path):
+    side = OneSide(tmp_path)
+
+    async def scenario(nursery):
+        handle = await side.branch(nursery, 40)
+        await side.until(lambda: not side.fs.pool.num_pinned)
+        await side.call(nursery, pred(handle))
+        pinned = side.fs.pool.num_pinned
+        await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
+        assert (pinned, side.fs.pool.num_pinned) == (2, 0)
+
+    side.play(scenario)
+
+
 def test_the_status_of_a_program_has_what_was_computed_for_its_branches(tmp_path):
     side = OneSide(tmp_path)
 
@@ -175,6 +189,7 @@ def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(
             await side.call(nursery, pred(handle))
         steps, seats = run.traced_since(0)
         assert len(steps) == 6, "the first one, too"
+        assert len(set(seats["call"].tolist())) == 6
         assert (seats["call"] % 2).tolist() == [0, 0, 0, 1, 1, 1]
         times = [began_ns, *seats["arrived_ns"].tolist(), time.monotonic_ns()]
         assert times == sorted(times)
