@@ -67,9 +67,14 @@ class Launchers:
         exempt: frozenset[int] = frozenset(),
         house: dict[str, Any] | None = None,
         threads: Threads | None = None,
+        catch_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`house`: what launchers are told, as `_Requests` has it. `threads`: for what may hang in what they send."""
+        """`house`: what launchers are told, as `_Requests` has it. `threads`: for what may hang in what they send.
+
+        `catch_up` counts what programs have used so far.
+        """
         self._programs = programs
+        self._catch_up = catch_up
         self._house = house or {}
         self._adopt = adopt
         self._threads = threads or Threads()
@@ -115,7 +120,7 @@ class Launchers:
             self._programs.launcher_gone(link)
 
     async def _receive(self, connection: PeerSocket, link: Link) -> None:
-        requests = _Requests(self._programs, self._adopt, link, self._house)
+        requests = _Requests(self._programs, self._adopt, link, self._house, self._catch_up)
         while True:
             await link.has_room()
             found = await connection.receive_descriptors(MAX_MESSAGE_BYTES + 1)
@@ -138,9 +143,11 @@ class Launchers:
 class _Requests:
     """What one launcher says. Whatever is wrong with a request is its answer; what is none is a ProtocolError."""
 
-    def __init__(self, programs: Programs, adopt: Adopt, link: Link, house: dict[str, Any]) -> None:
+    def __init__(
+        self, programs: Programs, adopt: Adopt, link: Link, house: dict[str, Any], catch_up: Callable[[], None]
+    ) -> None:
         """`house`: `mount`, the directory of KV; `hidden`, paths of the daemon's that are not for programs."""
-        self._house = house
+        self._house, self._catch_up = house, catch_up
         self._programs = programs
         self._adopt = adopt
         self._link = link
@@ -234,6 +241,7 @@ class _Requests:
             raise Invalid("a program ends with a status of 0 to 255")
         if reason not in _REASONS:
             raise Invalid(f"a program ends by one of {', '.join(_REASONS)}")
+        self._catch_up()  # the launcher may be faster than the end of the program's connection
         self._programs.end(program, status, reason)
         return {"usage": program.used.facts()}
 

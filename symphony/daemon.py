@@ -181,7 +181,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     if config.mount_helper is not None:
         hidden.append(config.mount_helper)
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
-    launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads)
+    launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads, batches.sync)
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)

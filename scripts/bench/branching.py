@@ -269,7 +269,8 @@ def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) ->
     print("programs:")
     for what, each in rows.items():
         took_s, steps, calls, step_s = (statistics.median(column) for column in zip(*each, strict=True))
-        counted = f"{steps:8.0f} steps{step_s:8.2f} s{calls / steps:7.2f} calls a step" if steps else f"{calls:8.0f} tokens"
+        in_steps = f"{steps:8.0f} steps{step_s:8.2f} s{calls / max(1, steps):7.2f} calls a step"
+        counted = in_steps if steps else f"{calls:8.0f} tokens"
         print(f"{what:34}{took_s:8.2f} s{counted}", flush=True)
     bench.results["programs"] = dict(rows)
 

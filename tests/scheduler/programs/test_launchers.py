@@ -34,8 +34,17 @@ class House:
         self.passed_on = []
         self.threads = Threads()
         self.launchers = Launchers(
-            self.programs, lambda *what: self.passed_on.append(what), frozenset(), threads=self.threads
+            self.programs,
+            lambda *what: self.passed_on.append(what),
+            threads=self.threads,
+            catch_up=self.catch_up,
         )
+        self.uncounted = []
+        """Pairs of what a program has used, and tokens that the run knows of alone."""
+
+    def catch_up(self):
+        for used, num_tokens in self.uncounted:
+            used.tokens += num_tokens
 
     def launcher(self, uid=0):
         """A connection; the kernel says that it is of `uid`."""
@@ -183,6 +192,18 @@ def test_an_end_is_a_status_and_one_of_the_reasons(tmp_path, status, reason):
         assert ID in house.programs.living
         assert (await launcher.ask("end", id=ID, status=0, reason="exit"))["usage"]["tokens"] == 0
         assert (await launcher.ask("end", id=ID, status=0, reason="exit"))["errno"] == errno.ENOENT
+        launcher.connection.close()
+
+    run(tmp_path, scenario)
+
+
+def test_the_usage_of_a_program_that_ends_is_counted_first(tmp_path):
+    async def scenario(house):
+        launcher = house.launcher()
+        await launcher.start()
+        used = house.programs.living[ID].used
+        house.uncounted.append((used, 11))
+        assert (await launcher.ask("end", id=ID, status=0, reason="exit"))["usage"]["tokens"] == 11
         launcher.connection.close()
 
     run(tmp_path, scenario)
