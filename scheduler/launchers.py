@@ -91,7 +91,7 @@ class Launchers:
             )
 
     async def _serve(self, connection: PeerSocket) -> None:
-        """One launcher; nothing that happens to it reaches the others."""
+        """Serve a launcher; nothing that happens to it reaches the others."""
         subject: dict[str, object] = {}
         with connection:
             try:
@@ -141,7 +141,7 @@ class Launchers:
 
 
 class _Requests:
-    """What one launcher says. Whatever is wrong with a request is its answer; what is none is a ProtocolError."""
+    """Requests of one launcher. A wrong one is answered by its error; bytes that are none are a ProtocolError."""
 
     def __init__(
         self, programs: Programs, adopt: Adopt, link: Link, house: dict[str, Any], catch_up: Callable[[], None]
@@ -250,7 +250,7 @@ class _Requests:
 
 
 async def _send(connection: PeerSocket, link: Link) -> None:
-    """One packet each. A launcher that does not read is given a while."""
+    """Send answers, a packet each. A launcher that does not read is given a while."""
     while True:
         data = await link.next()
         with trio.move_on_after(READ_WITHIN_S) as patience:

@@ -418,7 +418,7 @@ class StandingRun:
         lib.sym_loop_trace(self.loop, is_traced)
 
     def traced_since(self, number: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """As `steps_since`, and their seats, of SEAT; `first_seat` says where a step's begin."""
+        """Give the steps that `steps_since` gives, and their seats, of SEAT: `first_seat` says where a step's begin."""
         records, seats = np.empty(_MAX_RECORDS, STEP), np.zeros(_MAX_SEATS, SEAT)
         count = lib.sym_loop_steps(
             self.loop,

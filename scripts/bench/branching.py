@@ -198,7 +198,7 @@ class Bench:
         self.results[part] = {what: [asdict(turn) for turn in each] for what, each in turns.items()}
 
     def beside_plain(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
-        """As `in_turns`; then what share of the plain loop's rate and of its calls a step a branch gets."""
+        """Run cases in turns, and print what share of the plain loop's rate and of its calls a step a branch gets."""
         self.in_turns(part, cases)
         for what, turns in self.results[part].items():
             if "branch" in what or "ahead" in what:
@@ -255,7 +255,7 @@ def ahead(bench: Bench) -> None:
 
 
 def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) -> None:
-    """As `symphony run` starts them, from their start to their end."""
+    """Run programs as `symphony run` starts them, from their start to their end."""
     wanted = wanted or dict(list(PROGRAMS.items())[: 1 if bench.args.quick else None])
     rows: dict[str, list[tuple[float, ...]]] = {}
     for number in range(bench.args.rounds + 1):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one decision of each policy of the tiers takes, beside the step that it has to fit into.
+"""Measures what one decision of each policy of the tiers takes, beside the step that it has to fit into.
 
     .venv/bin/python scripts/bench/tier_policy.py [--programs 1000,10000] [--json FILE]
 
@@ -70,7 +70,7 @@ def gaps_of(rng: np.random.Generator) -> Gaps:
 
 
 def pool_of(count: int, rng: np.random.Generator) -> tuple[PagePool, Residents]:
-    """As the daemon has them, with so many files."""
+    """Return a pool and its residents as the daemon has them, with so many files."""
     pool = PagePool(Store(count * PAGES_EACH))  # type: ignore[arg-type]
     residents = Residents(pool, lambda: 1e4)
     for number in range(count):
