@@ -223,8 +223,8 @@ class Volume:
         return self.format_of(kv).image_bytes(kv.table.length)
 
     def truncate(self, inode: Inode, size: int) -> None:
-        """Truncate a file where that needs no disk: a KV file keeps the entries whose image fits; any file goes to 0. It
-        becomes another, empty plain file, so that nobody waits for what is being done to the old one.
+        """Truncate a file where that needs no disk: a KV file keeps the entries whose image fits. Any file goes to 0:
+        it becomes another, empty plain file, so that nobody waits for what is being done to the old one.
         """
         content = inode.content
         if inode.is_directory:
@@ -272,7 +272,7 @@ class Volume:
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:
-        """Give a file to another uid: the charge moves along, or OverQuota and nothing has changed. In a domain none moves."""
+        """Give a file to another uid. The charge moves along, but for a domain's; OverQuota: nothing has changed."""
         old = inode.account
         if old is not None and not old.is_domain and uid != inode.uid:
             self._charge_another(inode, old, self.pool.accounts.of(uid))

@@ -157,6 +157,9 @@ typedef struct sym_loop_plan {
     sym_wait wait;
 } sym_loop_plan;
 
+/* CLOCK_MONOTONIC. */
+int64_t sym_now_ns(void);
+
 /* Null: no memory. */
 sym_loop *sym_loop_new(const sym_loop_plan *plan);
 void sym_loop_free(sym_loop *loop);

@@ -102,7 +102,6 @@ static inline const sym_asked *asked_of(const sym_member *member) {
     return member->kind == SYM_CALL ? &member->asked : &nothing;
 }
 
-int64_t sym_now_ns(void);
 /* Room for `wanted` elements of `size` bytes: 0, or -1 without memory, and nothing changed. */
 int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size);
 

@@ -2,13 +2,7 @@
 #include "stays.h"
 #include "handles.h"
 
-#include <time.h>
-
-static int64_t monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
+#include <stddef.h>
 
 sym_stay *sym_stay_at(const sym_gate *gate, int32_t index) {
     return index >= 0 && index < gate->room ? gate->stays[index] : NULL;
@@ -49,7 +43,7 @@ static int64_t num_ahead(const sym_gate *gate, const core_table *table, int32_t 
 static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
     sym_connection *connection = stay->connection;
     core_table *table = stay->table;
-    int64_t now_ns = monotonic_ns();
+    int64_t now_ns = sym_now_ns();
     stay->row = connection->gate->hot->row(connection->server, slot);
     stay->counted = (sym_news){0};
     core_frames(table, table->num_reserved_pages, stay->pages);

@@ -6,14 +6,7 @@
 #include <errno.h>
 #include <math.h>
 #include <sys/epoll.h>
-#include <time.h>
 #include <unistd.h>
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 /* Whether nothing is left for Python of what a program asks for. */
 static int is_done_for(sym_gate *gate, sym_connection *connection) {
@@ -49,7 +42,7 @@ static int look_at(sym_gate *gate, int epoll_fd, const struct epoll_event *event
 
 int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woken[SYM_MAX_WOKEN]) {
     struct epoll_event events[SYM_MAX_WOKEN / 2];
-    const int64_t until_ns = now_ns() + (int64_t)(timeout_s * 1e9);
+    const int64_t until_ns = sym_now_ns() + (int64_t)(timeout_s * 1e9);
     int num_woken = 0;
     double left_s = timeout_s;
     do {
@@ -58,7 +51,7 @@ int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woke
             return 0; /* EINTR: Python looks at its signals */
         for (int at = 0; at < num; at++)
             num_woken = look_at(gate, epoll_fd, events + at, woken, num_woken);
-        left_s = (double)(until_ns - now_ns()) * 1e-9;
+        left_s = (double)(until_ns - sym_now_ns()) * 1e-9;
     } while (num_woken == 0 && left_s > 0);
     return num_woken;
 }
