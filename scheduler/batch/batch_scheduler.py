@@ -146,7 +146,7 @@ class BatchScheduler:
 
     def set_step(self, step_s: float) -> None:
         """Set the seconds that a step may take for the sake of prefills, from now on."""
-        self._run.set_step(step_s)
+        self._run.steps.may_take(step_s)
 
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
@@ -222,21 +222,21 @@ class BatchScheduler:
 
         if not self.recorder.is_on:
             self.gate.is_closed = True  # arrivals are noted by Python
-            self._run.trace(True)
-            self._traced = self._run.counts().num_steps
+            self._run.steps.trace(True)
+            self._traced = self._run.steps.counts().num_steps
         return self.recorder.begin(tell, version)
 
     def trace_steps(self) -> None:
         """The recorder is told of the steps since it was told last."""
-        if self._traced < (num_steps := self._run.counts().num_steps):
-            self.recorder.steps(*traced_steps(*self._run.traced_since(self._traced)))
+        if self._traced < (num_steps := self._run.steps.counts().num_steps):
+            self.recorder.steps(*traced_steps(*self._run.steps.traced_since(self._traced)))
             self._traced = num_steps
 
     def end_trace(self, recording: Recording) -> None:
         self.trace_steps()
         self.recorder.end(recording)
         if not self.recorder.is_on:
-            self._run.trace(False)
+            self._run.steps.trace(False)
             self.gate.is_closed = not self._may_begin
 
     def domains(self) -> dict[int, Used]:
@@ -247,7 +247,7 @@ class BatchScheduler:
     @property
     def statistics(self) -> Statistics:
         self._run.stays.count()
-        self._accounting.count_steps(self._run.counts(), in_c=self._callback is None)
+        self._accounting.count_steps(self._run.steps.counts(), in_c=self._callback is None)
         return self._accounting.statistics
 
     @property
@@ -293,9 +293,9 @@ class BatchScheduler:
         number, learnt_s = 0, time.monotonic()
         while True:
             await trio.sleep(LEARNS_EACH_S)
-            if (num_steps := self._run.counts().num_steps) == number:
+            if (num_steps := self._run.steps.counts().num_steps) == number:
                 continue
-            steps, number = self._run.steps_since(number)[-MAX_LEARNT:], num_steps
+            steps, number = self._run.steps.since(number)[-MAX_LEARNT:], num_steps
             records = np.empty(len(steps), RECORD)
             for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs"):
                 records[name] = steps[name]

@@ -12,8 +12,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from decoder.batch import NativeStep
@@ -34,8 +32,7 @@ from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
 from scheduler.batch.states import CallState, Early
 from scheduler.batch.stays import Connected, Stays
-from scheduler.batch.views import dtype_of
-from scheduler.trace.records import SEAT
+from scheduler.batch.steps import Steps
 
 WAIT_PERCENT = 25
 """Share of a step that the next one may wait for programs that usually come back so soon, where it is worth it."""
@@ -46,12 +43,7 @@ MAX_CREW = 8
 """Threads that draw for a decoder that lends none, where there are cores for them: one takes 2 ms for 64 rows of 49,152
 logits."""
 _MAX_NEWS = 256
-_MAX_RECORDS, _MAX_SEATS = 4096, 65536
-STEP = dtype_of("sym_step_record")
 LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
-
-
-assert dtype_of("sym_seat") == SEAT
 
 
 class StandingRun:
@@ -85,6 +77,7 @@ class StandingRun:
             raise MemoryError("no memory for a loop over steps")
         self.loop = ffi.gc(loop, lib.sym_loop_free)
         self.shares = Shares(self.loop)
+        self.steps = Steps(self.loop)
         self.stays = Stays(fs, self.loop, vocab_size, self.shares, accounting)
         """Stays: branches in the run that have no member here."""
         self._members: dict[int, Member] = {}
@@ -394,43 +387,9 @@ class StandingRun:
     def is_stepping(self) -> bool:
         return bool(lib.sym_loop_is_stepping(self.loop))
 
-    def counts(self) -> Any:
-        """`sym_counts`."""
-        return lib.sym_loop_counts(self.loop)
-
     def set_cost(self, cost: Any) -> None:
         """A `sym_cost`: what steps take."""
         lib.sym_loop_set_cost(self.loop, cost)
-
-    def set_step(self, step_s: float) -> None:
-        """From the next step on: see `Limits.step_s`."""
-        lib.sym_loop_set_step_ns(self.loop, round(step_s * 1e9))
-
-    def steps_since(self, number: int) -> npt.NDArray[np.void]:
-        """Give the latest steps from a number on, as far as they are known: of STEP."""
-        records = np.empty(_MAX_RECORDS, STEP)
-        buffer = ffi.cast("sym_step_record *", records.ctypes.data)
-        count = lib.sym_loop_steps(self.loop, number, buffer, _MAX_RECORDS, ffi.NULL, 0)
-        return records[:count]
-
-    def trace(self, is_traced: bool) -> None:
-        """Whether seats are remembered, too."""
-        lib.sym_loop_trace(self.loop, is_traced)
-
-    def traced_since(self, number: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Give the steps that `steps_since` gives, and their seats, of SEAT: `first_seat` says where a step's begin."""
-        records, seats = np.empty(_MAX_RECORDS, STEP), np.zeros(_MAX_SEATS, SEAT)
-        count = lib.sym_loop_steps(
-            self.loop,
-            number,
-            ffi.cast("sym_step_record *", records.ctypes.data),
-            _MAX_RECORDS,
-            ffi.cast("sym_seat *", seats.ctypes.data),
-            _MAX_SEATS,
-        )
-        found = records[:count]
-        found = found[found["first_seat"] >= 0]
-        return found, seats[: int(found["num_calls"].sum())]
 
     def stepping_since(self) -> tuple[int, list[Member]]:
         """Since when, in CLOCK_MONOTONIC, the step under way has been computed, or 0; and what is in it."""

@@ -169,12 +169,12 @@ def test_closing_a_branch_does_not_wake_the_scheduler(tmp_path):
 
     async def scenario(nursery):
         await side.branch(nursery, 10)
-        num_wakes = side.batches._run.counts().num_wakes
+        num_wakes = side.batches._run.steps.counts().num_wakes
         for _ in range(50):
             handle = await side.call(nursery, fork(1))
             await side.call(nursery, pred(handle))
             await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
-        assert side.batches._run.counts().num_wakes < num_wakes + 25  # some for its ring
+        assert side.batches._run.steps.counts().num_wakes < num_wakes + 25  # some for its ring
 
     side.play(scenario)
 
@@ -184,10 +184,10 @@ def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(
 
     async def scenario(nursery):
         run = side.batches._run
-        run.trace(True)
+        run.steps.trace(True)
         for handle in [await side.branch(nursery, 10) for _ in range(3)]:
             await side.call(nursery, pred(handle))
-        steps, seats = run.traced_since(0)
+        steps, seats = run.steps.traced_since(0)
         assert len(steps) == 6, "the first one, too"
         assert len(set(seats["call"].tolist())) == 6
         assert (seats["call"] % 2).tolist() == [0, 0, 0, 1, 1, 1]
