@@ -159,6 +159,7 @@ class Gate:
 
     def _disconnect(self, lip: Lip) -> None:
         lip.handles.ignore()
+        trio.lowlevel.notify_closing(lip.channel.doorbell)  # whose number the next connection may get
         self._operations.mail.leave(lip)
         self._operations.pressing.leave(lip)
         lip.slots.drop()

@@ -309,6 +309,8 @@ int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags
     if (rc == 1)
         server->queueing = 1;
     pthread_mutex_unlock(&server->push_lock);
+    if (rc < 0)
+        server->pushed = rc; /* nothing is carried out any more */
     return rc;
 }
 

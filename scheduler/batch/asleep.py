@@ -6,8 +6,11 @@ by one that waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,8 +39,16 @@ class Epoll:
 
     def poll(self, timeout: float, _max_events: int) -> list[tuple[int, int]]:
         """Wait for events, in seconds."""
-        count = lib.sym_gate_wait(self._gate, self._fd, timeout, self._woken)
+        until_s = time.monotonic() + timeout
+        while (count := self._wait(until_s)) == -errno.EINTR:
+            pass  # here Python runs its signal handlers
+        if count < 0:
+            raise OSError(-count, os.strerror(-count))
         return [(each.fd, each.events) for each in self._woken[0:count]]
+
+    def _wait(self, until_s: float) -> int:
+        left_s = max(0.0, until_s - time.monotonic())
+        return int(lib.sym_gate_wait(self._gate, self._fd, left_s, self._woken))
 
 
 @contextmanager

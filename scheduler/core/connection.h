@@ -100,7 +100,7 @@ typedef struct sym_woken {
 
 enum { SYM_MAX_WOKEN = 64 };
 
-/* Sleeps as epoll_wait(2) does on an epoll of EPOLLONESHOT: how many are `woken`. Calls that come meanwhile and need no
+/* Sleeps as epoll_wait(2) does on an epoll of EPOLLONESHOT: how many are `woken`, or -errno. Calls that come meanwhile and need no
  * interpreter are carried out; of these nobody is told. */
 int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woken[SYM_MAX_WOKEN]);
 /* It looks at that connection, too; 0: no memory. */

@@ -8,21 +8,31 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+enum { LOOKS_NS = 1000000 };
+
 /* Whether nothing is left for Python of what a program asks for. */
 static int is_done_for(sym_gate *gate, sym_connection *connection) {
     return !connection->waits_for_slots && gate->hot->drain(connection->server, connection->doorbell) &&
            !gate->pool->news;
 }
 
-/* The same of what the run tells. A program that Python has to look at is among the woken as if it had rung. */
-static int is_done_for_run(sym_gate *gate, sym_woken *woken, int *num_woken) {
+/* A program that Python has to look at is woken as if it had rung: its descriptor tells nothing more until it is waited for. */
+static sym_woken as_if_rung(int epoll_fd, int32_t doorbell) {
+    struct epoll_event nothing = {.events = EPOLLONESHOT, .data.fd = doorbell};
+    (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, doorbell, &nothing);
+    return (sym_woken){doorbell, EPOLLIN};
+}
+
+/* The same of what the run tells, which may see calls as fast as they are carried out: Python gets what is left. */
+static int is_done_for_run(sym_gate *gate, int epoll_fd, sym_woken *woken, int *num_woken) {
+    const int64_t until_ns = sym_now_ns() + LOOKS_NS;
     sym_connection *connection;
     uint64_t count;
     if (read(gate->wake_fd, &count, sizeof count) < 0 && errno != EAGAIN)
         return 0;
-    while (*num_woken < SYM_MAX_WOKEN / 2 && (connection = sym_loop_take_rung(gate->loop)))
+    while (*num_woken < SYM_MAX_WOKEN / 2 && sym_now_ns() < until_ns && (connection = sym_loop_take_rung(gate->loop)))
         if (connection->doorbell && !is_done_for(gate, connection))
-            woken[(*num_woken)++] = (sym_woken){connection->doorbell, EPOLLIN};
+            woken[(*num_woken)++] = as_if_rung(epoll_fd, connection->doorbell);
     return !gate->is_rung && sym_loop_is_quiet(gate->loop);
 }
 
@@ -31,7 +41,7 @@ static int look_at(sym_gate *gate, int epoll_fd, const struct epoll_event *event
     sym_connection *connection = fd < gate->num_doorbells ? gate->by_doorbell[fd] : NULL;
     int is_done = 0;
     if (event->events == EPOLLIN && fd == gate->wake_fd)
-        is_done = is_done_for_run(gate, woken, &num_woken);
+        is_done = is_done_for_run(gate, epoll_fd, woken, &num_woken);
     else if (event->events == EPOLLIN && connection)
         is_done = is_done_for(gate, connection);
     struct epoll_event again = {.events = EPOLLIN | EPOLLONESHOT, .data.fd = fd};
@@ -48,7 +58,7 @@ int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woke
     do {
         const int num = epoll_wait(epoll_fd, events, SYM_MAX_WOKEN / 2, (int)ceil(left_s * 1e3));
         if (num <= 0)
-            return 0; /* EINTR: Python looks at its signals */
+            return num < 0 ? -errno : 0;
         for (int at = 0; at < num; at++)
             num_woken = look_at(gate, epoll_fd, events + at, woken, num_woken);
         left_s = (double)(until_ns - sym_now_ns()) * 1e-9;

@@ -1,8 +1,12 @@
 """The trio thread's sleep: calls that need no Python are carried out in it, and everything else wakes it as before."""
 
 import os
+import re
+import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,10 +54,11 @@ class Sleeper(Side):
         trio.run(main)
 
     async def _serve(self, nursery):
-        while True:
-            self.handle_all(self.lip, nursery)
-            await trio.lowlevel.wait_readable(self.lip.channel.doorbell)
-            self.num_woken += 1
+        with suppress(trio.ClosedResourceError):
+            while True:
+                self.handle_all(self.lip, nursery)
+                await trio.lowlevel.wait_readable(self.lip.channel.doorbell)
+                self.num_woken += 1
 
     @property
     def num_replied(self):
@@ -203,3 +208,40 @@ def test_trio_has_its_own_epoll_back_in_the_end(sleeper):
         assert manager._epoll is epoll
 
     trio.run(main)
+
+
+def is_watched(fd):
+    """Whether trio's epoll has a descriptor of that number."""
+    epoll = trio._core._run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll
+    return re.search(rf"tfd: +{fd} ", Path(f"/proc/self/fdinfo/{epoll._fd}").read_text()) is not None
+
+
+def test_the_doorbell_of_a_connection_that_ended_wakes_nobody(sleeper):
+    """A client has a copy of it, and its number is the next connection's."""
+
+    async def scenario():
+        doorbell = sleeper.lip.channel.doorbell
+        copy = os.dup(doorbell)
+        assert is_watched(doorbell)
+        await sleeper.gate.see_off(sleeper.lip)
+        assert not is_watched(doorbell)
+        os.close(copy)
+
+    sleeper.run(scenario)
+
+
+def test_a_signal_is_handled_while_the_thread_sleeps(sleeper):
+    handled = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))
+    try:
+
+        async def scenario():
+            began_s = time.monotonic()
+            threading.Timer(0.05, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1]).start()
+            await trio.sleep(0.3)
+            assert time.monotonic() - began_s >= 0.3
+            assert handled[0] - began_s < 0.25
+
+        sleeper.run(scenario)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
