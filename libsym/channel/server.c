@@ -203,13 +203,14 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
 /* As whoever sleeps on the doorbell would take what has come, where it all can be carried out: 1, and nobody need wake up. 0:
  * the receiver has to look. */
 int sym_server_drain(sym_server *server, int doorbell_fd) {
-    if (!server->is_armed || server->queueing || sym_server_num_open(server) > SYM_MAX_OPEN - 2 * SYM_MAX_TAKEN)
+    if (!server->is_armed || server->queueing)
         return 0;
     server->is_armed = 0;
     const int64_t until_ns = now_ns() + SERVES_NS;
     int is_done = sym_server_clear_doorbell(doorbell_fd) == 0;
     while (is_done && !server->is_armed) {
-        is_done = refill(server) == 0 && carry_out_first(server, SYM_MAX_TAKEN) == 1;
+        is_done = sym_server_num_open(server) <= SYM_MAX_OPEN - 3 * SYM_MAX_TAKEN && refill(server) == 0 &&
+                  carry_out_first(server, SYM_MAX_TAKEN) == 1;
         if (is_done && !sym_server_arm(server, 0)) /* more has come, or some is left */
             is_done = server->inbox_at == server->inbox_end && !server->pushed && now_ns() < until_ns;
     }

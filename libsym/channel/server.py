@@ -165,8 +165,11 @@ class ServerChannel:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more requests are taken: look again when some have been answered."""
-        return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - MAX_TAKEN)
+        """Whether no more requests are taken: look again when some have been answered.
+
+        As many as `receive` gives at most may be carried out before them, and be answered later.
+        """
+        return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - 2 * MAX_TAKEN)
 
     @property
     def num_waiting_replies(self) -> int:

@@ -11,7 +11,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 class Epoll:
     """An epoll of whose events Python sees those that it has to."""
 
-    def __init__(self, epoll: select.epoll, gate: Any) -> None:
-        """`gate`: a `sym_gate`."""
-        self._fd, self._gate = epoll.fileno(), gate
+    def __init__(self, epoll: select.epoll, gate: Any, take_news: Callable[[], None]) -> None:
+        """`gate`: a `sym_gate`. `take_news` does Python's part of what the core has done."""
+        self._fd, self._gate, self._take_news = epoll.fileno(), gate, take_news
         self._woken = ffi.new("sym_woken[]", lib.SYM_MAX_WOKEN)
         self.register, self.modify, self.unregister, self.close = (
             epoll.register,
@@ -44,6 +44,8 @@ class Epoll:
             pass  # here Python runs its signal handlers
         if count < 0:
             raise OSError(-count, os.strerror(-count))
+        if self._gate.pool.news:
+            self._take_news()
         return [(each.fd, each.events) for each in self._woken[0:count]]
 
     def _wait(self, until_s: float) -> int:
@@ -52,7 +54,7 @@ class Epoll:
 
 
 @contextmanager
-def asleep(gate: Any) -> Iterator[None]:
+def asleep(gate: Any, take_news: Callable[[], None]) -> Iterator[None]:
     """Have trio sleep like that, in this thread. Of several gates it looks at the first."""
     manager: Any = GLOBAL_RUN_CONTEXT.runner.io_manager
     epoll = getattr(manager, "_epoll", None)  # trio gives no other way
@@ -61,7 +63,7 @@ def asleep(gate: Any) -> Iterator[None]:
             log.warning("trio %s hides its epoll: each call wakes Python, and takes longer", trio.__version__)
         yield
         return
-    manager._epoll = Epoll(epoll, gate)  # noqa: SLF001
+    manager._epoll = Epoll(epoll, gate, take_news)  # noqa: SLF001
     try:
         yield
     finally:

@@ -263,7 +263,7 @@ class BatchScheduler:
             await self._provided.wait()
             assert self._native is not None
             self._run.start(self._native)
-            with asleep(self.gate):
+            with asleep(self.gate, self.fs.pool.take_news):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._settle_for_ever)
                     nursery.start_soon(self._calls.deadlines.run)

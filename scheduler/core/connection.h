@@ -101,7 +101,7 @@ typedef struct sym_woken {
 enum { SYM_MAX_WOKEN = 64 };
 
 /* Sleeps as epoll_wait(2) does on an epoll of EPOLLONESHOT: how many are `woken`, or -errno. Calls that come meanwhile and need no
- * interpreter are carried out; of these nobody is told. */
+ * interpreter are carried out; of these nobody is told. It ends early where the core has news for Python. */
 int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woken[SYM_MAX_WOKEN]);
 /* It looks at that connection, too; 0: no memory. */
 int sym_gate_listen(sym_gate *gate, sym_connection *connection, int32_t doorbell);

@@ -10,10 +10,10 @@
 
 enum { LOOKS_NS = 1000000 };
 
-/* Whether nothing is left for Python of what a program asks for. */
+/* Whether nothing is left for Python of what a program asks for. What the core has for Python comes before any other call. */
 static int is_done_for(sym_gate *gate, sym_connection *connection) {
-    return !connection->waits_for_slots && gate->hot->drain(connection->server, connection->doorbell) &&
-           !gate->pool->news;
+    return !gate->pool->news && !connection->waits_for_slots &&
+           gate->hot->drain(connection->server, connection->doorbell);
 }
 
 /* A program that Python has to look at is woken as if it had rung: its descriptor tells nothing more until it is waited for. */
@@ -62,6 +62,6 @@ int sym_gate_wait(sym_gate *gate, int epoll_fd, double timeout_s, sym_woken woke
         for (int at = 0; at < num; at++)
             num_woken = look_at(gate, epoll_fd, events + at, woken, num_woken);
         left_s = (double)(until_ns - sym_now_ns()) * 1e-9;
-    } while (num_woken == 0 && left_s > 0);
+    } while (num_woken == 0 && !gate->pool->news && left_s > 0);
     return num_woken;
 }
