@@ -60,7 +60,7 @@ FORMS = {
             r"2 branch: [\d.]+ of the plain rate, [\d.]+ of its calls a step",
             r"2 tasks, branch +[\d.]+",
             r"ahead +[\d.]+",
-            r"beam +[\d.]+ s +\d+ steps",
+            r"beam +[\d.]+ s +\d+ steps +[\d.]+ ms",
         ),
     ),
     "bench/branching_peers.py": Form(

@@ -79,7 +79,7 @@ class Measured(Protocol):
 
     def turn(self, asked: Asked, num_processes: int = 1) -> Found: ...
 
-    def program(self, name: str, *arguments: str) -> tuple[float, float, float]: ...
+    def program(self, name: str, *arguments: str) -> tuple[float, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) ->
     print("programs:")
     for what, each in rows.items():
         took_s, steps, calls, step_s = (statistics.median(column) for column in zip(*each, strict=True))
-        in_steps = f"{steps:8.0f} steps{step_s:8.2f} s{calls / max(1, steps):7.2f} calls a step"
+        in_steps = f"{steps:8.0f} steps{1e3 * step_s:8.1f} ms{calls / max(1, steps):7.2f} calls a step"
         counted = in_steps if steps else f"{calls:8.0f} tokens"
         print(f"{what:34}{took_s:8.2f} s{counted}", flush=True)
     bench.results["programs"] = dict(rows)

@@ -77,12 +77,12 @@ class Peer:
         num = sum(len(stream["tokens"]) for stream in streams)
         return Found(num / asked.seconds, *[0.0] * 8, others=others.share())
 
-    def program(self, name: str, *arguments: str) -> tuple[float, float, float]:
+    def program(self, name: str, *arguments: str) -> tuple[float, ...]:
         assert arguments == PROGRAMS[name]
         work = self.works[name] | {"name": name, "ids": self.ids}
         began_s, [answer] = self.served.run([Job("program", work, 0)])
         print(f"  {self.name} {name}: {answer['text']!r}", file=sys.stderr)
-        return answer["came_s"][-1] - began_s, 0, len(answer["tokens"])
+        return answer["came_s"][-1] - began_s, 0, len(answer["tokens"]), 0.0
 
 
 def works(socket: Path) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
