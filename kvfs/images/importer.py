@@ -38,7 +38,7 @@ from libsym.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the full pages of an image hold, and which pages of the pool are likely the same."""
+    """Digests of the full pages of an image, and the pages of the pool that are likely the same."""
 
     entries: Entries
     digests: Digests

@@ -23,9 +23,9 @@ class _Reading:
     frames: IntArray
     generations: IntArray
     asked: Ticket
-    """Who needs all of them."""
+    """The ticket that needs all of them."""
     tickets: list[Ticket] = field(default_factory=list)
-    """Who waits for them; the others need some."""
+    """Tickets that wait for them; all but one need some of them alone."""
 
 
 class Arrivals:
@@ -41,11 +41,11 @@ class Arrivals:
         return len(self._reading)
 
     def num_frames_for(self, ticket: Ticket) -> int:
-        """That it needs free."""
+        """Return how many free frames a ticket needs."""
         return self._to_read(ticket).size + ticket.num_new
 
     def admit(self, ticket: Ticket) -> None:
-        """There are as many frames for it: its pages are pinned, and what is missing is read."""
+        """Let a ticket in, for which there are as many frames: its pages are pinned, and those that are missing are read."""
         ticket.admitted(self._pool.store.free.take(ticket.num_new))
         ticket.is_admitted = True
         self._read_missing(ticket)
@@ -53,18 +53,18 @@ class Arrivals:
             self._over(ticket, None)
 
     def waiting(self) -> set[Ticket]:
-        """Those who wait for the disk."""
+        """Return the tickets that wait for the disk."""
         return {ticket for reading in self._reading.values() for ticket in reading.tickets}
 
     def _to_read(self, ticket: Ticket) -> IntArray:
-        """What nobody reads yet."""
+        """Return the missing pages of a ticket that nobody reads yet."""
         missing: IntArray = ticket.old_pages[self._pool.store.of[ticket.old_pages] == NOWHERE]
         if not self._reading:
             return missing
         return np.array([page for page in missing.tolist() if page not in self._reading], np.int32)
 
     def _read_missing(self, ticket: Ticket) -> None:
-        """It waits for what is being read, and for what is read for it from now on."""
+        """Have a ticket wait for pages that are being read, and for those that are read for it from now on."""
         to_read = self._to_read(ticket)
         if to_read.size:
             self._read(to_read, ticket)
@@ -81,7 +81,7 @@ class Arrivals:
         self._moves.bring_in(pages, reading.frames, lambda error: self._is_read(reading, error))
 
     def _is_read(self, reading: _Reading, error: SymError | None) -> None:
-        """Whoever was to have the pages may be gone, and so may they be."""
+        """Settle a reading that is over: the tickets of its pages may be gone, and so may the pages."""
         pool, pages, frames = self._pool, reading.pages, reading.frames
         for page in pages.tolist():
             del self._reading[page]
