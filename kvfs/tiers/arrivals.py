@@ -45,7 +45,7 @@ class Arrivals:
         return self._to_read(ticket).size + ticket.num_new
 
     def admit(self, ticket: Ticket) -> None:
-        """Let a ticket in, for which there are as many frames: its pages are pinned, and those that are missing are read."""
+        """Let a ticket in, for which there are frames: its pages are pinned, and those that are missing are read."""
         ticket.admitted(self._pool.store.free.take(ticket.num_new))
         ticket.is_admitted = True
         self._read_missing(ticket)
