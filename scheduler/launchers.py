@@ -231,7 +231,7 @@ class _Requests:
             raise NotPermitted(f"uid {self._link.uid} can't pass on a connection of uid {uid}")
 
     def _limit(self, found: dict[str, Any], _passed: Passed) -> dict[str, Any]:
-        """Which limit it has run into, if any: a program may end by it before its launcher has heard of it."""
+        """Tell which limit a program has run into, if any: one may end by it before its launcher has heard of it."""
         over = self._program(found).over
         return {"what": None if over is None else over.what}
 

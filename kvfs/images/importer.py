@@ -72,7 +72,7 @@ def num_pages_to_take(pool: PagePool, plan: ImagePlan, owner: int, surveyed: Sur
 
 
 def _there(pool: PagePool, owner: int, surveyed: Survey | None) -> npt.NDArray[np.intp]:
-    """Which of the full pages that were surveyed are there."""
+    """Return which of the full pages that were surveyed are there."""
     if surveyed is None:
         return np.empty(0, np.intp)
     return np.flatnonzero(true_twins(pool, owner, surveyed.entries, surveyed.digests, surveyed.twins))
@@ -105,7 +105,7 @@ class ImageImport:
         self._twins: IntArray = np.empty(0, np.int32)
         self._pages: IntArray = np.empty(plan.num_pages, np.int32)
         self._is_own = np.ones(plan.num_pages, np.bool_)
-        """Which of the pages are not shared from the beginning."""
+        """Return which of the pages are not shared from the beginning."""
         there = _there(pool, owner, surveyed)
         if surveyed is not None:
             self._pages[there], self._is_own[there] = surveyed.twins[there], False

@@ -98,7 +98,7 @@ class Hints:
                 self.add(table, until_s)
 
     def advance(self) -> None:
-        """Nobody waits: what there is room for is read."""
+        """Read ahead, for nobody who waits: what there is room for is read."""
         now_s = self._clock()
         for table, until_s in list(self._wanted.items()):
             if table.closed or table.row == NO_ROW or now_s > until_s:

@@ -99,7 +99,7 @@ class Slots:
             wait.then(found)
 
     def drop(self) -> None:
-        """Nobody waits any more; those who did when the program went are forgotten."""
+        """Forget all waits: there is none, or the program has gone."""
         self._waits.clear()
         self._core.waits_for_slots = False
         self.deadline = math.inf

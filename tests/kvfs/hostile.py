@@ -179,7 +179,7 @@ class Fuzzer:
         assert self._pool.num_free == self._num_free
 
     def _must_hold(self, table: PageTable, data: bytes) -> None:
-        """What was taken must be what was given, all but the spelling of the header."""
+        """An image that was taken must be what was given, all but the spelling of the header."""
         start = self._format.data_start
         assert _image_of(table, self._format)[start:] == data[start:]
         tokens, positions = table.read()

@@ -1,4 +1,4 @@
-"""What an extract or a merge shares, copies and refuses. Random programs of them are in test_books.py."""
+"""Extracts and merges: pages that they share and copy, calls that are refused. Random programs: see test_books.py."""
 
 from __future__ import annotations
 

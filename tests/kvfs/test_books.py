@@ -39,7 +39,7 @@ DOMAIN = FIRST_DOMAIN
 OWNERS = st.sampled_from([1001, 1002, DOMAIN])
 """The domain belongs to 1001."""
 MOST_PAGES = 10
-"""That each uid may hold; the domain may hold half of them."""
+"""Bytes that each uid may hold; the domain may hold half of them."""
 FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=2)
 
 

@@ -19,7 +19,7 @@ SYBIL, STRANGER = 5000, 9000
 
 
 class Request:
-    """What libfuse would hold."""
+    """A request as libfuse would hold it."""
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -28,7 +28,7 @@ class Request:
 
 
 class Shim:
-    """What C would do with them."""
+    """The C half, which does with requests as C would."""
 
     LATER = module.shim.LATER
 

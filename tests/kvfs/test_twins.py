@@ -1,4 +1,4 @@
-"""What was copied out and in again is shared again, within one account; hostile numbers stay out."""
+"""A file that was copied out and in again is shared again, within one account; hostile numbers stay out."""
 
 from __future__ import annotations
 

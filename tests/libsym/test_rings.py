@@ -154,7 +154,7 @@ def test_a_wild_head_of_the_replies_ends_the_connection_but_no_reply_raises(clie
 
 @pytest.mark.slow
 def test_twenty_thousand_random_submissions_give_requests_or_protocol_errors() -> None:
-    """What is received is what lies between head and tail, byte for byte, or nothing at all."""
+    """Received requests are what lies between head and tail, byte for byte, or nothing at all."""
     rng = random.Random(2026)
     outcomes = {"requests": 0, "refused": 0}
     client, written = Client(), 0
@@ -368,7 +368,7 @@ def test_a_loop_takes_nothing_while_earlier_calls_are_with_the_gate(client: Clie
 
 
 def test_a_loop_takes_nothing_of_a_client_that_is_gone(client: Client) -> None:
-    """It would ring a bell that is closed: by then the number may be another file's."""
+    """A reply would ring a bell that is closed: by then the number may be another file's."""
     memory = client.server.memory
     client.submit(decode_frame())
     client.server.close()

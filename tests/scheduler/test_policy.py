@@ -1,4 +1,4 @@
-"""What a step holds."""
+"""The calls that a step holds."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Who hears that room runs short, of which files, and for how long others wait for him."""
+"""Programs that hear that room runs short, of which files, and for how long others wait for him."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class House:
 
 
 def told(lip: Lip, number: int) -> tuple[tuple[int, ...], list[dict[str, Any]]] | int | None:
-    """What a request was answered with: kind, bytes, grace and the files; or an errno; None: nothing yet."""
+    """The answer to a request: kind, bytes, grace and the files; or an errno; None: nothing yet."""
     answers: Any = lip.channel
     if number not in answers.over:
         return None

@@ -1,4 +1,4 @@
-"""What computing entries again would take."""
+"""Times that computing entries again would take."""
 
 from __future__ import annotations
 

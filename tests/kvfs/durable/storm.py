@@ -147,7 +147,7 @@ class Storm:
                 await self._heal(self._disk)
 
     async def _watch(self) -> None:
-        """Somebody gets on."""
+        """Give another task its turn."""
         done = -1
         while True:
             if self.num_done != done:

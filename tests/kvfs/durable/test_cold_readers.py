@@ -1,4 +1,4 @@
-"""Who reads an image of a file that is on disk brings nothing into memory, puts nobody out, and gets the right bytes
+"""A reader of an image of a file that is on disk brings nothing into memory, puts nobody out, and gets the right bytes
 although pages come and go meanwhile.
 """
 
@@ -44,7 +44,7 @@ def content(house: House, path: str) -> KvFile:
 
 
 def put_out(house: House, pages: IntArray) -> None:
-    """They are on disk alone, and their frames hold something else."""
+    """Send pages to disk: they are there alone, and their frames hold something else."""
     pool = house.fs.pool
     assert (pool.on_disk.kept[pages] >= pool.fill[pages]).all()
     frames = pool.store.of[pages]
@@ -316,7 +316,7 @@ def test_what_is_made_of_a_frame_that_was_taken_away_meanwhile_is_thrown_away(tm
 def test_a_page_that_gets_another_slot_while_its_old_one_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """It came in, was written anew, and went out; its old slot holds another page by now."""
+    """A page came in, was written anew, and went out; its old slot holds another page by now."""
     fill = SlotFile._fill
     num_tries = 0
 

@@ -44,7 +44,7 @@ async def a_file(house: House, name: str, num_pages: int, first: int = 0) -> Ope
 
 
 def places(house: House, *files: OpenKv) -> list[bool]:
-    """Which of the pages of these files are in memory."""
+    """Return which of the pages of these files are in memory."""
     return [bool(each) for file in files for each in house.fs.pool.store.of[file.table.pages] != NOWHERE]
 
 
@@ -297,7 +297,7 @@ def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path
 
 
 def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_that_rest(tmp_path: Path) -> None:
-    """What was imported, or put together, was used just then."""
+    """An import, or a file that was put together, was used just then."""
 
     async def work(house: House) -> None:
         gone = await a_file(house, "gone.kv", 4, 500)

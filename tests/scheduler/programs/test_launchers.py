@@ -213,7 +213,7 @@ def test_the_usage_of_a_program_that_ends_is_counted_first(tmp_path):
 
 
 def test_a_launcher_may_ask_which_limit_a_program_has_run_into(tmp_path):
-    """It may have ended by that before anybody was told."""
+    """A program may have ended by that before anybody was told."""
 
     async def scenario(house):
         launcher = house.launcher()
