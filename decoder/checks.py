@@ -1,4 +1,4 @@
-"""Checks that every backend makes before it computes: from here on, all indices of a batch are in range."""
+"""Checks that every backend makes before it computes. In a checked batch, all indices are in range."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True, slots=True)
 class CheckedBatch:
-    """A batch's chunks, one after the other."""
+    """A batch after its checks, with the chunks' arrays joined."""
 
     tokens: IntArray
     positions: IntArray
     pages: IntArray
-    """Of every chunk, those that hold the entries below its end."""
+    """Page tables of all chunks, each cut to the pages that hold entries below the chunk's end."""
     lengths: list[int]
-    """Tokens of each chunk."""
+    """Number of tokens of each chunk."""
     used: list[int]
-    """Pages of each chunk."""
+    """Number of pages of each chunk in `pages`."""
     copies: IntArray
     """[copies, 3]: source, target, entries."""
     masks: list[Words | None]
-    """A bit for each entry, a word for each page: [rows, pages]."""
+    """Each chunk's mask as words [rows, pages], with a bit for each entry of the page; None: the chunk has no mask."""
 
 
 def check_batch(batch: StepBatch, config: ModelConfig, num_pages: int) -> CheckedBatch:
-    """The batch laid out, or ValueError."""
+    """Check a batch and join its arrays. ValueError: an index or a shape is wrong."""
     chunks = batch.chunks
     used = [_pages_used(chunk) for chunk in chunks]
     checked = CheckedBatch(
@@ -63,7 +63,7 @@ def check_batch(batch: StepBatch, config: ModelConfig, num_pages: int) -> Checke
 
 
 def check_shape(config: ModelConfig) -> None:
-    """Invalid where no backend has kernels for the model."""
+    """Raise Invalid if the backends have no kernels for the model's shape."""
     if config.head_dim % 16 or not 16 <= config.head_dim <= _MAX_HEAD_DIM:
         raise Invalid(f"{config.name}: head_dim {config.head_dim} is not a multiple of 16 from 16 to {_MAX_HEAD_DIM}")
     if config.num_heads % config.num_kv_heads:
@@ -74,7 +74,7 @@ def check_shape(config: ModelConfig) -> None:
 
 
 def _pages_used(chunk: Chunk) -> int:
-    """Pages that hold the entries below the chunk's end; the chunk's own shape is checked on the way."""
+    """Check a chunk's shape, and return the number of pages that hold the entries below its end."""
     length = len(chunk.tokens)
     if length < 1 or len(chunk.positions) != length:
         raise ValueError(
@@ -104,14 +104,14 @@ def _mask_words(chunk: Chunk, mask: BoolArray) -> Words:
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:
-    """Join arrays into one contiguous int32 array; an array alone is passed on as it is."""
+    """Join arrays into one contiguous int32 array. A single array that has this form is not copied."""
     if len(arrays) == 1:
         return np.ascontiguousarray(arrays[0], dtype=np.int32)
     return np.concatenate(arrays, dtype=np.int32) if arrays else np.empty(0, dtype=np.int32)
 
 
 def _check_range(what: str, values: IntArray, limit: int) -> None:
-    # As unsigned numbers, negative ones are large: one comparison finds both.
+    # A negative number is large as an unsigned number, so one comparison finds both errors.
     if values.size and int(values.view(np.uint32).max()) >= limit:
         bad = next(int(value) for value in values if not 0 <= value < limit)
         raise ValueError(f"{what} {bad} is outside 0 .. {limit - 1}")

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and of what."""
+"""The number of cores that this process may use, and the name of the processor."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from pathlib import Path
 
 
 def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Its affinity mask, cut by the quotas of its control groups."""
+    """Return the number of cores that the affinity mask and the quotas of cgroups leave to this process."""
     cores = len(os.sched_getaffinity(0))
     return max(1, int(min([cores, *_quotas(proc, cgroups)])))
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name, and how many cores of it there are for this process."""
+    """Return the processor's name and the number of cores for this process, as one text."""
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {available_cores()} cores"
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Cores' worth of CPU time of every group from this process's own up to the root; version 2 and version 1."""
+    """Yield the CPU quota, in cores, of each control group (version 1 or 2) from this process's group up to the root.
+
+    Groups without a quota are left out.
+    """
     for line in (proc / "self/cgroup").read_text(encoding="ascii").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -31,7 +34,8 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
             root = cgroups / "cpu"
         else:
             continue
-        # In a container the path may be the host's while the mount shows only our part: then just the root is there.
+        # In a container, the path may be a path of the host, and the mount may show only the container's own groups.
+        # Then only the root exists here.
         group = root / path.lstrip("/")
         for directory in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
             quota = _quota(directory)
@@ -40,7 +44,7 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> float | None:
-    """None where the group has no limit, or the kernel shows none."""
+    """Return the group's quota in cores. None: the group has no quota, or no file that states it."""
     v2, v1 = group / "cpu.max", group / "cpu.cfs_quota_us"
     if v2.exists():
         quota, period = v2.read_text(encoding="ascii").split()

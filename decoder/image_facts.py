@@ -1,4 +1,4 @@
-"""What an image says about the model whose KV it holds: `ModelFacts` of the file system, by structure."""
+"""Facts about a model that its images state. `Facts` satisfies the file system's protocol `ModelFacts`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decoder.model import Model
 
 
 class KvFormat(Protocol):
-    """What an arena says about the pages in it."""
+    """Format of the pages in an arena."""
 
     @property
     def dtype(self) -> str:
@@ -17,12 +17,12 @@ class KvFormat(Protocol):
 
     @property
     def layout(self) -> str:
-        """Where the numbers of K and V lie within a page."""
+        """The order of the numbers of K and V within a page."""
         ...
 
 
 class Facts:
-    """A model together with the arena that holds its KV and the precision that computed it."""
+    """Facts about a model, the arena of its KV, and the precision of its arithmetic."""
 
     __slots__ = ("_arena", "_model", "identity")
 
@@ -30,16 +30,16 @@ class Facts:
         self._model = model
         self._arena = arena
         self.identity = {**model.identity, "precision": precision, "layout": arena.layout}
-        """Strings that must all be equal for KV to be usable."""
+        """Facts of an image that must equal the daemon's. Otherwise the KV of the image is unusable."""
 
     @property
     def page_shape(self) -> tuple[int, int, int, int]:
-        """`(layers, 2, kv_heads, 32 * head_dim)`."""
+        """Return `(layers, 2, kv_heads, 32 * head_dim)`."""
         return self._model.config.page_shape
 
     @property
     def dtype(self) -> str:
-        """The safetensors name of the arena's element type."""
+        """Return the safetensors name of the arena's element type."""
         return self._arena.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""How much memory this process may take: asked before a large load, so that it fails with a sentence."""
+"""The memory that this process may use. A large load checks it first, so that a shortage gives an error message."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The least of what the machine has available and what the control groups of this process leave."""
+    """Return the bytes that this process may still use: the least that the machine and its cgroups have left."""
     return min([_of_the_machine(proc, "MemAvailable"), *(left for _, left in _group_limits(proc, cgroups))])
 
 
 def total_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The least of what the machine has and of the limits of this process's control groups, whatever is in use."""
+    """Return the bytes of the machine's memory, or the lowest limit of this process's control groups if that is less.
+
+    The result includes memory in use.
+    """
     return min([_of_the_machine(proc, "MemTotal"), *(limit for limit, _ in _group_limits(proc, cgroups))])
 
 
 def advise_huge_pages(mapping: mmap.mmap) -> None:
-    """Fewer, larger entries in the TLB, where the kernel has them."""
+    """Ask the kernel for huge pages, which take fewer entries in the TLB. A kernel without huge pages ignores this."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 
@@ -33,7 +36,10 @@ def _of_the_machine(proc: Path, wanted: str) -> int:
 
 
 def _group_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Limit, and limit less use, of every group from this process's own up to the root; version 2 and version 1."""
+    """Yield each group's limit, and its limit minus its use, from this process's control group up to the root.
+
+    Control groups of version 1 and version 2 are read. Groups without a limit are left out.
+    """
     for line in (proc / "self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -44,7 +50,8 @@ def _group_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _limits_upwards(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[tuple[int, int]]:
-    # In a container the path may be the host's while the mount shows only our part: then just the root is there.
+    # In a container, the path may be a path of the host, and the mount may show only the container's own groups. Then
+    # only the root exists here.
     group = root / path.lstrip("/")
     for directory in (group, *group.parents):
         found = _limit(directory / limit, directory / usage, directory / "memory.stat", reclaimable)
@@ -55,7 +62,10 @@ def _limits_upwards(root: Path, path: str, limit: str, usage: str, reclaimable: 
 
 
 def _limit(limit: Path, usage: Path, statistics: Path, reclaimable: str) -> tuple[int, int] | None:
-    """None where the group has no limit, or the kernel shows none."""
+    """Return the group's limit, and its limit minus its use, in bytes. None: the group has no limit or no such file.
+
+    Cache that the kernel can reclaim does not count as use.
+    """
     if not limit.exists() or (text := limit.read_text().strip()) == "max":
         return None
     cache = 0

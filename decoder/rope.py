@@ -1,6 +1,6 @@
-"""How positions become angles: theta's frequencies and the ways to stretch them, as transformers computes them.
+"""Angles of positions: the frequencies that theta gives, and their scalings, with the formulas of transformers.
 
-An angle is position * frequency in float64; only its cosine and sine are rounded to float32.
+An angle is position * frequency in float64. Only its cosine and sine are rounded to float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Doubles = npt.NDArray[np.float64]
 
 
 def inverse_frequencies(config: ModelConfig, local: bool = False) -> Doubles:
-    """Radians a position, [head_dim / 2]; `local`: of a sliding layer where those have a theta of their own."""
+    """Return the frequencies in radians per position, [head_dim / 2].
+
+    `local` asks for the frequencies of sliding layers, which may have a theta of their own.
+    """
     if local and config.local_rope_theta:
         return _plain(config.local_rope_theta, config.head_dim)
     plain, scaling = _plain(config.rope_theta, config.head_dim), config.rope_scaling
@@ -35,14 +38,14 @@ def inverse_frequencies(config: ModelConfig, local: bool = False) -> Doubles:
 
 
 def rotation_factor(config: ModelConfig, local: bool = False) -> float:
-    """What cos and sin are multiplied with."""
+    """Return the factor of cos and sin."""
     if config.rope_scaling is None or (local and config.local_rope_theta):
         return 1.0
     return config.rope_scaling.attention_factor
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """Yarn's own choice, where a checkpoint makes none."""
+    """Return YaRN's default attention factor, for checkpoints that give none."""
 
     def stretched(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -55,7 +58,7 @@ def _plain(theta: float, head_dim: int) -> Doubles:
 
 
 def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
-    """Short wavelengths stay, long ones are stretched, those between are blended."""
+    """Return Llama 3's frequencies: short wavelengths stay, long wavelengths are stretched, and others are blended."""
     wavelengths = 2 * math.pi / plain
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((scaling.original_positions / wavelengths - low) / (high - low), 0, 1)
@@ -63,7 +66,7 @@ def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
 
 
 def _yarn(plain: Doubles, scaling: RopeScaling, theta: float) -> Doubles:
-    """Dimensions that turn often in the original context stay, those that turn little are stretched."""
+    """Return YaRN's frequencies: dimensions with many turns in the original context stay, others are stretched."""
     dim = 2 * len(plain)
 
     def dimension(turns: float) -> float:

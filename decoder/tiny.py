@@ -1,4 +1,4 @@
-"""Random models of any shape: a tiny one for tests, a real one's shape for measurements."""
+"""Random models of any shape: tiny models for tests, and models of real sizes for measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.weights import FloatArray, Weights
+from decoder.checkpoints.weights import Float32Array, Weights
 from decoder.model_config import ModelConfig
 
 _TINY = ModelConfig(
@@ -29,28 +29,31 @@ _TINY = ModelConfig(
 
 
 def tiny_config(**overrides: Any) -> ModelConfig:
-    """A model whose step takes microseconds; any field of `ModelConfig` can be overridden."""
+    """Return the configuration of a model whose step takes microseconds, with some fields overridden."""
     return dataclasses.replace(_TINY, **overrides)
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
-    """Gaussian weights, scaled so that activations keep their size through the layers; the same for a seed."""
+    """Return Gaussian weights, scaled so that activations keep their size through the layers.
+
+    A seed always gives the same weights.
+    """
     rng = np.random.default_rng(seed)
     hidden, ffn = config.hidden_size, config.ffn_size
     heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> FloatArray:
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> Float32Array:
         out = rng.standard_normal((rows, columns), dtype=np.float32)
         out *= np.float32(gain / np.sqrt(columns))
         return out
 
-    def vector(size: int, around: float) -> FloatArray:
+    def vector(size: int, around: float) -> Float32Array:
         return (around + 0.1 * rng.standard_normal(size, dtype=np.float32)).astype(np.float32)
 
-    def layer() -> dict[str, FloatArray]:
+    def layer() -> dict[str, Float32Array]:
         fields = {
             "attn_norm": vector(hidden, 1),
-            # A gain on Q and K makes attention look at a few entries rather than average over all.
+            # With a gain on Q and K, attention picks a few entries instead of averaging over all.
             "q": matrix(heads, hidden, 1.5),
             "k": matrix(kv, hidden, 1.5),
             "v": matrix(kv, hidden),
@@ -68,7 +71,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
             fields |= {"post_attn_norm": vector(hidden, 1), "post_ffn_norm": vector(hidden, 1)}
         return fields
 
-    # Rows of about unit elements, so that residual branches neither vanish nor dominate.
+    # The elements of the embeddings are about 1, so that residual branches neither vanish nor dominate.
     arrays = {EMBED: matrix(config.vocab_size, hidden, float(np.sqrt(hidden)) / config.embed_scale)}
     for index in range(config.num_layers):
         arrays |= {layer_name(index, field): array for field, array in layer().items()}

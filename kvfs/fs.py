@@ -1,7 +1,7 @@
-"""The KV file system as the gate sees it: paths and handles of LIPs.
+"""The KV file system as programs' calls see it: paths and handles of LIPs.
 
-Every call is synchronous, atomic and runs on the daemon's trio thread. It checks what the kernel would check on the
-mount, with the credentials that the kernel gave for the connection.
+Every call but `sync` is synchronous and atomic, and runs on the daemon's trio thread. Every call makes the checks that
+the kernel makes on the mount, with the credentials that the kernel gave for the connection.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from kvfs.names.retention import advised, is_stored
 from kvfs.names.tree import PathOf
 from kvfs.names.walk import Paths, Place
 from kvfs.pages.accounts import Account
-from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
+from kvfs.pages.assemble import Assembly, Ranges, SourceRanges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
-from kvfs.volume import Volume, VolumeStatistics
+from kvfs.volume.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
 from libsym.errors import (
     BadHandle,
@@ -62,16 +62,17 @@ from libsym.errors import (
 )
 
 MAX_MERGED = 256
-"""Files in one merge: holding each takes some microseconds of the daemon's thread."""
+"""The most files in one merge. To take a reference on each file takes some microseconds of the daemon's thread."""
 _WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """The right to make the file of a name that there is not yet: of one user's programs one has it at a time.
+    """The right to make a file with a name that does not exist yet. Only one of a user's programs has the right at a
+    time.
 
-    Advisory, as locks are: it keeps nobody from making a file of that name in another way. A user who never ends a
-    claim holds up no other user, but for those that chose to wait for him a while (`shared_key`).
+    The claim is advisory, as locks are: programs can still make a file of that name in another way. A claim that never
+    ends delays only those other users that chose to wait (`shared_key`), and only for a limited time.
     """
 
     place: Place
@@ -79,27 +80,27 @@ class Claim:
 
     @property
     def key(self) -> tuple[int, bytes, int]:
-        """The lock among the programs of one user."""
+        """Key of the lock that claims of one user wait for."""
         return *self.shared_key, self.uid
 
     @property
     def shared_key(self) -> tuple[int, bytes]:
-        """The lock among users, taken besides where it is free."""
+        """Key of the lock between claims of different users. A claim always takes this lock if it is free."""
         return self.place.directory.number, self.place.name
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OpenKv:
-    """A LIP's handle on one version of a KV file: what happens to the name later does not touch it."""
+    """A LIP's handle on one version of a KV file. Later changes to the name do not affect it."""
 
     inode: Inode
     content: KvFile
     writable: bool
     origin: tuple[int, bytes] | None
-    """(number of the directory, name) that it was opened by; None for an anonymous file."""
+    """The directory's number and the name that the file was opened by. None: the file is anonymous."""
     closed: bool = False
     claim: Claim | None = None
-    """Of an anonymous file that is to get a name when it is whole."""
+    """The claim for which this anonymous file is made. The file gets the claimed name when it is complete."""
 
     @property
     def table(self) -> PageTable:
@@ -107,7 +108,7 @@ class OpenKv:
 
 
 class KvStat(NamedTuple):
-    """Facts about a file, found without reading it. None: a fact that stat(2) does not tell everybody."""
+    """Facts about a file, which are known without a read of it. None: only readers of the file may know this fact."""
 
     ino: int
     kind: str
@@ -125,23 +126,24 @@ class KvStat(NamedTuple):
     ctime_ns: int
     pinned: bool | None
     lease_s: float | None
-    """Seconds that are left of the lease; 0: the file is pinned for good, or not at all."""
+    """Seconds until the lease ends. 0: the file is pinned for good, or not pinned."""
     ttl_s: float | None
-    """Seconds from the file's last use until it expires; 0: never."""
+    """Seconds from the file's last use until it expires. 0: never."""
     priority: int | None
     lost_tokens: int
-    """Entries that the file had when a daemon before ended, and that were not on disk."""
+    """Number of entries that were lost because they were not on disk when an earlier daemon ended."""
     tier: str | None
-    """Of a KV file: memory, disk or mixed."""
+    """Where a KV file's pages are: memory, disk or mixed."""
     memory_pages: int | None
     other_bits: int
-    """The first entries, up to the last that another instruction set, or another kind of device, computed."""
+    """Length of the file up to the last entry that was computed by another instruction set or another kind of device.
+    """
     turns: tuple[int, ...] | None
-    """Lengths that the file had before the last turns of its conversation, as far as is known."""
+    """Lengths of the file before the last turns of its conversation, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """A name in a directory, as a listing shows it."""
 
     name: str
@@ -152,13 +154,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Numbers that `check` counted: free + referenced = all, and every reference has its holder."""
+    """Counts of the audit. Free and referenced pages add up to all pages, and every reference has a holder."""
 
     num_pages: int
     num_free_pages: int
     num_referenced_pages: int
     num_references: int
-    """Of tables, readers, imports and calls under way: forks share pages."""
+    """References to pages by tables, readers, imports and calls under way. A page that forks share has several."""
     num_versions: int
     """KV files that have a name or a handle."""
     num_files: int
@@ -167,7 +169,9 @@ class Books:
 
 
 class FileSystem:
-    """KV files by path and by handle. `volume` is the same thing by inode, for the mount."""
+    """The file system that programs' calls use, by paths and handles. `volume` has the same files by inode, for the
+    mount.
+    """
 
     def __init__(
         self,
@@ -185,7 +189,7 @@ class FileSystem:
         engine: Callable[[], Engine] = NoEngine,
         pressure: Callable[[], Pressure] = NoPressure,
     ) -> None:
-        """See `Volume`."""
+        """For the arguments, see `Volume`."""
         self.volume = Volume(
             pool,
             model,
@@ -203,9 +207,9 @@ class FileSystem:
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
         self.claims = FileLocks()
-        """Names that files are being made for, each by the `Claim` that has it: by `key`, and by `shared_key`."""
+        """Claims on names of files that are being made: each `Claim` by its `key` and its `shared_key`."""
         self._marks: WeakKeyDictionary[Assembly, Marks] = WeakKeyDictionary()
-        """Of files that are being made of entries that something else computed."""
+        """Marks of new files that are being assembled from entries with marks: see `KvFile.marks`."""
 
     @property
     def pool(self) -> PagePool:
@@ -213,7 +217,7 @@ class FileSystem:
 
     @property
     def mountpoint(self) -> PurePath | None:
-        """Where absolute paths must lie; None while there is no mount."""
+        """The directory in which absolute paths must lie. None while the file system is not mounted."""
         return self._paths.mountpoint
 
     @mountpoint.setter
@@ -221,11 +225,13 @@ class FileSystem:
         self._paths.mountpoint = value
 
     def alias_mountpoint(self, *aliases: PurePath) -> None:
-        """Absolute paths may begin with these as well: other paths of the mount, as through a symbolic link."""
+        """Accept absolute paths that begin with one of `aliases`: other paths of the mount, for example through a
+        symbolic link.
+        """
         self._paths.mount_aliases = aliases
 
     def confine(self, creds: Credentials, path: str) -> Credentials:
-        """Credentials that reach nothing but one domain, which the caller owns."""
+        """Return credentials that reach only one domain, which the caller owns."""
         directory = self._paths.resolve(creds, path)
         if not directory.is_directory:
             raise NotDirectory(f"{path} is not a directory")
@@ -245,13 +251,15 @@ class FileSystem:
     # Handles
 
     def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600) -> OpenKv:
-        """A new, empty KV file, open for writing. Without a path it is anonymous: gone when it is closed."""
+        """Make a new, empty KV file, open for writing. Without a path, the file is anonymous, and is freed when it is
+        closed.
+        """
         _check_mode(mode)
         place = self._free_place(creds, path)
         return self._create(creds, place, mode, self._new)
 
     def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
-        """A handle on an existing KV file; `write` needs read permission too, for an append attends to what it has."""
+        """Open an existing KV file. `write` needs read permission too: an append attends to existing entries."""
         inode = self._paths.resolve(creds, path)
         require(inode, creds, READ, path)
         if write:
@@ -268,9 +276,10 @@ class FileSystem:
     def kv_open_or_claim(
         self, creds: Credentials, path: str, *, write: bool, owner: int | None = None
     ) -> OpenKv | Claim:
-        """`kv_open`, or a claim on the name of a file that is not there: to be acquired, and then made a file of.
+        """Open a KV file, or return a claim on its name if it does not exist. The caller acquires the claim, and makes
+        the file.
 
-        NoAccess: the file belongs to neither the caller, nor root, nor `owner`. None admits any owner.
+        NoAccess: the file belongs to neither the caller, nor root, nor `owner`. `owner` None: any owner is allowed.
         """
         try:
             file = self.kv_open(creds, path, write=write)
@@ -287,7 +296,9 @@ class FileSystem:
         return file
 
     def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int) -> OpenKv:
-        """An anonymous file, charged to whom it will be under its name. Closing it gives the claim back."""
+        """Make an anonymous file, charged to the account that its claimed name implies. Closing the file releases the
+        claim.
+        """
         _check_mode(mode)
         payer = self._payer(creds, claim.place)
         file = self._create(creds, None, mode, self._new, payer)
@@ -295,7 +306,9 @@ class FileSystem:
         return file
 
     def kv_name(self, creds: Credentials, handle: OpenKv, *, write: bool) -> None:
-        """Give a file the name that it has claimed, which must still be free; then the handle is as `kv_open` gives."""
+        """Give a file its claimed name, which must still be free. From then on the handle is like a handle from
+        `kv_open`.
+        """
         self._require_open(handle)
         if handle.claim is None:
             raise Invalid(f"{self.name_of(handle)} has claimed no name, or was given it already")
@@ -309,13 +322,13 @@ class FileSystem:
         self._give_up_claim(handle)
 
     def kv_create_in(self, creds: Credentials, directory: Inode, name: bytes, mode: int) -> OpenKv:
-        """`kv_create` in a directory that the mount has led to: the kernel has checked permissions."""
+        """Make a KV file in a directory that the mount has looked up. The kernel has checked permissions."""
         self._tree.require_free(directory, name)
         place = Place(directory, name, os.fsdecode(name), must_be_directory=False)
         return self._create(creds, place, mode, self._new)
 
     def kv_open_inode(self, inode: Inode, *, write: bool) -> OpenKv:
-        """`kv_open` of a file that the mount has led to: the kernel has checked permissions."""
+        """Open a KV file that the mount has looked up. The kernel has checked permissions."""
         assert isinstance(inode.content, KvFile)
         self.volume.require_usable(inode.content, self._tree.path_of(inode))
         return self._open(inode, inode.content, None, writable=write)
@@ -323,9 +336,9 @@ class FileSystem:
     def kv_fork(
         self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600, *, is_ended: bool = False
     ) -> OpenKv:
-        """A copy of the source's entries as they are now, open for writing: page numbers are copied, never pages.
+        """Make a fork of the source's present entries, open for writing. Page numbers are copied, never pages.
 
-        `is_ended`: without a turn whose answer is under way.
+        With `is_ended`, the fork lacks a turn whose answer is under way.
         """
         self._require_open(source)
         _check_mode(mode)
@@ -341,14 +354,18 @@ class FileSystem:
     def begin_extract(
         self, creds: Credentials, source: OpenKv, ranges: Ranges, path: str | None, mode: int, *, rebase: bool
     ) -> Assembly:
-        """A new file of ranges of the source's entries; end it with `finish_assembly` or `volume.abandon_assembly`."""
+        """Begin to make a new file from ranges of the source's entries. `finish_assembly` or `abandon_assembly` ends
+        the work.
+        """
         owner = self._check_new(creds, path, mode)
         return self._begin_assembly(owner, [source], [self._piece(source, ranges)], rebase=rebase)
 
     def begin_merge(
         self, creds: Credentials, sources: Sequence[OpenKv], path: str | None, mode: int, *, rebase: bool
     ) -> Assembly:
-        """A new file of all entries of the sources, one after the other; it ends as an extract does."""
+        """Begin to make a new file from all entries of the sources, one source after the other. The work ends as in
+        `begin_extract`.
+        """
         owner = self._check_new(creds, path, mode)
         if len(sources) > MAX_MERGED:
             raise Invalid(f"{len(sources)} files can't be merged at once: {MAX_MERGED} is the most, use several calls")
@@ -356,7 +373,7 @@ class FileSystem:
         return self._begin_assembly(owner, sources, pieces, rebase=rebase)
 
     def _begin_assembly(
-        self, owner: int, sources: Sequence[OpenKv], pieces: Sequence[Piece], *, rebase: bool
+        self, owner: int, sources: Sequence[OpenKv], pieces: Sequence[SourceRanges], *, rebase: bool
     ) -> Assembly:
         assembly = self.volume.begin_assembly(owner, pieces, rebase=rebase)
         marked = [source.content for source in sources if source.content.num_other_bits(self.volume.bits)]
@@ -365,7 +382,7 @@ class FileSystem:
         return assembly
 
     def finish_assembly(self, creds: Credentials, assembly: Assembly, path: str | None, mode: int) -> OpenKv:
-        """Give the new file its name, which must still be free; open for writing."""
+        """Give the new file its name, which must still be free, and open it for writing."""
         try:
             place = self._free_place(creds, path)
             file = self._create(
@@ -383,7 +400,7 @@ class FileSystem:
         return file
 
     def kv_close(self, handle: OpenKv) -> None:
-        """Give a handle back, and its lock; not while one of its reservations is open."""
+        """Close a handle, and release its lock. None of its reservations may be open."""
         self._require_open(handle)
         handle.closed = True
         if handle.content.under_way is not None and handle.content.under_way.by is handle:
@@ -397,8 +414,8 @@ class FileSystem:
     def reserve(
         self, handle: OpenKv, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0
     ) -> Reservation:
-        """Room for new entries: see `PageTable.reserve`. End it with commits, each followed by `committed(handle)`, or
-        with its `abort`.
+        """Reserve room for new entries: see `PageTable.reserve`. The reservation ends with `abort`, or with commits,
+        each followed by `committed(handle)`.
         """
         self._require_writable(handle)
         if handle.table.reservation is not None:
@@ -406,13 +423,13 @@ class FileSystem:
         return handle.table.reserve(tokens, positions, num_ahead)
 
     def committed(self, handle: OpenKv) -> None:
-        """Say that a reservation of this handle was committed: the file has changed."""
+        """Note that a reservation of this handle was committed, so the file has changed."""
         self._changed(handle)
         handle.content.changes += 1
         self.volume.heat.note(handle.inode, handle.content)
 
     async def sync(self, handle: OpenKv) -> None:
-        """As `fsync(2)`. NotSupported: the file can't outlive its handles."""
+        """Sync the file as `fsync(2)` does. NotSupported: the file can't outlive its handles."""
         self._require_open(handle)
         if handle.inode.content is not handle.content:
             raise NotSupported(f"{self.name_of(handle)} was emptied or replaced: the handle's version has no name")
@@ -424,20 +441,21 @@ class FileSystem:
         await self.volume.storage.sync(handle.inode)
 
     def kv_truncate(self, handle: OpenKv, num_entries: int) -> None:
-        """Keep the first entries."""
+        """Keep the first `num_entries` entries."""
         self._require_writable(handle)
         self.volume.truncate_kv(handle.content, num_entries, self.name_of(handle))
         self._changed(handle)
 
     def kv_remove_open(self, creds: Credentials, handle: OpenKv, path: str = "") -> None:
-        """Remove the name that the handle was opened by; the handle stays good until it is closed.
+        """Remove the name that the handle was opened by. The handle stays valid until it is closed.
 
-        `path`: the name that the caller takes it to have now. Where the file has neither of the two any more it is
-        NotFound: others moved it, to keep it perhaps. Without a path, the only name that it has goes.
+        `path` is the present name, as far as the caller knows. NotFound: the file has neither this name nor the name
+        that it was opened by. Another program has moved the file, perhaps to keep it. Without `path`, the file's only
+        name is removed.
         """
         self._require_open(handle)
         if handle.origin is None:
-            return  # anonymous: there is no name, and closing it removes it
+            return  # an anonymous file has no name, and is freed when it is closed
         place = self._place_if_any(creds, path)
         if place is not None and place.inode is handle.inode:
             directory, name = place.directory, place.name
@@ -451,7 +469,7 @@ class FileSystem:
     # Names
 
     def kv_remove(self, creds: Credentials, path: str) -> None:
-        """Remove a name, as `unlink(2)`."""
+        """Remove a name, as `unlink(2)` does."""
         place = self._paths.place(creds, path)
         inode = place.existing()
         require_removable(place.directory, inode, creds, path)
@@ -460,7 +478,7 @@ class FileSystem:
         self._tree.unlink(place.directory, place.name)
 
     def kv_mkdir(self, creds: Credentials, path: str, mode: int) -> None:
-        """A new directory, as `mkdir(2)`."""
+        """Make a directory, as `mkdir(2)` does."""
         _check_mode(mode)
         place = self._paths.place(creds, path)
         if place.inode is not None:
@@ -471,9 +489,10 @@ class FileSystem:
         self._tree.make(place.directory, place.name, stat.S_IFDIR, mode=mode, uid=creds.uid, gid=creds.gid)
 
     def kv_rename(self, creds: Credentials, old: str, new: str) -> tuple[int, int, int]:
-        """Move a name, over an existing one if there is one, as `rename(2)`.
+        """Move a name, replacing an existing one, as `rename(2)` does.
 
-        The numbers of what was moved, and of the directories that it left and came into; 0 where nothing was.
+        Return the numbers of the moved inode, of the old directory and of the new directory. All are 0 if nothing was
+        moved.
         """
         source, target = self._paths.place(creds, old), self._paths.place(creds, new)
         moved, replaced = source.existing(), target.inode
@@ -484,14 +503,14 @@ class FileSystem:
         if target.must_be_directory and not moved.is_directory:
             raise NotDirectory(f"{new}: {old} is not a directory")
         if moved.is_directory and source.directory is not target.directory:
-            require(moved, creds, WRITE, old)  # its `..` changes
+            require(moved, creds, WRITE, old)  # the `..` of the moved directory changes
         self._tree.rename(source.directory, source.name, target.directory, target.name)
         if replaced is moved:
             return 0, 0, 0  # two names of one file: rename(2) leaves both
         return moved.number, source.directory.number, target.directory.number
 
     def kv_chmod(self, creds: Credentials, path: str, mode: int) -> None:
-        """Set the permission bits, as `chmod(2)`."""
+        """Set the permission bits, as `chmod(2)` does."""
         inode = self._paths.resolve(creds, path)
         require_owner(inode, creds, path)
         _check_mode(mode)
@@ -501,18 +520,20 @@ class FileSystem:
         inode.changed()
 
     def kv_advise(self, creds: Credentials, path: str, advice: Sequence[tuple[int, int]]) -> None:
-        """Take advice on a KV file, all or nothing: pairs of what and a value, see `kvfs.names.retention`."""
+        """Accept advice on a KV file: either all of it or none. A piece of advice is a pair of kind and value, see
+        `kvfs.names.retention`.
+        """
         inode = self._paths.resolve(creds, path)
         require(inode, creds, READ, path)
         self._advise(creds, inode, path, advice)
 
     def kv_advise_open(self, creds: Credentials, handle: OpenKv, advice: Sequence[tuple[int, int]]) -> None:
-        """`kv_advise` of an open file."""
+        """Accept advice on an open KV file, as `kv_advise` does."""
         self._require_open(handle)
         self._advise(creds, handle.inode, self.name_of(handle), advice, handle)
 
     def directory(self, creds: Credentials, path: str) -> Inode:
-        """A directory that the caller may list; the empty path is the root."""
+        """Return a directory that the caller may list. The empty path is the root."""
         directory = self._paths.resolve(creds, path or ".")
         if not directory.is_directory:
             raise NotDirectory(f"{path} is not a directory")
@@ -520,12 +541,14 @@ class FileSystem:
         require(directory, creds, SEARCH, path)
         return directory
 
-    def entry(self, name: bytes, inode: Inode) -> Entry:
-        """Return one line of a listing."""
-        return Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
+    def entry(self, name: bytes, inode: Inode) -> DirectoryEntry:
+        """Return the facts of one name in a listing."""
+        return DirectoryEntry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
 
     def kv_stat(self, creds: Credentials, path: str) -> KvStat:
-        """As `stat(2)`: symbolic links are followed. What are attributes on the mount only readers get, as there."""
+        """Return facts as `stat(2)` does: symbolic links are followed. Facts that the mount shows as attributes need
+        read permission, as on the mount.
+        """
         inode = self._paths.resolve(creds, path)
         found = self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
         if allows(inode, creds, READ):
@@ -542,7 +565,7 @@ class FileSystem:
         )
 
     def kv_stat_open(self, handle: OpenKv) -> KvStat:
-        """As `fstat(2)`: of the version that the handle has."""
+        """Return facts as `fstat(2)` does, about the version that the handle has open."""
         self._require_open(handle)
         return self._stat(handle.inode, handle.content)
 
@@ -551,10 +574,10 @@ class FileSystem:
         return self._paths.resolve(creds, path)
 
     def close(self) -> None:
-        """For a file system that nothing keeps: remove what would outlive it. Not while there is a mount."""
+        """Remove backing files that would outlive a file system that is not kept. The mount must be gone."""
         self.volume.close()
 
-    # The books
+    # The audit
 
     def statfs(self) -> VolumeStatistics:
         return self.volume.statistics()
@@ -564,7 +587,7 @@ class FileSystem:
         self.volume.check()
 
     def audit(self) -> Books:
-        """The books in figures, after `check`; what does not balance is an error of the daemon's own, EIO."""
+        """Run `check`, and return the numbers. If they don't balance, raise EIO: the daemon has a bug."""
         try:
             self.check()
         except AssertionError as error:
@@ -582,7 +605,7 @@ class FileSystem:
             num_locked_files=len(self.volume.locks),
         )
 
-    # Parts
+    # Helpers
 
     def _free_place(self, creds: Credentials, path: str | None) -> Place | None:
         if path is None:
@@ -597,20 +620,20 @@ class FileSystem:
         return place
 
     def _place_if_any(self, creds: Credentials, path: str) -> Place | None:
-        """None: the path leads nowhere (any more), or there is none."""
+        """Return the place of a path. None: the path is empty, or its directory does not exist (any more)."""
         try:
             return self._paths.place(creds, path) if path else None
         except (NotFound, NotDirectory):
             return None
 
     def _check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
-        """Whether a file of that name could be made: the number of the account that would pay for it."""
+        """Check that a file of that name could be made. Return the number of the account that would pay for it."""
         _check_mode(mode)
         return self._payer(creds, self._free_place(creds, path)).number
 
-    def _piece(self, source: OpenKv, ranges: Ranges) -> Piece:
+    def _piece(self, source: OpenKv, ranges: Ranges) -> SourceRanges:
         self._require_open(source)
-        return Piece(source.table, ranges_within(ranges, source.table.length, self.name_of(source)))
+        return SourceRanges(source.table, ranges_within(ranges, source.table.length, self.name_of(source)))
 
     def _create(
         self,
@@ -620,13 +643,15 @@ class FileSystem:
         make: Callable[[int], KvFile],
         payer: Account | None = None,
     ) -> OpenKv:
-        """`make` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
+        """Create a file with the content that `make` returns for the account that pays. OverQuota: the account has no
+        room.
+        """
         account = payer or self._payer(creds, place)
-        self._tree.require_one_more(account)  # first: a fork that is refused is no use of its source
+        self._tree.require_one_more(account)  # before `make`, because a refused fork is not a use of its source
         content = make(account.number)
         try:
             inode = self._new_inode(creds, place, mode, account)
-        except SymError:  # there was room for its pages, and for its name, but not for both
+        except SymError:  # there was room for either the pages or the name, but not for both
             self.volume.release_kv(content)
             raise
         self.volume.show(inode, content)
@@ -644,7 +669,7 @@ class FileSystem:
         return self.volume.new_kv(PageTable(self.pool, owner))
 
     def give_up(self, claim: Claim) -> None:
-        """Let the next waiter have the name; nothing happens where the claim was not acquired."""
+        """Release a claim to the next waiter. If the claim was not acquired, do nothing."""
         self.claims.release(claim.shared_key, claim)
         self.claims.release(claim.key, claim)
 
@@ -654,9 +679,10 @@ class FileSystem:
             handle.claim = None
 
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
-        """Return the account that pays for what the caller makes at a place, or without one.
+        """Return the account that pays for a file that the caller makes at a place, or without a name.
 
-        A connection confined to a directory that is no domain any more makes nothing: its owner would be charged.
+        NotFound: the connection is confined to a directory that is no longer a domain. Otherwise the directory's owner
+        would pay for its files.
         """
         was_removed = creds.root is not None and creds.root.domain is None
         if place is None or was_removed:
@@ -670,7 +696,9 @@ class FileSystem:
         return OpenKv(inode, content, writable, origin)
 
     def _origin(self, creds: Credentials, path: str, inode: Inode) -> tuple[int, bytes]:
-        """The name that an existing path ends in; behind a symbolic link, any name of the file."""
+        """Return the directory and the name in which an existing path ends. If the path ends in a symbolic link, return
+        any name of the file.
+        """
         place = self._paths.place(creds, path)
         if place.inode is inode:
             return place.directory.number, place.name
@@ -693,7 +721,9 @@ class FileSystem:
         advice: Sequence[tuple[int, int]],
         handle: OpenKv | None = None,
     ) -> None:
-        """Apply advice: stored kinds to the inode, COLD and WILLNEED to the version that the handle has."""
+        """Apply advice. Kinds that are stored change the inode. COLD and WILLNEED act on the version that the handle
+        has open.
+        """
         kv = inode.content if handle is None else handle.content
         if not isinstance(kv, KvFile) or not isinstance(inode.content, KvFile):
             raise NotSupported(f"{what} is no KV file: there is no advice on it")
@@ -704,7 +734,7 @@ class FileSystem:
         is_owners = creds.uid in {0, inode.uid}
         is_group_writers = creds.in_group(inode.gid) and inode.mode & stat.S_IWGRP
         if any(kind == Advice.COLD for kind, _value in advice) and not (is_owners or is_group_writers):
-            raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, and writers of its group may have it go")
+            raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, and writers of its group may advise COLD")
         others_use_it = inode.opens > (handle is not None)
         for kind, _value in advice:
             if kind == Advice.WILLNEED:
@@ -743,7 +773,7 @@ class FileSystem:
             handle.inode.modified()
 
     def name_of(self, handle: OpenKv) -> PathOf:
-        """Return the path by which messages call the file of a handle."""
+        """Return the path of a handle's file, for messages."""
         return self._tree.path_of(handle.inode)
 
     def _require_writable(self, handle: OpenKv) -> None:

@@ -1,7 +1,7 @@
 """libsym: the system calls of Symphony, for programs that call a language model.
 
-A program of Symphony is an ordinary Python process. It calls the model as it would call the kernel: `pred` appends
-tokens to a KV file and gives the distribution of the next one. The loop around it is the program's own.
+A program of Symphony is an ordinary Python process. The program calls the model as it would call the kernel: `pred`
+appends tokens to a KV file and returns the distribution of the next token. The program writes its own loop around it.
 
     >>> import libsym as sym
     >>> kv = sym.kv_create()
@@ -11,74 +11,75 @@ tokens to a KV file and gives the distribution of the next one. The loop around 
     ...     sym.send_to_user(sym.detokenize(tokens))
     nnn
 
-(Examples are run with `symphony serve --model tiny`, whose tokens are bytes. help(sym.pred) describes one call, the
-manual page libsym(3) all of them with their errors, kv(5) the files.)
+(Examples are run with `symphony serve --model tiny`, whose tokens are bytes. help(sym.pred) describes one call. The
+manual page libsym(3) describes all calls with their errors, kv(5) the files.)
 
 THE MODEL
-    pred            append tokens, run the model, give the distribution of the next: a Dist, or what was asked of it
-    pred_batch      many of them, each a Pred, in one crossing: beams, trees
+    pred            append tokens, run the model, return the distribution of the next token: a Dist or a ReducedDist
+    pred_batch      many pred calls in one message, each a Pred: for beams and trees
     generate        a plain loop over pred that the daemon runs: a Generation, an iterator of tokens or of text;
-                    with a Grammar only what it allows, with drafts (Ngram) in fewer steps
-    generate_n      several that go on from one text, which is computed once
-    decode          the loop over pred with a function of the program's own that draws: a Decoding
-    score           how likely a text is: the log-probability of each of its tokens; perplexity is of these
-    model_info      which model it is: a ModelInfo
+                    a Grammar limits the text, drafts (Ngram) save steps
+    generate_n      several generations from one prompt, which is computed once
+    decode          a loop over pred that draws each token with a function of the program: a Decoding
+    score           log-probability of each token of a text; perplexity summarises them
+    model_info      facts of the model: a ModelInfo
 
 DISTRIBUTIONS
-    Dist            a row of logits, or several, without a copy: argmax, topk, logprob, entropy, probs, sample, logits
-    ReducedDist     only what pred was asked for: the k likeliest, named log-probabilities, a drawn token
-    Attention       how much each entry, or page, was attended to: pred(..., attention="entries").attention
+    Dist            one or more rows of logits, not copied: argmax, topk, logprob, entropy, probs, sample, logits
+    ReducedDist     the facts that pred was asked for: the k likeliest, log-probabilities of named tokens, a drawn token
+    Attention       attention that each entry, or page, was given: pred(..., attention="entries").attention
     Sampler         how tokens are drawn: temperature, top_k, top_p, min_p, typical_p, penalties, bias, seed
-    Dry, Mirostat   parts of a Sampler: less repetition; a text of a steady surprise
-    Draws           the draws along one loop, as Sampler.start gives them
+    Dry, Mirostat   parts of a Sampler: Dry penalises repetition, Mirostat keeps the surprise of a text steady
+    Draws           the draws of one loop, as Sampler.start returns them
 
-KV FILES, which are KV objects when they are open; paths are relative to the root of the mount
-    kv_create, kv_open, kv_close, kv_remove        as files are
-    kv_open_or_compute                             one computes, the others wait; whole, or not there
-    kv_write, kv_read, kv_truncate                 entries: append, read, cut
-    kv_rewind                                      cuts to what a text has in common, and says what is missing
-    kv_fork                                        a copy in constant time
-    kv_extract, kv_merge                           new files of entries of others
-    kv_keep                                        some entries, in place: what a cache evicts
-    kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
-    kv_hot                                         those that are used most, each a HotFile
-    kv_mkdir                                       directories
-    kv_lock, kv_unlock                             as flock(2)
-    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; Pinning is PIN's
-    Tree                                           a tree of forks, as a search makes one
-    kv_pressure                                    room runs short: a Pressure, which names each Candidate to go
-    kv_sync                                        as fsync(2): the file survives a power cut
+KV FILES. An open file is a KV object. Paths are relative to the root of the mount.
+    kv_create, kv_open, kv_close, kv_remove        create, open, close and remove a file
+    kv_open_or_compute                             open a file; exactly one caller computes it if it is missing
+    kv_write, kv_read, kv_truncate                 append, read and cut entries
+    kv_rewind                                      cut a file to the prefix that it shares with a text
+    kv_fork, kv_fork_n                             a copy in constant time, or several
+    kv_extract, kv_merge                           a new file from entries of other files
+    kv_keep                                        keep some entries in place, as a cache that evicts does
+    kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names and their facts: KvEntry, KvStat
+    kv_hot                                         the most used files, each a HotFile
+    kv_mkdir                                       make a directory
+    kv_lock, kv_unlock                             lock a file, as flock(2) does
+    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; PIN is a Pinning
+    Tree                                           a tree of forks, for a search
+    kv_pressure                                    wait until memory or a quota runs short: a Pressure of Candidates
+    kv_sync                                        wait until a file survives a power cut, as fsync(2) does
 
-    TokenSet        a set of tokens, as allowed= takes it; token_set makes one by numbers or by text
+    Candidate       a file that a Pressure suggests to free
+    TokenSet        a set of tokens for allowed=; token_set makes one from ids or from a test of the text
 
 TEXT
     Chat                                           a conversation in a KV file: ask, undo, fork
-    chat_tokens                                    of a conversation, or its next turn; messages are text to it
-    tokenize, detokenize, chat_template            by the model's own tokenizer
-    Detokenizer                                    text that comes token by token
+    chat_tokens                                    tokens of a conversation or its next turn; messages are plain text
+    tokenize, detokenize, chat_template            the model's own tokenizer and template
+    Detokenizer                                    text from tokens that come one by one
     vocabulary                                     the bytes of each token
 
 PROGRAMS
-    Arguments                                      what a program is given: its docstring is the help
-    command, main                                  runs a program's main function, and ends as a command ends
-    spawn, wait, kill                              start another, a Child; hear how it Ended; end it
-    Interpreter                                    runs a model's Python code, confined by the kernel
-    Budget                                         what a search may still spend
-    programs                                       those that there are, each a ProgramInfo
-    getpid, getrusage                              who it is, and its Usage
+    Arguments                                      a program's command line; the program's docstring is its help
+    command, main                                  run a program's main function, and exit as a command does
+    spawn, wait, kill                              start a program (a Child), wait until it Ended, send it a signal
+    Interpreter                                    run a model's Python code, confined by the kernel
+    Budget                                         the limit of a search: what it may still spend
+    programs                                       list the programs, each a ProgramInfo
+    getpid, getrusage                              this program's number, and its Usage
 
 OTHERS
-    send, recv, subscribe, unsubscribe             messages: to a pid, or to all that read a topic
-    send_to_user, recv_from_user                   with whoever launched the program
+    send, recv, subscribe, unsubscribe             messages: to a pid, or to all readers of a topic
+    send_to_user, recv_from_user                   text to and from the user who launched the program
     connect, close                                 the connection; the first call makes it; after a restart: wait=30
-    connection                                     one more, a Connection: of a domain, say
-    daemon_stat, daemon_check                      the daemon's state, and its books
+    connection                                     a second Connection, for example to a domain
+    daemon_stat, daemon_check                      the daemon's state; a check of its books
     aio                                            the same names as coroutines, for trio and asyncio
 
-ERRORS. What fails raises a SymError: an OSError with an errno, and a message of one line that names the thing, the
-value and what to do. By class: BadHandle, BatchFailed, Busy, CrossDevice, Exists, Invalid, IsDirectory, NameTooLong,
-NoAccess, NoBuffers, NoSpace, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, NotSupported, OverQuota,
-ProtocolError, StepFailed, TimedOut, TooLarge, TooManyLinks, WouldBlock.
+ERRORS. A call that fails raises a SymError: an OSError with an errno and a message of one line. The message names the
+thing, the value and what to do. The classes are BadHandle, BatchFailed, Busy, CrossDevice, Exists, Invalid,
+IsDirectory, NameTooLong, NoAccess, NoBuffers, NoSpace, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted,
+NotSupported, OverQuota, ProtocolError, StepFailed, TimedOut, TooLarge, TooManyLinks, WouldBlock.
 
     >>> try:
     ...     sym.kv_open("no.kv")
@@ -86,13 +87,15 @@ ProtocolError, StepFailed, TimedOut, TooLarge, TooManyLinks, WouldBlock.
     ...     print(error)
     no.kv: no such file
 
-THREADS. Functions may be called from any thread; all threads share one connection, and other threads run while one
-waits. Ctrl-C ends a wait.
+THREADS. Any thread may call any function. All threads share one connection, and other threads run while one waits.
+Ctrl-C ends a wait.
 
-FORKS. A child by fork(2) has a connection of its own with its first call. KV objects of the parent are BadHandle there.
+FORKS. A child made by fork(2) gets its own connection with its first call. There, KV objects of the parent raise
+BadHandle.
 
-A DAEMON THAT GOES AWAY wakes whoever waits with NotConnected, and so fails every call until the program says connect():
-handles and anonymous files went with it. The daemon is found through SYMPHONY_SOCKET or at its default place.
+THE DAEMON ENDS. Every call that waits, and every later call, fails with NotConnected until the program calls
+connect(). Handles and anonymous files are lost. The program finds the daemon through SYMPHONY_SOCKET or at its default
+place.
 
 EVENT LOOPS. `await sym.aio.pred(kv, tokens)`: see help(sym.aio).
 """
@@ -102,13 +105,42 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
-from libsym.budget import Budget
+from libsym.calls.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise
+from libsym.calls.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
+from libsym.calls.computed import kv_open_or_compute
+from libsym.calls.generate import Generation, Grammar, Ngram, generate
+from libsym.calls.info import HotFile, KvEntry, KvStat, ModelInfo
+from libsym.calls.kv import (
+    KV,
+    kv_close,
+    kv_create,
+    kv_extract,
+    kv_fork,
+    kv_fork_n,
+    kv_keep,
+    kv_lock,
+    kv_merge,
+    kv_open,
+    kv_read,
+    kv_remove,
+    kv_rewind,
+    kv_stat,
+    kv_truncate,
+    kv_unlock,
+)
+from libsym.calls.messages import recv, send, subscribe, unsubscribe
+from libsym.calls.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
+from libsym.calls.pred import Pred, kv_write, pred, pred_batch
+from libsym.calls.pressure import Candidate, Pressure, kv_pressure
+from libsym.calls.program import main
+from libsym.calls.several import generate_n
+from libsym.calls.status import daemon_check, daemon_stat, model_info
+from libsym.calls.sync import kv_sync
+from libsym.calls.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
+from libsym.calls.usage import Usage, getpid, getrusage
+from libsym.calls.user import recv_from_user, send_to_user
+from libsym.calls.vocabulary import token_set, vocabulary
 from libsym.channel.process import Connection, close, connect, connection
-from libsym.chat import Chat
-from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
-from libsym.computed import kv_open_or_compute
-from libsym.decode import Decoding, decode
 from libsym.errors import (
     BadHandle,
     BatchFailed,
@@ -136,63 +168,36 @@ from libsym.errors import (
     TooManyLinks,
     WouldBlock,
 )
-from libsym.generate import Generation, Grammar, Ngram, generate
-from libsym.info import HotFile, KvEntry, KvStat, ModelInfo
-from libsym.interpreter import Interpreter
-from libsym.kv import (
-    KV,
-    kv_close,
-    kv_create,
-    kv_extract,
-    kv_fork,
-    kv_keep,
-    kv_lock,
-    kv_merge,
-    kv_open,
-    kv_read,
-    kv_remove,
-    kv_rewind,
-    kv_stat,
-    kv_truncate,
-    kv_unlock,
-)
-from libsym.messages import recv, send, subscribe, unsubscribe
-from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
-from libsym.pred import Pred, kv_write, pred, pred_batch
-from libsym.pressure import Candidate, Pressure, kv_pressure
-from libsym.program import main
 from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
 from libsym.rows.parts import Dry, Mirostat
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
 from libsym.rows.token_set import TokenSet
-from libsym.scoring import perplexity, score
-from libsym.several import generate_n
-from libsym.status import daemon_check, daemon_stat, model_info
-from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
-from libsym.tree import Tree
-from libsym.usage import Usage, getpid, getrusage
-from libsym.user import recv_from_user, send_to_user
-from libsym.vocabulary import token_set, vocabulary
+from libsym.tools.budget import Budget
+from libsym.tools.chat import Chat
+from libsym.tools.decode import Decoding, decode
+from libsym.tools.interpreter import Interpreter
+from libsym.tools.scoring import perplexity, score
+from libsym.tools.tree import Tree
 
 if TYPE_CHECKING:
     from libsym import aio as aio
-    from libsym.command_line import Arguments as Arguments
-    from libsym.command_line import command as command
+    from libsym.tools.command_line import Arguments as Arguments
+    from libsym.tools.command_line import command as command
 
 
 def __getattr__(name: str) -> object:
-    """`aio`, `Arguments` and `command` are loaded when a program first asks for them: what they import takes time."""
+    """Load `aio`, `Arguments` and `command` when a program first asks for them: their imports take time."""
     if name == "aio":
         return importlib.import_module("libsym.aio")
     if name in {"Arguments", "command"}:
-        return getattr(importlib.import_module("libsym.command_line"), name)
+        return getattr(importlib.import_module("libsym.tools.command_line"), name)
     raise AttributeError(f"module 'libsym' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List the names that programs use: `aio`, too, and no module that only looks like a call (`libsym.text`)."""
+    """List the names that programs use, `aio` included, without the modules that define them."""
     return [*(name for name in globals() if name.startswith("__")), *__all__]
 
 
@@ -286,6 +291,7 @@ __all__ = [
     "kv_du",
     "kv_extract",
     "kv_fork",
+    "kv_fork_n",
     "kv_hot",
     "kv_keep",
     "kv_list",

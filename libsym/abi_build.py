@@ -1,7 +1,7 @@
-"""Writes `libsym/_abi.py`: what `abi.h` defines, as Python has it. setup.py runs it; after an edit, so may you.
+"""Writes `libsym/_abi.py`: the definitions of `abi.h` for Python. setup.py runs this script; run it after an edit.
 
-`enum sym_op` becomes the class Op, without the beginning that its names share; so do the others, but for flags, which
-are constants: one number has several meanings among them. `struct sym_mask` becomes MASK_STRUCT, a `struct.Struct`.
+`enum sym_op` becomes the class Op. Its members lose their common prefix. Other enums become classes, too. Flags become
+constants, because several flags have one number. `struct sym_mask` becomes MASK_STRUCT, a `struct.Struct`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODULE = HERE / "_abi.py"
 FORMATS = {"uint16_t": "H", "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "float": "f"}
 FORMATS["double"] = "d"
 
-# struct sym_region is for C alone, and so is the size of the page that it has: Python's HEADER_BYTES are a frame's.
+# Only C uses struct sym_region and the bytes reserved for it. Python's HEADER_BYTES is the header of a frame.
 NOT_FOR_PYTHON = {"SYM_HEADER_BYTES", "region"}
 
 DEFINE = re.compile(r"^#define (SYM_\w+) +(\S.*?)(?: +/\* (.*?) \*/)?$", re.MULTILINE)
@@ -29,9 +29,9 @@ FIELDS = re.compile(r"^ +(\w+) ([^;]+);", re.MULTILINE)
 
 
 def module(header: str, steps: str = "") -> str:
-    """The text of `libsym/_abi.py` for those of abi.h and of steps.h, which has one of the numbers."""
+    """Return the text of `libsym/_abi.py`. `header` is the text of abi.h, and `steps` is the text of steps.h."""
     parts = [
-        '"""What abi.h says: written by abi_build.py, not to be edited."""\n',
+        '"""Definitions of abi.h, written by abi_build.py, not to be edited."""\n',
         "import enum as _enum\nimport struct as _struct\n",
         *(f"{_plain(name)} = {_number(value)}{_words(words)}" for name, value, words in _defines(header + steps)),
         *(_flags(body) for _, name, body in ENUM.findall(header) if name.endswith("flag")),
@@ -59,7 +59,7 @@ def _enum(title: str, name: str, body: str) -> str:
 
 
 def _numbers(body: str) -> list[tuple[str, str, str]]:
-    """Of an enum: name, value, comment."""
+    """Return the members of an enum: name, value, comment."""
     found = NUMBER.findall(body)
     assert len(found) == _code(body).count("SYM_"), f"not all of these are written as `SYM_NAME = 1,`: {body}"
     return found
@@ -89,7 +89,7 @@ def _words(comment: str) -> str:
 
 
 def _number(text: str) -> int:
-    """Of a C expression of whole numbers."""
+    """Return the value of a C expression of whole numbers."""
     text = text.replace("INT64_MAX", str((1 << 63) - 1))
     assert re.fullmatch(r"[\s()x0-9a-fA-Fu<-]+", text), f"{text} is no number that abi_build.py knows"
     return int(eval(re.sub(r"(?<=[0-9a-fA-F])u\b", "", text)))  # noqa: S307 - digits, shifts and parentheses

@@ -1,4 +1,4 @@
-"""The system calls as coroutines, under anyio: for programs of trio and of asyncio.
+"""The system calls as coroutines, for programs that use trio or asyncio (through anyio).
 
     >>> import libsym as sym
     >>> async def answer(question: str) -> str:
@@ -8,12 +8,12 @@
     >>> await answer("Why?")  # at the prompt of `python -m asyncio`; in a program: anyio.run(answer, "Why?")
     '?'
 
-The names, arguments and errors are those of `libsym`, and so is what help() says: its examples hold with `await
-sym.aio.` in place of `sym.`. A thousand tasks may call at once; threads of the same program may, too. Cancelling a task
-ends its call at the daemon: a `pred` that has not begun appends nothing, a `recv` takes no message away.
+Names, arguments, errors and help() are the same as in `libsym`. In the examples, read `await sym.aio.` for `sym.`.
+A thousand tasks may call at once, and threads of the same program may call, too. Cancelling a task cancels its call at
+the daemon: a `pred` that has not begun appends nothing, and a `recv` leaves its message in the queue.
 
-`KV` and `Dist` objects are the same; methods of `KV` that call the daemon block the loop, the functions here do not.
-`async with` closes a file, or gives a lock back, without waiting.
+`KV` and `Dist` objects are the same as in `libsym`. Methods of `KV` that call the daemon block the event loop; the
+functions here do not. `async with` closes a file, or releases a lock, without waiting.
 """
 
 from __future__ import annotations
@@ -26,28 +26,19 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 from anyio import create_task_group, sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from libsym import advice, children, computed, messages, names, pressure, scoring, status, text, usage, user
-from libsym import kv as files
 from libsym.arguments import Path, int32
-from libsym.async_chat import AsyncChat as Chat
-from libsym.async_decode import AsyncDecoding
-from libsym.async_generation import AsyncGeneration
-from libsym.async_tree import AsyncTree as Tree
-from libsym.channel import process as connections
-from libsym.channel.client import ClientChannel
-from libsym.channel.event_loop import run
-from libsym.channel.process import Connection, process
-from libsym.channel.vocabulary import vocabulary_script
-from libsym.decode import Beside, Decoded, Draw
-from libsym.errors import NotConnected, SymError
-from libsym.faces import check_file, first_argument, script_of
-from libsym.generate import Grammar, Ngram, Options, generate_call
-from libsym.kv import KV, Flags
-from libsym.open_file import OpenFile, channel_of
-from libsym.pred import (
+from libsym.calls import advice, children, computed, messages, names, pressure, status, sync, text, usage, user
+from libsym.calls import kv as files
+from libsym.calls.faces import check_file, first_argument, script_of
+from libsym.calls.generate import Grammar, Ngram, Options, generate_call
+from libsym.calls.kv import KV, Flags
+from libsym.calls.open_file import OpenFile, channel_of
+from libsym.calls.pred import (
+    CallOptions,
     Mask,
     Positions,
     Pred,
+    RowOptions,
     Rows,
     batch_channel,
     batch_of,
@@ -55,20 +46,32 @@ from libsym.pred import (
     pred_script,
     write_script,
 )
+from libsym.calls.several import forked
+from libsym.calls.text import TextWindow
+from libsym.calls.vocabulary import token_set_script
+from libsym.channel import process as connections
+from libsym.channel.client import ClientChannel
+from libsym.channel.event_loop import run
+from libsym.channel.process import Connection, process
+from libsym.channel.vocabulary import vocabulary_script
+from libsym.errors import NotConnected, SymError
 from libsym.rows.attention import AttentionColumns, AttentionRows
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
 from libsym.rows.token_set import TokenSet
-from libsym.several import forked
-from libsym.text import TextWindow
-from libsym.vocabulary import token_set_script
+from libsym.tasks.async_chat import AsyncChat as Chat
+from libsym.tasks.async_decode import AsyncDecoding
+from libsym.tasks.async_generation import AsyncGeneration
+from libsym.tasks.async_tree import AsyncTree as Tree
+from libsym.tools import scoring
+from libsym.tools.decode import Beside, Decoded, Draw
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Owner = computed.Owner
 Compute = Iterable[int] | Callable[[KV], object]
-"""Content that a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
+"""Content of a new file: its tokens, or a function that fills it, perhaps a coroutine function."""
 
 __all__ = [
     "AsyncDecoding",
@@ -97,6 +100,7 @@ __all__ = [
     "kv_du",
     "kv_extract",
     "kv_fork",
+    "kv_fork_n",
     "kv_hot",
     "kv_keep",
     "kv_list",
@@ -135,13 +139,13 @@ __all__ = [
 
 
 async def connected() -> ClientChannel:
-    """The connection of this process; the first task that calls has a thread make it."""
+    """Return the connection of this process. The first call makes the connection in a worker thread."""
     found = process.connected
     return found if found is not None else await to_thread.run_sync(process.channel)
 
 
 def coroutine(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """A system call of one script that waits with the task."""
+    """Return a coroutine function for a system call: a task waits in place of the thread."""
     script = script_of(call)
 
     @wraps(call)
@@ -165,6 +169,7 @@ kv_create = coroutine(files.kv_create)
 kv_open = coroutine(files.kv_open)
 kv_close = coroutine(files.kv_close)
 kv_fork = coroutine(files.kv_fork)
+kv_fork_n = coroutine(files.kv_fork_n)
 kv_extract = coroutine(files.kv_extract)
 kv_keep = coroutine(files.kv_keep)
 kv_merge = coroutine(files.kv_merge)
@@ -182,7 +187,7 @@ kv_chmod = coroutine(names.kv_chmod)
 kv_du = coroutine(names.kv_du)
 kv_hot = coroutine(names.kv_hot)
 kv_advise = coroutine(advice.kv_advise)
-kv_sync = coroutine(advice.kv_sync)
+kv_sync = coroutine(sync.kv_sync)
 kv_pressure = coroutine(pressure.kv_pressure)
 
 score = coroutine(scoring.score)
@@ -207,14 +212,14 @@ programs = coroutine(children.programs)
 async def connect(
     socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
 ) -> None:
-    """As `libsym.connect`; between two tries it can be cancelled."""
+    """Connect to the daemon, as `libsym.connect` does. The task can be cancelled between two tries."""
     await _try(lambda: connections.connect(socket, domain=domain), wait)
 
 
 async def connection(
     socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
 ) -> Connection:
-    """As `libsym.connection`; between two tries it can be cancelled.
+    """Return a new connection, as `libsym.connection` does. The task can be cancelled between two tries.
 
     >>> with await sym.aio.connection():
     ...     kv = await sym.aio.kv_create("a.kv")
@@ -237,7 +242,7 @@ async def _try(connect: Callable[[], T], wait: float | None) -> T:
 
 
 async def close() -> None:
-    """As `libsym.close`.
+    """Close the connection of this process, as `libsym.close` does.
 
     >>> await sym.aio.close()
     """
@@ -246,19 +251,7 @@ async def close() -> None:
 
 @overload
 async def pred(
-    kv: OpenFile,
-    tokens: Iterable[int],
-    positions: Positions = None,
-    *,
-    rows: Rows = "last",
-    top_k: None = None,
-    logprobs: None = None,
-    sampler: None = None,
-    mask: Mask | None = None,
-    priority: int | None = None,
-    deadline: float | None = None,
-    attention: AttentionColumns | None = None,
-    by: AttentionRows = "sum",
+    kv: OpenFile, tokens: Iterable[int], positions: Positions = None, **options: Unpack[RowOptions]
 ) -> Dist: ...
 @overload
 async def pred(
@@ -266,16 +259,11 @@ async def pred(
     tokens: Iterable[int],
     positions: Positions = None,
     *,
-    rows: Rows = "last",
     top_k: int,
     logprobs: Iterable[int] | None = None,
     sampler: Sampler | None = None,
-    mask: Mask | None = None,
-    priority: int | None = None,
-    deadline: float | None = None,
-    attention: AttentionColumns | None = None,
-    by: AttentionRows = "sum",
     first_draw: int = 0,
+    **options: Unpack[CallOptions],
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -283,16 +271,11 @@ async def pred(
     tokens: Iterable[int],
     positions: Positions = None,
     *,
-    rows: Rows = "last",
     top_k: int | None = None,
     logprobs: Iterable[int],
     sampler: Sampler | None = None,
-    mask: Mask | None = None,
-    priority: int | None = None,
-    deadline: float | None = None,
-    attention: AttentionColumns | None = None,
-    by: AttentionRows = "sum",
     first_draw: int = 0,
+    **options: Unpack[CallOptions],
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -300,16 +283,11 @@ async def pred(
     tokens: Iterable[int],
     positions: Positions = None,
     *,
-    rows: Rows = "last",
     top_k: int | None = None,
     logprobs: Iterable[int] | None = None,
     sampler: Sampler,
-    mask: Mask | None = None,
-    priority: int | None = None,
-    deadline: float | None = None,
-    attention: AttentionColumns | None = None,
-    by: AttentionRows = "sum",
     first_draw: int = 0,
+    **options: Unpack[CallOptions],
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -317,16 +295,11 @@ async def pred(
     tokens: Iterable[int],
     positions: Positions = None,
     *,
-    rows: Rows = "last",
     top_k: int | None = None,
     logprobs: Iterable[int] | None = None,
     sampler: Sampler | None = None,
-    mask: Mask | None = None,
-    priority: int | None = None,
-    deadline: float | None = None,
-    attention: AttentionColumns | None = None,
-    by: AttentionRows = "sum",
     first_draw: int = 0,
+    **options: Unpack[CallOptions],
 ) -> Dist | ReducedDist: ...
 async def pred(
     kv: OpenFile,
@@ -344,7 +317,7 @@ async def pred(
     by: AttentionRows = "sum",
     first_draw: int = 0,
 ) -> Dist | ReducedDist:
-    """As `libsym.pred`.
+    """Append `tokens`, run the model, and return the distribution of the next token: see `libsym.pred`.
 
     >>> kv = await sym.aio.kv_create()
     >>> (await sym.aio.pred(kv, [65, 66])).argmax()
@@ -357,7 +330,7 @@ async def pred(
 
 
 async def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
-    """As `libsym.pred_batch`.
+    """Make many `pred` calls in one message: see `libsym.pred_batch`.
 
     >>> kvs = [await sym.aio.kv_create() for _ in range(2)]
     >>> dists = await sym.aio.pred_batch([sym.Pred(kv, [65]) for kv in kvs])
@@ -391,7 +364,9 @@ async def generate(
     priority: int | None = None,
     deadline: float | None = None,
 ) -> AsyncGeneration:
-    """As `libsym.generate`, and waits for the first token: `async for token in await sym.aio.generate(kv, tokens)`.
+    """Start a generation and wait for its first token: see `libsym.generate`.
+
+    The tokens come from `async for token in await sym.aio.generate(kv, tokens)`.
 
     >>> kv = await sym.aio.kv_create()
     >>> generation = await sym.aio.generate(kv, [65], max_tokens=3)
@@ -426,7 +401,7 @@ async def generate(
 async def generate_n(
     kv: KV, tokens: Iterable[int], n: int | Sequence[Sampler], **options: Unpack[Options]
 ) -> list[AsyncGeneration]:
-    """As `libsym.generate_n`, and waits for the first token of each.
+    """Start `n` generations from one prompt and wait for the first token of each: see `libsym.generate_n`.
 
     >>> answers = await sym.aio.generate_n(await sym.aio.kv_create(), [65, 66], 2, max_tokens=3)
     >>> [[token async for token in answer] for answer in answers]
@@ -442,7 +417,7 @@ async def generate_n(
         except SymError as error:
             failures.append(error)
 
-    async with create_task_group() as tasks:  # all are sent before any is waited for
+    async with create_task_group() as tasks:  # sends all requests before it waits for any reply
         for generation in generations:
             tasks.start_soon(begin, generation)
     if failures:
@@ -461,7 +436,7 @@ async def decode(
     max_tokens: int | None = None,
     attention: AttentionColumns | None = None,
 ) -> AsyncDecoding:
-    """As `libsym.decode`; `draw` may be a coroutine function.
+    """Run a decode loop with the program's own `draw`, perhaps a coroutine function: see `libsym.decode`.
 
     >>> decoding = await sym.aio.decode(await sym.aio.kv_create(), [65], sym.Dist.argmax, max_tokens=3)
     >>> [token async for token in decoding]
@@ -473,7 +448,7 @@ async def decode(
 
 
 async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> int:
-    """As `libsym.kv_write`.
+    """Append tokens without asking for a distribution, and return the new length: see `libsym.kv_write`.
 
     >>> await sym.aio.kv_write(await sym.aio.kv_create(), [1, 2, 3])
     3
@@ -484,7 +459,9 @@ async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = N
 async def kv_open_or_compute(
     path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: Owner = None
 ) -> KV:
-    """As `libsym.kv_open_or_compute`; `compute` may be a coroutine function.
+    """Open a KV file, or compute it if it is missing: see `libsym.kv_open_or_compute`.
+
+    `compute` may be a coroutine function.
 
     >>> async with await sym.aio.kv_open_or_compute("prefix.kv", await sym.aio.tokenize("Be brief.")) as kv:
     ...     (await sym.aio.kv_stat(kv)).tokens
@@ -507,11 +484,11 @@ async def kv_open_or_compute(
                 return kv
         finally:
             if kv.path is None:
-                await kv.__aexit__()  # waits for nothing
+                await kv.__aexit__()  # closes the file without waiting
 
 
 async def vocabulary() -> list[bytes]:
-    """As `libsym.vocabulary`.
+    """Return the bytes of each token, by its id: see `libsym.vocabulary`.
 
     >>> (await sym.aio.vocabulary())[65]
     b'A'
@@ -521,7 +498,7 @@ async def vocabulary() -> list[bytes]:
 
 
 async def token_set(wanted: Iterable[int] | Callable[[bytes], bool]) -> TokenSet:
-    """As `libsym.token_set`.
+    """Return a set of tokens, from ids or from a test of their bytes: see `libsym.token_set`.
 
     >>> len(await sym.aio.token_set(bytes.isdigit))
     10
@@ -531,7 +508,9 @@ async def token_set(wanted: Iterable[int] | Callable[[bytes], bool]) -> TokenSet
 
 
 async def send_to_user(x: Any, *more: Any) -> None:
-    r"""As `libsym.send_to_user`; a user who does not read stops this task, not the loop.
+    r"""Send text to the user who launched this program: see `libsym.send_to_user`.
+
+    While the user does not read, this task waits, and the event loop goes on.
 
     >>> await sym.aio.send_to_user("hello\n")
     hello
@@ -540,7 +519,7 @@ async def send_to_user(x: Any, *more: Any) -> None:
 
 
 async def recv_from_user() -> str:
-    r"""As `libsym.recv_from_user`. A task that is cancelled takes no line away.
+    r"""Wait for the next line of standard input: see `libsym.recv_from_user`. A cancelled task loses no line.
 
     >>> import io, sys
     >>> sys.stdin = io.StringIO("a line\n")
@@ -557,7 +536,7 @@ async def recv_from_user() -> str:
 
 
 class Detokenizer:
-    """As `libsym.Detokenizer`; `add` is a coroutine.
+    """Converter of tokens into text as the tokens come: see `libsym.Detokenizer`. `add` is a coroutine.
 
     >>> text = sym.aio.Detokenizer()
     >>> [await text.add(token) for token in (72, 105)]
@@ -571,7 +550,7 @@ class Detokenizer:
         return f"<Detokenizer: {self._window.held!r} held back>"
 
     async def add(self, tokens: int | Iterable[int]) -> str:
-        """The text that one more token, or several, make certain; often a word, sometimes nothing.
+        """Add one token or several, and return the text that no later token changes; often a word, sometimes nothing.
 
         >>> text = sym.aio.Detokenizer()
         >>> await text.add([72, 105])
@@ -586,7 +565,7 @@ class Detokenizer:
             return str(stop.value)
 
     def flush(self) -> str:
-        """Give the bytes that were kept back; then the Detokenizer is ready for a new text.
+        """Return the text that was held back, and make the Detokenizer ready for a new text.
 
         >>> text = sym.aio.Detokenizer()
         >>> await text.add(72), text.flush()

@@ -1,4 +1,4 @@
-"""Arguments of calls, checked once, as they go over the wire: paths, texts, numbers."""
+"""Checks of a call's arguments (paths, texts, numbers), and their form on the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEED_MASK = (1 << 64) - 1
 _ALL_PERMISSIONS = 0o7777
 _UNORDERED = (set, frozenset, dict)
 _MAX_SHOWN_BITS = 1 << 12
-"""Python writes no number of more than 4,300 digits."""
+"""Number of digits of the longest number that a message shows. Python refuses to print more than 4,300 digits."""
 
 
 class _Short(reprlib.Repr):
@@ -31,12 +31,12 @@ _short.maxstring = _short.maxother = 60
 
 
 def shown(value: object) -> str:
-    """Quote an argument for a message: short, whatever it is."""
+    """Return the `repr` of an argument, shortened for a message."""
     return _short.repr(value)
 
 
 def path_text(path: Path) -> str:
-    """A path as the daemon takes it."""
+    """Return a path as text. Invalid: the path is empty, has a NUL in it, or is neither text nor path-like."""
     text = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise Invalid(f"a path must be text, not {shown(path)}: give the name of a file on the mount (kv.path of a KV)")
@@ -46,7 +46,7 @@ def path_text(path: Path) -> str:
 
 
 def path_bytes(path: Path) -> bytes:
-    """Names are bytes to the kernel; what was no UTF-8 there comes back as it was."""
+    """Return the bytes of a path. Bytes of a name that are not UTF-8 stay as the kernel gave them."""
     return utf8(path_text(path), "a path", "surrogateescape")
 
 
@@ -66,7 +66,7 @@ def int64(number: object, what: str) -> int:
 
 
 def permissions(mode: object) -> int:
-    """Permission bits. Text is refused with an example: `mode="0600"` and `kv_create(path, "rw")` are common."""
+    """Check permission bits. The error for text has an example: `mode="0600"`, `kv_create(path, "rw")` are common."""
     if type(mode) is int and 0 <= mode <= _ALL_PERMISSIONS:
         return mode
     if not isinstance(mode, (int, Integral)):
@@ -84,16 +84,16 @@ def real(number: object, what: str) -> float:
 
 
 def wait_ms(timeout: float | None) -> int:
-    """How long a call may wait, in milliseconds; None: for ever."""
+    """Return how long a call may wait, in milliseconds. A `timeout` of None means for ever."""
     if timeout is None:
         return NO_TIMEOUT
-    if not isinstance(timeout, (int, float)) or not 0 <= timeout < 1 << 40:  # NaN is not
+    if not isinstance(timeout, (int, float)) or not 0 <= timeout < 1 << 40:  # false for NaN
         raise Invalid(f"timeout={shown(timeout)}: give seconds, or None to wait for ever")
     return math.ceil(timeout * 1000)
 
 
 def seed64(seed: int) -> int:
-    """A seed as C counts on from it: any whole number, modulo 2^64."""
+    """Return a seed modulo 2^64, as C expects it. A seed is any whole number."""
     try:
         return operator.index(seed) & _SEED_MASK
     except TypeError:
@@ -101,15 +101,17 @@ def seed64(seed: int) -> int:
 
 
 def draw_number(number: int, name: str = "first_draw") -> int:
-    """Of a draw among those of its seed, from 0 on. `name`: of the argument that it was given as."""
+    """Check `draw`, the number of a draw from a seed. The first draw has number 0. The message names the argument
+    `name`.
+    """
     if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < 1 << 63:
         raise Invalid(f"{name}={shown(number)}: the number of a draw, from 0 on")
     return int(number)
 
 
 def int32(numbers: Iterable[int], what: str) -> array[int]:
-    """Token ids or positions, in their order, as they go over the wire."""
-    if type(numbers) is not list:  # which most are, and this is where a decode loop comes along
+    """Return token ids or positions as an array of 32-bit integers, as they go over the wire."""
+    if type(numbers) is not list:  # most callers give a list; without the general checks, a decode loop is faster
         if isinstance(numbers, (str, bytes, bytearray)):
             raise Invalid(f"{what}s must be a list of whole numbers, not {shown(numbers)} (see tokenize())")
         if isinstance(numbers, _UNORDERED):

@@ -1,10 +1,10 @@
-"""Every error that Symphony raises on purpose: one small tree, each class with its errno.
+"""Errors that Symphony raises on purpose: one small tree of classes, each with its errno.
 
-`SymError` is an `OSError`, so a program that treats Symphony's files like files need not learn new
-exceptions, and `error.errno` is what a C program would see. The message names the thing, the value
-and what to do; it is one line.
+`SymError` is an `OSError`, so a program that treats Symphony's files like files needs no new exceptions.
+`error.errno` is the errno that a C program would see. The message is one line: it names the thing, the value and
+what to do.
 """
-# ruff: noqa: N818  # `except sym.NotFound` reads well, and every one of them is a SymError
+# ruff: noqa: N818  # `except sym.NotFound` reads well, and every class is a SymError
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class SymError(OSError):
-    """A system call failed; `errno` says how, the message says why and what to do."""
+    """A failed system call. `errno` has the kind of error. The message has the reason and the remedy."""
 
     code = errno.EIO
 
@@ -53,13 +53,13 @@ class NotPermitted(SymError):
 
 
 class BadHandle(SymError):
-    """The handle is not one that this connection has open."""
+    """The handle is not open on this connection."""
 
     code = errno.EBADF
 
 
 class Invalid(SymError):
-    """An argument is out of range, or an image is not one of this model's."""
+    """An argument is out of range, or an image does not fit this model."""
 
     code = errno.EINVAL
 
@@ -71,7 +71,7 @@ class NoSpace(SymError):
 
 
 class OverQuota(SymError):
-    """The owner has used up its quota of pages or files, or the caller its quota of the daemon's memory."""
+    """The owner has used up its quota of pages or files, or the caller has used up its quota of daemon memory."""
 
     code = errno.EDQUOT
 
@@ -113,7 +113,7 @@ class NotEmpty(SymError):
 
 
 class NameTooLong(SymError):
-    """A name may have 255 bytes, a path 4095."""
+    """A name is longer than 255 bytes, or a path longer than 4095."""
 
     code = errno.ENAMETOOLONG
 
@@ -137,7 +137,7 @@ class Busy(SymError):
 
 
 class WouldBlock(SymError):
-    """It cannot be had at once, and the call was not to wait: somebody else holds the lock."""
+    """The call cannot succeed without waiting: a lock is held, a queue or table is full, or no message has come."""
 
     code = errno.EWOULDBLOCK
 
@@ -167,26 +167,28 @@ class StepFailed(SymError):
 
 
 class BatchFailed(SymError):
-    """Some calls of a `pred_batch` failed: the errno is the first one's, `results` has what each gave."""
+    """Calls of a `pred_batch` failed. `errno` belongs to the first failure; `results` has the result of each call."""
 
     def __init__(self, message: str, code: int | None = None, results: Sequence[Any] = ()) -> None:
         super().__init__(message, code)
         self.results = list(results)
-        """In the order of the calls: a distribution, or the call's own SymError."""
+        """Results in the order of the calls. Each result is a distribution, or the SymError of that call."""
 
 
 def one_line(message: str) -> str:
-    """A message often quotes a name, which may hold anything: line ends, terminal codes, bytes that are no UTF-8."""
+    """Return a message as one line. A name in it may hold line ends, terminal codes or bytes that are not UTF-8."""
     if message.isprintable():
         return message
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
 
 
 _NEVER_SENT = (StepFailed, BatchFailed)
-"""An EIO says no more than that; a batch that failed is told call by call."""
+"""Classes that `error_for` never makes from a reply. An EIO may have other causes than a step, and a batch gets a reply
+for each call.
+"""
 _BY_ERRNO: dict[int, type[SymError]] = {cls.code: cls for cls in SymError.__subclasses__() if cls not in _NEVER_SENT}
 
 
 def error_for(code: int, message: str) -> SymError:
-    """The exception of an errno, as the other side of a channel named it."""
+    """Return the exception for an errno that the other side of a channel has sent."""
     return _BY_ERRNO.get(code, SymError)(message, code)

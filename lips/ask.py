@@ -1,11 +1,11 @@
-"""Answers a question in streamed text; with --kv the conversation stays on the mount and can go on.
+"""Answers a question and streams the answer; --kv keeps the conversation on the mount for later.
 
     symphony run ask "What is the capital of France?"
     symphony run ask --kv ada.kv "My name is Ada. Who are you?"
     symphony run ask --kv ada.kv --resume "What is my name?"
     cat question.txt | symphony run ask -
 
-A question, an answer and a file are all there is to a conversation: `chat` is the same with a user who stays.
+A conversation needs no more than a question, an answer and a file. `chat` does the same for many questions.
 """
 
 import sys
@@ -39,5 +39,5 @@ def main(arguments: sym.Arguments) -> None:
         except BaseException:
             chat.settle()
             if args.kv and not args.resume and not kv.len():
-                kv.remove()  # nothing was answered: the next try may have the name
+                kv.remove()  # no answer: leave the name free for the next try
             raise

@@ -1,10 +1,11 @@
-"""Asynchronous tools: the model writes on while a tool runs, and reads the result when it is there.
+"""Asynchronous tools: the model keeps writing while a tool runs, and reads the result when it comes.
 
     symphony run async_tools "Tell me about the sea." --files docs
 
-First the model chooses what to look for, held to a form by a grammar. The search begins, and the model writes on. When
-the result comes, the generation is cancelled where it is, within a step, the result is appended, and a new one goes on
-behind it: the file is there, so an interruption costs the tokens of the result and no others.
+First the model chooses the word to search for; a grammar fixes the form of this call. The search begins, and the model
+keeps writing. When the result arrives, the program cancels the generation, which stops within a step. Then it appends
+the result and starts a new generation. The KV file stays in place, so an interruption costs only the tokens of the
+result.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ Show = Callable[[str], object]
 
 
 async def write(kv: sym.KV, question: str, tool: Tool, show: Show, max_tokens: int) -> None:
-    """Shows the call of the tool, what the model writes meanwhile, the result, and what it writes then."""
+    """Show the call of the tool, the text that the model writes meanwhile, the tool's result, and the text after it."""
     tokens = await sym.aio.chat_tokens([{"role": "user", "content": question}])
     call = await sym.aio.generate(kv, tokens, grammar=sym.Grammar.regex(r"<<search: [a-z]{2,20}>>\n"), max_tokens=32)
     words = await call.full_text()
@@ -31,7 +32,7 @@ async def write(kv: sym.KV, question: str, tool: Tool, show: Show, max_tokens: i
 
     async def run() -> None:
         results.append(await tool(words[10:-3]))
-        generation.cancel()  # it stops within a step; what it wrote stays
+        generation.cancel()  # stops within a step; the tokens so far stay
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)

@@ -1,11 +1,12 @@
-"""Answers a file of prompts, JSON lines in and out; started again, it goes on where it was ended.
+"""Answers a file of prompts, JSON lines in and out; a new run continues where the last one ended.
 
     symphony run --bind . batch prompts.jsonl answers.jsonl --streams 16
     symphony run batch prompts.jsonl /kv/answers.jsonl         # plain files lie on the mount, too
 
-A line is {"prompt": "…"} or {"messages": […]}, perhaps with "id" (else the line's number), "max_tokens", "temperature"
-and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} where there can be none, written at once and whole
-when it has ended. A run after kill -9 cuts off the half of a line that is left, and asks only for what has no answer.
+A line is {"prompt": "…"} or {"messages": […]}. It may have "id" (default: the number of the line), "max_tokens",
+"temperature" and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} if the prompt cannot be answered.
+Each answer is written when it is complete, with one write. A run after kill -9 cuts off the partial last line, and asks
+only the prompts without an answer.
 """
 
 import errno
@@ -25,7 +26,7 @@ FIELDS = ("id", "prompt", "messages", "max_tokens", "temperature", "seed")
 
 
 def objects(file: BinaryIO, name: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the objects of a file of JSON lines, each with the place where it stands."""
+    """Yield the objects of a file of JSON lines, each with its place: the name of the file and the line."""
     for number, line in enumerate(file, 1):
         where = f"{name}, line {number}"
         try:
@@ -39,11 +40,11 @@ def objects(file: BinaryIO, name: Path | str) -> Iterator[tuple[str, dict[str, A
 
 
 def asked(file: BinaryIO, name: Path, answered: set[str]) -> Iterator[dict[str, Any]]:
-    """Give the prompts that have no answer; Invalid names the line that is no prompt."""
+    """Yield the prompts that have no answer yet. Raise Invalid, with the place, at a line that is not a prompt."""
     known = dict[str, str]()
     for number, (where, found) in enumerate(objects(file, name)):
         if ("prompt" in found) == ("messages" in found) or not found.keys() <= {*FIELDS}:
-            raise sym.Invalid(f"{where}: give prompt or messages, and of {', '.join(FIELDS)} what else it takes")
+            raise sym.Invalid(f"{where}: give either prompt or messages; its fields can be {', '.join(FIELDS)}")
         if (first := known.setdefault(given := json.dumps(found["id"]), where)) != where:
             raise sym.Invalid(f"{where}: its id {given} is that of {first}")
         if given not in answered:
@@ -51,7 +52,7 @@ def asked(file: BinaryIO, name: Path, answered: set[str]) -> Iterator[dict[str, 
 
 
 def answered(file: BinaryIO, name: str) -> set[str]:
-    """Return the ids that have an answer, as JSON; cut off what a killed run has left of a line."""
+    """Return the ids of the answered prompts, as JSON. Cut off the partial line that a killed run has left."""
     file.seek(0)
     left = (text := file.read())[text.rfind(b"\n") + 1 :]
     if not b'{"id": '.startswith(left[:7]):
@@ -77,12 +78,12 @@ async def answer(line: dict[str, Any], max_tokens: int, temperature: float) -> d
 
 
 async def answer_all(lines: Iterator[dict[str, Any]], out: BinaryIO, streams: int, **how: Any) -> int:
-    """Write the answers, some of them under way at the same time; return how many are errors."""
+    """Write the answers, up to `streams` in flight at a time; return the number of errors."""
     num_errors = 0
 
     async def stream() -> None:
         nonlocal num_errors
-        for line in lines:  # all streams take from one iterator
+        for line in lines:  # all streams share one iterator
             found = await answer(line, **how)
             num_errors += "error" in found
             os.write(out.fileno(), json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")

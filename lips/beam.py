@@ -1,17 +1,18 @@
-"""Beam search: a few hypotheses grow side by side, and the likeliest continuation is found among them.
+"""Beam search: several hypotheses grow side by side, and each step keeps the likeliest of them.
 
     symphony run beam "The capital of France is" --width 4 --max-tokens 20
     symphony run beam "The capital of France is" --normalize 0.7
     symphony run beam "Once upon a time" --width 6 --groups 3 --diversity 2
 
 Each round computes the next token of all hypotheses in one step (`pred_batch`), and keeps the best of all their
-likeliest continuations. A hypothesis that goes on in two ways is forked, in constant time. Beams share the pages of
-what they have in common, so nothing is computed twice. The files of those that fall behind are closed, and pages that
-no other beam uses are free again.
+likeliest continuations. The file of a hypothesis with two continuations is forked, in constant time. Beams share the
+pages of their common beginning, so nothing is computed twice. The files of dropped hypotheses are closed, which frees
+the pages that no other beam uses.
 
-The likeliest text is a short one, since each token costs: --normalize divides by the length to this power. Beams are
-mostly alike: with --groups each group keeps its own best, and a token that groups before it have taken in this round
-costs --diversity for each time (Vijayakumar et al. 2016).
+Each token lowers the probability of a text, so the likeliest text is short. --normalize sets a power of the length, by
+which the log-probability is divided. Beams are mostly alike. With --groups, the beams form groups, and each group keeps
+its own best beams. A token then costs --diversity for each time that an earlier group has taken it in this round
+(Vijayakumar et al. 2016).
 """
 
 import math
@@ -27,8 +28,8 @@ class Beam:
 
     kv: sym.KV
     pending: list[int]
-    tokens: tuple[int, ...] = ()  # that were found, with the end token if there is one
-    logprob: float = 0.0  # of all of these
+    tokens: tuple[int, ...] = ()  # the tokens so far, with the end token if there is one
+    logprob: float = 0.0  # the sum over `tokens`
     is_over: bool = False
 
     def score(self, normalize: float) -> float:
@@ -44,14 +45,14 @@ def beam_search(
     groups: int = 1,
     diversity: float = 0.0,
 ) -> list[Beam]:
-    """Return up to `width` continuations of `kv` and then `tokens`, the best first; `kv` stays as it is.
+    """Return up to `width` continuations of `kv` followed by `tokens`, the best first; `kv` stays unchanged.
 
-    A full context ends them as `max_tokens` does: what comes after the last entry is known, and has no room.
+    Continuations end at `max_tokens`, or when the context is full. Their last tokens have no entries in the files.
     """
     end = sym.model_info().eos_ids
     with sym.kv_fork(kv) as base:
-        base.write(tokens[:-1])  # once for all groups
-        rows = [[Beam(sym.kv_fork(base), tokens[-1:])] for _ in range(groups)]
+        base.write(tokens[:-1])  # computed once for all groups
+        rows = [[Beam(fork, tokens[-1:])] for fork in base.fork_n(groups)]
         room = base.room()
     for _ in range(max(1, min(max_tokens, room))):
         live = [beam for row in rows for beam in growing(row, normalize)]
@@ -68,7 +69,7 @@ def beam_search(
                     candidates.append((new.score(normalize) - diversity * taken[token], new))
             best = sorted(candidates, key=lambda pair: pair[0], reverse=True)[: width // groups]
             taken.update(beam.tokens[-1] for _, beam in best if beam not in row)
-            forks = [replace(beam, kv=sym.kv_fork(beam.kv)) for _, beam in best]  # two may go on from the same file
+            forks = [replace(beam, kv=sym.kv_fork(beam.kv)) for _, beam in best]  # two beams may continue one file
             for beam in row:
                 beam.kv.close()
             rows[place] = forks
@@ -76,20 +77,20 @@ def beam_search(
 
 
 def growing(row: list[Beam], normalize: float) -> list[Beam]:
-    """Return the hypotheses of a group that are not over, if one of them may still become its best."""
+    """Return the unfinished hypotheses of a group. If the best can no longer change, return an empty list."""
     if max(row, key=lambda beam: beam.logprob).is_over and not normalize:
-        return []  # whatever the others append, they only become less likely
+        return []  # each further token only makes an unfinished hypothesis less likely
     return [beam for beam in row if not beam.is_over]
 
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with")
+    arguments.text("text", "the text to continue")
     arguments.whole("--width", "hypotheses side by side", 4, most=64)
     arguments.whole("--max-tokens", "length of each", 32)
     arguments.number("--normalize", "divide by the length to this power", 0.0, least=0, most=10)
-    arguments.whole("--groups", "into which the hypotheses are divided", 1, most=64)
-    arguments.number("--diversity", "what a token costs that a group before has taken", 1.0, least=0)
+    arguments.whole("--groups", "groups that the hypotheses are divided into", 1, most=64)
+    arguments.number("--diversity", "penalty of a token for each earlier group that took it", 1.0, least=0)
     args = arguments.parse_args()
     if args.width % args.groups:
         arguments.error(f"--groups {args.groups}: --width {args.width} is no multiple of it")

@@ -1,11 +1,11 @@
-"""Best-of-n: several answers drawn side by side from one computed question; the best one is shown.
+"""Best-of-n: draws several answers from one computed question, and shows the best one.
 
     symphony run best_of_n "Why is the sky blue?" -n 8 --temperature 0.8
     symphony run best_of_n "Why is the sky blue?" --judge --all
 
-The question is computed once. Each answer is a generation on a fork of it, all of them run at the same time in the
-daemon's steps, and each has a seed of its own. The best is the one whose tokens the model finds likeliest on average
-(`score`); or with --judge the one that the model itself, asked whether the answer is good, says Yes to most surely.
+The question is computed once. Each answer is a generation on a fork of its file, with a separate seed. All generations
+share the steps of the daemon. By default the best answer has the highest mean log-probability of its tokens (`score`).
+With --judge the program asks the model whether each answer is good; the surest Yes wins.
 """
 
 import math
@@ -17,14 +17,14 @@ JUDGE = "Question: {question}\nAnswer: {answer}\nIs this answer correct and comp
 
 
 def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
-    """Of the answer's tokens behind `kv` and then the question's last token."""
+    """Return the mean log-probability of the answer's tokens after `kv` and the question's last token."""
     with sym.kv_fork(kv) as fork:
-        found = sym.score(fork, [last, *answer][: fork.room()])  # the last token of a full context needed no room
+        found = sym.score(fork, [last, *answer][: fork.room()])  # in a full context the last token has no room
     return fmean(found or [-math.inf])
 
 
 def judged(question: str, answer: str) -> float:
-    """Return the log-probability of Yes minus that of No, when the model is asked whether the answer is good."""
+    """Ask the model whether the answer is good; return the log-probability of Yes minus that of No."""
     yes, no = (sym.tokenize(word)[0] for word in ("Yes", "No"))
     prompt = sym.chat_tokens([{"role": "user", "content": JUDGE.format(question=question, answer=answer)}])
     with sym.kv_create() as kv:

@@ -1,9 +1,9 @@
-"""Context-aware decoding: has the model believe what it has been given to read, not what it remembers.
+"""Context-aware decoding: makes the model trust the given context more than its memory.
 
     symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
 
-The question lies in two files, behind the context and alone. Tokens that the context makes likelier get likelier still,
-by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
+Two files hold the question: one after the context, the other alone. The effect of the context on the logits is added
+`strength` more times; 0 is plain decoding. (Shi et al. 2023)
 """
 
 from functools import partial
@@ -12,7 +12,7 @@ import libsym as sym
 
 
 def aware(reading: sym.Dist, remembering: sym.Dist, strength: float) -> int:
-    """Draws the likeliest token where what the context changes counts once more, `strength` times."""
+    """Return the likeliest token after the effect of the context is added `strength` more times."""
     return sym.Dist.mixed([(reading, 1 + strength), (remembering, -strength)]).argmax()
 
 

@@ -1,10 +1,10 @@
-"""Classifier-free guidance: makes the model follow its instructions more than it would by itself.
+"""Classifier-free guidance: makes the model follow its instructions more closely than by itself.
 
     symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 3
 
-Two files hold the same question, one with the instructions and one without (or with the opposite: --negative). Both are
-given each token that is drawn. What the instructions change in the model's opinion is taken `scale` times: 1 is plain
-decoding, 0 ignores them. (Sanchez et al. 2023)
+Two files hold the same question, one with the instructions and one without (or with the opposite: --negative). Each
+drawn token is appended to both files. The difference that the instructions make to the logits counts `scale` times: 1
+is plain decoding, 0 ignores the instructions. (Sanchez et al. 2023)
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ import libsym as sym
 
 
 def guided(with_: sym.Dist, without: sym.Dist, scale: float) -> int:
-    """Draws the likeliest token where the guidance is `scale` times as strong as it is."""
+    """Return the likeliest token when the effect of the instructions counts `scale` times."""
     return sym.Dist.mixed([(with_, scale), (without, 1 - scale)]).argmax()
 
 

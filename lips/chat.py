@@ -1,4 +1,4 @@
-"""Talks with you, and keeps the conversation in a KV file: leave, restart the daemon, and go on.
+"""Talks with you and keeps the conversation in a KV file, which outlasts restarts of the daemon.
 
     symphony run chat
     symphony run chat --system "You are a pirate." pirate.kv
@@ -6,20 +6,20 @@
 Lines are questions, `/help` lists the commands, Ctrl-C ends an answer or drops a line, arrow keys bring lines back.
 """
 
-import readline  # input() edits lines by it
+import readline  # makes the lines of input() editable
 import sys
 
 import libsym as sym
 
 
 class Talk:
-    """A user who talks in a conversation."""
+    """The loop that reads the user's lines and answers them in a conversation."""
 
     def __init__(self, chat: sym.Chat, max_tokens: int) -> None:
         self.chat, self.most, self.system, self.at = chat, max_tokens, list[dict[str, str]](), 0
 
     def obey(self, command: str, rest: str) -> str:
-        """Does what a line that begins with `/` says; gives what the user is told."""
+        """Carry out a command, a line that begins with `/`; return the reply for the user."""
         if command == "/undo":
             self.chat.undo()
             return "forgotten"
@@ -27,7 +27,7 @@ class Talk:
             self.chat.fork(rest).close()
             return f"kept as {rest}"
         if command == "/system" and rest:
-            self.system, self.at = [{"role": "system", "content": rest}], sys.maxsize  # said nowhere yet
+            self.system, self.at = [{"role": "system", "content": rest}], sys.maxsize  # the file does not have it yet
             return "from the next question on"
         if command == "/stats":
             return f"{self.chat.kv.len():,} of {sym.model_info().max_positions:,} tokens of the context are used"
@@ -36,7 +36,7 @@ class Talk:
 /system TEXT tells the model how to behave from now on, /stats says how full the context is, /quit leaves"""
 
     def answer(self, line: str) -> None:
-        """Streams an answer. Ctrl-C ends it: the conversation has as much of it as was shown."""
+        """Stream an answer. Ctrl-C ends it: the conversation keeps the part that was shown."""
         length, question = self.chat.kv.len() + len(self.chat.pending), {"role": "user", "content": line}
         system, self.at = self.system if length <= self.at else [], min(length, self.at)
         try:
@@ -46,7 +46,7 @@ class Talk:
         sym.send_to_user("\n" if self.chat.kv.room() else "\n(the context is full: /undo makes room)\n")
 
     def go_on(self, line: str = "") -> None:
-        """Answers line after line until the user leaves, after `line`."""
+        """Answer `line`, and then each line of the user until /quit."""
         while line != "/quit":
             command, _, rest = line.partition(" ")
             try:
@@ -54,19 +54,19 @@ class Talk:
                     sym.send_to_user(f"({self.obey(command, rest.strip())})\n")
                 elif line:
                     self.answer(line)
-            except sym.WouldBlock as error:  # before the first question: from then on nobody else talks here
+            except sym.WouldBlock as error:  # only the first question locks the file
                 with fork_of(self.chat, error) as self.chat:
                     self.go_on(line)
                 return
             except (sym.NotConnected, sym.ProtocolError):
                 raise
-            except sym.SymError as error:  # a name is taken, say, or the context is full: the conversation goes on
+            except sym.SymError as error:  # for example, a name is taken or the context is full
                 sym.send_to_user(f"({error})\n")
             line = prompted("> ", at_end="/quit")
 
 
 def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
-    """The conversation in a file of its own, if the user gives that a name; else the error."""
+    """Ask the user for a name, and return a fork of the conversation with it. Without a name, raise `busy`."""
     sym.send_to_user(f"({busy})\n")
     while name := prompted("(go on in a fork? its name, or nothing to leave) ", at_end=""):
         try:
@@ -77,7 +77,7 @@ def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
 
 
 def prompted(prompt: str, at_end: str) -> str:
-    """The user's next line, which can be edited on a terminal, and dropped by Ctrl-C; `at_end` where there is none."""
+    """Return the user's next line, or `at_end` at the end of the input. On a terminal Ctrl-C drops a line."""
     interrupted = (KeyboardInterrupt,) if sys.stdin.isatty() else ()
     while True:
         try:
@@ -90,7 +90,7 @@ def prompted(prompt: str, at_end: str) -> str:
 
 
 def show(kv: sym.KV, mark: str = "a question") -> None:
-    """Shows the last two turns that the file holds, and gives the arrow keys the questions of all."""
+    """Show the last two turns of the file, and put the questions of all turns into the history of the arrow keys."""
     special, (tokens, _), starts = frozenset(sym.model_info().special_ids), kv.read(), kv.stat().turns or []
     parts = [tokens[at:end] for at, end in zip(starts, [*starts[1:], None], strict=False)]
     parts.append(sym.chat_tokens([{"role": "user", "content": mark}], after_answer=True))

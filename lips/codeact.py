@@ -1,11 +1,11 @@
-"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed.
+"""CodeAct: the model acts by writing Python, which runs confined, and reads the output.
 
     symphony run codeact "How many primes are below 100?"
     symphony run codeact "Which line of the log has the error?" --read log.txt
 
-The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
-Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
-The status is 1 where it does not within --max-turns. (Wang et al. 2024)
+The code runs in an `Interpreter`: a process that the kernel confines. The code can't use the network, start processes,
+or write files. Its variables stay from turn to turn, and the conversation stays in its KV file. The model calls
+`answer(x)` when it knows the answer. The status is 1 if --max-turns turns bring no answer. (Wang et al. 2024)
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +20,9 @@ SYSTEM = "You answer by writing Python in ```python blocks. Print what you want 
 def act(
     chat: sym.Chat, question: str, read: Iterable[Path] = (), max_turns: int = 4, seconds: float = 5.0, **functions: Any
 ) -> Iterator[str]:
-    """Yield the model's code and what it printed, turn by turn; last what it gave to answer(), or Invalid.
+    """Yield the model's code and its output, turn by turn, and last the answer. Without an answer, raise Invalid.
 
-    The code may call the functions, too: they are tools of the program's own.
+    `functions` are tools of this program that the code may call.
     """
     answers = list[object]()
     with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:

@@ -1,12 +1,12 @@
-"""Makes a long conversation short: old turns become a summary, and the original is kept.
+"""Shortens a long conversation: in a new file, a summary replaces the old turns.
 
     symphony run compact chat.kv shorter.kv
     symphony run compact chat.kv shorter.kv --keep 4 --max-tokens 200
 
-A conversation ends with its context. A service drops the oldest turns by itself; here that is a decision of the user's,
-and a new file. The old turns are read where they are: the model is asked for the summary in a fork of the file, cut
-before the last --keep turns, so nothing is computed but the question and the answer. The new file begins with the
-summary, as the system's message, and goes on with the last turns, word for word.
+A conversation ends when its context is full. A service drops the oldest turns by itself; here the user decides, and
+the original file stays. The model writes the summary in a fork of the file, which is cut before the last --keep turns.
+So only the question and the answer are computed. The new file begins with the summary as the system message, and
+continues with the last turns, word for word.
 """
 
 from contextlib import suppress
@@ -18,7 +18,7 @@ TOP = "{system}\nThe conversation so far, in short: {summary}"
 
 
 def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> tuple[int, int]:
-    """Make the file `path`; return how many tokens the conversation had, and how many it has there."""
+    """Write the shorter conversation to `path`; return the number of tokens before and after."""
     with suppress(sym.NotFound):
         sym.kv_stat(path)
         raise sym.Exists(f"{path}: the name is taken; remove it first, or choose another")
@@ -28,18 +28,19 @@ def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> t
     if cuts and cuts[0] > room:
         raise sym.Invalid(f"the context has no room for a summary of {max_tokens} tokens behind the first {cuts[0]}")
     if not (cuts := [at for at in cuts if at <= room]):
-        raise sym.Invalid(f"the conversation has notes of {len(turns)} turns: none is left beside the last {keep}")
+        raise sym.Invalid(f"the file records {len(turns)} turns, and the last {keep} stay: none is left to summarize")
     with sym.kv_fork(kv) as fork:
         fork.truncate(cuts[-1])
         summary = sym.Chat(fork).ask(QUESTION["content"], max_tokens=max_tokens).full_text().strip()
     top = {"role": "system", "content": TOP.format(system=system, summary=summary)}
     begin, rest = sym.chat_tokens([top], add_generation_prompt=False), kv.read(cuts[-1])[0]
-    joint = next(n for n in range(len(begin), -1, -1) if begin[len(begin) - n :] == rest[:n])  # both end a turn there
+    # The marks that end a turn are at the end of `begin`, and again at the start of `rest`.
+    joint = next(n for n in range(len(begin), -1, -1) if begin[len(begin) - n :] == rest[:n])
     if len(begin) >= cuts[-1]:
         raise sym.Invalid(f"the summary takes {len(begin)} tokens, and what it stands for {cuts[-1]}: nothing is saved")
     with sym.kv_create() as new:
         new.write(begin + rest[joint:])
-        new.fork(path).close()  # the name leads to all of it or is not there
+        new.fork(path).close()  # the name appears only with the complete file
         return length, new.len()
 
 

@@ -1,11 +1,11 @@
-"""Completes a text, one `pred()` a token: the first program of the paper.
+"""Completes a text with one `pred()` per token: the first program of the paper.
 
     symphony run completion "Once upon a time"
     symphony run completion --max-tokens 100 --temperature 0.8 --seed 7 "The sea was"
 
-A server of completions has this loop inside. Here it is the program's own: each line of it can be changed, and the
-other programs are what comes of that. (`sym.generate` is the same loop where nothing is to be changed.) A full context
-ends the text as --max-tokens does; a prompt that is longer than the context is refused.
+Servers of completions contain this loop. Here the loop belongs to the program, which can change each line; the other
+programs are variants of it. (`sym.generate` is the same loop for programs that change nothing.) The text ends at
+--max-tokens, or when the context is full. A prompt that is longer than the context is refused.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ import libsym as sym
 
 
 def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str]:
-    """The text that goes on behind the prompt, in pieces as they come."""
+    """Yield the continuation of the prompt, piece by piece."""
     end = sym.model_info().eos_ids
     text, draws = sym.Detokenizer(), sampler.start()
     with sym.kv_create() as kv:
         tokens = sym.tokenize(prompt)
         for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):  # the last token needs no room
-            dist = sym.pred(kv, tokens)  # appends the tokens to the file, and says what may come next
+            dist = sym.pred(kv, tokens)  # appends the tokens, and returns the distribution of the next one
             token = draws.draw(dist)
             if token in end:
                 break

@@ -1,11 +1,12 @@
-"""Contrastive decoding: prefers what an expert says, and an amateur does not.
+"""Contrastive decoding: prefers tokens that an expert finds likelier than an amateur does.
 
     symphony run contrastive "The history of the city begins" --window 4 --max-tokens 48
 
-What a weak model is sure of, too, is mostly the dull and the repeated. So a token is judged by how likely a strong one
-finds it, and --beta times by how much likelier than the weak one: 0 is plain decoding. Only what the strong one finds
-plausible counts, which is at least --alpha times as likely as its first. One daemon serves one model: the amateur is
-the same model, but it has read the last --window tokens alone. (Li et al. 2022; beta is O'Brien and Lewis's, 2023)
+Tokens that a weak model is also sure of are mostly dull or repeated. So the score of a token is its log-probability by
+the expert, plus --beta times the difference to its log-probability by the amateur. --beta 0 is plain decoding. Only
+plausible tokens count: those at least --alpha times as likely as the expert's likeliest token. One daemon serves one
+model, so the amateur here is the same model with only the last --window tokens. (Li et al. 2022; beta is from O'Brien
+and Lewis, 2023)
 """
 
 import math
@@ -15,20 +16,20 @@ import libsym as sym
 
 
 def plausible(expert: sym.Dist, alpha: float) -> list[int]:
-    """The tokens at least `alpha` times as likely as the first."""
+    """Return the tokens that are at least `alpha` times as likely as the likeliest token."""
     first = expert.topk(1).logprobs[0]
-    share = max(alpha * math.exp(first), 1 / expert.vocab_size)  # of each, so no more than 1 / share are plausible
+    share = max(alpha * math.exp(first), 1 / expert.vocab_size)  # at most 1 / share tokens are so likely
     likeliest = expert.topk(math.ceil(1 / share))
     return [token for token, logprob in likeliest if math.exp(logprob - first) >= alpha]
 
 
 def contrast(expert: sym.Dist, amateur: sym.Dist, alpha: float, beta: float) -> int:
-    """Draws the plausible token that the expert prefers most, by itself and beside the amateur."""
+    """Return the plausible token with the highest contrastive score."""
     return sym.Dist.mixed([(expert, 1 + beta), (amateur, -beta)]).argmax(allowed=plausible(expert, alpha))
 
 
 def decode(prompt: list[int], window: int, alpha: float, beta: float, max_tokens: int) -> list[int]:
-    """Goes on with the prompt. The amateur's file is begun anew when it has read twice the window."""
+    """Return the continuation of the prompt. After each `window` tokens the amateur begins a new file."""
     expert, found, pending = sym.kv_create(), list[int](), prompt
     draw = partial(contrast, alpha=alpha, beta=beta)
     while len(found) < max_tokens:

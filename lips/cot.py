@@ -1,12 +1,12 @@
-"""Chain-of-thought decoding: paths from the likeliest first tokens, and the surest one's answer.
+"""Chain-of-thought decoding: tries the likeliest first tokens, and takes the surest answer.
 
     symphony run cot "Tom has 3 apples and buys 2. How many has he?" --paths 8
     symphony run cot "Was Caesar born before Plato?" --all
 
-Greedy decoding often answers at once, and wrongly, where a path that begins with another token reasons first. So the
-question is computed once and forked for each of the likeliest first tokens. Each fork goes on greedily, and is then
-made to say its answer in a few words. The surer a path is of these words (how much likelier each is than the second
-likeliest, on average), the more its answer counts; equal answers add up. No prompt asks for steps. (Wang, Zhou 2024)
+Greedy decoding often answers at once, and wrongly. A path that begins with another token may reason first. So the
+question is computed once and forked for each of the likeliest first tokens. Each fork decodes greedily, and then
+states its answer in a few words. The sureness of an answer is the mean gap in probability between the likeliest and the
+second likeliest token of these words. Equal answers add up their sureness. No prompt asks for steps. (Wang, Zhou 2024)
 """
 
 import math
@@ -19,7 +19,7 @@ import libsym as sym
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A way to an answer. `sureness`: how much likelier the answer's tokens are than the second likeliest, 0 to 1."""
+    """A chain of thought. `sureness` is the mean gap in probability between the answer's tokens and the runners-up."""
 
     text: str
     answer: str
@@ -27,17 +27,17 @@ class Path:
 
 
 def decode(kv: sym.KV, question: list[int], num_paths: int, max_tokens: int) -> list[Path]:
-    """Return the paths on from a question, which `kv` has afterwards; the likeliest first token's is the first."""
+    """Append the question to `kv`; return the paths after it. The path with the likeliest first token comes first."""
     firsts = sym.pred(kv, question, top_k=num_paths).topk(num_paths)
-    forks = [kv.fork() for _ in firsts]
+    forks = kv.fork_n(len(firsts))
     ways = [sym.generate(fork, [token], max_tokens=max_tokens) for fork, (token, _) in zip(forks, firsts, strict=True)]
     texts = [sym.detokenize([token]) + way.full_text() for (token, _), way in zip(firsts, ways, strict=True)]
-    answers = [ended(*each) for each in zip(forks, ways, strict=True)]  # all have begun before the first is read
+    answers = [ended(*each) for each in zip(forks, ways, strict=True)]  # all answers start before the first is read
     return [Path(text, *said(answer)) for text, answer in zip(texts, answers, strict=True)]
 
 
 def ended(kv: sym.KV, way: sym.Generation) -> sym.Generation | None:
-    """Have a path say its answer; None: the context has no room for the question."""
+    """Start the answer of a path. Return None if the context has no room to ask for it."""
     tokens = way.pending + sym.tokenize("\nSo the answer is")
     if kv.room() < len(tokens):
         return None
@@ -45,7 +45,7 @@ def ended(kv: sym.KV, way: sym.Generation) -> sym.Generation | None:
 
 
 def said(answer: sym.Generation | None) -> tuple[str, float]:
-    """Return the words of an answer, and how sure they are."""
+    """Return the words of an answer and their sureness."""
     if answer is None or not (words := answer.full_text().strip(" :")):
         return "", 0.0
     dists = answer.dists[:-1] if answer.finish == "stop_text" else answer.dists
@@ -55,7 +55,7 @@ def said(answer: sym.Generation | None) -> tuple[str, float]:
 
 
 def ranked(paths: list[Path]) -> list[tuple[float, str]]:
-    """Return the answers with the sum of what their paths are sure of, the surest first."""
+    """Return the answers with the summed sureness of their paths, the surest first."""
     sums = defaultdict[str, float](float)
     for path in paths:
         sums[path.answer] += path.sureness

@@ -1,12 +1,12 @@
-"""Debate: several agents answer, read what the others say, and answer again; then they vote.
+"""Debate: several agents answer, read each other's answers, answer again, and then vote.
 
     symphony run debate "Tom has 3 apples and buys 2. How many has he?" --agents 3 --rounds 2
     symphony run debate "Which is larger, 9.11 or 9.9?" --quiet
 
-The question is computed once; each agent is a conversation in a fork of it, and all of them answer in the same steps.
-In each further round an agent reads the others' last answers, and answers again. In the end each says its answer in a
-few words, and the one that most of them say is the debate's; where two are said equally often it is a tie, and the
-status is 1, as it is where no agent says one. (Du et al. 2023)
+The question is computed once; each agent is a conversation in a fork of it, and all agents answer in the same steps.
+In each further round an agent reads the last answers of the other agents, and answers again. In the end each agent
+states its answer in a few words, and the most frequent answer wins. A tie, or a debate without an answer, ends with
+status 1. (Du et al. 2023)
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ def said(chats: list[sym.Chat], questions: list[str], seed: int, max_tokens: int
 
 
 def votes(chats: list[sym.Chat]) -> Counter[str]:
-    """Return how many agents give which final answer, in lower case and without its stop."""
+    """Count the final answers of the agents, in lower case and without the full stop."""
     answers = [chat.ask(VOTE, max_tokens=16) for chat in chats]
     texts = (answer.full_text().strip().strip(".!\"'").casefold() for answer in answers)
     return Counter(text for text in texts if text)

@@ -1,14 +1,14 @@
-"""Completes what is edited in a directory; undo computes nothing, and what is deleted is dropped.
+"""Suggests completions while you edit the files of a directory; undo computes nothing.
 
     symphony run editor src
     symphony run editor --undo-s 120 --idle-s 3600 src
 
-Save a file of the directory in any editor: a line is suggested at the place of the change. This is the paper's example
-of a program that knows what will be needed, where a server's cache can only guess:
+Save a file of the directory in any editor: the program suggests a line at the place of the change. In this example of
+the paper a program knows which KV it will need, while the cache of a server can only guess:
 
-- a saved state is a fork of the one before, cut where they differ: an edit computes what comes after it;
-- the one before is kept for a moment (TTL), for Ctrl-Z may bring it back;
-- the KV of a deleted file is removed, and that of a file that nobody touches goes by itself (a longer TTL).
+- a saved state is a fork of the state before it, cut at the first difference: only the rest is computed;
+- the previous state stays for a while (TTL), since Ctrl-Z may bring it back;
+- the KV of a deleted file is removed; the KV of an untouched file expires by itself (a longer TTL).
 """
 
 import os
@@ -25,12 +25,12 @@ POLL_S = 0.1
 
 
 def changes(directory: Path) -> Iterator[tuple[str, Path | None]]:
-    """The name and the path of each file, then of each that is saved; None for one that is deleted."""
+    """Yield the name and the path of each file, then of each saved file. The path of a deleted file is None."""
     known = dict[str, int]()
     while True:
         found = dict[str, int]()
         for path in filter(Path.is_file, directory.glob("[!.]*")):
-            with suppress(FileNotFoundError):  # it was deleted just now
+            with suppress(FileNotFoundError):  # deleted since the listing
                 found[path.name] = path.stat().st_mtime_ns
                 if found[path.name] != known.get(path.name):
                     yield path.name, path
@@ -41,7 +41,7 @@ def changes(directory: Path) -> Iterator[tuple[str, Path | None]]:
 
 
 class Document:
-    """A file that is edited. Each of its states is a KV file, which holds all tokens of the text but the last."""
+    """A file that the user edits. Each of its states is a KV file with all tokens of the text but the last."""
 
     def __init__(self, name: str, undo_s: float, idle_s: float) -> None:
         self.name, self.undo_s, self.idle_s = name, undo_s, idle_s
@@ -56,7 +56,7 @@ class Document:
         return sym.tokenize(f"File {self.name}:\n{text}", special=False)
 
     def save(self, text: str, max_tokens: int) -> str:
-        """Takes a new text, and suggests how the line goes on where it was changed."""
+        """Store a new text; return a suggestion for the rest of the line at the change."""
         before, now = self.state(self.text), self.state(text)
         cursor, self.text = end_of_change(self.text, text), text
         self.states |= {before, now}
@@ -64,18 +64,18 @@ class Document:
             sym.kv_advise(before, sym.TTL(self.undo_s))
             sym.kv_advise(now, sym.TTL(self.idle_s))
             kv.write(sym.kv_rewind(kv, self.tokens(text))[:-1])
-            with sym.kv_fork(kv) as fork:  # what is suggested is not in the text yet
+            with sym.kv_fork(kv) as fork:  # the suggestion is no part of the text yet
                 missing = sym.kv_rewind(fork, self.tokens(text[:cursor]))
                 return sym.generate(fork, missing, stop="\n", max_tokens=max_tokens).full_text()
 
     def delete(self) -> None:
         for state in self.states:
-            with suppress(sym.NotFound):  # its time was over
+            with suppress(sym.NotFound):  # it has expired
                 sym.kv_remove(state)
 
 
 def open_state(before: str, now: str) -> sym.KV:
-    """A state that is kept, for it was undone or done again; or a fork of the one before, empty if that has gone."""
+    """Open the state `now` if it is still kept, as after an undo; else fork the state `before`, or an empty file."""
     with sym.kv_open(before, "a") as base:
         with suppress(sym.NotFound):
             return sym.kv_open(now, "rw")
@@ -83,7 +83,7 @@ def open_state(before: str, now: str) -> sym.KV:
 
 
 def end_of_change(old: str, new: str) -> int:
-    """Where in the new text that ends which is not in the old one: the cursor is there."""
+    """Return the end of the changed part in the new text, where the cursor is."""
     start = len(commonprefix([old, new]))  # noqa: RUF071 - of characters, not of paths
     after = commonprefix([old[start:][::-1], new[start:][::-1]])  # noqa: RUF071
     return len(new) - len(after)
@@ -92,8 +92,8 @@ def end_of_change(old: str, new: str) -> int:
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.directory("directory")
-    arguments.number("--undo-s", "of what may be undone", 60.0, least=0.01)
-    arguments.number("--idle-s", "of an untouched file", 1800.0, least=0.01)
+    arguments.number("--undo-s", "seconds that a state stays for undo", 60.0, least=0.01)
+    arguments.number("--idle-s", "seconds that the KV of an untouched file stays", 1800.0, least=0.01)
     arguments.whole("--max-tokens", "of a suggestion", 24)
     args = arguments.parse_args()
     sym.kv_mkdir("editor", parents=True)
@@ -107,6 +107,6 @@ def main(arguments: sym.Arguments) -> None:
             document = documents.setdefault(name, Document(name, args.undo_s, args.idle_s))
             try:
                 line = repr(document.save(path.read_text(errors="replace"), args.max_tokens))
-            except (sym.Invalid, FileNotFoundError, PermissionError) as error:  # or longer than the context
+            except (sym.Invalid, FileNotFoundError, PermissionError) as error:  # Invalid: longer than the context
                 line = str(error)
             sym.send_to_user(f"{name}: {line} ({sym.getrusage().tokens - before} tokens computed)\n")

@@ -3,10 +3,10 @@
     symphony run graph_of_thought 5 3 9 1 7 2 8 4
     symphony run graph_of_thought 5 3 9 1 7 2 8 4 --ways 6
 
-The task is to sort digits. A list is split until a part has four. Each part is sorted in `--ways` ways, on forks of one
-file of examples and side by side, and so is each merger of two parts. What is wrong with an attempt (digits out of
-order, missing, or too many) is counted here, and the best goes on. A merger has two parents: the thoughts are a graph.
-(Besta et al. 2024)
+The task is to sort digits. A list is split into parts of up to four digits. Each part is sorted in `--ways` attempts,
+side by side on forks of one file of examples. Mergers of two parts are attempted in the same way. The program counts
+the faults of each attempt (digits out of order, missing or surplus), and keeps the attempt with the fewest. A merger
+has two parents, so the thoughts form a graph. (Besta et al. 2024)
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ SMALL = 4
 
 
 def faults(wanted: list[int], attempt: list[int]) -> int:
-    """Count the neighbours that are out of order, and the digits that are missing or too many."""
+    """Count the neighbours that are out of order, and the digits that are missing or surplus."""
     missing, more = Counter(wanted) - Counter(attempt), Counter(attempt) - Counter(wanted)
     return sum(a > b for a, b in pairwise(attempt)) + missing.total() + more.total()
 
 
 def attempts(examples: sym.KV, tasks: list[list[int]], ways: int) -> list[list[int]]:
-    """The best of several attempts at each task, all drawn side by side."""
+    """Return the best of several attempts at each task, all drawn side by side."""
     drawn = []
-    samplers = [sym.Sampler.greedy(), *[sym.Sampler(0.5)] * (ways - 1)]  # the first is the likeliest
+    samplers = [sym.Sampler.greedy(), *[sym.Sampler(0.5)] * (ways - 1)]  # the first attempt is greedy
     for number, task in enumerate(tasks):
         form = sym.Grammar.regex(rf" [0-9](, [0-9]){{{len(task) - 1}}}")
         question = sym.tokenize(SORT.format(", ".join(map(str, task))).removeprefix(SORT.partition("{")[0]))
@@ -41,7 +41,7 @@ def attempts(examples: sym.KV, tasks: list[list[int]], ways: int) -> list[list[i
 
 
 def sort(examples: sym.KV, digits: list[int], ways: int) -> list[int]:
-    """The digits in order, as far as the model can."""
+    """Return the digits as the model sorts them."""
     parts = [digits[at : at + SMALL] for at in range(0, len(digits), SMALL)]
     done = attempts(examples, parts, ways)
     while len(done) > 1:

@@ -1,12 +1,12 @@
-"""A watermark that changes no probability, and the test that finds it.
+"""Gumbel watermark: marks a text without changing any probability; --detect tests for the mark.
 
     symphony run gumbel "Once upon a time" --key 7 --max-tokens 100
     symphony run gumbel --key 7 --detect "a text that may have been drawn so"
 
-A key and the last tokens give each token of the vocabulary a number r of [0, 1). The token with the greatest r^(1/p) is
-taken: over all keys that is a fair draw (the Gumbel trick), so the text is as good as any. But the key tells that the
-tokens have an r near 1. By chance -log(1 - r), summed over n tokens, has a gamma distribution: that gives a p-value.
-(Aaronson 2022)
+A key and the last tokens give each token of the vocabulary a number r in [0, 1). The token with the greatest r^(1/p)
+is taken, where p is its probability. Over all keys this is a fair draw (the Gumbel trick), so the mark does not make
+the text worse. With the key, a test sees that the tokens have an r near 1. By chance the sum of -log(1 - r) over n
+tokens has a gamma distribution, which gives a p-value. (Aaronson 2022)
 """
 
 import math
@@ -21,12 +21,12 @@ NUM_BEFORE = 3
 
 
 def numbers(key: int, before: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """The r of each token behind these."""
+    """Return the r of each token after the tokens `before`."""
     return np.random.default_rng((key, *before)).random(vocab_size)
 
 
 def choose(probs: npt.ArrayLike, r: npt.NDArray[np.float64]) -> int:
-    """The greatest r^(1/p), by logarithms."""
+    """Return the token with the greatest r^(1/p), by logarithms."""
     p = np.asarray(probs, np.float64)
     return int(np.argmax(np.log(r) / np.maximum(p, 1e-300)))
 
@@ -42,10 +42,10 @@ def generate(kv: sym.KV, prompt: list[int], key: int, max_tokens: int) -> list[i
 
 
 def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
-    """Return the probability of so great a sum in a text drawn in another way. Runs that come again tell nothing."""
+    """Return the probability that a text without the watermark reaches this sum. A repeated run counts once."""
     runs = {tuple(tokens[at - NUM_BEFORE : at + 1]) for at in range(NUM_BEFORE, len(tokens))}
     total = sum(-math.log1p(-numbers(key, run[:-1], vocab_size)[run[-1]]) for run in runs)
-    # Of a gamma distribution with a whole shape n: P(sum >= s) = exp(-s) * (1 + s + ... + s^(n-1) / (n-1)!)
+    # For a gamma distribution with integer shape n: P(sum >= s) = exp(-s) * (1 + s + ... + s^(n-1) / (n-1)!)
     terms = (math.exp(k * math.log(total) - total - math.lgamma(k + 1)) for k in range(len(runs)))
     return math.fsum(terms) if runs else 1.0
 
@@ -54,7 +54,7 @@ def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "to go on with, or with --detect to look at")
     arguments.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
-    arguments.whole("--key", "who knows it finds the watermark", 1, least=0)
+    arguments.whole("--key", "the secret of the watermark", 1, least=0)
     arguments.whole("--max-tokens", default=100)
     args = arguments.parse_args()
     tokens = sym.tokenize(args.text)

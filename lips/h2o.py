@@ -1,29 +1,30 @@
-"""H2O: a cache of a fixed size keeps its heavy hitters, the entries that were attended to most so far.
+"""H2O: a cache of a fixed size keeps its heavy hitters, the entries that got most attention so far.
 
     symphony run h2o "The history of the city begins" --budget 64 --max-tokens 100
     symphony run h2o "In short, it is about" --context README.md --budget 128
     symphony run h2o "Programs call" --context README.md --compare " the model" --budget 1024
 
-`pred(attention="entries")` says how much each entry was attended to. Added up over all tokens, a few entries get most
-of it: these stay, and as many of the latest, which had no chance yet. Others go, STEP at once. The method chooses for
-each head; the entries of a file are those of all heads, so here the sum over all of them decides. (Zhang et al. 2023)
+`pred(attention="entries")` returns the attention that each entry got. Summed over all tokens, a few entries get most
+of it. The cache keeps these, and as many of the latest entries, which had no chance yet. It evicts STEP entries at
+once. In the paper each head evicts its own entries. An entry of a KV file belongs to all heads, so here the sum over
+all of them decides. (Zhang et al. 2023)
 """
 
 import numpy as np
 
 import libsym as sym
 
-STEP = 16  # so many tokens are read, and so many entries go, at once
+STEP = 16  # tokens read at once, and entries evicted at once
 
 
 class Cache:
-    """A file of at most `budget` entries, with the attention that each of them got so far."""
+    """A KV file of at most `budget` entries, and the attention that each entry got so far."""
 
     def __init__(self, budget: int) -> None:
         self.kv, self.budget, self.mass = sym.kv_create(), budget, np.zeros(0)
 
     def make_room(self, num_tokens: int) -> None:
-        """Evicts what was attended to least, if so many tokens (STEP at most) do not fit."""
+        """Evict the entries with least attention if `num_tokens` (at most STEP) do not fit."""
         length, recent = len(self.mass), self.budget // 2
         if length + num_tokens <= self.budget:
             return
@@ -34,12 +35,12 @@ class Cache:
         self.mass = self.mass[kept]
 
     def note(self, dist: sym.Dist) -> None:
-        """Adds up what the last tokens attended to."""
+        """Add the attention of the last tokens to the sums."""
         seen = np.asarray(dist.attention)
         self.mass = np.pad(self.mass, (0, len(seen) - len(self.mass))) + seen
 
     def append(self, tokens: list[int]) -> sym.Dist:
-        """Reads tokens; gives the distribution of the next."""
+        """Append tokens; return the distribution of the next one."""
         for at in range(0, len(tokens), STEP):
             step = tokens[at : at + STEP]
             self.make_room(len(step))
@@ -48,7 +49,7 @@ class Cache:
         return dist
 
     def generate(self, tokens: list[int], max_tokens: int) -> sym.Decoding:
-        """Reads tokens, and goes on with the likeliest."""
+        """Append tokens, and continue greedily."""
         if tokens[:-1]:
             self.append(tokens[:-1])
         self.make_room(1)
@@ -61,7 +62,7 @@ class Cache:
 
 
 def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
-    """Return the perplexity of a continuation, read token by token, to a cache that has read the prompt."""
+    """Return the perplexity of a continuation after the prompt. The cache reads it token by token."""
     dist, logprobs = cache.append(prompt), list[float]()
     for token in continuation:
         logprobs.append(dist.logprob(token))

@@ -1,28 +1,28 @@
-"""Token healing: a text may end in the middle of a token, and goes on as if it had not.
+"""Token healing: draws the last token of a text again, since the text may end inside a token.
 
     symphony run healing "The capital of Fra"
     symphony run healing 'An example link is <a href="http:'
 
-Where a text is cut off, its last token is, too. Behind "http" and ":" a model hardly says "//": in all that it has read
-"://" is one token, and ":" alone says that something else follows. Healing takes the last token back and draws one in
-its place, but only among those that begin with its text. (Lundberg, "The Art of Prompt Design: Prompt Boundaries and
-Token Healing", 2023.) Which ones these are is a set of tokens, made from the bytes of each.
+A text that is cut off ends in a cut token. After "http" and ":" a model hardly writes "//". In its training text "://"
+is one token, so ":" alone suggests that something else follows. Healing removes the last token and draws another in
+its place, among the tokens whose text begins with the removed text. The program builds this set from the tokens' bytes.
+(Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing", 2023.)
 """
 
 import libsym as sym
 
 
 def heal(kv: sym.KV, tokens: list[int]) -> int:
-    """Appends `tokens` without the last; gives the likeliest token that begins with the text of the last."""
+    """Append all `tokens` except the last; return the likeliest token that begins with the last token's text."""
     text = sym.vocabulary()[tokens[-1]]
     beginning = sym.token_set(lambda token: token.startswith(text))
-    special = sym.token_set(sym.model_info().special_ids)  # these only look like text
+    special = sym.token_set(sym.model_info().special_ids)  # special tokens are not text
     return sym.pred(kv, tokens[:-1]).argmax(allowed=beginning - special)
 
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with: two tokens at least")
+    arguments.text("text", "the text to continue: two tokens at least")
     arguments.whole("--max-tokens", "tokens to generate", 20)
     args = arguments.parse_args()
     tokens = sym.tokenize(args.text)

@@ -1,12 +1,13 @@
-"""Jacobi decoding: a window of guesses, all corrected in each step, until they stay as they are.
+"""Jacobi decoding: each step corrects a whole window of guesses, until none of them changes.
 
     symphony run jacobi "1, 2, 3, 4, 5, 6," --max-tokens 60
 
-Greedy decoding solves "each token is the likeliest behind those before it". Jacobi's iteration solves it for several
-tokens in parallel (Santilli et al., "Accelerating Transformer Inference for Translation via Parallel Decoding", 2023):
-guess a window, compute all of it in one step, and replace each guess by what the model says there. A guess that did not
-change is right if all before it are. So each step finds one token at least; more where text is predictable. It needs
-neither a draft model nor earlier text, but a model that was not trained for it gains little in prose.
+Greedy decoding looks for a text in which each token is the likeliest after the tokens before it. Jacobi's iteration
+finds several tokens of this text in parallel (Santilli et al., "Accelerating Transformer Inference for Translation via
+Parallel Decoding", 2023): guess a window, compute all of it in one step, and replace each guess by the model's token. A
+guess is right if it and all guesses before it stay the same. So each step finds at least one token, and more in
+predictable text. The method needs neither a draft model nor earlier text. A model that was not trained for the method
+gains little in prose.
 """
 
 import sys
@@ -17,13 +18,13 @@ import libsym as sym
 
 
 def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int]]:
-    """Appends `tokens` and goes on as far as the context: what each step found. Its last token is not in `kv` yet."""
+    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the latest one."""
     length, room, pending = kv.len(), kv.room(), tokens
-    guesses = tokens[-window:]  # anything will do: the end of the text comes again
+    guesses = tokens[-window:]  # any first guess will do: here the end of the text
     while True:
         guesses = guesses[: max(0, room - len(pending))]
         rows = sym.pred(kv, [*pending, *guesses], rows="all", top_k=1)
-        said = [row.argmax() for row in rows][len(pending) - 1 :]  # behind `pending`, and behind each guess
+        said = [row.argmax() for row in rows][len(pending) - 1 :]  # the tokens after `pending` and after each guess
         num_right = next((i for i, guess in enumerate(guesses) if guess != said[i]), len(guesses))
         length += len(pending) + num_right
         kv.truncate(length)
@@ -32,12 +33,12 @@ def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int
         pending, room = found[-1:], room - len(pending) - num_right
         if not room:
             return
-        guesses = (corrected + pending * window)[:window]  # the window moves on by what was found
+        guesses = (corrected + pending * window)[:window]  # the window moves by the tokens found
 
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with")
+    arguments.text("text", "the text to continue")
     arguments.whole("--max-tokens", "tokens to generate", 60)
     arguments.whole("--window", "tokens guessed at once", 6, most=64)
     args = arguments.parse_args()

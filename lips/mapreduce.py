@@ -1,16 +1,16 @@
-"""Summarises a file that is longer than the model's context: piece by piece, then the summaries.
+"""Summarises a file longer than the model's context: first its pieces, then their summaries.
 
     symphony run mapreduce README.md
     symphony run mapreduce --context 2048 --max-tokens 100 README.md
 
-The text is halved until each piece fits. Pieces are summarised side by side, each on a fork of the one instruction,
-which is computed once. The summaries together are the next text; the one that fits ends in the answer.
+The text is halved until each piece fits. Pieces are summarised side by side, each on a fork of one instruction, which
+is computed once. The joined summaries are the next text. A text that fits as a whole gives the final summary.
 """
 
 import libsym as sym
 
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
-AT_ONCE = 8  # pieces that are in memory at the same time, each a context of its own
+AT_ONCE = 8  # pieces in memory at the same time, each with a context of its own
 
 
 def conversation(text: str) -> list[int]:
@@ -18,7 +18,7 @@ def conversation(text: str) -> list[int]:
 
 
 def pieces(text: str, num_tokens: int) -> list[str]:
-    """The text, cut between words near the middle, and again, until no conversation is longer than `num_tokens`."""
+    """Cut the text between words near its middle, repeatedly, until each conversation has at most `num_tokens`."""
     if len(conversation(text)) <= num_tokens:
         return [text]
     middle = len(text) // 2
@@ -27,7 +27,7 @@ def pieces(text: str, num_tokens: int) -> list[str]:
 
 
 def summaries(instruction: sym.KV, texts: list[str], max_tokens: int) -> list[str]:
-    """Of each text one, all of them decoded at the same time."""
+    """Return a summary of each text; all are decoded at the same time."""
     answers = []
     for text in texts:
         kv = sym.kv_fork(instruction)
@@ -36,7 +36,7 @@ def summaries(instruction: sym.KV, texts: list[str], max_tokens: int) -> list[st
 
 
 def summarize(text: str, context: int, max_tokens: int) -> str:
-    """Return one summary of all of the text."""
+    """Return one summary of the whole text."""
     if context - len(conversation("")) < 5 * max_tokens:
         raise sym.Invalid(f"summaries of {max_tokens} tokens do not shorten what a context of {context} tokens holds")
     with sym.kv_create() as instruction:

@@ -2,9 +2,9 @@
 
     symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
 
-The server is a process that speaks MCP on its standard input and output, as any client starts it. Its tools have JSON
-schemas, and of these a grammar is made: the model can name no tool that there is not, nor give it arguments of another
-form. What a tool gives is appended to the conversation. This takes the package mcp (`symphony-os[programs]`).
+The server is a process that speaks MCP on its standard input and output; this program starts it. The JSON schemas of
+its tools become a grammar: the model can only name a tool that exists, with arguments that fit its schema. The result
+of a tool is appended to the conversation. The program needs the package mcp (`symphony-os[programs]`).
 """
 
 import json
@@ -19,11 +19,11 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("mcp_client needs the package mcp: pip install 'symphony-os[programs]'") from None
 
-MAX_TOKENS = 256  # of a call, or of the answer
+MAX_TOKENS = 256  # maximum for a call or an answer
 
 
 def form(tools: Sequence[Tool]) -> sym.Grammar:
-    """JSON that calls one of the tools with what it takes, or answers; without tools that alone."""
+    """Return a grammar of JSON that either calls one of the tools or answers; without tools, it can only answer."""
     calls: list[dict[str, Any]] = [
         {"tool": {"const": tool.name}, "arguments": {"additionalProperties": False, **tool.input_schema}}
         for tool in tools
@@ -36,7 +36,7 @@ def form(tools: Sequence[Tool]) -> sym.Grammar:
 
 
 async def converse(client: Client, question: str, max_calls: int) -> AsyncIterator[str]:
-    """The model's calls, what the tools give, and at last its answer."""
+    """Yield the model's calls, the results of the tools, and last the answer."""
     tools = (await client.list_tools()).tools
     known = "\n".join(f"{tool.name}: {tool.description} {json.dumps(tool.input_schema)}" for tool in tools)
     system = f'Answer with {{"tool": ..., "arguments": ...}} or {{"answer": ...}}. The tools:\n{known}'
@@ -67,7 +67,7 @@ async def main(arguments: sym.Arguments) -> None:
             async for line in converse(client, args.question, args.max_calls):
                 print(line)
     except* MCPError as errors:
-        first: BaseException = errors  # a group of groups, of the tasks that it ended
+        first: BaseException = errors  # groups may nest, one level for each task group
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise ConnectionError(f"the server {args.server[0]}: {first}") from None

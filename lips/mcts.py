@@ -1,12 +1,12 @@
-"""Monte Carlo tree search: the model proposes, and a computed reward says where to look further.
+"""Monte Carlo tree search: the model proposes steps, and a computed reward directs the search.
 
     symphony run mcts 24 --tokens 600
 
-The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file that holds an
-expression as far as it goes, forked from its parent's. The model's distribution, narrowed to the tokens that may come,
-is the prior of its moves (PUCT). A rollout draws the rest, and is worth more the nearer its value is to the target.
-A node keeps the best of its rollouts, where the method keeps their mean: nobody plays against the search, which wants
-one expression, and with the mean it finds hardly more than chance.
+The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file with the
+beginning of an expression, forked from its parent's file. The model's distribution over the tokens that may come is
+the prior of a node's moves (PUCT). A rollout draws the rest; its reward is higher the nearer its value is to the
+target. The published method keeps the mean reward of a node's rollouts; here a node keeps the best. This search has no
+opponent, and needs one expression. With the mean, it finds hardly more than chance.
 """
 
 import math
@@ -19,21 +19,21 @@ LENGTH = 7
 
 
 class Node(sym.Tree):
-    """An expression as far as it goes. Its file holds the tokens before `token`, the last."""
+    """The beginning of an expression. `token` is the last token, and the node's file holds all tokens before it."""
 
     token: int
     text = ""
     prior, visits, best = 1.0, 0, 0.0
 
     def worth(self) -> float:
-        """Where to look next: the best that was found below it, and what the model expects while little is known."""
+        """Return the PUCT value: the best reward below this node, plus the prior, which counts less with each visit."""
         assert self.parent is not None
         explored = self.prior * math.sqrt(self.parent.visits) / (1 + self.visits)
         return self.best + 2 * explored
 
 
 class Search:
-    """A search for an expression with a value."""
+    """A search for an expression with the value `target`."""
 
     def __init__(self, target: int, seed: int = 0) -> None:
         self.target, self.random = target, random.Random(seed)  # noqa: S311 - a game
@@ -46,7 +46,7 @@ class Search:
         self.best = (-math.inf, "")
 
     def moves(self, kv: sym.KV, token: int, length: int) -> list[tuple[int, float]]:
-        """The tokens that may come after this one, with their probabilities."""
+        """Return the tokens that may follow `token`, with their probabilities."""
         allowed = self.signs if length % 2 else self.digits
         with sym.pred(kv, [token]) as dist:
             return [(each, math.exp(p)) for each, p in dist.topk(len(allowed), allowed=allowed)]
@@ -62,7 +62,7 @@ class Search:
             child.token, child.prior, child.text = token, prior, node.text + self.texts[token].decode()
 
     def rollout(self, node: Node) -> float:
-        """Draws the rest of the expression, on a fork."""
+        """Draw the rest of the expression on a fork; return its reward."""
         text, token = node.text, node.token
         with node.kv.fork() as kv:
             while len(text) < LENGTH:
@@ -72,7 +72,7 @@ class Search:
         return self.reward(text)
 
     def step(self) -> None:
-        """Select, expand, roll out, and tell all nodes on the way."""
+        """Select a node, expand it, roll out, and update all nodes on the way."""
         node = self.root
         while node.children:
             node = max(node.children, key=Node.worth)

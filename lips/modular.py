@@ -1,12 +1,12 @@
-"""Modular cache: joins texts that were computed apart, and says what that costs in accuracy.
+"""Modular cache: joins texts that were computed separately, and measures the loss of accuracy.
 
     symphony run modular "Which of them make honey?" bees.md ants.md
     symphony run modular --choose 2 "Which of them make honey?" bees.md ants.md wasps.md
 
-After "Prompt Cache" (Gim et al., 2024). Each text is a module: a KV file, computed once, behind the system message
-alone. `kv_merge` joins modules by turning their keys to new positions; nothing is computed but the question. What is
-lost is that a module has not seen the others. The mean KL divergence of what comes next, along the answer of the
-recomputed prompt, says how much that is.
+The method is from "Prompt Cache" (Gim et al., 2024). Each text is a module: a KV file, computed once, after the system
+message alone. `kv_merge` joins modules by rotating their keys to new positions, so only the question is computed.
+Accuracy suffers because a module has not seen the other modules. The program measures this loss along the answer that
+the recomputed prompt gives: the mean KL divergence of the next-token distributions.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ SYSTEM = {"role": "system", "content": "You answer from the texts that the user 
 
 
 def after_system(text: str, *, asks: bool) -> list[int]:
-    """The tokens of a user's message behind the system message."""
+    """Return the tokens of a user's message that follows the system message."""
     head = sym.chat_tokens([SYSTEM], add_generation_prompt=False)
     return sym.chat_tokens([SYSTEM, {"role": "user", "content": text}], add_generation_prompt=asks)[len(head) :]
 
 
 def open_module(head: sym.KV, text: str) -> sym.KV:
-    """The entries of a text that has seen the head, without the head's; computed once, whatever it is joined with."""
+    """Open the file of a text, computed after the head, but without the head's entries. All joins share this file."""
     path = f"modules/{sha256(text.encode()).hexdigest()[:16]}.kv"
     with head.lock():
         try:
@@ -36,7 +36,7 @@ def open_module(head: sym.KV, text: str) -> sym.KV:
         except sym.NotFound:
             with sym.kv_fork(head) as kv:
                 sym.kv_write(kv, after_system(text, asks=False))
-                return sym.kv_extract(kv, [(head.len(), None)], path, rebase=False)  # keys are turned once, when joined
+                return sym.kv_extract(kv, [(head.len(), None)], path, rebase=False)  # the merge rotates the keys
 
 
 def log_probs(dist: sym.Dist) -> npt.NDArray[np.float64]:
@@ -46,7 +46,7 @@ def log_probs(dist: sym.Dist) -> npt.NDArray[np.float64]:
 
 @dataclass
 class Joined:
-    """An answer over joined modules, and what recomputing them as one prompt would say."""
+    """An answer over joined modules, beside the answer of the same prompt recomputed as a whole."""
 
     answer: str
     recomputed: str
@@ -56,7 +56,7 @@ class Joined:
 
 
 def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
-    """Asks over the files joined, and over a file of the same tokens that is computed anew."""
+    """Ask the question on the joined files, and on a recomputed file of the same tokens."""
     tail = after_system(question, asks=True)
     with sym.kv_merge(files) as joined, sym.kv_create() as whole:
         num_joined = sym.kv_write(whole, joined.read()[0])

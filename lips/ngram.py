@@ -1,12 +1,12 @@
-"""N-gram speculation by hand: drafts from earlier text, checked in one step, wrong guesses cut off.
+"""N-gram speculation: drafts tokens from earlier text, checks them in one step, cuts off wrong ones.
 
     symphony run ngram "Count: one, two, three, one, two, three," --max-tokens 60
     symphony run ngram "Count: one, two, three, one, two, three," --builtin
 
-Text repeats itself. Where the last tokens came before, what followed them there is a guess at what follows now (Saxena,
-"Prompt Lookup Decoding", 2023). One `pred(rows="all")` gives what the model says behind each guess, so each guess that
-it agrees with saves a step. Guesses that were wrong are cut from the KV file. The tokens are those of greedy decoding,
-whatever was guessed. `generate(draft="ngram")` does the same inside the daemon: compare with --builtin.
+Text repeats itself. If the last tokens occurred earlier, the tokens that followed are a guess at the next tokens
+(Saxena, "Prompt Lookup Decoding", 2023). One `pred(rows="all")` returns the model's token after each guess, so each
+guess that the model agrees with saves a step. Wrong guesses are cut from the KV file. The output is always that of
+greedy decoding. `generate(draft="ngram")` does the same inside the daemon: compare with --builtin.
 """
 
 import sys
@@ -17,7 +17,7 @@ import libsym as sym
 
 
 def draft(text: list[int], match: int, length: int) -> list[int]:
-    """Return the tokens behind the latest earlier place of the last `match` tokens."""
+    """Find the latest earlier place of the last `match` tokens; return up to `length` tokens that follow it."""
     for at in reversed(range(match, len(text))):
         if text[at - match : at] == text[-match:]:
             return text[at : at + length]
@@ -25,15 +25,15 @@ def draft(text: list[int], match: int, length: int) -> list[int]:
 
 
 def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) -> Iterator[list[int]]:
-    """Appends `tokens` and goes on as far as the context: what each step found. Its last token is not in `kv` yet."""
+    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the latest one."""
     text, room, pending = kv.read()[0] + tokens, kv.room(), tokens
     while True:
         guesses = draft(text, match, min(length, max(0, room - len(pending))))
         rows = sym.pred(kv, [*pending, *guesses], rows="all", top_k=1)
-        said = [row.argmax() for row in rows][len(pending) - 1 :]  # behind `pending`, and behind each guess
+        said = [row.argmax() for row in rows][len(pending) - 1 :]  # the tokens after `pending` and after each guess
         num_right = next((i for i, guess in enumerate(guesses) if guess != said[i]), len(guesses))
         kv.truncate(len(text) + num_right)
-        found = said[: num_right + 1]  # the guesses that were right, and what comes after them
+        found = said[: num_right + 1]  # the right guesses, and the model's token after them
         yield found
         text, room, pending = text + found, room - len(pending) - num_right, found[-1:]
         if not room:
@@ -42,9 +42,9 @@ def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) ->
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with")
+    arguments.text("text", "the text to continue")
     arguments.whole("--max-tokens", "tokens to generate", 100)
-    arguments.whole("--match", "tokens that must have come before", 2, most=16)
+    arguments.whole("--match", "last tokens that must occur earlier", 2, most=16)
     arguments.whole("--length", "tokens of a draft, at most", 8, most=64)
     arguments.add_argument("--builtin", action="store_true", help="have the daemon do it, in one call")
     args = arguments.parse_args()

@@ -1,10 +1,10 @@
-"""A precomputed prefix, and one fork and one thread for each query: the second program of the paper.
+"""Shared prefix: computed once, and forked for each query; the second program of the paper.
 
     symphony run prefix "What is a fork?" "What is a spoon?"
 
-`sys_msg.kv` is computed the first time and stays on the mount, for the next run and for other programs. What a query
-costs is the query: its fork has the prefix in constant time, and all of them share the prefix's memory. The daemon
-puts what the threads ask for at the same time into the same steps of the model.
+The first run computes `sys_msg.kv`, which stays on the mount for later runs and other programs. A query costs only its
+own tokens: its fork has the prefix in constant time, and all forks share the memory of the prefix. The daemon puts
+simultaneous calls of the threads into the same steps of the model.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,9 @@ SYSTEM = "You answer in one short sentence."
 
 
 def open_prefix() -> sym.KV:
-    """Open the file that conversations with that system message begin with: from the mount, or computed once.
+    """Open the file that conversations with this system message begin with; compute it if it does not exist.
 
-    However many runs begin at the same time, one computes the file. A file has its name when it is whole.
+    If several runs begin at the same time, one of them computes the file. Its name appears when it is complete.
     """
     system = [{"role": "system", "content": SYSTEM}]
     return sym.kv_open_or_compute(PREFIX, sym.chat_tokens(system, add_generation_prompt=False))
@@ -28,7 +28,7 @@ def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
     """Answer one query on a fork of the prefix."""
     conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}]
     with sym.kv_fork(prefix) as kv:
-        tokens = sym.kv_rewind(kv, sym.chat_tokens(conversation))  # what is not in the prefix
+        tokens = sym.kv_rewind(kv, sym.chat_tokens(conversation))  # the tokens that the prefix does not have
         words = sym.decode(kv, tokens, sym.Dist.argmax, max_tokens=max_tokens).full_text()
     sym.send_to_user(f"{query} {words.strip()}\n")
 
@@ -42,4 +42,4 @@ def main(arguments: sym.Arguments) -> None:
         with ThreadPoolExecutor(len(args.query)) as threads:
             begun = [threads.submit(answer, prefix, query, args.max_tokens) for query in args.query]
         for each in begun:
-            each.result()  # a query that has failed says so here, when all have ended
+            each.result()  # raises the error of a failed query, after all have ended

@@ -3,9 +3,10 @@
     symphony run prefix_tree --document bees.md --document ants.md "What do they eat?" "Where do they live?"
     symphony run prefix_tree --system "Be brief." --system "Be funny." --document bees.md "What do they eat?"
 
-Prompts that begin alike are a tree: system message, document, question. Here the tree is one of KV files, and of
-directories on the mount (`find /kv/prefix_tree`): each file is a fork of the one above it, and goes on. A prompt costs
-the tokens that no other has, all answers are decoded at the same time, and the next run finds the tree as it is.
+Prompts with common beginnings form a tree: system message, document, question. Here each node is a KV file, and the
+directories on the mount have the shape of the tree (`find /kv/prefix_tree`). Each file forks the file above it and adds
+its own message. A prompt costs only the tokens that it shares with no other prompt. All answers are decoded at the same
+time, and the next run finds the tree again.
 """
 
 import re
@@ -15,34 +16,34 @@ from collections.abc import Iterator, Mapping, Sequence
 import libsym as sym
 
 Message = Mapping[str, str]
-Level = Mapping[str, Message]  # those that may stand at one place of the conversation, by the names of their nodes
+Level = Mapping[str, Message]  # alternative messages for one place of the conversation, by the names of their nodes
 
 
 def grow(
     parent: sym.KV, before: Sequence[Message], levels: Sequence[Level], directory: str, max_tokens: int
 ) -> Iterator[tuple[str, sym.Generation]]:
-    """A node for each message of the first level, and below it those of the others; the last level is answered."""
+    """Make a node for each message of the first level, and the other levels below. Yield the last level's answers."""
     sym.kv_mkdir(directory, parents=True)
     for name, message in levels[0].items():
         path, messages, is_last = f"{directory}/{name}", [*before, message], len(levels) == 1
         try:
             node = sym.kv_fork(parent, f"{path}.kv")
         except sym.Exists:
-            node = sym.kv_open(f"{path}.kv", "rw")  # of an earlier run: what it holds of the text is computed
+            node = sym.kv_open(f"{path}.kv", "rw")  # from an earlier run, with tokens that are computed already
         missing = sym.kv_rewind(node, sym.chat_tokens(messages, add_generation_prompt=is_last))
         if is_last:
-            yield path, sym.generate(node, missing, max_tokens=max_tokens)  # under way from here on
+            yield path, sym.generate(node, missing, max_tokens=max_tokens)  # in flight from here on
         else:
             try:
                 sym.kv_write(node, missing)
             except sym.Invalid:
-                node.remove()  # the context has no room for it: nothing is left that looks like a node
+                node.remove()  # the message does not fit into the context: leave no half node
                 raise
             yield from grow(node, messages, levels[1:], path, max_tokens)
 
 
 def level(role: str, texts: Sequence[tuple[str, str]]) -> Level:
-    """Messages by names that files can have: a number, and the beginning of what each is called."""
+    """Return the messages by names for files: a number, and the beginning of the message's own name."""
     names = (re.sub(r"\W+", "-", f"{number} {name}")[:40].strip("-") for number, (name, _) in enumerate(texts))
     return {name: {"role": role, "content": text} for name, (_, text) in zip(names, texts, strict=True)}
 
@@ -60,7 +61,7 @@ def main(arguments: sym.Arguments) -> None:
         level("user", args.document),
         level("user", [(text, text) for text in args.question]),
     ]
-    with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time
+    with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # an empty file: its lock admits one run at a time
         too_long = 0
         for path, answer in list(grow(root, [], levels, args.tree, args.max_tokens)):
             try:

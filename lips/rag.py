@@ -1,11 +1,11 @@
-"""Answers from a directory of documents, and keeps the KV of those that are asked for most.
+"""Answers questions from a directory of documents, and keeps the KV of the most used passages.
 
     symphony run rag --budget 20000 docs "What do bees eat?" "Where do ants live?"
 
-A passage (what is below a heading) is computed when it is first asked about; from then on it is a KV file that each
-question forks. Which files stay is this program's own policy: popularity. A file's PRIORITY counts its questions, so
-the count outlives the program, and where memory runs short the daemon moves the least asked to disk first. Beyond the
-budget the least asked is removed. A passage that has changed, or is gone, leaves the mount with the next question.
+A passage (the text below a heading) is computed for its first question, and is then a KV file that each question forks.
+The program decides by popularity which files stay. A file's PRIORITY counts its questions: the count outlives the
+program, and when memory runs short the daemon moves the least used passages to disk first. Beyond the budget the
+program removes the least used ones. The next question removes the files of changed or deleted passages.
 """
 
 import math
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import libsym as sym
 
-HIGHEST_PRIORITY, MOST_CHARS = 100, 2000  # of a passage: the context has room for it, and for the question
+HIGHEST_PRIORITY, MOST_CHARS = 100, 2000  # passages this short leave room for a question
 
 
 def read(directory: Path) -> dict[str, str]:
-    """The passages by their names: each document, cut at its headings, and where a part is long, between lines."""
+    """Return the passages by name: each document is cut at its headings, and long parts are cut between lines."""
     found = dict[str, str]()
     for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"} and path.is_file()):
         parts = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
@@ -31,7 +31,7 @@ def read(directory: Path) -> dict[str, str]:
 
 
 def cut(text: str) -> Iterator[str]:
-    """Passages of at most MOST_CHARS: whole lines, but for a line that is longer."""
+    """Yield pieces of at most MOST_CHARS. Cuts are between lines, except inside a line that is longer."""
     while len(text) > MOST_CHARS:
         at = text.rfind("\n", 0, MOST_CHARS) + 1 or MOST_CHARS
         yield text[:at]
@@ -40,7 +40,7 @@ def cut(text: str) -> Iterator[str]:
 
 
 def find(question: str, passages: dict[str, str]) -> str | None:
-    """The passage that fits best, by BM25: rare words count, and in short passages more. None: no word is in any."""
+    """Return the name of the passage that fits best by BM25, or None if no passage has a word of the question."""
     counts = {name: Counter(re.findall(r"\w+", text.lower())) for name, text in passages.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts) or 1
     words = re.findall(r"\w+", question.lower())
@@ -54,25 +54,25 @@ def find(question: str, passages: dict[str, str]) -> str | None:
 
 
 class Shelf:
-    """Passages that are KV files: at most `budget` tokens of them, in a directory of the mount."""
+    """A directory on the mount with passages as KV files, of at most `budget` tokens together."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.path, self.budget = path, budget
         sym.kv_mkdir(path, parents=True)
 
     def place(self, name: str, text: str) -> str:
-        """A changed text has another place: what is computed at one never has to be looked at."""
+        """Return the path of a passage. A changed text gets another path, so a file at this path is always valid."""
         digest = sha256(f"{name}\0{text}".encode(errors="surrogateescape")).hexdigest()
         return f"{self.path}/{name.replace('/', '-')[-40:]}-{digest[:16]}.kv"
 
     def take(self, name: str, text: str) -> sym.KV:
-        """The passage's file, computed if it is not there, which now was asked for once more."""
+        """Open the file of a passage, or compute it; count one more question for it."""
         kv = sym.kv_open_or_compute(self.place(name, text), sym.chat_tokens([under(text)], add_generation_prompt=False))
         sym.kv_advise(kv, sym.PRIORITY(min((kv.stat().priority or 0) + 1, HIGHEST_PRIORITY)))
         return kv
 
     def tidy(self, passages: dict[str, str], in_use: sym.KV) -> None:
-        """Removes what is of no passage any more; then, while there is too much, what was asked for least."""
+        """Remove files without a current passage; then, while the budget is exceeded, the least used files."""
         current = {self.place(name, text) for name, text in passages.items()}
         files = {(path := f"{self.path}/{entry.name}"): sym.kv_stat(path) for entry in sym.kv_list(self.path)}
         for path in sorted(files, key=lambda path: (path in current, files[path].priority or 0)):
@@ -87,7 +87,7 @@ def under(passage: str) -> dict[str, str]:
 
 
 def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: int) -> tuple[str | None, str]:
-    """The name of the passage that was asked, and what it says; None: no passage is about that."""
+    """Return the name of the passage that fits the question, and the answer from it. None: no passage fits."""
     if (name := find(question, passages)) is None:
         return None, "No passage has a word of this question."
     conversation = sym.chat_tokens([under(passages[name]), {"role": "user", "content": question}])
@@ -102,7 +102,7 @@ def main(arguments: sym.Arguments) -> None:
     arguments.text("question", nargs="+")
     arguments.whole("--budget", "tokens of passages to keep", 50000)
     arguments.whole("--max-tokens", "of an answer", 48)
-    place = (args := arguments.parse_args()).directory.resolve()  # others may have its name
+    place = (args := arguments.parse_args()).directory.resolve()  # other directories may have the same name
     shelf, failed = Shelf(f"rag/{place.name}-{sha256(bytes(place)).hexdigest()[:8]}", args.budget), ""
     for question in args.question:
         before = sym.getrusage().tokens
@@ -111,6 +111,6 @@ def main(arguments: sym.Arguments) -> None:
         try:
             name, text = answer(shelf, passages, question, args.max_tokens)
             sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")
-        except sym.Invalid as error:  # the question is beyond the context: others are answered first
+        except sym.Invalid as error:  # longer than the context: answer the other questions first
             failed = f"rag: {question[:40]!r}: {error}"
     raise SystemExit(failed or 0)

@@ -1,12 +1,12 @@
-"""ReAct: the model thinks, calls a tool, reads what it gave, and goes on.
+"""ReAct: the model thinks, calls a tool, reads the result, and goes on until it has an answer.
 
     symphony run react "What is 17 * 23?"
     symphony run react "Who wrote the report?" --files . --database people.db
 
 The tools run here, beside the model: a calculator, a search in files, SQL on a database. No option adds another tool:
-copy this file, and add a function with a docstring to `tools` in `main`. A result is appended to the conversation,
-whose KV file has stayed where it is. So a call of a tool costs the tokens of its result; nothing is sent and prefilled
-again. A grammar holds a small model to the form. (Yao et al. 2022)
+copy this file, and add a function with a docstring to `tools` in `main`. The result of a tool is appended to the
+conversation, whose KV file stays in place. So a call of a tool costs only the tokens of its result; nothing is sent and
+prefilled again. A grammar keeps a small model to the form. (Yao et al. 2022)
 """
 
 import ast
@@ -60,7 +60,7 @@ def query(database: Path) -> Tool:
     def rows(statement: str) -> str:
         """The rows that SQL selects, like query[SELECT name FROM sqlite_master]."""
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # this database, and no other
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # no ATTACH of other databases
             return str(connection.execute(statement).fetchmany(5))
 
     return rows
@@ -72,7 +72,7 @@ def prompt(tools: Mapping[str, Tool]) -> str:
 
 
 def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: int) -> Iterator[str]:
-    """Yield what the model says and the tools give, up to the answer: due when calls are used up or made again."""
+    """Yield the model's lines and the tools' results. After a repeated call or `max_calls` calls, it must answer."""
     thought, answer = r"Thought: [^\n]{1,160}\n", r"Answer: [^\n]{1,160}"
     action = rf"(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|{answer})"
     asked, made, calls_left = question, set[str](), max_calls
@@ -90,7 +90,7 @@ def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: i
             made.add(call)
             try:
                 result = tools[name](argument.removesuffix("]"))
-            except Exception as error:  # noqa: BLE001 - tools raise what they like, and the model may do better
+            except Exception as error:  # noqa: BLE001 - tools may raise anything, and the model may correct its call
                 result = f"{type(error).__name__}: {error}"
         yield (asked := f"Observation: {result}")
 

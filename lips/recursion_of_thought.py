@@ -1,11 +1,11 @@
-"""Recursion of thought: a problem that is too long for one context is divided among several.
+"""Recursion of thought: divides a problem that is too long for one context among several contexts.
 
     symphony run recursion_of_thought 3 4 2 1 5 2
 
-The problem is a sum. The model adds two numbers; a longer sum is divided, each part is solved in a context of its own,
-and their results are a new, small problem. No context ever holds more than the examples and one small problem, however
-long the sum is. In the paper the model says how to divide, for which it was trained; here the program pairs the
-numbers, for any model can be asked. Problems of one level are solved side by side. (Lee and Kim 2023)
+The problem is a sum. The model adds two numbers. A longer sum is divided into parts, and each part is solved in a
+separate context. The results are a new, smaller problem. So each context holds only the examples and one small problem,
+however long the sum is. In the paper the model was trained to divide the problem. Here the program pairs the numbers,
+so any model will do. Problems of one level are solved side by side. (Lee and Kim 2023)
 """
 
 import libsym as sym
@@ -14,14 +14,14 @@ EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 =
 
 
 def add(examples: sym.KV, pairs: list[tuple[int, int]]) -> list[int]:
-    """Return the sums that the model gives, each in a context of its own."""
+    """Return the model's sums of the pairs. Each sum is computed in a separate context."""
     number = sym.Grammar.regex(" [0-9]{1,20}\n")
     asked = [sym.generate(examples.fork(), sym.tokenize(f"{a} + {b} ="), grammar=number) for a, b in pairs]
     return [int(generation.full_text()) for generation in asked]
 
 
 def solve(examples: sym.KV, problem: list[int]) -> tuple[int, int]:
-    """The sum, and how deep it went: all problems of a level at once, the smallest first."""
+    """Return the sum and the number of levels. Each level adds pairs of numbers, all at the same time."""
     depth = 0
     while len(problem) > 1:
         pairs = list(zip(problem[::2], problem[1::2], strict=False))

@@ -1,10 +1,9 @@
-"""Reflexion: tries, has the attempt tested, says what was wrong, and tries again.
+"""Reflexion: the model writes code, reads why its test failed, says what was wrong, and tries again.
 
     symphony run reflexion "a function double(x) that gives twice x" --test "assert double(4) == 8"
 
-The test is Python that runs, confined, behind the model's code: no opinion, a result. What went wrong and what the
-model makes of it stay in the conversation, which is one KV file: a new attempt costs its own tokens.
-(Shinn et al. 2023)
+The test is Python code that runs, confined, after the model's code. The conversation is one KV file, and keeps the
+errors and the model's conclusions. So a new attempt costs only its own tokens. (Shinn et al. 2023)
 """
 
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ import libsym as sym
 
 
 def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 160) -> Iterator[tuple[str, str]]:
-    """Code, and what was wrong with it; the last one passed (nothing is wrong), or was the last that was allowed."""
+    """Yield each attempt's code and its error (empty if the test passed). Stop at success or after `most` attempts."""
     asked = f"Write Python: {task}. Write the code alone."
     for number in range(1, most + 1):
-        with sym.Interpreter() as python:  # a new one: what an earlier attempt defined does not help
+        with sym.Interpreter() as python:  # a new one, without the definitions of earlier attempts
             code, wrong = python.ask(chat, asked, max_tokens=max_tokens)
             if python.raised is None:
                 wrong = python.run(test)
@@ -31,7 +30,7 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("task", "what the code is to be")
+    arguments.text("task", "a description of the code")
     arguments.text("--test", "Python that fails where the code is wrong", required=True)
     arguments.whole("--attempts", "at most so many", 3)
     args = arguments.parse_args()

@@ -1,12 +1,12 @@
-"""Recursive language model: a context that the model does not read, but explores with code of its own.
+"""Recursive language model: the model explores long contexts by its own code, and does not read them.
 
     symphony run rlm "Which city is the treasure in?" atlas.kv diary.kv
 
-The contexts are KV files, computed once (`cat atlas.txt > /kv/.symphony/text/atlas.kv`), as long and as many as you
-like. The model sees their names alone. Its code reads them on the text view of the mount, cuts and searches, and asks
-the model about one of them with `ask(name, question)`: a fork of that file, so nothing is computed again but the
-question. It runs in an `Interpreter`, which may read these texts and nothing else.
-The status is 1 where no answer comes within --max-turns. (Zhang and Khattab 2025)
+The contexts are KV files of any length and number, computed once (`cat atlas.txt > /kv/.symphony/text/atlas.kv`). The
+model sees only their names. Its code reads and searches the contexts on the text view of the mount. With
+`ask(name, question)`, it asks the model about a context. `ask` forks the context's file, so only the question is
+computed. The code runs in an `Interpreter`, which may read these texts and nothing else. The status is 1 if no answer
+comes within --max-turns. (Zhang and Khattab 2025)
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ import libsym as sym
 
 
 def explore(question: str, names: Sequence[str], max_turns: int = 4) -> Iterator[str]:
-    """Yield the code of each turn and what it printed; last what it gave to answer(), or Invalid."""
+    """Yield the code of each turn and its output, and last the answer. Without an answer, raise Invalid."""
     view = Path(sym.model_info().mount, ".symphony", "text")
     texts, answers = {name: str(view / name) for name in names}, list[object]()
 
     def ask(name: str, question: str) -> str:
-        """Return the answer of the model when it has read that context."""
+        """Ask the model about a context that it has read; return its answer."""
         if name not in names:
             raise ValueError(f"there is no context {name}: there are {', '.join(names)}")
         with sym.kv_fork(name) as kv:
@@ -53,6 +53,6 @@ def main(arguments: sym.Arguments) -> None:
     arguments.whole("--max-turns", default=4)
     args = arguments.parse_args()
     for name in args.contexts:
-        sym.kv_open(name).close()  # one that is not there, or not to be read, is told of now
+        sym.kv_open(name).close()  # reports a missing or unreadable file before the model starts
     for text in explore(args.question, args.contexts, args.max_turns):
         print(text.rstrip(), end="\n\n")

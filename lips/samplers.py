@@ -3,8 +3,8 @@
     symphony run samplers "Once upon a time" --sampler min_p
     symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
 
-Each of the first is a function of the probabilities, which gives those that are left; one is then drawn. A new idea of
-how to draw is three lines here, and no change to the daemon.
+Each of the first five is a function of the probabilities that returns weights; one token is then drawn by weight. A new
+sampler takes three lines here, and no change to the daemon.
 """
 
 import math
@@ -18,7 +18,7 @@ import libsym as sym
 
 Probs = npt.NDArray[np.float64]
 Sampler = Callable[[Probs, np.random.Generator], Probs]
-"""Is given probabilities and a source of chance; gives weights, which need not add up to 1."""
+"""Function of probabilities and a random generator that returns weights. The weights may have any sum."""
 
 
 def min_p(p: Probs, _rng: np.random.Generator, least: float = 0.1) -> Probs:
@@ -35,12 +35,12 @@ def eta(p: Probs, _rng: np.random.Generator, epsilon: float = 3e-3) -> Probs:
 
 
 def xtc(p: Probs, rng: np.random.Generator, threshold: float = 0.1, chance: float = 0.5) -> Probs:
-    top = np.flatnonzero(p >= threshold)  # excludes top choices: all but the least likely one of them
+    top = np.flatnonzero(p >= threshold)  # excludes the top choices, except the least likely of them
     return np.where((p >= threshold) & (p > p[top].min()), 0, p) if len(top) > 1 and rng.random() < chance else p
 
 
 def adaptive(p: Probs, _rng: np.random.Generator, base: float = 0.8, theta: float = 0.5) -> Probs:
-    temperature = base * 0.8 ** (theta / max(entropy(p), 1e-6))  # sure of itself: colder; undecided: as `base` says
+    temperature = base * 0.8 ** (theta / max(entropy(p), 1e-6))  # low entropy gives a low temperature; at most `base`
     return np.asarray(np.exp(np.log(p / p.max()) / max(temperature, 1e-3)))
 
 
@@ -62,7 +62,7 @@ def generate(kv: sym.KV, prompt: list[int], sampler: Sampler | sym.Sampler, seed
     rng = np.random.default_rng(seed)
 
     def draw(dist: sym.Dist) -> int:
-        p = np.maximum(np.asarray(dist.probs(), np.float64), 1e-300)  # logarithms of 0 help nobody
+        p = np.maximum(np.asarray(dist.probs(), np.float64), 1e-300)  # so that no logarithm is infinite
         weights = sampler(p, rng)
         return int(rng.choice(len(p), p=weights / weights.sum()))
 

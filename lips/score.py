@@ -1,11 +1,12 @@
-"""Scores texts: the perplexity of files, or which of some endings a text has most likely.
+"""Scores texts: the perplexity of files, or the likeliest of several endings of a text.
 
     symphony run score README.md
     symphony run score --after "The capital of France is" " Paris" " Rome" " a dog"
 
-Of a file: perplexity, that is e to the mean surprise of a token. A text that is longer than the context is read in
-windows, each of which begins half a context earlier than what it scores. Of endings: the log-probability of each after
-the same text, which is computed once, the likeliest first; and the mean of its tokens, where long endings lose nothing.
+For a file the score is its perplexity, that is e to the mean surprise of a token. A text that is longer than the
+context is read in windows; each begins half a context before the tokens that it scores. For endings the score is the
+log-probability of each ending after the same text, which is computed once. The likeliest ending comes first. The mean
+per token is shown, too, since a sum puts long endings at a disadvantage.
 """
 
 import math
@@ -16,7 +17,7 @@ import libsym as sym
 
 
 def surprises(tokens: list[int], context: int) -> list[float]:
-    """Return the log-probability of each token but the first."""
+    """Return the log-probability of each token except the first."""
     stride, found = max(context // 2, 1), list[float]()
     while len(found) + 1 < len(tokens):
         begin = max(len(found) + 1 + stride - context, 0) if found else 0
@@ -27,15 +28,15 @@ def surprises(tokens: list[int], context: int) -> list[float]:
 
 
 def endings(text: str, ends: list[str]) -> list[tuple[float, float, str]]:
-    """Return the log-probability of each ending after the text, with its mean a token, the likeliest first."""
+    """Return the log-probability of each ending, its mean per token, and the ending; the likeliest comes first."""
     found = []
     with sym.kv_create() as kv:
         kv.write(given := sym.tokenize(text))
         for end in ends:
-            whole = sym.tokenize(text + end)  # whose first tokens may differ from the text's: they join at the seam
+            whole = sym.tokenize(text + end)  # tokens may join across the end of `text`
             same = next((i for i, (a, b) in enumerate(zip(given, whole, strict=False)) if a != b), len(given))
             if not same:
-                raise sym.Invalid(f"{end!r} joins the first token of the text, which depends on none: give more text")
+                raise sym.Invalid(f"{end!r} changes the first token of the text, and none precedes it: give more text")
             with kv.fork() as fork:
                 fork.truncate(same - 1)
                 logprobs = sym.score(fork, whole[same - 1 :])

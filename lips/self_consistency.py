@@ -1,9 +1,9 @@
-"""Self-consistency: draws several ways to an answer, and takes what most of them come to.
+"""Self-consistency: draws several chains of thought, and takes the answer that most of them reach.
 
     symphony run self_consistency "Tom has 3 apples and buys 2. How many has he?" -n 9
 
-The question is computed once. The ways are drawn on forks of its file, side by side. The last number of each is its
-vote; a way that is cut has none. (Wang et al. 2022)
+The question is computed once. The chains are drawn side by side, on forks of its file. The last number of each chain is
+its vote. A chain that --max-tokens cuts off has no vote. (Wang et al. 2022)
 """
 
 import re
@@ -15,13 +15,13 @@ import libsym as sym
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, however it is written: 3.50 is 3.5, and of 5-3 it is 3. None: there is none."""
+    """Return the last number of a text in one form (3.50 is 3.5; "5-3" ends in 3), or None if it has no number."""
     found = re.findall(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?", text)
     return f"{Decimal(found[-1].replace(',', '')).normalize():f}" if found else None
 
 
 def votes(drawn: list[sym.Generation]) -> Counter[str]:
-    """Count the answers that come to each number. An answer that was cut has come to none."""
+    """Count the answers that end with each number. An answer that was cut off does not count."""
     texts = [generation.full_text() for generation in drawn]
     whole = (text for text, generation in zip(texts, drawn, strict=True) if generation.finish != "length")
     return Counter(number for text in whole if (number := last_number(text)) is not None)

@@ -1,27 +1,28 @@
-"""Attention sinks: a window that keeps the first few entries, too, writes for ever and stays sane.
+"""Attention sinks: a window that also keeps the first few entries, so long texts stay coherent.
 
     symphony run sink "The history of the city begins" --window 64 --max-tokens 100
     symphony run sink --compare README.md --window 128
 
-A model puts attention that it needs nowhere else on the first entries of a text. Without them perplexity jumps, with
-four it stays near that of all entries. Positions are counted in the file: a text may exceed the context. (Xiao 2023)
+A model sends surplus attention to the first entries of a text. Without them perplexity jumps; with four of them it
+stays near that of all entries. After each eviction the remaining entries get new positions, so a text may be longer
+than the context. (Xiao 2023)
 """
 
 from collections.abc import Iterator
 
 import libsym as sym
 
-STEP = 16  # so many tokens come, and so many entries go, at once
+STEP = 16  # tokens appended at once, and entries evicted at once
 
 
 def make_room(kv: sym.KV, window: int, sinks: int) -> None:
-    """Forgets the oldest entries behind the sinks, if STEP more would be too many. `rebase` gives new positions."""
+    """Evict the oldest entries after the sinks if STEP more do not fit. `rebase` gives the rest new positions."""
     if kv.len() + STEP > window:
         kv.keep([(0, sinks), (sinks + STEP - window, None)], rebase=True)
 
 
 def perplexity(tokens: list[int], window: int, sinks: int) -> float:
-    """Of a text that is read through such a window. The first token of each step is not judged."""
+    """Return the perplexity of a text that is read through the window. The first token of each step does not count."""
     kv, logprobs = sym.kv_create(), list[float]()
     for at in range(0, len(tokens), STEP):
         make_room(kv, window, sinks)
@@ -30,7 +31,7 @@ def perplexity(tokens: list[int], window: int, sinks: int) -> float:
 
 
 def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens: int) -> Iterator[int]:
-    """Reads a prompt of any length, and goes on with it for as long as is wanted."""
+    """Append a prompt of any length, and yield its continuation up to `max_tokens`."""
     for at in range(0, len(prompt) - 1, STEP):
         make_room(kv, window, sinks)
         kv.write(prompt[:-1][at : at + STEP])
@@ -48,7 +49,7 @@ def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text to go on with", "Once upon a time")
     arguments.whole("--window", "entries of the file", 128)
-    arguments.whole("--sinks", "of these the first of the text", 4, least=0)
+    arguments.whole("--sinks", "how many of these are first entries of the text", 4, least=0)
     arguments.whole("--max-tokens", default=64)
     arguments.document("--compare", "print perplexities of this text instead", metavar="FILE")
     args = arguments.parse_args()

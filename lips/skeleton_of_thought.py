@@ -1,10 +1,10 @@
-"""Skeleton of thought: an outline first, and then all of its points side by side.
+"""Skeleton of thought: writes an outline first, and then all of its points side by side.
 
     symphony run skeleton_of_thought "How do I plant a tree?" --points 3
 
-A long answer is a chain of steps, one for each token. Here the chain is as long as the outline and the longest point.
-The points are written on forks of the file that holds question and outline, and share the steps of the daemon.
-(Ning et al. 2023)
+A long answer is a chain of steps, one for each token. Here the chain is only as long as the outline and the longest
+point together. The points are written on forks of the file with question and outline, and share the steps of the
+daemon. (Ning et al. 2023)
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import libsym as sym
 
 
 def answer(kv: sym.KV, question: str, num_points: int, max_tokens: int) -> Iterator[tuple[str, str]]:
-    """The points of the outline, each with what is said about it."""
+    """Yield each point of the outline with its explanation."""
     chat = sym.Chat(kv, "You answer briefly.")
     form = "\n".join(rf"{number}\. [A-Z][^\n.]{{4,40}}" for number in range(1, num_points + 1))
     outline = f"{question} Answer with an outline of {num_points} short points."

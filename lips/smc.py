@@ -1,12 +1,12 @@
-"""Sequential Monte Carlo steering: texts that keep a rule, as likely as the rule alone makes them.
+"""Sequential Monte Carlo steering: draws texts from the model's distribution, given a rule.
 
     symphony run smc "The sea is" --longest 5 --particles 16 --max-tokens 24
 
-The rule here is that no word is longer than --longest letters. Where only the next token is masked, as with a grammar,
-a text runs into places where the rule leaves it nothing likely: the model would not say that under the rule. Here a
-population of forks is drawn under the mask, and each has a weight: how likely the model kept the rule in each step.
-When the weights differ too much, particles are drawn anew by weight: the likely ones are forked, the others closed. So
-a text is drawn in proportion to its probability, given the rule. (Lew et al. 2023)
+The rule here is that no word is longer than --longest letters. If only the next token is masked, as with a grammar, a
+text may reach places where the rule leaves only unlikely tokens. Here a population of forks, the particles, is drawn
+under the mask. Each has a weight: the model's probability of keeping the rule, multiplied over the steps. When the
+weights differ too much, particles are resampled by weight: likely ones are forked, the others closed. So a text is
+drawn in proportion to its probability, given the rule. (Lew et al. 2023)
 """
 
 import math
@@ -18,33 +18,33 @@ from functools import reduce
 import libsym as sym
 
 Allowed = Callable[[int], sym.TokenSet]
-"""Gives the tokens that keep the rule in a state."""
+"""A function from a state to the tokens that keep the rule in it."""
 After = Callable[[int, int], int]
-"""Gives the state after a token."""
+"""A function from a state and a token to the next state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """A text. `kv` holds what comes before `pending`; `state` is what the rule has to know of the text."""
+    """A text. `kv` holds all tokens before `pending`; `state` is the part of the text that the rule depends on."""
 
     kv: sym.KV
     pending: list[int]
     state: int
     tokens: tuple[int, ...] = ()
-    weight: float = 0.0  # a logarithm
+    weight: float = 0.0  # natural logarithm of the weight
     is_over: bool = False
 
 
 def steer(
     kv: sym.KV, tokens: list[int], allowed: Allowed, after: After, count: int, max_tokens: int, rng: random.Random
 ) -> list[Particle]:
-    """Append `tokens`, but for the last; return `count` continuations of all of them, with their weights.
+    """Append `tokens` except the last; return `count` weighted continuations of all `tokens`.
 
-    A full context ends them as `max_tokens` does.
+    Continuations end at `max_tokens`, or when the context is full.
     """
     kv.write(tokens[:-1])
     end, state = sym.model_info().eos_ids, reduce(after, tokens, 0)
-    particles = [Particle(kv.fork(), tokens[-1:], state) for _ in range(count)]
+    particles = [Particle(fork, tokens[-1:], state) for fork in kv.fork_n(count)]
     for _ in range(max(1, min(max_tokens, kv.room()))):
         live = [number for number, each in enumerate(particles) if not each.is_over]
         if not live:
@@ -54,7 +54,7 @@ def steer(
             assert isinstance(dist, sym.Dist)
             old, can = particles[number], allowed(particles[number].state)
             token = dist.sample(u=rng.random(), allowed=can)
-            kept = dist.logprob(token) - dist.logprob(token, allowed=can)  # how likely the model keeps the rule here
+            kept = dist.logprob(token) - dist.logprob(token, allowed=can)  # log-probability of keeping the rule here
             found, state = (*old.tokens, token), after(old.state, token)
             particles[number] = Particle(old.kv, [token], state, found, old.weight + kept, token in end)
         particles = resampled(particles, rng)
@@ -62,14 +62,14 @@ def steer(
 
 
 def resampled(particles: list[Particle], rng: random.Random) -> list[Particle]:
-    """Draw particles anew by weight if less than half of them count; each then has the mean weight."""
+    """Resample the particles if their effective number is below half; each then has the mean weight."""
     most = max(each.weight for each in particles)
     weights = [math.exp(each.weight - most) for each in particles]
     total = math.fsum(weights)
     if total**2 >= len(particles) / 2 * math.fsum(weight**2 for weight in weights):
         return particles
     start, at, reached, drawn = rng.random(), 0, weights[0], list[Particle]()
-    for place in range(len(particles)):  # at even distances, from one random number
+    for place in range(len(particles)):  # systematic resampling: one random number, even distances
         while reached < (place + start) * total / len(particles) and at < len(particles) - 1:
             at += 1
             reached += weights[at]
@@ -81,7 +81,7 @@ def resampled(particles: list[Particle], rng: random.Random) -> list[Particle]:
 
 
 def rule(longest: int) -> tuple[Allowed, After]:
-    """No word is longer than so many letters; the state is how many the last word has."""
+    """Return the rule that no word has more than `longest` letters. Its state is the length of the last word."""
     ends, words = sym.model_info().eos_ids, [text.decode(errors="replace") for text in sym.vocabulary()]
     runs = [[len(run) for run in "".join(c if c.isalpha() else " " for c in word).split(" ")] for word in words]
     sets = [
@@ -93,7 +93,7 @@ def rule(longest: int) -> tuple[Allowed, After]:
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with")
+    arguments.text("text", "the text to continue")
     arguments.whole("--longest", "letters of a word", 5, most=64)
     arguments.whole("--particles", "texts side by side", 8, most=32)
     arguments.whole("--max-tokens", "of each text", 24)

@@ -1,24 +1,24 @@
-"""SnapKV: of a long prompt, only those entries are kept that its own last tokens attend to.
+"""SnapKV: keeps only those entries of a long prompt that its last tokens attend to.
 
     symphony run snapkv "What is the file system of Symphony? It is" --context README.md --budget 256
     symphony run snapkv "Programs call" --context README.md --compare " the model" --budget 1024
 
-A prompt is read once, whole. How its last tokens, mostly a question, attend to what comes before says what the answer
-will need: these --budget entries are kept, and the answer is generated on them. What stands beside such an entry
-belongs to it, so each counts as much as its most attended neighbour. The method chooses for each head; the entries of
-a file are those of all heads, so here the sum over all of them decides. (Li et al. 2024)
+The prompt is read once, as a whole. Its last tokens are mostly a question; their attention to the earlier entries shows
+which entries the answer will need. The program keeps these --budget entries, and generates the answer on them. Each
+entry counts as much as its most attended neighbour, since neighbours belong together. In the paper each head chooses
+its own entries. An entry of a KV file belongs to all heads, so here the sum over all of them decides. (Li et al. 2024)
 """
 
 import numpy as np
 
 import libsym as sym
 
-WINDOW = 16  # tokens that observe: the last of the prompt, which stay, too
-NEIGHBOURS = 3  # on each side
+WINDOW = 16  # the last tokens of the prompt, whose attention decides; their entries stay
+NEIGHBOURS = 3  # neighbours of an entry, on each side
 
 
 def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
-    """Appends a prompt to an empty file, and keeps `budget` of its entries."""
+    """Append a prompt to an empty file, and keep `budget` of its entries."""
     if len(tokens) <= budget:
         kv.write(tokens)
         return

@@ -1,10 +1,10 @@
-"""A swarm: agents, each a program of its own, that draft answers and vote, over messages and a topic.
+"""Swarm: agents, each a program of its own, draft answers and vote through messages and a topic.
 
     symphony run swarm "What should a small town build first?" --agents poet engineer banker
 
-This program starts one more program for each agent (`spawn`). Each has its own conversation, sends its draft to the
-coordinator's mailbox, reads all drafts on a topic, and votes for the one that its model finds likeliest, its own left
-out. They run side by side, and their steps are shared.
+This program starts one program for each agent (`spawn`). Each agent has its own conversation. The agent sends its draft
+to the coordinator's mailbox, and reads all drafts on a topic. Then it votes for another agent's draft: the draft that
+is the likeliest next answer in its own conversation. The agents run side by side, and share the steps of the daemon.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import libsym as sym
 
 
 def scores(chat: sym.Chat, question: str, drafts: dict[str, str]) -> dict[str, float]:
-    """Return the likelihood of each draft as the next answer of a conversation: its tokens' mean log-probability."""
+    """Return the score of each draft as the next answer of a conversation: its tokens' mean log-probability."""
     asked = sym.chat_tokens([{"role": "user", "content": f"{question} Give the best answer."}], after_answer=True)
     found = {}
     for name, text in drafts.items():
@@ -31,8 +31,8 @@ def scores(chat: sym.Chat, question: str, drafts: dict[str, str]) -> dict[str, f
 
 
 def agent(name: str, coordinator: int, topic: str, max_tokens: int) -> None:
-    """Drafts, reads, votes."""
-    sym.subscribe(topic)  # before it says that it is there: no message is missed
+    """Draft an answer, read the other drafts, and vote."""
+    sym.subscribe(topic)  # before the first message to the coordinator, so that this agent misses none
     sym.send(coordinator, {"from": name, "pid": sym.getpid()})
     question = sym.recv()
     chat = sym.Chat(sym.kv_create(), f"You are a {name}. You answer in one short sentence.")
@@ -44,13 +44,13 @@ def agent(name: str, coordinator: int, topic: str, max_tokens: int) -> None:
 
 
 def watch(child: sym.Child, name: str) -> None:
-    """Has the coordinator hear of an agent's end as of what agents say."""
+    """Wait for the end of an agent, and report the end to the coordinator in a message."""
     ended = sym.wait(child)
     sym.send(sym.getpid(), {"from": name, "end": ended.reason})
 
 
 def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[str, str], Counter[str]]:
-    """The drafts and the votes of a swarm; an agent that ends before it has said its part is an error."""
+    """Return the drafts and the votes of a swarm. Raise ChildProcessError if an agent ends too early."""
     me, said = sym.getpid(), dict[tuple[str, str], Any]()
     topic = f"swarm-{me}"
     words = [question, "--coordinator", str(me), "--topic", topic, "--max-tokens", str(max_tokens), "--agents"]
@@ -59,7 +59,7 @@ def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[s
         threading.Thread(target=watch, args=(child, name), daemon=True).start()
 
     def hear(what: str) -> dict[str, Any]:
-        """Of each agent its draft, say."""
+        """Wait for one kind of message, such as "draft", from all agents; return them by agent."""
         while missing := [name for name in names if (name, what) not in said]:
             if gone := [name for name in missing if (name, "end") in said]:
                 raise ChildProcessError(f"{gone[0]} ended before its {what} came: {said[gone[0], 'end']}")
@@ -78,9 +78,9 @@ def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[s
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
-    arguments.text("--agents", "who they are", ["poet", "engineer", "banker"], nargs="+", metavar="ROLE")
+    arguments.text("--agents", "their roles", ["poet", "engineer", "banker"], nargs="+", metavar="ROLE")
     arguments.whole("--max-tokens", "of a draft", 40)
-    arguments.whole("--coordinator", argparse.SUPPRESS)  # of an agent that was spawned
+    arguments.whole("--coordinator", argparse.SUPPRESS)  # set for spawned agents
     arguments.text("--topic", argparse.SUPPRESS)
     args = arguments.parse_args()
     if args.coordinator is not None:

@@ -1,45 +1,46 @@
-"""TOVA: a cache of a fixed size drops the entries that the latest token attends to least.
+"""TOVA: a cache of a fixed size evicts the entries that the latest token attends to least.
 
     symphony run tova "The history of the city begins" --budget 64 --max-tokens 100
     symphony run tova "In short, it is about" --context README.md --budget 128
     symphony run tova "Programs call" --context README.md --compare " the model" --budget 1024
 
-No sums and no window: of all entries, old or new, those stay that the latest token looks at. A prompt is read whole,
-and its last token decides first: so a question at its end finds what it asks for. From then on the file never has more
-than --budget entries. STEP of them go at once; with STEP = 1 it is the method as published. It chooses for each layer;
-the entries of a file are those of all layers, so here the sum over all of them decides. (Oren et al. 2024: such a
-transformer is an RNN with many states, hence Token Omission Via Attention)
+The entries that the latest token attends to most stay, old or new: the method needs no sums and no window. A prompt is
+read as a whole, and its last token decides the first eviction. So if the prompt ends with a question, entries on its
+subject stay. From then on the file stays within --budget entries. STEP entries are evicted at once; STEP = 1 is the
+published method. In the paper each layer evicts its own entries. An entry of a KV file belongs to all layers, so here
+the sum over all of them decides. (Oren et al. 2024: such a transformer is an RNN with many states, hence Token Omission
+Via Attention)
 """
 
 import numpy as np
 
 import libsym as sym
 
-STEP = 16  # entries that go at once
+STEP = 16  # entries evicted at once
 
 
 class Cache:
-    """A file that is cut to less than `budget` entries after each call of `append`."""
+    """A KV file that each `append` cuts to fewer than `budget` entries."""
 
     def __init__(self, budget: int) -> None:
         self.kv, self.budget = sym.kv_create(), budget
 
     def append(self, tokens: list[int]) -> sym.Dist:
-        """Reads tokens; gives the distribution of the next. The last has a call of its own, because it decides."""
+        """Append tokens; return the distribution of the next token. A call for the last token reports attention."""
         self.kv.write(tokens[:-1])
         dist = sym.pred(self.kv, tokens[-1:], attention="entries")
         self.evict(dist)
         return dist
 
     def evict(self, dist: sym.Dist) -> None:
-        """Drops what the latest token attends to least. It stays itself: the next token has the position behind it."""
+        """Evict the entries that the latest token attends to least. Its own entry stays: it sets the next position."""
         mass = np.asarray(dist.attention)
         if len(mass) >= self.budget:
             seen = np.argsort(-mass[:-1])[: self.budget - STEP - 1]
             self.kv.keep([*np.sort(seen).tolist(), -1], rebase=False)
 
     def generate(self, tokens: list[int], max_tokens: int) -> sym.Decoding:
-        """Reads tokens, and goes on with the likeliest."""
+        """Append tokens, and continue greedily."""
         self.kv.write(tokens[:-1])
         return sym.decode(self.kv, tokens[-1:], self.draw, attention="entries", max_tokens=max_tokens)
 
@@ -49,7 +50,7 @@ class Cache:
 
 
 def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
-    """Return the perplexity of a continuation, read token by token, to a cache that has read the prompt."""
+    """Return the perplexity of a continuation after the prompt. The cache reads it token by token."""
     dist, logprobs = cache.append(prompt), list[float]()
     for token in continuation:
         logprobs.append(dist.logprob(token))

@@ -3,9 +3,9 @@
     symphony run tree_of_thought "Plan a day in a city." --breadth 3 --keep 2 --depth 3
     symphony run tree_of_thought "Plan a day in a city." --tree plan     # and in a shell: ls /kv/plan
 
-A thought is a fork of the file of the thought before it, so what they share is computed once. All proposals of a level
-are drawn side by side, and all judgements are one batch: how likely is Yes. Thoughts that lose are removed, and their
-pages are free. (Yao et al. 2023)
+A thought forks the file of the thought before it, so shared steps are computed once. All proposals of a level are drawn
+side by side. One batch judges them by the probability of Yes. Rejected thoughts are removed, and their pages are free.
+(Yao et al. 2023)
 """
 
 import math
@@ -17,7 +17,7 @@ JUDGE = "\nIs that a good step? Answer Yes or No:"
 
 
 class Thought(sym.Tree):
-    """A step; its file holds all steps up to it, but for the tokens that are pending."""
+    """A step. Its file holds all steps up to and including this one, except the pending tokens."""
 
     text = ""
     score = 0.0
@@ -25,7 +25,7 @@ class Thought(sym.Tree):
 
 
 def judge(thoughts: list[Thought]) -> None:
-    """Gives each a score: the probability of Yes beside No."""
+    """Set the score of each thought: the probability of Yes against No."""
     yes, no = (sym.tokenize(word)[0] for word in (" Yes", " No"))
     question = sym.tokenize(JUDGE)
     asked = [sym.Pred(thought.kv.fork(), thought.pending + question, logprobs=[yes, no]) for thought in thoughts]
@@ -34,7 +34,7 @@ def judge(thoughts: list[Thought]) -> None:
 
 
 def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max_tokens: int = 24) -> list[Thought]:
-    """The best thoughts of the last level, the best first."""
+    """Return the best thoughts of the last level, the best first."""
     seeds, frontier = count(seed), [root]
     for level in range(1, depth + 1):
         step = sym.tokenize(f"\nStep {level}:")

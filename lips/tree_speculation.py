@@ -1,12 +1,12 @@
-"""Tree speculation: several guesses at what comes next, as a tree, all of it checked in one step.
+"""Tree speculation: drafts several continuations as one tree, and checks all of them in one step.
 
     symphony run tree_speculation "Count: one, two, three, one, two, three," --max-tokens 60
 
-Where the last tokens came before more than once, what followed them differs, and a single draft (`ngram`) bets on the
-latest. Here the drafts are a tree: what they begin with in common is one branch. A mask lets each guess see the text
-and its own branch alone, and its position is its depth, so one `pred()` says what follows behind every guess (Miao et
-al., "SpecInfer", 2024). The branch that the model agrees with longest is kept, the others are dropped from the file.
-The tokens are those of greedy decoding, whatever was guessed.
+If the last tokens occurred earlier more than once, different tokens may have followed them. A single draft (`ngram`)
+bets on the latest. Here the drafts form a tree with their common beginnings as shared branches. A mask lets each guess
+see only the text and its own branch. The depth of a guess in the tree sets its position. So one `pred()` returns the
+model's token after every guess (Miao et al., "SpecInfer", 2024). The branch that agrees longest with the model is kept;
+the other branches are dropped from the file. The output is always that of greedy decoding.
 """
 
 import sys
@@ -17,7 +17,7 @@ import libsym as sym
 
 
 def drafts(text: list[int], match: int, width: int, length: int) -> list[list[int]]:
-    """Return what followed where the last `match` tokens came before, the latest first; each once, `width` at most."""
+    """Return up to `width` distinct texts that followed earlier places of the last `match` tokens, the latest first."""
     found = dict[tuple[int, ...], None]()
     for at in reversed(range(match, len(text))):
         if text[at - match : at] == text[-match:]:
@@ -28,7 +28,7 @@ def drafts(text: list[int], match: int, width: int, length: int) -> list[list[in
 
 
 def tree(texts: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Return the tokens of a tree of these texts, and for each the numbers of those on its branch, itself last."""
+    """Return the tokens of a tree of the texts, and for each token the numbers on its branch, ending with its own."""
     tokens, lines, known = list[int](), list[list[int]](), dict[tuple[int, ...], list[int]]()
     for text in texts:
         for depth in range(1, len(text) + 1):
@@ -41,17 +41,17 @@ def tree(texts: list[list[int]]) -> tuple[list[int], list[list[int]]]:
 
 
 def speculate(kv: sym.KV, tokens: list[int], match: int = 2, width: int = 4, length: int = 8) -> Iterator[list[int]]:
-    """Append `tokens` and go on: what each step found, one token or more. The last is not in `kv` yet."""
+    """Append `tokens`; yield the tokens that each step finds, at least one. `kv` lacks the latest one."""
     found = [sym.pred(kv, tokens, top_k=1).argmax()]
     yield found
     text = kv.read()[0] + found
     while room := kv.room():
         guesses, lines = tree([each[: room - 1] for each in drafts(text, match, width, length)])
-        base = len(text)  # entries of the file, and the last token, which all guesses see
+        base = len(text)  # all guesses see the entries of the file and the last token
         masks = [[True] * base + [number in line for number in range(len(guesses))] for line in [[], *lines]]
         positions = [base - 1, *(base + len(line) - 1 for line in lines)]
         rows = sym.pred(kv, text[-1:] + guesses, positions, rows="all", top_k=1, mask=masks)
-        said = [row.argmax() for row in rows]  # behind the last token, and behind each guess
+        said = [row.argmax() for row in rows]  # the tokens after the last token and after each guess
         found, branch = said[:1], list[int]()
         while following := [line for line in lines if line[:-1] == branch and guesses[line[-1]] == found[-1]]:
             branch = following[0]
@@ -66,9 +66,9 @@ def speculate(kv: sym.KV, tokens: list[int], match: int = 2, width: int = 4, len
 
 @sym.command
 def main(arguments: sym.Arguments) -> None:
-    arguments.text("text", "what is to be gone on with")
+    arguments.text("text", "the text to continue")
     arguments.whole("--max-tokens", "tokens to generate", 100)
-    arguments.whole("--match", "tokens that must have come before", 2)
+    arguments.whole("--match", "last tokens that must occur earlier", 2)
     arguments.whole("--width", "drafts in the tree", 4, most=16)
     arguments.whole("--length", "tokens of a draft", 8, most=64)
     args = arguments.parse_args()

@@ -1,11 +1,11 @@
-"""A watermark of favoured tokens, and the test that finds it.
+"""Watermark: favours half of the tokens, chosen by a key; --detect tests a text for it.
 
     symphony run watermark "Once upon a time" --key 7 --max-tokens 100
     symphony run watermark --key 7 --detect "a text that may have been drawn so"
 
-The token before, with a key, chooses half of the vocabulary; these tokens get `delta` more before one is drawn. To find
-it takes the key and the text, and no model: chance has half of the tokens in their half, so the excess has a p-value.
-(Kirchenbauer et al. 2023)
+A key and the previous token choose half of the vocabulary; the logits of this half rise by `delta` before the draw.
+The test needs the key and the text, but no model. By chance half of the tokens are favoured, so an excess of them gives
+a p-value. (Kirchenbauer et al. 2023)
 """
 
 import math
@@ -20,7 +20,7 @@ GREEN = 0.5
 
 
 def green(key: int, before: int, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the tokens that are favoured behind the token `before`."""
+    """Return a mask of the tokens that are favoured after the token `before`."""
     return np.random.default_rng((key, before)).random(vocab_size) < GREEN
 
 
@@ -36,7 +36,7 @@ def generate(kv: sym.KV, prompt: list[int], key: int, delta: float, max_tokens: 
 
 
 def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
-    """Return the probability of so many favoured tokens without the watermark. Pairs that come again tell nothing."""
+    """Return the probability of so many favoured tokens without the watermark. Each repeated pair counts once."""
     pairs = set(pairwise(tokens))
     num_green = sum(bool(green(key, before, vocab_size)[token]) for before, token in pairs)
     z = (num_green - GREEN * len(pairs)) / math.sqrt(max(1, len(pairs)) * GREEN * (1 - GREEN))
@@ -47,7 +47,7 @@ def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "to go on with, or with --detect to look at")
     arguments.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
-    arguments.whole("--key", "who knows it finds the watermark", 1, least=0)
+    arguments.whole("--key", "the secret of the watermark", 1, least=0)
     arguments.number("--delta", "the favour, in logits", 3.0, least=0, most=1000)
     arguments.whole("--max-tokens", default=100)
     arguments.whole("--seed", "of the draws", 0, least=0)

@@ -1,27 +1,27 @@
-"""A sliding window: only the latest entries of a text are kept, however long it grows.
+"""Sliding window: keeps only the latest entries of a text, however long it grows.
 
     symphony run windowed "The history of the city begins" --window 64 --max-tokens 100
 
-Each step takes the same time, and the file the same room, for ever: `kv.keep` forgets some of the oldest entries at
-once. But a model puts attention that it needs nowhere else on the first entries of a text. When these are gone, the
-perplexity of all that follows jumps: `sink --compare` shows it, and mends it with four entries.
+However long the text is, each step takes the same time, and the file takes the same memory. `kv.keep` evicts some of
+the oldest entries at once. But a model sends surplus attention to the first entries of a text. Without them the
+perplexity of all later text jumps: `sink --compare` shows this, and cures it with four entries.
 """
 
 from collections.abc import Iterator
 
 import libsym as sym
 
-STEP = 16  # so many tokens come, and so many entries go, at once
+STEP = 16  # tokens appended at once, and entries evicted at once
 
 
 def make_room(kv: sym.KV, window: int) -> None:
-    """Forgets the oldest entries, if STEP more would be too many."""
+    """Evict the oldest entries if STEP more do not fit."""
     if kv.len() + STEP > window:
         kv.keep([(STEP - window, None)])
 
 
 def generate(kv: sym.KV, prompt: list[int], window: int, max_tokens: int) -> Iterator[int]:
-    """Reads a prompt of any length through the window, and goes on with it."""
+    """Read a prompt of any length through the window, and yield its continuation."""
     for at in range(0, len(prompt) - 1, STEP):
         make_room(kv, window)
         kv.write(prompt[:-1][at : at + STEP])

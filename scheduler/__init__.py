@@ -1,1 +1,1 @@
-"""The gate and the batch scheduler: system calls in, full batches out."""
+"""The gate takes system calls of programs, and the batch scheduler computes them in full batches."""

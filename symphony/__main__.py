@@ -1,4 +1,4 @@
-"""`python -m symphony`."""
+"""Entry point of `python -m symphony`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line: `symphony COMMAND`; each group of commands is a module of symphony.commands."""
+"""The command line `symphony COMMAND`. Each group of commands has a module in symphony.commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from libsym.errors import SymError
 from symphony import __version__
+from symphony.checks.installed import what_to_install
 from symphony.commands.asking import add_questions
 from symphony.commands.beginning import begin
 from symphony.commands.checks import add_checks
@@ -21,16 +22,15 @@ from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
 from symphony.commands.watching import add_top
-from symphony.installed import what_to_install
-from symphony.launcher.listing import OWN_NAME
-from symphony.launcher.places import Refused
-from symphony.launcher.system import name_process
+from symphony.launcher.asking.listing import OWN_NAME
+from symphony.launcher.common.places import Refused
+from symphony.launcher.machine.system import name_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `symphony` command."""
     _open_closed_streams()
-    name_process(OWN_NAME)  # also of `python -m symphony`
+    name_process(OWN_NAME)  # else a process of `python -m symphony` would have the interpreter's name
     parser = build_parser()
     args = parser.parse_args(argv)
     action: Callable[[argparse.Namespace], int] = args.action
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"symphony: {what_to_install(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `symphony du | head` is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as `head` closes a pipe
         return 1
     except KeyboardInterrupt:
         return 130
 
 
 def _open_closed_streams() -> None:
-    """Else the first socket would be standard input, and be read and written as that."""
+    """Open closed standard streams to /dev/null. Else the first socket would take the number of a standard stream."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -62,7 +62,7 @@ def _open_closed_streams() -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole grammar of the command line."""
+    """Return the parser of the whole command line."""
     parser = Parser(prog="symphony", description="An operating system for LLM inference programs.")
     parser.add_argument("--version", action="version", version=f"symphony {__version__}")
     parser.set_defaults(action=begin)

@@ -1,4 +1,4 @@
-"""Settings of the whole test process, made before any test module is imported."""
+"""Settings of the whole test process. They are made before any test module is imported."""
 
 import os
 import signal
@@ -14,17 +14,17 @@ from tests.patches import Patches
 # On a machine with a GPU, TRITON_INTERPRET=0 runs the kernel tests there.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Torch's threads wait for each other by spinning: at the tests' small shapes they only take the processor from others.
+# Torch's threads spin while they wait for each other. At the tests' small shapes they only waste the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell has what it starts in the background ignore SIGINT, and so would the programs that tests start and interrupt.
+# A shell makes its background processes ignore SIGINT. The programs that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _others_come_in(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pytest keeps its directories to one user. Tests have other users there, whom only what is tested may stop."""
+    """Open pytest's private directories to other users, whom tests start there. Only the tested code may stop these."""
     base, top = tmp_path_factory.getbasetemp(), Path(tempfile.gettempdir())
     for directory in (base, *base.parents):
         if top in directory.parents:
@@ -33,7 +33,7 @@ def _others_come_in(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def monkeypatch() -> Iterator[Patches]:
-    """pytest's, but a function that was put in the place of our own code's has to be called."""
+    """pytest's fixture, but a function that replaces one of ours must be called."""
     patches = Patches()
     try:
         yield patches

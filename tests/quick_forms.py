@@ -41,36 +41,18 @@ class Form:
 
 TENTH = r"128 KiB: \d+\.\d s, moves {"
 MOVES = r"(\"\w+\": [\d.]+(, |})){5,6}"
-STREAMS = ("--quick", "--only=streams", "--model=tiny", "--precision=int8", "--rounds=1", "--patience=0", "--tries=1")
-RATES = r" +[\d.]+ tokens/s +[\d.]+ to [\d.]+  plain loop [\d.]+, ratio [\d.]+"
-
-PLAIN_CALLS = tuple(
-    rf"{what} +[\d.]+ +[\d.]+\n"
-    for what in (
-        *(f"{call}, MiB" for call in ("new", "first read after a sync", "read again", "overwrites")),
-        "sync",
-        *(f"4 KiB {call}" for call in ("overwrites after a sync", "overwrites again", "appends")),
-        *(f"random 4 KiB reads{when}" for when in ("", ", first after a sync")),
-    )
-)
+STREAMS = ("--quick", "--model=tiny")
+RATES = r" +[\d.]+ tokens/s +[\d.]+ to [\d.]+  [\w()]+( loop)? [\d.]+, ratio [\d.]+"
 
 FORMS = {
     "bench/branching.py": Form(
         table=(
             r"2 branch: [\d.]+ of the plain rate, [\d.]+ of its calls a step",
             r"2 tasks, branch +[\d.]+",
-            r"ahead +[\d.]+",
+            r"2 processes, branch +[\d.]+",
+            r"2 beam, numbers +[\d.]+",
             r"beam +[\d.]+ s +\d+ steps +[\d.]+ ms",
         ),
-    ),
-    "bench/branching_peers.py": Form(
-        table=(
-            *(rf"2 {way}, symphony +[\d.]+ .*\n2 {way}, gateway +[\d.]+" for way in ("branch", "plain", "streamed")),
-            *(rf"{name}, gateway +[\d.]+ s +\d+ tokens" for name in ("beam", "best_of_n", "tree_of_thought", "mcts")),
-            r"mcts: [\d.]+ times as fast as gateway",
-            r"start of a program: [\d.]+ s",
-        ),
-        may_be_empty=("others took up to 0%",),
     ),
     "bench/ceiling.py": Form(
         table=tuple(
@@ -83,56 +65,121 @@ FORMS = {
             )
         ),
     ),
-    "bench/crowds/crowd.py": Form(
+    "bench/calls.py": Form(
+        table=(
+            *(
+                rf"empty call, {load} daemon, {num} threads +[\d.]+ us .*daemon [\d.]+ us, program [\d.]+"
+                for load in ("idle", "busy")
+                for num in (1, 8)
+            ),
+            *(rf"round trip of {call} +[\d.]+ us" for call in ("fork", "close", "truncate", r"fork_n\(32\)")),
+            r"fork_n\(32\) and closed +[\d.]+ forks/s",
+            r"a token by own loop +[\d.]+ us",
+            *(rf"a token by {way} +[\d.]+ us .* own loop [\d.]+, ratio [\d.]+" for way in ("pred", "generate")),
+        )
+    ),
+    "bench/crowd.py": Form(
         table=("40 generations", r"median [\d.]+, worst [\d.]+", r"calls under way after each: \d+ \d+")
     ),
-    "bench/crowds/handshakes.py": Form(
-        table=(r"\d+ before, \d+ at most", r"\d+ creates .*: none failed", r"a first pred\(\) after [\d.]+ s")
-    ),
-    "bench/crowds/large_requests.py": Form(
-        table=tuple(rf"1,000 {what}: \d+ MB .*, \d+ MB .*, \d+ MB after" for what in ("locks", r"pred\(\)s"))
-    ),
-    "bench/crowds/many_tasks.py": Form(
-        table=(r"of 500 failed in [\d.]+ s; 500 got a token",), may_be_empty=("0 of 500 failed",)
-    ),
-    "bench/crowds/never_back.py": Form(
-        table=(
-            r"plain +the loops get [\d.]+ calls/s \(p99 [\d.]+ ms\), the other threads [\d.]+",
-            r"once +the loops get [\d.]+ calls/s \(p99 [\d.]+ ms\), the other threads [\d.]+",
-            r"never +the loops get [\d.]+ calls/s \(p99 [\d.]+ ms\), the other threads [\d.]+",
-            r"the loops get [\d.]+ of that beside plain loops",
-            r"the loops get [\d.]+ of that beside threads that nobody expects",
+    "bench/cost_model.py": Form(table=(r"\| bf16, \S+, \d+ threads \|( [\d.]+% \(\d+\) \|)+ \d+% \|",)),
+    "bench/decoder.py": Form(
+        ("--quick", "--roofline"),
+        (
+            r"Reads [\d.]+ GB/s; G operations/s: .*fma ",
+            *(rf"\| ours-{each} \| \d+ \| \d+ \|" for each in ("float32", "bf16")),
+            r"\| all \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \| [\d.]+ \| \d+% \|",
         ),
+        (r"\| (?!all)\S+ \|.*", r"took at most.*"),
     ),
-    "bench/crowds/stats.py": Form(
-        table=(r"(?s)(a stat each .*p50.*p99.*stats.*){2}(stats without a pause.*p50.*p99.*stats.*){2}",)
-    ),
-    "bench/plain_files.py": Form(table=(r"summed in \d+ us", *PLAIN_CALLS)),
-    "bench/waits.py": Form(table=(r"2 streams \| [\d.]+, \d+ ms, \*\*[\d.]+\*\*",), may_be_empty=(r", 0 ms",)),
-    "bench/kills.py": Form(
-        table=('"median":', '"worst":', '"killed": 16', '"seconds":', '"rounds beside":', '"doctor": "clean"'),
-        may_be_empty=('"what stays": {}', '"rounds that differ": 0'),
-    ),
-    "bench/requests_beside.py": Form(
-        table=(
-            "`guided_json` obeyed",
-            "`frobnicate` named",
-            r"refused: temprature is no field: is temperature meant\?",
-            "symphony .*the generation ends",
+    "bench/disk.py": Form(
+        ("--quick", "--model=tiny:positions=9000"),
+        tuple(
+            rf"{what} +[\d.]+ {unit} "
+            for what, unit in (
+                (r"kv_sync of 1,000 tokens, \d+ MB", "ms"),
+                (r"kv_sync of \d+ MB", "MB/s"),
+                ("kv_open of these after a restart", "MB/s"),
+                *((rf"connect, kv_open, pred {way}, 700 tokens", "ms") for way in ("after a restart", "from disk")),
+                ("fork and kv_sync, 64 threads", "files/s"),
+                ("from exec to stat of a file", "ms"),
+                *((rf"4 streams beside a program: {way}, \d+ MB/s", "tokens/s") for way in ("write", "sync")),
+                *((rf"{num} streams beside a program: swap, \d+ MB/s", "tokens/s") for num in (8, 64)),
+                *((rf"swap-{way} of 64 MiB", "MB/s") for way in ("out", "in")),
+                (r"reading a cold image of \d+ MB, again", "MB/s"),
+            )
         ),
-        may_be_empty=(r'"temp\w+": 0',),
+        (r"(tokens|write), 0 MB",),
     ),
-    "bench/returns.py": Form(
-        table=(
-            r"\| 32 (\| \d+, [\d.]+ ms, \*\*[01]\.\d\d\*\* ){5}\|",
-            r"\| 64 (\| \d+, [\d.]+ ms, \*\*[01]\.\d\d\*\* ){4}\|",
+    "bench/mount.py": Form(
+        table=tuple(
+            rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"
+            for what in (
+                *("create and close", "stat", "open, read, close", "list 100 names", "unlink", "sync"),
+                *(f"{call}, MiB" for call in ("new", "first read after a sync", "read again", "overwrites")),
+                *(f"4 KiB {call}" for call in ("overwrites after a sync", "overwrites again", "appends")),
+                *("random 4 KiB reads", r"write an image of [\d.]+ MB", r"read an image of [\d.]+ MB", "fork of .*"),
+            )
+        )
+    ),
+    "bench/launches.py": Form(
+        table=tuple(
+            rf"{isolation}: {what}"
+            for isolation in ("standard", "none")
+            for what in (
+                r"first answer, warm +[\d.]+ ms",
+                r"`symphony run` +[\d.]+ ms .* `python` [\d.]+, ratio [\d.]+",
+                r"launches of 8 at once +[\d.]+ a second",
+                r"until 4 have called +[\d.]+ s .*; each: process \d+ KiB, the launcher -?\d+, the daemon -?\d+",
+                r"until a killed program's pages are free +[\d.]+ ms",
+                r"30 killed in their calls +[\d.]+ s .*; nothing stays, and \d+ rounds beside are right",
+            )
         ),
-        may_be_empty=(r"\d+, 0 ms",),
+        may_be_empty=(r"takes 0\.0 %", r"0\.0 to 0\.\d", r"(launcher|daemon) -?0\b"),
+    ),
+    "bench/limits.py": Form(table=(r"reads +[\d.]+ GB/s, 1 threads", r"fma avx2 +\d+ G operations/s")),
+    "bench/programs.py": Form(
+        table=tuple(rf"{each} .* perplexity   \(without: [\d.]+\)" for each in ("windowed", "sink", "snapkv", "tova"))
+    ),
+    "bench/quality.py": Form(
+        table=tuple(
+            rf"\| Symphony {each} \| [\d.]+ \| [+-][\d.]+ % \| [\d.]+ % \|" for each in ("bf16", "int8", "int4")
+        )
     ),
     "bench/steps.py": Form(
         STREAMS,
-        tuple(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts")),
-        ("load up to 0.0", r"others took \d+% to \d+%"),
+        (
+            *(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts", "JSON schema")),
+            r"8 decodes beside prefills, p99 between tokens +[\d.]+ ms",
+            r"prefills of 1,000 beside 8 decodes +[\d.]+ tokens/s",
+            *(rf"equal accounts, {way}_for, max/min +[\d.]+ " for way in ("decode", "prefill")),
+            r"weights 1:2, .* +[\d.]+ ",
+        ),
+        (
+            *(r"others took \d+% to \d+%", r"\b0\.00 (wake-ups|ms)", "idle 0.00", r"0\.0 to"),
+            r"p50 between tokens +0\.0 .*",  # several tokens arrive at once
+        ),
+    ),
+    "bench/workloads/compare.py": Form(
+        ("--quick", "--model=tiny", "--only=shared,structured,react,crowd", "--policies=lru"),
+        tuple(
+            rf"{case} +symphony-{side} +[\d.]+ +\d+ to \d+ +[\d.]+ "
+            for case, side in (
+                *((each, "bf16") for each in ("shared", "structured", "react")),
+                *(("crowd all", f"lru-{size}") for size in ("ample", "tenth")),
+            )
+        ),
+        (r" 0\.0+(?= )", r"others 0%", r" 0%\n", r"^  0 .*\n"),
+    ),
+    "bench/workloads/gateway.py": Form(
+        ("--quick", "--model=tiny"),
+        (
+            r"2 clients +symphony-bf16 +[\d.]+ ",
+            r"2 clients +gateway +[\d.]+ ",
+            r"whole history +\d+ of \d+",
+            r"conversation +\d+ of \d+",
+            r"alone +\d+ +\d+\nbeside 50 that stall +\d+ +\d+",
+        ),
+        (r" 0\.0+(?= )", r" 0%\n"),
     ),
     "conformance/odd_programs.py": Form(
         table=(
@@ -148,18 +195,6 @@ FORMS = {
     "fuzz/frames.py": Form(
         table=("connections:", "frames:", "mutations:", "bytes searched:", "the gate took:", "honest rounds:"),
         may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
-    ),
-    "bench/core.py": Form(
-        table=tuple(
-            rf"{length} entries, [\d,]+ pages, [\d,]+ open: {call} +[\d.]+ us"
-            for length in ("1", "32", "297", "7,000")
-            for call in ("fork and close", "branch", "append and cut")
-        )
-        + tuple(
-            rf"{length} entries, 10,000 pages, {num} open: KV_FORK and KV_CLOSE +[\d.]+ us"
-            for length in ("32", "7,000")
-            for num in ("1", "10,000")
-        ),
     ),
     "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, [\d,]+ of them were refused",)),
     "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
@@ -187,7 +222,7 @@ FORMS = {
 
 
 class Place:
-    """Where a script works: all that it starts and leaves can be found by this path."""
+    """Directory of a script's run: all processes and files of the run can be found by its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -22,7 +22,8 @@ import pytest
 
 from kvfs.durable.index import FORMAT_VERSION
 from kvfs.durable.state import State
-from symphony.installed import PACKAGES
+from symphony.checks.installed import PACKAGES
+from symphony.settings.described import shipped_file
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_paths()["purelib"]
@@ -57,8 +58,10 @@ class Release:
             "Provides-Extra: server",
             "",
         )
+        described = (ROOT / "symphony/settings/described.py").read_text()
         texts = {
             "symphony/__init__.py": module,
+            "symphony/settings/described.py": described.replace("daemon:", f"daemon of {self.version}:"),
             "others.pth": f"{SITE}\n",
             f"{about}/METADATA": "\n".join(metadata),
             f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -81,7 +84,7 @@ class Release:
 
 
 def run(*words: object, status: int = 0, **how) -> str:
-    """What a command says, on either stream."""
+    """Run a command, and return its output on both streams."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd="/",
@@ -137,7 +140,7 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     said = run(*old.install(root))
     assert re.search(r"^symphony: symphony 7.1 is installed in .*: \d+ s$", said, re.MULTILINE)
     assert run(command, "--version") == "symphony 7.1\n"
-    assert configuration.read_text() == (ROOT / "scripts/systemd/symphony.toml").read_text()
+    assert configuration.read_text() == shipped_file().replace("daemon:", "daemon of 7.1:")
     assert (root / "usr/local/share/man/man1/symphony.1").read_text() == (ROOT / "man/symphony.1").read_text()
     units = {path.name for path in (root / "usr/local/lib/systemd/system").iterdir()}
     assert units == {path.name for path in (ROOT / "scripts/systemd").glob("*.[s][eo][rc]*")}
@@ -154,8 +157,6 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     )
 
     # A configuration that the new version does not take stops an upgrade; one that was changed stays.
-    with (new.checkout / "scripts/systemd/symphony.toml").open("a") as file:
-        file.write("# New.\n")
     (new.checkout / "scripts/systemd/symphony-run@.service").unlink()
     configuration.write_text('model = "tiny"\nmodle = "tiny"\n')
     said = run(*new.install(root), status=1)

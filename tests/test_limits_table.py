@@ -1,4 +1,4 @@
-"""The table of what users make the daemon keep, in ARCHITECTURE.md: each row has its attack, bound and option."""
+"""The table in scripts/attacks/README.md of objects that users make the daemon keep: rows match attacks and code."""
 
 import importlib
 import re
@@ -7,14 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 
 from kvfs.pages.holdings import WEIGHTS, Kind
-from symphony.config import Config
+from symphony.settings.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTION = "## What users make the daemon keep\n"
+SECTION = "## Objects that users make the daemon keep\n"
 
 
 def rows():
-    section = (ROOT / "ARCHITECTURE.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
+    section = (ROOT / "scripts/attacks/README.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 

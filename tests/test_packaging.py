@@ -20,7 +20,7 @@ import pytest
 
 from libsym.abi import ABI_VERSION
 from symphony import __version__
-from symphony.installed import PACKAGES
+from symphony.checks.installed import PACKAGES
 from tests.symphony.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,7 @@ EXTENSIONS = (
     "symphony/launcher/_kernel",
 )
 SITE = Path(sysconfig.get_paths()["purelib"])
-"""Where this process has its packages."""
+"""Directory of this process' packages."""
 BASE = ("anyio", "cffi", "_cffi_backend*", "pycparser", "idna", "typing_extensions.py", "sniffio")
 """Packages that the base installation needs, with what these need."""
 
@@ -118,7 +118,7 @@ def server(environment):
 
 def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
     """A scheduler that was installed after ours, over it or in front of it, is told by doctor."""
-    program = "from symphony.installed import foreign_packages; print(*foreign_packages(), sep='\\n')"
+    program = "from symphony.checks.installed import foreign_packages; print(*foreign_packages(), sep='\\n')"
     assert run(sys.executable, "-P", "-c", program, env=clean(PYTHONPATH=str(ROOT))) == "\n"
     (tmp_path / "scheduler").mkdir()
     (tmp_path / "scheduler/__init__.py").touch()

@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path):
-    """Where a daemon of the test's own lives: the environment that names it, and its options."""
+    """Return the environment and the options of a daemon of the test's own."""
     environment = os.environ | {"SYMPHONY_SOCKET": str(tmp_path / "socket"), "TMPDIR": str(tmp_path)}
     options = ["--model", "tiny", "--kv-memory", "64M", "--mount", tmp_path / "kv", "--state", tmp_path / "state"]
     return environment, options
@@ -88,7 +88,7 @@ def test_a_daemon_that_cannot_start_says_why_in_one_line(place, tmp_path):
 
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
-    """As a user who is not root and has no sudo: `id` and `sudo` are replaced, the look at the machine is real."""
+    """The user is not root and has no sudo: `id` and `sudo` are replaced, the look at the machine is real."""
     for name, text in (("id", "echo 1000"), ("sudo", "exit 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -124,12 +124,12 @@ case "$*" in
 *--editable*) until [ -e compiles ]; do sleep 0.02; done; %s ;;
 esac
 """
-"""Its compilers, which hold the lock as long as they live, take a minute; meanwhile, pip."""
+"""Stand-in for Python: its compilers take a minute, and hold the lock as long as they live; meanwhile pip runs."""
 
 
 @pytest.mark.parametrize("meanwhile", ["exit 1", "kill -INT $PPID; exit 130", "kill -TERM $PPID; exit 143"])
 def test_an_installation_that_ends_early_ends_its_compilers(tmp_path, meanwhile):
-    """They would hold the lock of the next one for minutes, and write into its files."""
+    """Compilers that stay would hold the next installation's lock for minutes, and write into its files."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "tmp").mkdir()
     (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())
@@ -171,7 +171,7 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
 
 
 def test_the_tests_install_compiles_only_what_changed_since_the_run_s(tmp_path):
-    """As `scripts/run` and then `scripts/test` install; a change of the sources is compiled again."""
+    """`scripts/run` and then `scripts/test` install; a change of the sources is compiled again."""
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())

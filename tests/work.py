@@ -31,7 +31,7 @@ _PACKAGES = ("kvfs.", "scheduler.")
 
 
 class Work:
-    """Work on this thread: what has been looked at."""
+    """Work on this thread: the objects that have been looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._num = 0

@@ -1,1 +1,1 @@
-"""Triton kernels, one a file: a kernel and the function that launches it on torch tensors."""
+"""Triton kernels: each file has a kernel and the function that launches it on torch tensors."""

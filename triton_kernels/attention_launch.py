@@ -1,4 +1,4 @@
-"""What the launches of the three attention kernels share: their shapes, what they are given, how scores are scaled."""
+"""Shared parts of the three attention kernels' launches: shapes, arguments, and the scale of scores."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The compile-time numbers of a launch, from the model's shape and element types alone: none is of the batch."""
+    """Compile-time numbers of a launch. They depend on the model's shape and element types, never on the batch."""
 
     group: int
-    """Query heads of one KV head: they are rows of one matrix product, so K and V are read once for them."""
+    """Number of query heads of one KV head. These heads are rows of one matrix product, so K and V are read once for
+    all of them.
+    """
     tile_rows: int
-    """Rows of that product."""
+    """Number of rows of the matrix product, including padding."""
     head_dim: int
     head_lanes: int
     """`head_dim`, padded to a power of two."""
     num_warps: int
     num_stages: int
     programs_per_multiprocessor: int
-    """How many fit into a Hopper one, by registers and shared memory. With three stages at head_dim 128 two narrow
-    programs have 128 KB under way, where 4.3 TB/s over 132 multiprocessors and a microsecond of latency ask for 33."""
+    """Number of programs that fit into one Hopper multiprocessor, by registers and shared memory. With three stages at
+    head_dim 128, two narrow programs have 128 KB in flight. With a microsecond of latency, 33 KB in each of 132
+    multiprocessors suffice for 4.3 TB/s.
+    """
 
     @property
     def tile_tokens(self) -> int:
-        """Query rows in one tile, each with `group` heads."""
+        """Return the number of tokens in one tile, each with `group` heads."""
         return self.tile_rows // self.group
 
     def num_programs(self, num_items: int, device: torch.device) -> int:
-        """How many programs share a work list; a few under the interpreter, so that they loop as a GPU's do."""
+        """Return the number of programs that share a work list. In the interpreter, few programs loop over the list."""
         multiprocessors = 3
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         return min(num_items, self.programs_per_multiprocessor * multiprocessors)
 
     def constants(self, *, softcap: float, window: int) -> dict[str, int | bool]:
-        """The compile-time arguments that all three kernels have."""
+        """Return the compile-time arguments that all three kernels share."""
         return {
             "GROUP": self.group,
             "TILE_ROWS": self.tile_rows,
@@ -64,7 +68,7 @@ class LaunchShape:
 def narrow_shape(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> LaunchShape:
-    """For the query heads of one token: as few rows as the matrix instruction takes."""
+    """Return the shape for the query heads of one token. It has the fewest rows that the matrix instruction allows."""
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
     assert 16 <= head_dim <= 256, head_dim
     assert head_dim % 16 == 0, head_dim
@@ -77,7 +81,7 @@ def narrow_shape(
         tile_rows=max(64 if half else 16, int(triton.next_power_of_2(group))),
         head_dim=head_dim,
         head_lanes=head_lanes,
-        # 256 lanes are 128 registers a thread with 4 warps, and prefill holds them twice.
+        # With 4 warps, 256 lanes take 128 registers a thread, and prefill holds two such accumulators.
         num_warps=8 if half and head_lanes > 128 else 4,
         num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
         programs_per_multiprocessor=3 if head_lanes <= 64 else 2 if head_lanes <= 128 else 1,
@@ -87,7 +91,7 @@ def narrow_shape(
 def wide_shape(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> LaunchShape:
-    """For the heads of many tokens: twice the rows where registers allow it, with twice the warps, 16 rows each."""
+    """Return the shape for the query heads of many tokens: twice the rows and warps, if registers allow it."""
     shape = narrow_shape(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
     wide = dtype != torch.float32 and shape.head_lanes <= 128
     tile_rows, num_warps = (max(shape.tile_rows, 128), 8) if wide else (shape.tile_rows, shape.num_warps)
@@ -95,19 +99,25 @@ def wide_shape(
 
 
 def num_splits(table_pages: int) -> int:
-    """Splits that a page table of this width can need."""
+    """Return the maximum number of splits for a page table of this width."""
     return max(1, -(-table_pages // SPLIT_PAGES))
 
 
 def list_lanes(length: int) -> int:
-    """Lanes of a work list: few values, since each is a compilation."""
+    """Return the number of lanes for a work list. Only powers of two are possible, because each value needs a
+    compilation.
+    """
     return max(32, int(triton.next_power_of_2(length)))
 
 
 def check_paged(
     query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor, page_tables: torch.Tensor
 ) -> None:
-    """`query [rows, num_heads, head_dim]`, `key_pages [num_pages, kv_heads, 32, head_dim]`, as `value_pages`."""
+    """Check shapes, strides and types of an attention kernel's tensors.
+
+    The tensors are `query [rows, num_heads, head_dim]`, and `key_pages` and `value_pages` as `[num_pages, kv_heads, 32,
+    head_dim]`.
+    """
     assert key_pages.shape[2:] == (PAGE_ENTRIES, query.shape[2]), (key_pages.shape, query.shape)
     assert value_pages.shape == key_pages.shape
     assert value_pages.stride() == key_pages.stride()
@@ -117,7 +127,7 @@ def check_paged(
 
 
 def output_for(query: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """A caller's own, or a new one."""
+    """Check the caller's output tensor and return it. None: return a new tensor."""
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     assert out.shape == query.shape
     assert out.is_contiguous()
@@ -133,7 +143,7 @@ def numbers(
     softcap: float,
     window: int,
 ) -> tuple[float, ...]:
-    """The arguments that all three kernels have, from `score_scale` to the stride of the page tables."""
+    """Return the arguments that all three kernels share, from `score_scale` to the stride of the page tables."""
     scale = query.shape[2] ** -0.5 if scale is None else scale
     assert scale > 0.0, scale
     assert softcap >= 0.0, softcap

@@ -1,9 +1,9 @@
-"""How much the new tokens of sequences attend to each entry: for each KV head, the weights that a chunk's rows give it.
+"""Attention mass: for each KV head, the sum of the weights that each entry gets from the rows of a chunk.
 
-Attention keeps no weight, so they are computed anew, in two kernels. One finds the logarithm of each row's sum of
-weights, the other walks the rows for each step of entries and adds up exp2(score - logarithm). Neither reads V. A
-column is added up tile by tile: chunks that are cut elsewhere agree to rounding, not to the bit. The query, the keys
-and the scores are those of attention itself.
+Attention keeps no weights, so two kernels compute them again. The first finds the logarithm of each row's sum of
+weights. The second walks the rows for each step of entries and adds up exp2(score - logarithm). Neither kernel reads V.
+The mass of an entry is summed tile by tile. So another cut of the prompt into chunks changes the mass by rounding
+errors. Query, keys and scores are computed as in attention.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from triton_kernels.paged_prefill_attention import Int32Array
 @triton.jit
 def _seen_entries(
     entries: tl.tensor,  # [step entries]
-    row_entries: tl.tensor,  # [rows]: the entry of each
+    row_entries: tl.tensor,  # [rows]: number of each row's own entry
     inside_rows: tl.tensor,  # [rows]
     window: tl.tensor,
     mask_ptr: tl.tensor,
     mask_first: tl.tensor,
-    words: tl.tensor,  # of a row of the mask; 0: the chunk has none
+    words: tl.tensor,  # number of words in a row of the mask; 0: the chunk has no mask
     positions: tl.tensor,  # [rows] within the chunk
     PAGE: tl.constexpr,
     WINDOWED: tl.constexpr,
     MASKS: tl.constexpr,
 ) -> tl.tensor:
-    """[rows, step entries]: by causality, the window and the mask."""
+    """Return `[rows, step entries]`: whether causality, the window and the mask let a row see an entry."""
     seen = (entries[None, :] <= row_entries[:, None]) & inside_rows[:, None]
     if WINDOWED:
         seen = seen & (entries[None, :] > row_entries[:, None] - window)
@@ -140,7 +140,7 @@ def _measure_kernel(
 
 @triton.jit(do_not_specialize=["table_chunk_stride", "num_columns"])
 def _spread_kernel(
-    query_ptr: tl.tensor,  # as above, up to the masks
+    query_ptr: tl.tensor,  # these arguments, up to the masks, are as in _measure_kernel
     key_ptr: tl.tensor,
     page_table_ptr: tl.tensor,
     start_ptr: tl.tensor,
@@ -197,7 +197,8 @@ def _spread_kernel(
     if MASKS:
         mask_first = tl.load(mask_first_ptr + chunk)
         words = tl.where(mask_first >= 0, tl.load(mask_words_ptr + chunk), 0)
-    # Rows before the first entry see none of them, with a window those far behind the last one neither.
+    # Rows before the step's first entry see none of its entries. With a window, rows far after its last entry do not
+    # see them either.
     first_tile = tl.maximum(step * STEP - start, 0) // POSITIONS
     end_row = num_rows
     if WINDOWED:
@@ -250,12 +251,14 @@ def attention_mass(
     mask_first: torch.Tensor | None = None,
     mask_words: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the rows of chunks attend to: `out [kv_heads, columns]`, float32, over the query heads of each KV head.
+    """Add up the attention that entries get from the rows of chunks, over the query heads of each KV head.
 
-    Chunks, their rows, entries, windows and masks are those of `paged_prefill_attention`. `tiles` is from
-    `prefill_tiles`, `steps [n, 2]` from `mass_steps`: of those chunks alone that ask. Entry e of chunk c has column
-    `first_columns[c] + e`; columns of no chunk stay as they are. `levels [rows, num_heads]`, float32, is for the time
-    between.
+    Return `out [kv_heads, columns]`, float32.
+
+    Chunks, rows, entries, windows and masks are as in `paged_prefill_attention`. `tiles` is from `prefill_tiles`, and
+    `steps [n, 2]` is from `mass_steps`. Both list only the chunks that ask for mass. Entry e of chunk c has column
+    `first_columns[c] + e`. Columns without a chunk stay unchanged. `levels [rows, num_heads]`, float32, is scratch
+    memory between the two kernels.
     """
     rows, num_heads, head_dim = query.shape
     num_kv_heads, chunks = key_pages.shape[1], page_tables.shape[0]
@@ -325,7 +328,9 @@ def attention_mass(
 
 
 def mass_steps(num_entries: Int32Array) -> Int32Array:
-    """`[steps, 2]` int32 of (chunk, step of its entries) for chunks that end at so many entries; 0: it does not ask."""
+    """Return `[steps, 2]` int32: for each step, the chunk and the number of the step in it. `num_entries` is 0 for
+    chunks without mass.
+    """
     counts = -(-np.asarray(num_entries, dtype=np.int64) // STEP_ENTRIES)
     chunks = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,19 +1,19 @@
-"""The arithmetic that every attention kernel does, so that a row has the same bits whichever of them attends for it.
+"""Arithmetic of all attention kernels. A row gets the same bits in every kernel.
 
-A sequence is cut into splits of `SPLIT_PAGES` pages, counted from its own start and from nothing else. A split is
-walked in steps of `STEP_PAGES` pages with the running maximum and sum of FlashAttention; what it leaves is a
-normalised partial result and the log2 of its sum of weights; the partial results of a row are merged in order. Decode
-spreads the splits over programs and merges in a kernel of its own; a shared prefix does the same for many rows
-at once; prefill walks the splits one after the other and merges in registers. Three rules keep their bits equal:
+A sequence is cut into splits of `SPLIT_PAGES` pages, always counted from its own start. A split is walked in steps of
+`STEP_PAGES` pages with the running maximum and sum of FlashAttention. A split gives a normalised partial result and the
+log2 of its sum of weights. The partial results of a row are merged in order. Decode spreads the splits over programs,
+and a second kernel merges them. The kernel for shared prefixes does the same for many rows at once. Prefill walks the
+splits one after another and merges them in registers. Three rules keep the bits equal:
 
-- Every product and sum below is one instruction that is written out (`tl.fma`, `tl.dot` with its accumulator), and
-  the kernels are compiled with `enable_fp_fusion=False`: no compiler fuses in one kernel what it leaves in another.
-- A step that a row does not see changes nothing: its weights are exactly 0, and what was there before is
-  multiplied by exactly 1. So a tile may walk steps that only some of its rows see.
-- The matrix instruction is the same, and it does every sum along a row: that of the weights is a product with ones,
-  as the order in which `tl.sum` adds is that of a layout, which Triton chooses for each kernel. Half-precision tiles
-  have at least 64 rows, so that a Hopper GPU takes wgmma (64 rows) for one query as for a thousand; mma.sync
-  for the few and wgmma for the many would be different instructions, of which nobody promises equal sums.
+- Each product and sum below is one explicit instruction (`tl.fma`, `tl.dot` with its accumulator), and the kernels are
+  compiled with `enable_fp_fusion=False`. So the compiler cannot fuse operations in one kernel and not in another.
+- A step that a row does not see changes nothing: its weights are exactly 0, and the running sums are multiplied by
+  exactly 1. So a tile may walk steps that only some of its rows see.
+- All kernels use the same matrix instruction, and it computes every sum along a row. The sum of the weights is a
+  product with ones, because the order of `tl.sum` depends on the layout, which Triton chooses for each kernel.
+  Half-precision tiles have at least 64 rows, so a Hopper GPU uses wgmma (64 rows) for one query and for a thousand.
+  With mma.sync for few queries and wgmma for many, equal sums would not be guaranteed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ import triton.language as tl
 from libsym.abi import PAGE_ENTRIES
 
 SPLIT_PAGES = 8
-"""Pages in a split. 256 entries: a Llama-3-8B sequence of 4,096 gives 128 programs, one for each of 132
-multiprocessors, while its partial results are under 2 % of the K and V read. Part of the numbers'
-contract: another value gives other bits."""
+"""Number of pages in a split. A split has 256 entries. A Llama-3-8B sequence of 4,096 entries then has 128 programs for
+132 multiprocessors, and its partial results are under 2 % of the K and V read. Another value would change the bits of
+results.
+"""
 
 STEP_PAGES = 2
-"""Pages in a step of a split. Part of the contract, too. With one page the sums are rescaled twice as often (64
-multiplications a thread at head_dim 128, beside 16 exponentials); four pages need 128 KB of shared memory for two
-stages, and decode then has one program a multiprocessor."""
+"""Number of pages in a step of a split. Another value would change the bits, too. With one page the sums are rescaled
+twice as often (64 multiplications a thread at head_dim 128, beside 16 exponentials). Four pages need 128 KB of shared
+memory for two stages, which leaves one decode program per multiprocessor.
+"""
 
 assert STEP_PAGES == 2, "load_frames loads two"
 
 STEP_ENTRIES = STEP_PAGES * PAGE_ENTRIES
 SPLIT_STEPS = SPLIT_PAGES // STEP_PAGES
 TOTAL_LANES = 8
-"""Columns of the ones that add up the weights: the fewest of a matrix instruction. The ones lie in shared memory, and
-with 16 columns decode at head_dim 128 would not fit twice into a Hopper multiprocessor's 228 KB."""
+"""Columns of the matrix of ones that adds up the weights: the minimum of a matrix instruction. The ones lie in shared
+memory. With 16 columns, two decode programs at head_dim 128 would not fit into a Hopper multiprocessor's 228 KB."""
 SPLIT_ENTRIES = SPLIT_PAGES * PAGE_ENTRIES
 
 
 @triton.jit
 def load_frames(table_ptr: tl.tensor, step: tl.tensor, num_pages: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The frames of a step's two pages; 0 past the last page, where nothing is read.
+    """Return the frames of a step's two pages, or 0 past the last page, where no entry is read.
 
-    Called a step ahead, its results carried around the loop: Triton would make a load whose result is an address of
-    the same iteration a pipeline stage of its own, and the wait for that stage is a wait for every page under way.
+    Kernels call this function one step ahead, and carry the results around the loop. If a load's result were an address
+    in the same iteration, Triton would give that load a pipeline stage. A wait for this stage would be a wait for all
+    pages in flight.
     """
     page = step * 2
     first = tl.load(table_ptr + page, mask=page < num_pages, other=0)
@@ -64,8 +67,9 @@ def frame_offsets(
     slots: tl.tensor,  # [step entries]
     PAGE: tl.constexpr,
 ) -> tl.tensor:
-    """Where each entry's frame begins, int64: an arena is larger than 2**31 elements."""
-    # In this order: the other way round Triton loses sight of the stride's alignment and loads 2 bytes at a time.
+    """Return the offset of each entry's frame as int64, since an arena may exceed 2**31 elements."""
+    # `where` comes before the product. In the other order, Triton does not know the alignment, and loads 2 bytes at a
+    # time.
     return tl.where(slots < PAGE, first_frame, second_frame).to(tl.int64) * page_stride
 
 
@@ -74,14 +78,14 @@ def score_step(
     query: tl.tensor,  # [rows, lanes]
     key: tl.tensor,  # [step entries, lanes]
     seen: tl.tensor,  # [rows or 1, step entries]
-    partly_seen: tl.tensor,  # whether some row does not see all of the step
-    score_scale: tl.tensor,  # SOFTCAP: 2 log2(e) scale / cap
+    partly_seen: tl.tensor,  # whether a row exists that does not see the whole step
+    score_scale: tl.tensor,  # with SOFTCAP: 2 log2(e) scale / cap
     SOFTCAP: tl.constexpr,
 ) -> tl.tensor:
-    """[rows, step entries]; times `log2_scale` they are the logarithms of the weights."""
+    """Return scores `[rows, step entries]`. A score times `log2_scale` is the log2 of a weight."""
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     if SOFTCAP:
-        # tanh by one exponential: off by 1e-7 absolutely, for any argument.
+        # This tanh takes one exponential. The absolute error is 1e-7 for any argument.
         scores = 1.0 - 2.0 / (tl.exp2(scores * score_scale) + 1.0)
     if partly_seen:
         scores = tl.where(seen, scores, float("-inf"))
@@ -98,7 +102,7 @@ def sum_step(
     log2_scale: tl.tensor,  # log2(e) scale, or with a softcap log2(e) cap
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     new_highest = tl.maximum(highest, tl.max(scores, axis=1) * log2_scale)
-    # A row that has seen nothing yet: all its weights are exp2(-inf).
+    # If a row has seen no entry yet, all its weights are exp2(-inf).
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
     weights = tl.exp2(tl.fma(scores, log2_scale, -base[:, None]))
     shrink = tl.exp2(highest - base)
@@ -111,8 +115,8 @@ def sum_step(
 
 @triton.jit
 def finish_split(highest: tl.tensor, total: tl.tensor, summed: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """A split's normalised partial result and log2 weight; zeros and -inf where a row saw nothing of it."""
-    total = tl.max(total, axis=1)  # its lanes are equal
+    """Return a split's normalised partial result and log2 weight. A row that saw no entry gets zeros and -inf."""
+    total = tl.max(total, axis=1)  # all lanes of the sum are equal
     some = total > 0.0
     total = tl.where(some, total, 1.0)
     return summed * (1.0 / total)[:, None], tl.where(some, highest + tl.log2(total), float("-inf"))
@@ -126,7 +130,7 @@ def merge_split(
     partial: tl.tensor,  # [rows, lanes]
     log2_weight: tl.tensor,  # [rows]
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Joins the next split to those before it. One of weight -inf changes nothing."""
+    """Merge the next split into the earlier splits. A log2 weight of -inf changes nothing."""
     new_highest = tl.maximum(highest, log2_weight)
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
     shrink = tl.exp2(highest - base)
@@ -138,5 +142,5 @@ def merge_split(
 
 @triton.jit
 def finish_merge(total: tl.tensor, summed: tl.tensor) -> tl.tensor:
-    """The result; zeros for a row that attends to nothing."""
+    """Return the result of attention: zeros for a row that attends to no entry."""
     return summed * (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]

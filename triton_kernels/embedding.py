@@ -1,4 +1,4 @@
-"""The embedding's rows of a step's tokens."""
+"""Embedding: gathers the rows of the embedding table for a step's tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
-"""Elements of a program: 8 a thread, 16 bytes in half precision."""
+"""Number of elements of a program: 8 for each thread, which are 16 bytes in half precision."""
 NUM_WARPS = 4
 
 
@@ -35,9 +35,9 @@ def _embed_kernel(
 def embed(
     tokens: torch.Tensor, table: torch.Tensor, scale: float = 1.0, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`table[tokens] * scale`, rounded once: `tokens [rows]` int32, `table [vocab_size, hidden_size]`.
+    """Return `table[tokens] * scale`, rounded once: `tokens [rows]` int32, `table [vocab_size, hidden_size]`.
 
-    A token of -1 is padding and gives zeros. `out` may be wider than the table: a residual stream in float32.
+    A token of -1 is padding and gives zeros. `out` may have a wider type than the table, such as a float32 residual.
     """
     (rows,) = tokens.shape
     hidden_size = table.shape[1]

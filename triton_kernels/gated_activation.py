@@ -1,4 +1,4 @@
-"""The MLP's product of an activated gate and its other half."""
+"""Gated activation of the MLP: the product of the activated gate and the up projection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
-"""Elements of a program: 8 of the gate and 8 of the other half a thread, 16 bytes each in half precision."""
+"""Number of elements of a program. A thread loads 8 elements of the gate and 8 of the up projection, 16 bytes each in
+half precision.
+"""
 NUM_WARPS = 4
 
 KINDS = ("silu", "gelu_tanh")
@@ -15,13 +17,13 @@ KINDS = ("silu", "gelu_tanh")
 
 @triton.jit
 def _sigmoid(x: tl.tensor) -> tl.tensor:
-    small = tl.exp(-tl.abs(x))  # of what is below zero alone, so that nothing overflows
+    small = tl.exp(-tl.abs(x))  # the argument is never positive, so this cannot overflow
     return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
 
 
 @triton.jit
 def _gated_activation_kernel(
-    gate_up_ptr: tl.tensor,  # [rows, 2, ffn_size]: gates, then what they multiply
+    gate_up_ptr: tl.tensor,  # [rows, 2, ffn_size]: gates, then the up projection
     out_ptr: tl.tensor,  # [rows, ffn_size], contiguous
     gate_up_row_stride: tl.tensor,
     ffn_size: tl.tensor,
@@ -35,7 +37,7 @@ def _gated_activation_kernel(
     gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gates + ffn_size, mask=inside, other=0.0).to(tl.float32)
     if GELU:
-        # (1 + tanh(z)) / 2 is sigmoid(2 z), and here 2 sqrt(2 / pi) is in front of z.
+        # (1 + tanh(z)) / 2 is sigmoid(2 z). The constant is 2 sqrt(2 / pi).
         activated = gate * _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
         activated = gate * _sigmoid(gate)
@@ -43,9 +45,9 @@ def _gated_activation_kernel(
 
 
 def gated_activation(gate_up: torch.Tensor, kind: str, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """`activation(gate) * up` of `gate_up [rows, 2 * ffn_size]`, whose first half is the gate: `[rows, ffn_size]`.
+    """Return `activation(gate) * up`, `[rows, ffn_size]`, for `gate_up [rows, 2 * ffn_size]`: the gate, then `up`.
 
-    `kind` is `silu` or `gelu_tanh`. Computed in float32 and rounded once.
+    `kind` is `silu` or `gelu_tanh`. The result is computed in float32 and rounded once.
     """
     rows, both = gate_up.shape
     ffn_size = both // 2

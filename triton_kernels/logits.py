@@ -1,22 +1,22 @@
-"""From rows of logits to tokens: caps, masks, penalties, a draw, and what the drawn token's log-probability was.
+"""Tokens from rows of logits: caps, masks, penalties, a draw, and the drawn token's log-probability.
 
-Only tests use this yet. It is kept for the day when the cuda backend draws on the device; until then the daemon draws
-on the host, where `pred` hands out whole rows, so that a program and `generate` draw the same token. Rows of a
-sampler with typical_p, DRY, mirostat or a window of penalties are the host's in any case: nothing here has these.
+Only tests use these kernels so far. They are kept for a cuda backend that draws on the device. Today the daemon draws
+on the host, where `pred` returns whole rows. So a program and `generate` draw the same token. The kernels do not
+support typical_p, DRY, mirostat or a window of penalties; such rows always need the host.
 
-The rule is that of libsym/sampler.c: the same row, settings and uniform number give the same token, unless a sum lies
-so near an edge that its rounding decides. Four kernels, and the host learns nothing in between:
+The kernels draw like libsym/rows/sampler.c: the same row, settings and uniform number give the same token, unless a sum
+is so near an edge that its rounding decides. There are four kernels, and the host does not wait between them:
 
-1. logits_scan.py, by blocks of a row: values are changed, and each block says what it holds;
-2. logits_choose.py, by rows: greedy rows are done; the others get a value that all of their candidates reach;
-3. logits_collect.py, by blocks: the candidates;
-4. logits_draw.py, by rows: a token from the candidates, sorted (logits_sort.py).
+1. logits_scan.py, by blocks of a row: changes values, and summarises each block;
+2. logits_choose.py, by rows: finishes greedy rows; for other rows it finds a lower bound of their candidates;
+3. logits_collect.py, by blocks: collects the candidates;
+4. logits_draw.py, by rows: sorts the candidates (logits_sort.py), and draws a token from them.
 
-Candidates are tens or hundreds in most rows. Where they are more than `ROOM` (so flat a row that its nucleus is), they
-are not sorted: the value is narrowed down (logits_narrow.py). Which way it goes changes the time, and the result only
-as rounding does.
+Most rows have tens or hundreds of candidates. If a row is so flat that it has more than `ROOM` candidates, they are not
+sorted. Instead, the value of the drawn token is narrowed down (logits_narrow.py). The two ways differ in time, and
+their results differ only by rounding.
 
-A row's sums are made the same way whatever else is in the batch.
+The order of a row's sums does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ def process_logits(
     scratch: Scratch | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's token, `[rows]` int32, and its log-probability under the model's own distribution, `[rows]` float32.
+    """Return each row's token, `[rows]` int32, and its log-probability by the unchanged logits, `[rows]` float32.
 
-    `logits [rows, vocab_size]` float32; with a `softcap`, each becomes `softcap * tanh(logit / softcap)`, in place.
-    `allowed [rows, ceil(vocab_size / 32)]` int32: a bit for each token, the lowest first. A token below 0 says that
-    there is none: `NOT_A_DISTRIBUTION` (NaN or +inf among the logits, or by a penalty) or `NOTHING_POSSIBLE`.
+    `logits [rows, vocab_size]` is float32; with a `softcap`, each logit becomes `softcap * tanh(logit / softcap)`, in
+    place. `allowed [rows, ceil(vocab_size / 32)]` is int32, with a bit for each token, beginning with the lowest bit. A
+    negative token is an error: `NOT_A_DISTRIBUTION` (NaN or +inf in the logits, or after a penalty) or
+    `NOTHING_POSSIBLE`.
     """
     rows, vocab_size = logits.shape
     changes = lists is not None or allowed is not None

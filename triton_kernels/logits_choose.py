@@ -1,7 +1,8 @@
-"""The second kernel of a draw, by rows: maximum and mass of the row, and how its token is found.
+"""The second kernel of a draw, by rows: finds the maximum and mass of a row, and chooses how to draw its token.
 
-A greedy row is done. One that is drawn by rank gets a value that all of its candidates reach: as many of the largest
-of 32 do as top_k asks for, or steps with as much mass as top_p does.
+This kernel finishes greedy rows. A row that is drawn by rank gets a lower bound of its candidates. For top_k, the
+maxima of at least top_k groups of 32 entries reach the bound. For top_p, the steps above the bound have at least the
+share top_p of the total mass.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from triton_kernels.logits_weights import depth_of, exponentials, inverse, is_gr
 @triton.jit
 def _least_candidate(
     values: tl.tensor,
-    measure: tl.tensor,  # what each of them counts
+    measure: tl.tensor,  # count or mass of each value
     target: tl.tensor,
     highest: tl.tensor,
 ) -> tl.tensor:
-    """A value such that those that reach it count `target` at least, and hardly more; -inf if all are too few."""
+    """Return a bound. The measures of values at or above it sum to `target` or slightly more. -inf: the measures of all
+    values sum to less.
+    """
     low = tl.min(tl.where(values > float("-inf"), values, highest), axis=0)
     if tl.sum(tl.where(values >= low, measure, 0.0), axis=0) < target:
         low = float("-inf")
@@ -54,7 +57,7 @@ def _least_by_count(
     highest: tl.tensor,
     LANES: tl.constexpr,
 ) -> tl.tensor:
-    """A value that the best `top_k` reach: as many groups' largest do."""
+    """Return a value that the best `top_k` entries reach, because the maxima of at least `top_k` groups reach it."""
     lanes = tl.arange(0, LANES)
     groups = tl.load(group_ptr + lanes, mask=lanes < num_groups, other=float("-inf"))
     return _least_candidate(groups, tl.where(groups > float("-inf"), 1.0, 0.0), top_k.to(tl.float32), highest)
@@ -71,12 +74,13 @@ def _least_by_mass(
     LANES: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> tl.tensor:
-    """A value that is reached by as much of the row's mass as `target`."""
+    """Return a value such that entries at or above it hold at least `target` of the row's mass."""
     lanes = tl.arange(0, LANES)
     tops = tl.load(block_maximum_ptr + lanes // STEPS, mask=lanes < num_steps, other=float("-inf"))
     masses = tl.load(step_mass_ptr + lanes, mask=lanes < num_steps, other=0.0)
     ends = tops - depth_of(lanes % STEPS + 1) / factor
-    # More than is asked for, by more than sums may be rounded; and lower, by more than differences are.
+    # Raise the target by more than the rounding error of sums. Lower the value by more than the rounding error of
+    # differences.
     least = _least_candidate(ends, masses * exponentials(tops, highest, factor), target * 1.00001, highest)
     return least - tl.abs(highest) * 1e-5
 
@@ -90,7 +94,7 @@ def _choose_kernel(
     min_p_ptr: tl.tensor,
     group_ptr: tl.tensor,  # [rows, blocks * GROUPS]
     step_mass_ptr: tl.tensor,  # [rows, blocks * STEPS]
-    block_maximum_ptr: tl.tensor,  # [rows, blocks], as the next four
+    block_maximum_ptr: tl.tensor,  # [rows, blocks], like the next four
     block_mass_ptr: tl.tensor,
     block_index_ptr: tl.tensor,
     raw_maximum_ptr: tl.tensor,
@@ -152,7 +156,7 @@ def _choose_kernel(
             tops = block_maximum_ptr + row * blocks
             steps = step_mass_ptr + row * blocks * STEPS
             least = _least_by_mass(tops, steps, blocks * STEPS, top_p * total, highest, factor, STEP_LANES, STEPS)
-            if floor > 0.0:  # what is certainly below the floor, by more than an exponential is rounded
+            if floor > 0.0:  # the bound of min_p, lowered by more than the rounding error of an exponential
                 lowest = highest + (tl.log(floor) - 0.01) / factor - tl.abs(highest) * 1e-5
                 least = tl.maximum(least, lowest)
     else:
@@ -166,7 +170,9 @@ def _choose_kernel(
 def choose(
     logits: torch.Tensor, settings: RowSettings, scratch: Scratch, tokens: torch.Tensor, logprobs: torch.Tensor
 ) -> None:
-    """After the scan: the tokens of greedy rows and of those that can't be drawn from; for the others, how to draw."""
+    """After the scan, choose the tokens of greedy rows, and the way to draw for other rows. Mark rows that allow no
+    draw.
+    """
     rows, vocab_size = logits.shape
     blocks = num_blocks(vocab_size)
     _choose_kernel[(rows,)](

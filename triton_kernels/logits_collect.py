@@ -1,6 +1,6 @@
-"""The third kernel of a draw, by blocks of a row: the candidates.
+"""The third kernel of a draw, by blocks of a row: collects the candidates.
 
-Where no rank is asked for, what the draw may fall on, in pieces.
+For a row without top_k and top_p, the kernel stores the mass of each piece instead.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from triton_kernels.logits_weights import exponentials, inverse, order_of
 
 @triton.jit
 def _collect_kernel(
-    values_ptr: tl.tensor,  # [rows, vocab_size] float32: the logits, or what they were changed to
+    values_ptr: tl.tensor,  # [rows, vocab_size] float32: the logits, or the changed logits
     temperature_ptr: tl.tensor,  # [rows]
     min_p_ptr: tl.tensor,
     block_maximum_ptr: tl.tensor,  # [rows, blocks]
     kind_ptr: tl.tensor,  # [rows] int32
     number_ptr: tl.tensor,  # [rows, 3]
     candidate_count_ptr: tl.tensor,  # [rows] int32
-    candidate_ptr: tl.tensor,  # [rows, ROOM] int64: ascending as ranks do
+    candidate_ptr: tl.tensor,  # [rows, ROOM] int64: keys in the order of ranks
     piece_mass_ptr: tl.tensor,  # [rows, blocks * (BLOCK // PIECE)]
     values_row_stride: tl.tensor,
     vocab_size: tl.tensor,
@@ -57,7 +57,7 @@ def _collect_kernel(
 
 
 def collect(values: torch.Tensor, settings: RowSettings, scratch: Scratch) -> None:
-    """After the choice, from `values [rows, vocab_size]`: the logits, or what they were changed to."""
+    """After the choice, collect candidates from `values [rows, vocab_size]`: the logits, or the changed logits."""
     rows, vocab_size = values.shape
     _collect_kernel[(rows, num_blocks(vocab_size))](
         values,

@@ -1,4 +1,6 @@
-"""The last kernel of a draw, by rows: a token from candidates, or without ranks from a piece of the row."""
+"""The last kernel of a draw, by rows: draws a token from candidates or, without top_k and top_p, from a piece of the
+row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from triton_kernels.logits_sort import draw_sorted
 from triton_kernels.logits_weights import exponentials, inverse
 
 ALL_BUT_NOTHING = 1.1754943508222875e-38
-"""FLT_MIN: what weighs less is never drawn."""
+"""FLT_MIN: the least weight of a token that may be drawn."""
 
 
 @triton.jit
@@ -28,12 +30,12 @@ def _draw_in_order(
     PIECE_LANES: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> tl.tensor:
-    """The first token where what may be drawn holds more than `uniform` of its mass."""
+    """Return the first token at which the running mass of allowed tokens exceeds the share `uniform` of their total."""
     lanes = tl.arange(0, PIECE_LANES)
     masses = tl.load(piece_mass_ptr + lanes, mask=lanes < pieces, other=0.0).to(tl.float64)
     ends = tl.cumsum(masses, axis=0)
     target = uniform * tl.sum(masses, axis=0)
-    # Where sums were rounded so that none holds more: the last that holds anything.
+    # If no piece exceeds the target because of rounding, take the last piece that has mass.
     last = tl.max(tl.where(masses > 0.0, lanes, 0), axis=0)
     piece = tl.minimum(tl.min(tl.where(ends > target, lanes, PIECE_LANES), axis=0), last)
     target -= tl.sum(tl.where(lanes < piece, masses, 0.0), axis=0)
@@ -49,8 +51,8 @@ def _draw_in_order(
 @triton.jit
 def _draw_kernel(
     logits_ptr: tl.tensor,  # [rows, vocab_size] float32
-    values_ptr: tl.tensor,  # the same, or what they were changed to
-    temperature_ptr: tl.tensor,  # [rows], as the next four
+    values_ptr: tl.tensor,  # the same, or the changed logits
+    temperature_ptr: tl.tensor,  # [rows], like the next four
     top_k_ptr: tl.tensor,
     top_p_ptr: tl.tensor,
     min_p_ptr: tl.tensor,
@@ -123,7 +125,7 @@ def draw(
     tokens: torch.Tensor,
     logprobs: torch.Tensor,
 ) -> None:
-    """After the candidates are collected: the tokens of the rows that are not done."""
+    """After the collection, draw the tokens of the rows that are not finished."""
     rows, vocab_size = logits.shape
     pieces = scratch.piece_masses.shape[1]
     _draw_kernel[(rows,)](

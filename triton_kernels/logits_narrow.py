@@ -1,6 +1,7 @@
-"""A draw from more candidates than are sorted, by narrowing down.
+"""A draw from more candidates than the sort can hold.
 
-The places that top_k, top_p and the draw ask for are found by narrowing down the value, two bits a pass over the row.
+The values at which top_k, top_p and the draw cut the row are searched. Each pass over the row finds two more bits of
+such a value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _kept(
     last_entry: tl.tensor,
     lightest: tl.tensor,
 ) -> tl.tensor:
-    """What ranks no lower than the last that is kept, and is heavy enough."""
+    """Return a mask of the entries that rank at or above the last kept entry and weigh at least `lightest`."""
     order = order_of(values)
     is_before = (order > last_order) | ((order == last_order) & (entries <= last_entry))
     return is_before & (weights >= lightest) & (values > float("-inf"))
@@ -41,7 +42,7 @@ def _held_above(
     COUNT: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """What the kept entries hold (their mass, or their number) that come at or above each of three places."""
+    """Return the mass, or the count, of the kept entries at or above each of three values."""
     above_low = tl.zeros([CHUNK], tl.float64)
     above_middle = tl.zeros([CHUNK], tl.float64)
     above_high = tl.zeros([CHUNK], tl.float64)
@@ -71,9 +72,10 @@ def _narrow_down(
     COUNT: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first place among the kept, likeliest first, up to which they hold `target`: its order and its entry.
+    """Find the entry at which the running mass or count of kept entries, likeliest first, reaches `target`.
 
-    The last of them where they hold less, as sums may be rounded.
+    Return the order of its value, and the entry's number. If rounding leaves the total below `target`, return the last
+    kept entry.
     """
     place = tl.full([], -0x80000000, tl.int64)
     everything, _, _ = _held_above(
@@ -103,7 +105,8 @@ def _narrow_down(
         COUNT,
         CHUNK,
     )
-    # All that lie at this place are equal: the one at which the rest of the target is reached, in the order of entries.
+    # Several entries may have this value. They count in the order of entry numbers. Find the entry at which the running
+    # sum reaches the target.
     held = above
     found = tl.full([], -1, tl.int32)
     latest = tl.full([], 0, tl.int32)
@@ -135,7 +138,7 @@ def draw_narrowing(
     uniform: tl.tensor,
     CHUNK: tl.constexpr,
 ) -> tl.tensor:
-    """As `draw_sorted`, from all of the row."""
+    """Draw a token like `draw_sorted`, but from the whole row."""
     order = tl.full([], -0x80000000, tl.int32)
     entry = vocab_size
     all_of_them = tl.full([], -0x80000000, tl.int64)
@@ -175,7 +178,7 @@ def draw_narrowing(
         False,
         CHUNK,
     )
-    # More than u of the mass: so the next number above, for sums that can be nothing between.
+    # The running mass must exceed `uniform * mass`, but the search tests `>=`: raise the target by one rounding step.
     target = tl.maximum(uniform * mass * (1.0 + 2.3e-16), 1e-300)
     order, entry = _narrow_down(values_ptr, vocab_size, highest, factor, lightest, order, entry, target, False, CHUNK)
     return entry

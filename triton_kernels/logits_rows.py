@@ -1,4 +1,4 @@
-"""What a row's draw is given, and what the kernels that draw leave each other: see logits.py."""
+"""Settings of each row's draw, and the scratch memory of the kernels that draw: see logits.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Entries of a program that scans: 32 a thread, 8 loads of 16 bytes on their way. 32 of them in a row of 128k."""
+"""Number of entries of a block, which one program scans: 32 for each thread, with 8 loads of 16 bytes in flight. A row
+of 128k entries has 32 blocks.
+"""
 GROUPS = 128
-"""Of a block, whose largest are kept."""
+"""Number of groups in a block. The scan keeps the largest value of each group."""
 STEPS = 24
-"""Of a block's mass below its maximum: 16 of half a weight's e-th part, 8 of a whole one."""
+"""Number of steps below a block's maximum for which the scan keeps the mass: 16 steps of half a temperature, then 8
+steps of a whole temperature. Over a whole temperature, the weight falls by a factor of e.
+"""
 PIECE = 1024
-"""Entries whose mass is kept, for draws without ranks."""
+"""Number of entries of a piece. A draw without top_k and top_p uses the mass of each piece."""
 ROOM = 1024
-"""Candidates that are sorted."""
+"""Maximum number of candidates that are sorted."""
 
 NOT_A_DISTRIBUTION = -errno.EDOM
 NOTHING_POSSIBLE = -errno.ERANGE
@@ -26,12 +30,14 @@ NOTHING_POSSIBLE = -errno.ERANGE
 DONE: tl.constexpr = tl.constexpr(0)
 IN_ORDER: tl.constexpr = tl.constexpr(1)
 BY_RANK: tl.constexpr = tl.constexpr(2)
-"""How a row's token is drawn, if the choice has not been its end."""
+"""Ways to draw a row's token. DONE: `choose` has finished the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """How each row's token is drawn, `[rows]` each, on the device; a row of zeros with penalty 1 is greedy."""
+    """Settings of each row's draw, on the device. Each tensor is `[rows]`. A row is greedy if all settings are 0 and
+    `repetition` is 1.
+    """
 
     temperature: torch.Tensor
     """float32; 0: the argmax."""
@@ -48,12 +54,12 @@ class RowSettings:
     frequency: torch.Tensor
     """float32; 0: off."""
     uniform: torch.Tensor
-    """float64 in [0, 1): what chooses."""
+    """float64 in [0, 1): the random number of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """What rows say of single tokens: row r's are those from `first[r]` up to `first[r + 1]`, each token once."""
+    """Biases and counts of single tokens. Row r has items `first[r]` up to `first[r + 1]`, each token once."""
 
     first: torch.Tensor
     """[rows + 1] int32"""
@@ -62,15 +68,15 @@ class TokenLists:
     biases: torch.Tensor
     """float32, added before the penalties"""
     counts: torch.Tensor
-    """int32: how often it was generated; 0: it came before only; -1: never seen, it has a bias alone"""
+    """int32: how often the token was generated; 0: only the prompt has the token; -1: the token has only a bias"""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What the kernels leave each other; kept by a step that is captured."""
+    """Scratch memory that passes results from kernel to kernel. A captured step keeps this memory."""
 
     changed: torch.Tensor | None
-    """[rows, vocab_size]: rows with masks and penalties; None where there will be none"""
+    """[rows, vocab_size]: logits after masks and penalties; None: no row has a mask or a token list"""
     groups: torch.Tensor
     step_masses: torch.Tensor
     block_maxima: torch.Tensor
@@ -88,7 +94,7 @@ class Scratch:
 
 
 def scratch_for(rows: int, vocab_size: int, device: torch.device | str, *, changes: bool = True) -> Scratch:
-    """Scratch for up to so many rows; `changes`: there may be masks or token lists."""
+    """Return scratch memory for up to `rows` rows. `changes`: rows may have masks or token lists."""
     blocks = num_blocks(vocab_size)
 
     def floats(*shape: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The first kernel of a draw, by blocks of a row: caps, masks and penalties, and what each block holds.
+"""The first kernel of a draw, by blocks of a row: applies caps, masks and penalties, and summarises each block.
 
-That is its maximum and mass; the largest of every 32 entries for top_k; for top_p how the mass lies below the maximum,
-in steps.
+A summary has the maximum and mass of the block. For top_k, a summary also has the largest of every 32 entries. For
+top_p, a summary has the mass of each step below the maximum.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _change_listed(
     token_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     count_ptr: tl.tensor,
-    first: tl.tensor,  # of the row's tokens
+    first: tl.tensor,  # index of the row's first token in the lists
     end: tl.tensor,
     repetition: tl.tensor,
     presence: tl.tensor,
     frequency: tl.tensor,
-    start: tl.tensor,  # of the block, whose tokens alone are changed
+    start: tl.tensor,  # first token of the block; tokens of other blocks do not change
     BLOCK: tl.constexpr,
     LIST_LANES: tl.constexpr,
 ) -> None:
@@ -54,19 +54,19 @@ def _scan_kernel(
     logits_ptr: tl.tensor,  # [rows, vocab_size] float32; capped in place
     changed_ptr: tl.tensor,  # [rows, vocab_size] float32, contiguous, written when MASK or LISTS
     allowed_ptr: tl.tensor,  # [rows, words] int32, read when MASK
-    first_ptr: tl.tensor,  # [rows + 1] int32, read when LISTS, as the next three
+    first_ptr: tl.tensor,  # [rows + 1] int32, read when LISTS, like the next three
     token_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     count_ptr: tl.tensor,
-    temperature_ptr: tl.tensor,  # [rows], as the next five
+    temperature_ptr: tl.tensor,  # [rows], like the next five
     top_k_ptr: tl.tensor,
     top_p_ptr: tl.tensor,
     repetition_ptr: tl.tensor,
     presence_ptr: tl.tensor,
     frequency_ptr: tl.tensor,
-    group_ptr: tl.tensor,  # [rows, blocks * GROUPS], written where top_k is on
-    step_mass_ptr: tl.tensor,  # [rows, blocks * STEPS], written where top_p alone is
-    block_maximum_ptr: tl.tensor,  # [rows, blocks], as the next four
+    group_ptr: tl.tensor,  # [rows, blocks * GROUPS], written if top_k is on
+    step_mass_ptr: tl.tensor,  # [rows, blocks * STEPS], written if top_p is on and top_k is off
+    block_maximum_ptr: tl.tensor,  # [rows, blocks], like the next four
     block_mass_ptr: tl.tensor,
     block_index_ptr: tl.tensor,
     raw_maximum_ptr: tl.tensor,
@@ -94,7 +94,7 @@ def _scan_kernel(
         values = _capped(values, cap)
         tl.store(logits_ptr + row * logits_row_stride + entries, values, mask=inside)
         values = tl.where(inside, values, float("-inf"))
-    # NaN and +inf are no logits: the maximum says so.
+    # NaN and +inf are errors. For them, the block's maximum becomes +inf.
     is_bad = tl.max(tl.where(values < float("inf"), 0, 1), axis=0) > 0
     values = tl.where(values < float("inf"), values, float("-inf"))
     maximum = tl.max(values, axis=0)
@@ -108,7 +108,7 @@ def _scan_kernel(
         changed = changed_ptr + row * vocab_size
         tl.store(changed + entries, values, mask=inside)
     if LISTS:
-        tl.debug_barrier()  # the block's values are there for the threads that change some of them
+        tl.debug_barrier()  # after this point, threads change values that other threads have stored
         _change_listed(
             changed,
             token_ptr,
@@ -161,7 +161,7 @@ def scan(
     allowed: torch.Tensor | None = None,
     softcap: float = 0.0,
 ) -> None:
-    """Cap `logits [rows, vocab_size]` in place; if there are masks or lists, `values` is what they make of them."""
+    """Cap `logits [rows, vocab_size]` in place. If there are masks or lists, write the changed logits to `values`."""
     rows, vocab_size = logits.shape
     unused = scratch.kinds
     _scan_kernel[(rows, num_blocks(vocab_size))](

@@ -1,4 +1,4 @@
-"""A draw from candidates that are sorted and cut."""
+"""A draw from candidates: sorts the candidates, cuts them by top_k and top_p, and draws one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _bits_along(AXIS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _exchanged(cube: tl.tensor, descends: tl.tensor, AXIS: tl.constexpr, LOG2: tl.constexpr) -> tl.tensor:
-    """Each entry and its neighbour along an axis in ascending order, or descending."""
+    """Order each pair of neighbours along an axis, ascending or descending."""
     partner = tl.sum(cube, axis=AXIS, keep_dims=True) - cube
     takes_larger = (descends ^ _bits_along(AXIS, LOG2)) != 0
     return tl.where((cube < partner) == takes_larger, partner, cube)
@@ -23,10 +23,10 @@ def _exchanged(cube: tl.tensor, descends: tl.tensor, AXIS: tl.constexpr, LOG2: t
 
 @triton.jit
 def _ascending(keys: tl.tensor, LOG2: tl.constexpr) -> tl.tensor:
-    """`keys [2 ** LOG2]` int64, sorted by a bitonic network.
+    """Return `keys [2 ** LOG2]` int64, sorted by a bitonic network.
 
-    Not by `tl.sort`, which takes seconds in Triton's interpreter: it finds an entry's partner by an exclusive or, this
-    by a sum, which may wrap around.
+    `tl.sort` finds an entry's partner by an exclusive or, which would take seconds in Triton's interpreter. This
+    network finds the partner by a sum, which may wrap around.
     """
     cube = tl.reshape(keys, [2] * LOG2)
     for stage in tl.static_range(1, LOG2):
@@ -51,7 +51,7 @@ def draw_sorted(
     ROOM: tl.constexpr,
     LOG2_ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """The token that is drawn from candidates, likeliest first. `top_k` 0: `total` is what top_p is a part of."""
+    """Return the token drawn from candidates, likeliest first. If `top_k` is 0, top_p is a share of `total`."""
     ranks = tl.arange(0, ROOM)
     keys = tl.load(candidate_ptr + ranks, mask=ranks < num_candidates, other=0x7FFFFFFFFFFFFFFF)
     keys = _ascending(keys, LOG2_ROOM)
@@ -66,7 +66,7 @@ def draw_sorted(
         target = top_p.to(tl.float64) * tl.where(top_k > 0, tl.sum(wide, axis=0), total)
         is_kept = is_kept & ((ends - wide < target) | (ranks == 0))
     is_kept = is_kept & (weights >= lightest)
-    kept = tl.sum(is_kept.to(tl.int32), axis=0)  # the first ones
+    kept = tl.sum(is_kept.to(tl.int32), axis=0)  # the kept entries have the first ranks
     target = uniform * tl.sum(tl.where(is_kept, wide, 0.0), axis=0)
     rank = tl.minimum(tl.sum((is_kept & (ends <= target)).to(tl.int32), axis=0), kept - 1)
     return tl.sum(tl.where(ranks == rank, keys & 0xFFFFFFFF, 0), axis=0).to(tl.int32)

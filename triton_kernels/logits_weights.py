@@ -1,4 +1,4 @@
-"""What the kernels that draw share: how logits become weights, and how they are ordered."""
+"""Weights and order of logits, for the kernels that draw."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def inverse(temperature: tl.tensor) -> tl.tensor:
-    """Of a temperature that is not 0, within what a product can bear."""
+    """Return the inverse of a positive temperature, bounded so that products with it stay finite."""
     return tl.minimum(1.0 / tl.maximum(temperature, 1e-30), 1e30)
 
 
 @triton.jit
 def order_of(values: tl.tensor) -> tl.tensor:
-    """int32 that ascend as the floats do; -0 and 0 are equal."""
+    """Return int32 keys in the same order as the floats; -0 and 0 are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -26,7 +26,7 @@ def is_greedy(temperature: tl.tensor, top_k: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def depth_of(step: tl.tensor) -> tl.tensor:
-    """How far below a block's maximum a step begins, in units of temperature."""
+    """Return the depth below a block's maximum at which a step begins, in units of temperature."""
     return tl.where(step < 16, 0.5 * step, step - 8.0)
 
 

@@ -1,17 +1,17 @@
-"""The product of a few or many rows with a weight matrix, whose bits do not depend on how many rows there are.
+"""Product of rows with a weight matrix. A row's bits do not depend on the number of rows.
 
-Each element of the result is the same chain of additions in every launch: the inner dimension is cut into
-splits that the matrix's shape alone decides; a split is summed from its first block to its last by one chain
-of matrix instructions from zero; the splits' float32 sums are added in order; then come the bias and one rounding.
-A library's product chooses its kernel, and with it that order, by the number of rows.
+Each element of the result is the same chain of additions in every launch. The inner dimension is cut into splits, which
+depend only on the matrix's shape. One chain of matrix instructions sums a split from zero, from its first block to its
+last. The float32 sums of the splits are added in order. Then the bias is added, and the result is rounded once. A
+library, in contrast, chooses its kernel, and with it the order of additions, by the number of rows.
 
-The weights are the left operand and the rows the right one (`out^T = weight @ x^T`): 128 weight rows fill
-Hopper's widest matrix instruction whatever the batch, and few rows are padded to 16, not to 64. The number of
-columns of an instruction changes with the number of rows, never what is added to an element of it.
+The weights are the left operand and the rows the right operand (`out^T = weight @ x^T`). So 128 weight rows fill
+Hopper's widest matrix instruction for any batch, and few rows are padded to 16, not to 64. The number of rows changes
+the columns of an instruction, but never the additions to one element.
 
-For few rows a product is bound by reading the weights, and a small matrix has too few tiles for all
-multiprocessors: each split is a program of its own, and the last of a tile to end adds up all of them, in order.
-For many rows there are tiles enough: one program walks the splits of its tile.
+For few rows the product is bound by reading the weights, and a small matrix has too few tiles for all multiprocessors.
+So each split gets its own program, and the last program of a tile adds up all splits, in order. For many rows there are
+enough tiles, so one program walks the splits of its tile.
 """
 
 from __future__ import annotations
@@ -24,73 +24,81 @@ import triton
 import triton.language as tl
 
 MULTIPROCESSORS = 132
-"""What a matrix is cut for. An H100's and H200's; fixed, since another cut gives other bits."""
+"""Number of multiprocessors for which a matrix is cut. An H100 or H200 has this number. The constant is the same on
+every GPU, because another cut gives other bits.
+"""
 MIN_SPLIT = 512
-"""Inputs of the shortest split: 8 blocks, so that filling and draining the pipeline stays a small part."""
+"""Number of inputs of the shortest split: 8 blocks, so that filling and draining the pipeline takes a small part of the
+time.
+"""
 MAX_SPLITS = 8
 SPREAD_BELOW = 100
-"""Tiles: with fewer, a split is a program of its own. The partial sums stay under 26 MB at Llama-3-8B's shape."""
+"""If a product has fewer tiles than this number, each split gets its own program. Partial sums stay under 26 MB at
+Llama-3-8B's shape.
+"""
 ROW_GROUP = 8
-"""Row tiles whose programs run side by side over the same weights, so that both stay in the L2 cache."""
+"""Number of row tiles whose programs run side by side and read the same weights, so that rows and weights stay in the
+L2 cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a matrix is cut: a part of the numbers, from the matrix's shape and element type alone."""
+class MatrixCut:
+    """Cut of a matrix, which decides the bits of results. It depends only on the matrix's shape and element type."""
 
     block_n: int
     block_k: int
     splits: int
     split_blocks: int
-    """Blocks of `block_k` in every split but the last, which may be shorter."""
+    """Number of blocks of `block_k` inputs in every split except the last, which may be shorter."""
     tiles: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """How the product with some number of rows is launched: no part of the numbers."""
+    """Launch of the product for a number of rows. The launch does not change the bits of results."""
 
     block_rows: int
     row_tiles: int
     spread: bool
-    """A program a split, instead of one that walks them."""
+    """Whether each split has its own program, instead of one program for all splits of a tile."""
     num_warps: int
     num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where spread splits leave their sums. Launches one after the other may share it."""
+    """Memory for the sums of spread splits. Consecutive launches may share it."""
 
     partials: torch.Tensor
     """float32"""
     counters: torch.Tensor
-    """int32, zeros between launches: the last program of a tile puts its counter back"""
+    """int32, zeros between launches: the last program of a tile resets its counter"""
 
 
-def cut(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Cut:
-    """Where the product with `weight [num_outputs, num_inputs]` is cut."""
+def cut(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> MatrixCut:
+    """Return the cut of the product with `weight [num_outputs, num_inputs]`."""
     block_n, block_k = (64, 32) if dtype == torch.float32 else (128, 64)
     tiles = triton.cdiv(num_outputs, block_n)
     blocks = triton.cdiv(num_inputs, block_k)
     splits = max(1, min(MULTIPROCESSORS // tiles, num_inputs // MIN_SPLIT, MAX_SPLITS))
     split_blocks = triton.cdiv(blocks, splits)
-    return Cut(block_n, block_k, triton.cdiv(blocks, split_blocks), split_blocks, tiles)
+    return MatrixCut(block_n, block_k, triton.cdiv(blocks, split_blocks), split_blocks, tiles)
 
 
 def launch_shape(rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype) -> LaunchShape:
-    """How `rows` rows are launched: in tiles as large as their number fills."""
+    """Return the launch for `rows` rows, with the largest tiles that the rows fill."""
     plan = cut(num_outputs, num_inputs, dtype)
     block_rows = min(128, max(16, int(triton.next_power_of_2(rows))))
     if dtype == torch.float32:
-        # The reference's precision, off the matrix unit: one tile, so that Triton's interpreter has the same bits, too.
+        # float32 products do not use the matrix unit. With one tile size, Triton's interpreter has the same bits too.
         block_rows, warps, stages = 32, 4, 2
     elif block_rows <= 64:
-        # A stage is 16 KiB of weights and 2 to 8 KiB of rows. Two programs fit into a multiprocessor's 227 KiB, and
-        # 48 to 80 KiB of weights are on their way for each: 4.3 TB/s with 0.8 us of latency ask for 26 KiB.
+        # A stage has 16 KiB of weights and 2 to 8 KiB of rows. Two programs fit into a multiprocessor's 227 KiB, and
+        # each has 48 to 80 KiB of weights in flight. With 0.8 us of latency, 4.3 TB/s need 26 KiB.
         warps, stages = 4, {16: 6, 32: 5, 64: 4}[block_rows]
     elif plan.splits == 1 and rows > 1024:
-        # One accumulator a thread: 128 x 256, the tile with the fewest reads for its arithmetic.
+        # One accumulator, of 128 x 256: the tile with the fewest reads for its arithmetic.
         block_rows, warps, stages = 256, 8, 3
     else:
         warps, stages = 8, 4
@@ -99,9 +107,9 @@ def launch_shape(rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtyp
     return LaunchShape(block_rows, row_tiles, spread, warps, stages)
 
 
-# Whether the rows are one, or a multiple of 16, makes no better code: the inner dimension is what lies together. It
-# would be three compilations of each launch, of seconds each, while programs wait; and other code is what a row's bits
-# must not meet.
+# Specialising on a row count of one, or on multiples of 16, would give no better code: the inner dimension is the
+# contiguous one. Each launch would need three compilations, which take seconds while programs wait. And different code
+# could give a row different bits.
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
     x_ptr: tl.tensor,  # [rows, num_inputs]
@@ -169,7 +177,7 @@ def _matmul_kernel(
             )
             x = tl.load(x_tile + start + x_offsets, mask=held_rows[:, None] & inside[None, :], other=0.0)
         summed = tl.dot(weight, tl.trans(x), summed, input_precision="ieee")
-        if WALKED:  # noqa: SIM102  # known at compile time, and the block's number is not
+        if WALKED:  # noqa: SIM102  # WALKED is known at compile time, the block's number is not
             if (block + 1) % SPLIT_BLOCKS == 0:
                 total += summed
                 summed = tl.zeros([BLOCK_N, BLOCK_ROWS], tl.float32)
@@ -187,7 +195,8 @@ def _matmul_kernel(
         partial_stride = tiles * row_tiles * (BLOCK_N * BLOCK_ROWS)
         partial = partial_ptr + place * (BLOCK_N * BLOCK_ROWS) + outputs[:, None] * BLOCK_ROWS + members[None, :]
         tl.store(partial + tl.program_id(1) * partial_stride, total)
-        # All of this program's threads have stored before one of them counts it; whoever counts last sees all sums.
+        # All threads of a program have stored their sums before the program counts itself. So the last program sees all
+        # sums.
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             total = tl.load(partial, cache_modifier=".cg")
@@ -216,7 +225,7 @@ def _store_rows(
 def make_scratch(
     max_rows: int, shapes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device | str
 ) -> Scratch:
-    """Scratch for products of up to `max_rows` rows with matrices of these `(num_outputs, num_inputs)`."""
+    """Return scratch memory for products of up to `max_rows` rows with matrices of `(num_outputs, num_inputs)`."""
     partials = counters = 1
     for num_outputs, num_inputs in shapes:
         plan = cut(num_outputs, num_inputs, dtype)
@@ -233,7 +242,7 @@ def make_scratch(
 
 
 def _row_counts(max_rows: int) -> Iterable[int]:
-    """Numbers of rows that make the largest launch of every kind up to `max_rows`."""
+    """Return numbers of rows up to `max_rows`. They include the largest number for each kind of launch."""
     return {max_rows, *(size for size in (16, 32, 64) if size < max_rows), *range(128, max_rows, 128)}
 
 
@@ -245,9 +254,10 @@ def matmul(
     out: torch.Tensor | None = None,
     scratch: Scratch | None = None,
 ) -> torch.Tensor:
-    """`x [rows, num_inputs] @ weight [num_outputs, num_inputs]^T (+ bias)`, a row's bits the same among any others.
+    """Return `x [rows, num_inputs] @ weight [num_outputs, num_inputs]^T (+ bias)`.
 
-    Without `scratch` it is made for this launch alone. `out` may be of another type than `x`: float32 for logits.
+    A row's bits do not depend on the other rows. Without `scratch`, the launch allocates its own. `out` may have
+    another type than `x`: float32 for logits.
     """
     rows, num_inputs = x.shape
     num_outputs = weight.shape[0]

@@ -1,4 +1,4 @@
-"""Whole pages copied or cleared where they lie: copy-on-write, and frames that are handed out anew."""
+"""Copies and clears whole pages in the arena: for copy-on-write, and for reused frames."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Words of 4 bytes of a program: 8 loads of 16 bytes a thread are on their way at a time."""
+"""Number of 4-byte words that a program copies. Each thread has 8 loads of 16 bytes in flight."""
 NUM_WARPS = 4
 
 
@@ -17,7 +17,7 @@ def _copy_pages_kernel(
     source_ptr: tl.tensor,  # [n] int32
     target_ptr: tl.tensor,  # [n] int32, -1: nothing to do
     page_words: tl.tensor,
-    ZERO: tl.constexpr,  # sources are not read
+    ZERO: tl.constexpr,  # fill the targets with zeros; the sources are not read
     BLOCK: tl.constexpr,
 ) -> None:
     target = tl.load(target_ptr + tl.program_id(0)).to(tl.int64)
@@ -34,7 +34,7 @@ def _copy_pages_kernel(
 
 
 def copy_pages(pages: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Frame `targets[i]` becomes what frame `sources[i]` is, bit for bit; a target of -1 is left out.
+    """Copy frame `sources[i]` to frame `targets[i]`, bit for bit; skip targets of -1.
 
     `pages [num_frames, ...]`, `sources` and `targets` `[n]` int32. No frame may be both a source and a target.
     """
@@ -42,7 +42,7 @@ def copy_pages(pages: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor
 
 
 def zero_pages(pages: torch.Tensor, targets: torch.Tensor) -> None:
-    """Frames `targets [n]` (int32, -1: none) become zeros."""
+    """Fill the frames `targets [n]` (int32, -1: none) with zeros."""
     _launch(pages, targets, targets, zero=True)
 
 

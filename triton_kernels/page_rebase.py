@@ -1,9 +1,10 @@
-"""Pages put together from entries of other pages, each moved by a number of positions: extract and merge.
+"""Assembles pages from entries of other pages, each moved by a number of positions: for extract and merge.
 
-What it must equal is decoder/cpu/rebase.py: RoPE turns add up, so a key that was computed at position p serves at q
-after one more turn by q - p; V and whatever the model made of the entries before stay as they were. Cosine and sine of
-a turn come from float64 on the host, once for each distinct shift (few: a merged file has one), the rest is float32,
-and the result is rounded to the pages' type once more. An entry that does not move keeps its bits.
+The result must equal that of decoder/cpu/rebase.py. RoPE rotations add up, so a key that was computed at position p is
+valid at position q after a rotation by q - p. V stays unchanged. K and V still depend on the entries that came before
+them when they were computed. The host computes the cosine and sine of a rotation in float64, once for each distinct
+shift (each file in a merge has one). The rest is float32, and the result is rounded to the pages' type once more. An
+entry that does not move keeps its bits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _assemble_kernel(
     page_ptr: tl.tensor,  # [num_frames, layers, 2, kv_heads, 32, head_dim]
     source_ptr: tl.tensor,  # [n, 32] int32: frames
     slot_ptr: tl.tensor,  # [n, 32] int32
-    turn_ptr: tl.tensor,  # [n, 32] int32: rows of the table, 0 where an entry does not move
+    turn_ptr: tl.tensor,  # [n, 32] int32: rows of the table, 0 for an entry that does not move
     target_ptr: tl.tensor,  # [n] int32, -1: nothing to do
     count_ptr: tl.tensor,  # [n] int32
     kind_ptr: tl.tensor,  # [layers] int32
@@ -39,7 +40,7 @@ def _assemble_kernel(
     HEAD_DIM: tl.constexpr,
     HALF_LANES: tl.constexpr,
     PAGE: tl.constexpr,
-    LARGEST: tl.constexpr,  # what is stored is held within this; 0: the type holds everything
+    LARGEST: tl.constexpr,  # stored numbers are clamped to this; 0: no clamp
 ) -> None:
     half: tl.constexpr = HEAD_DIM // 2
     page, layer, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -74,7 +75,7 @@ def _assemble_kernel(
     new_first = tl.where(moved, new_first, wide_first).to(first.dtype)
     new_second = tl.where(moved, new_second, wide_second).to(first.dtype)
 
-    all_of_them = (lanes < half)[None, :]  # slots past the count, too: zeros were read for them
+    all_of_them = (lanes < half)[None, :]  # stores all entries: those past the count get zeros
     places = page_ptr + target * page_stride + (entries * HEAD_DIM)[:, None] + lanes[None, :]
     tl.store(places + keys, new_first, mask=all_of_them)
     tl.store(places + keys + half, new_second, mask=all_of_them)
@@ -92,12 +93,12 @@ def assemble_pages(
     frequencies: Sequence[npt.NDArray[np.float64]],
     layer_kinds: Sequence[int],
 ) -> None:
-    """Slot i of frame `targets[p]` becomes slot `slots[p, i]` of `sources[p, i]`, `shifts[p, i]` positions higher.
+    """Copy entry `slots[p, i]` of frame `sources[p, i]` to entry i of `targets[p]`, moved by `shifts[p, i]` positions.
 
-    `pages [num_frames, layers, 2, kv_heads, 32, head_dim]` on the device; all else on the host: `targets [n]` (-1: left
-    out), `sources`, `slots` and `shifts` `[n, 32]`, of which the first `counts[p]` are read; the other slots become
-    zeros. `frequencies[kind] [head_dim / 2]` are the radians a position of layers of that kind. No frame may be both a
-    source and a target. The host does not wait for the device.
+    `pages [num_frames, layers, 2, kv_heads, 32, head_dim]` is on the device. The other arrays are on the host: `targets
+    [n]` (-1: skip), and `sources`, `slots` and `shifts` as `[n, 32]`. Only the first `counts[p]` elements of a row are
+    read. The other entries become zeros. `frequencies[kind] [head_dim / 2]` are radians per position for the layers of
+    a kind. No frame may be both a source and a target. The host does not wait for the device.
     """
     _, layers, _, kv_heads, _, head_dim = pages.shape
     n = len(targets)
@@ -130,7 +131,8 @@ def assemble_pages(
 def turn_table(
     shifts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], frequencies: Sequence[npt.NDArray[np.float64]]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-    """Cosines and sines of each distinct shift, `[kinds, turns, head_dim]`, and each entry's row, `[n, 32]`.
+    """Return a table with the cosines and sines of each distinct shift, `[kinds, turns, head_dim]`, and the table row
+    of each entry, `[n, 32]`.
 
     Row 0 is for entries that do not move.
     """
@@ -144,6 +146,6 @@ def turn_table(
 
 
 def _on_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """From pinned memory, which torch keeps until the copy is done."""
+    """Copy an array to the device from pinned memory. torch keeps this memory until the copy is done."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,13 +1,13 @@
-"""Attention of one new token a sequence over its paged KV: split along the sequence, then merged.
+"""Attention of one new token per sequence over its paged KV: split along the sequence, then merged.
 
-The splits, their arithmetic and why their boundaries are fixed: attention_splits.py. This kernel spreads the
-splits of all rows over a grid that is as large as the GPU, whatever the lengths: a program takes every n-th
-(row, split, KV head), so a batch of one long and many short rows is as even as one of equals, and a page
-table that is wider than its rows need costs nothing. (A program for each split that a table could hold would be
-simpler; with a table of 131,072 entries and lengths of 4,096 it starts 31 empty programs for each full one, each of
-which occupies the shared memory of a full one while it finds that out.)
+attention_splits.py has the splits and their arithmetic, and says why their boundaries are fixed. This kernel spreads
+the splits of all rows over a grid that fills the GPU, for any lengths. A program takes every n-th (row, split, KV
+head). So a batch with one long row and many short ones is as balanced as a batch of equal rows, and a page table that
+is wider than its rows need costs nothing. (A program for each split of the table would be simpler. But with a table of
+131,072 entries and lengths of 4,096, it would start 31 empty programs for each full one, and each would occupy shared
+memory like a full one until it exits.)
 
-The KV heads of a split follow each other, so that programs that run together read one frame's consecutive bytes.
+The KV heads of a split follow each other, so that programs that run together read consecutive bytes of one frame.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from triton_kernels.shared_prefix_attention import SharedPrefixes, attend_shared
 
 MERGE_HEADS = 4
 MERGE_AHEAD = 8
-"""Partial results that the merge loads before it uses the first: it waits for the memory once instead of 8 times."""
+"""Number of partial results that the merge loads before it uses the first. So the merge waits for memory once, not 8
+times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where splits leave their partial results. One serves every layer of a step; contents need not be kept."""
+    """Memory for the partial results of splits. All layers of a step can share it. Its contents need not be kept."""
 
     partials: torch.Tensor
-    """float32, at least batch * num_heads * splits * head_dim."""
+    """float32, at least batch * num_heads * splits * head_dim elements."""
     log2_weights: torch.Tensor
-    """float32, at least batch * num_heads * splits."""
+    """float32, at least batch * num_heads * splits elements."""
 
     @staticmethod
     def allocate(batch: int, num_heads: int, head_dim: int, table_pages: int, device: torch.device | str) -> Scratch:
@@ -62,12 +64,12 @@ def _attend_splits_kernel(
     value_ptr: tl.tensor,  # as key_ptr, same strides
     page_table_ptr: tl.tensor,  # [batch, table_pages] int32
     length_ptr: tl.tensor,  # [batch] int32
-    row_splits_ptr: tl.tensor,  # [batch] int32: splits that a shared prefix does, read when SHARED
+    row_splits_ptr: tl.tensor,  # [batch] int32: splits that the shared-prefix kernel computes, read when SHARED
     partial_ptr: tl.tensor,  # [batch, num_heads, num_splits, head_dim] float32, contiguous
     log2_weight_ptr: tl.tensor,  # [batch, num_heads, num_splits] float32, contiguous
     score_scale: tl.tensor,
     log2_scale: tl.tensor,
-    window: tl.tensor,  # entries that a row sees, its own included, when WINDOWED
+    window: tl.tensor,  # entries that a row sees, including its own, when WINDOWED
     query_batch_stride: tl.tensor,
     query_head_stride: tl.tensor,
     page_stride: tl.tensor,
@@ -91,7 +93,7 @@ def _attend_splits_kernel(
     WINDOWED: tl.constexpr,
     SHARED: tl.constexpr,
 ) -> None:
-    # The work list: the splits of row 0, then those of row 1, ..., each once for every KV head.
+    # The work list has the splits of row 0, then of row 1, and so on. Each split is listed once for every KV head.
     rows = tl.arange(0, BATCH_LANES)
     lengths = tl.load(length_ptr + rows, mask=rows < batch, other=0)
     firsts = tl.zeros_like(lengths)
@@ -131,7 +133,7 @@ def _attend_splits_kernel(
         first_frame, second_frame = load_frames(table_ptr, first_step, num_pages)
         for step in range(first_step, last_step):
             entries = step * STEP + slots
-            # Slots past the length hold whatever was there before, NaN too: they must not be read, as 0 * NaN is NaN.
+            # Slots past the length may hold old data, even NaN. They must not be read, because 0 * NaN is NaN.
             inside = (entries < length)[:, None] & (lanes < HEAD_DIM)[None, :]
             offsets = frame_offsets(first_frame, second_frame, page_stride, slots, PAGE)[:, None] + entry_offsets
             first_frame, second_frame = load_frames(table_ptr, step + 1, num_pages)
@@ -210,12 +212,12 @@ def paged_decode_attention(
 ) -> torch.Tensor:
     """Attend `query [batch, num_heads, head_dim]` to each row's first `lengths[row]` entries.
 
-    `key_pages` and `value_pages` are one layer's views of the arena, `[num_pages, kv_heads, 32,
-    head_dim]` (see `layer_pages`), of the query's type or float8_e4m3fn; `page_tables` is `[batch, table_pages]`
-    int32, of which row r uses the first `ceil(lengths[r] / 32)`. Nothing past a length is read. With a `window` a
-    row sees its last `window` entries. `groups` names rows that share their first pages: these are read once for
-    them all, and the bits stay. `scratch` and `out` are for callers that keep their buffers. The host never waits
-    for the device.
+    `key_pages` and `value_pages` are one layer's views of the arena, `[num_pages, kv_heads, 32, head_dim]` (see
+    `layer_pages`), with the query's type or float8_e4m3fn. `page_tables` is `[batch, table_pages]` int32; row r uses
+    its first `ceil(lengths[r] / 32)` pages. Nothing past a length is read. With a `window` a row sees only its last
+    `window` entries. `groups` names rows that share their first pages. The pages of a group are read once for all of
+    its rows, and the results have the same bits as without groups. A caller that reuses its buffers passes `scratch`
+    and `out`. The host never waits for the device.
     """
     batch, num_heads, head_dim = query.shape
     num_kv_heads = key_pages.shape[1]
@@ -285,9 +287,9 @@ def paged_decode_attention(
 
 
 def layer_pages(pages: torch.Tensor, layer: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """One layer's K and V, `[num_pages, kv_heads, 32, head_dim]`, as views of the arena's page blobs.
+    """Return one layer's K and V, `[num_pages, kv_heads, 32, head_dim]`, as views of the arena's page blobs.
 
-    `pages` is `[num_pages, layers, 2, kv_heads, 32, head_dim]`; the last two axes may be one.
+    `pages` is `[num_pages, layers, 2, kv_heads, 32, head_dim]`; the last two axes may be joined into one.
     """
     halves = pages[:, layer].view(pages.shape[0], 2, pages.shape[3], PAGE_ENTRIES, head_dim)
     return halves[:, 0], halves[:, 1]

@@ -1,10 +1,11 @@
-"""Attention of the new tokens of several sequences over their paged KV, the tokens' own entries included.
+"""Attention of the new tokens of several sequences over their paged KV, including the tokens' own entries.
 
-A tile is some consecutive rows of a chunk times the query heads of one KV head. It walks the pages from the
-sequence's start to its last row's own entry; only where some of its rows see less than others are scores masked. With
-`invariant` the walk is that of decode (attention_splits.py: the same splits, merged in order, in registers), so a
-token has the same bits however its prompt was cut into chunks, and the bits of a decode step at its position. Without,
-one running softmax from the first page to the last: 64 registers a thread fewer, and no merging.
+A tile has the query heads of one KV head for some consecutive rows of a chunk. The tile walks the pages from the start
+of the sequence to the entry of its last row. Scores are masked only in steps that its rows see differently. With
+`invariant` the tile walks the splits of decode (attention_splits.py), and merges them in order in registers. So a token
+has the same bits for any cut of its prompt into chunks, and the same bits as a decode step at its position. Without
+`invariant`, one softmax runs from the first page to the last. So no split is merged, and a thread needs 64 registers
+less.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _attend_tiles_kernel(
     length = start + tl.minimum(tile_first + POSITIONS, num_rows)
     num_pages = tl.cdiv(length, PAGE)
     first_step = 0
-    # Steps that every row sees whole need no mask: from `first_full` to `last_full`.
+    # Steps from `first_full` to `last_full` need no mask, because every row sees all of their entries.
     first_full = 0
     last_full = (start + tile_first + 1) // STEP
     if WINDOWED:
@@ -116,7 +117,7 @@ def _attend_tiles_kernel(
     first_frame, second_frame = load_frames(table_ptr, first_step, num_pages)
     for step in range(first_step, tl.cdiv(length, STEP)):
         entries = step * STEP + slots
-        # What is past the tile's last entry was never written: 0 * NaN is NaN.
+        # Slots past the tile's last entry were never written. They must not be read, because 0 * NaN is NaN.
         inside = (entries < length)[:, None] & (lanes < HEAD_DIM)[None, :]
         offsets = frame_offsets(first_frame, second_frame, page_stride, slots, PAGE)[:, None] + entry_offsets
         first_frame, second_frame = load_frames(table_ptr, step + 1, num_pages)
@@ -133,10 +134,10 @@ def _attend_tiles_kernel(
                 bits = (row_words[:, None] >> (slots % PAGE)[None, :]) & 1
                 seen = seen & ((bits != 0) | (slots // PAGE != ahead)[None, :])
         scores = score_step(query, key, seen, partly_seen, score_scale, SOFTCAP)
-        # Where a split begins, what the last one left is merged: here, between the products, where those of the step
-        # before are waited for. At the end of a step Triton (3.6 to 3.9) does not wait for wgmma before a branch
-        # reads its accumulator; ptxas sees that, and runs each wgmma of the loop alone.
-        if INVARIANT:  # noqa: SIM102 -- decided when it is compiled
+        # At the start of a split, merge the previous split. The merge is here, between the products, where the kernel
+        # waits for the products of the previous step. At the end of a step Triton (3.6 to 3.9) does not wait for wgmma
+        # before a branch reads its accumulator; ptxas detects this and then serialises each wgmma of the loop.
+        if INVARIANT:  # noqa: SIM102 -- decided at compile time
             if step % SPLIT_STEPS == 0:
                 partial, log2_weight = finish_split(highest, total, summed)
                 merged_highest, merged_total, merged = merge_split(
@@ -177,11 +178,12 @@ def paged_prefill_attention(
 ) -> torch.Tensor:
     """Attend the rows of chunks, `query [rows, num_heads, head_dim]`, to the entries of their sequences.
 
-    Chunk c's rows are `first_rows[c]` to `first_rows[c + 1]`; its row i sees entries 0 to `starts[c] + i`, of these
-    with a `window` the last `window`, and of these with a mask those whose bit is set. Its own entries are in the
-    pages already (`page_tables [chunks, table_pages]`). A mask's row has `mask_words[c]` int32 words, bit j of word p
-    for slot j of page p; chunk c's first row begins at word `mask_first[c]` of `masks`; -1: no mask. `tiles [n, 2]`
-    is from `prefill_tiles`; a chunk of -1 is padding. Rows of no tile are left as they are.
+    Chunk c has rows `first_rows[c]` to `first_rows[c + 1]`; its row i sees entries 0 to `starts[c] + i`. With a
+    `window`, the row sees only the last `window` of these entries, and with a mask only entries whose bit is set. The
+    chunk's own entries are in the pages already (`page_tables [chunks, table_pages]`). A row of a mask has
+    `mask_words[c]` int32 words, with bit j of word p for slot j of page p. Chunk c's first row begins at word
+    `mask_first[c]` of `masks`; -1 means no mask. `tiles [n, 2]` is from `prefill_tiles`; a chunk of -1 is padding. Rows
+    outside all tiles stay unchanged.
     """
     _, num_heads, head_dim = query.shape
     num_kv_heads, chunks = key_pages.shape[1], page_tables.shape[0]
@@ -226,9 +228,11 @@ def paged_prefill_attention(
 
 
 def prefill_tiles(lengths: Int32Array, shape: LaunchShape) -> Int32Array:
-    """`[tiles, 2]` int32 of (chunk, first row within it) for chunks of these lengths, on the host.
+    """Return `[tiles, 2]` int32 for chunks of these lengths, on the host: for each tile, the chunk and the tile's first
+    row within the chunk.
 
-    The last rows of a chunk come first: they see the most, and what starts last should be short.
+    Tiles with the last rows of a chunk come first. These rows see the most entries, and the tiles that start last
+    should be short.
     """
     counts = -(-np.asarray(lengths, dtype=np.int64) // shape.tile_tokens)
     chunks = np.repeat(np.arange(len(counts)), counts)

@@ -1,7 +1,7 @@
-"""RMSNorm, alone or fused with the residual addition before it (and with the norm before that, as Gemma has it).
+"""RMSNorm, alone or fused with the residual addition before it (and, for Gemma, with the norm before the addition).
 
-The residual may be wider than what is added to it: float32 beside bfloat16 costs a decoder's step next to nothing, for
-the weights are what it reads.
+The residual may have a wider type than the tensor added to it. A float32 residual beside bfloat16 costs a step almost
+nothing, because a step reads mostly weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 MAX_HIDDEN_SIZE = 16384
-"""One program holds a whole row in registers: 16,384 float32 values are 128 a thread at 4 warps."""
+"""Length of the longest row that a program can hold in registers: 16,384 float32 values are 128 for each thread at 4
+warps.
+"""
 
 
 @triton.jit
@@ -33,7 +35,7 @@ def _rmsnorm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden_size
-    # All loads before the first sum: a row alone is a matter of latency.
+    # All loads come before the first sum, because a single row is bound by latency.
     wide = tl.load(x_ptr + row * x_row_stride + columns, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     if ADD_RESIDUAL:
@@ -42,7 +44,7 @@ def _rmsnorm_kernel(
         post_weight = tl.load(post_weight_ptr + columns, mask=inside, other=0.0)
         wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden_size + eps) * post_weight.to(tl.float32)
     if ADD_RESIDUAL:
-        # Rounded to the stored type before it is normed, so that fused and separate give the same bits.
+        # Round to the stored type before the norm, so that fused and separate kernels give the same bits.
         new_residual = (wide + residual.to(tl.float32)).to(residual.dtype)
         tl.store(new_residual_ptr + row * hidden_size + columns, new_residual, mask=inside)
         wide = new_residual.to(tl.float32)
@@ -51,7 +53,7 @@ def _rmsnorm_kernel(
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """`x / rms(x) * weight` over the last axis of `x [rows, hidden_size]`, computed in float32 and rounded once."""
+    """Return `x / rms(x) * weight` over the last axis of `x [rows, hidden_size]`, in float32 and rounded once."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _launch(x, x, None, weight, eps, out, out, add_residual=False)
     return out
@@ -67,10 +69,10 @@ def add_rmsnorm(
     out: torch.Tensor | None = None,
     new_residual: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`(rmsnorm(x + residual), x + residual)` in one pass over `[rows, hidden_size]`.
+    """Return `(rmsnorm(x + residual), x + residual)`, in one pass over `[rows, hidden_size]`.
 
-    With a `post_weight`, `rmsnorm(x)` by it is what is added. `new_residual` has the residual's type, and may be
-    `residual` itself: each row is read before it is written.
+    With a `post_weight`, `rmsnorm(x, post_weight)` is added in place of `x`. `new_residual` has the residual's type,
+    and may be `residual` itself: each row is read before it is written.
     """
     assert residual.shape == x.shape, (residual.shape, x.shape)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -81,13 +83,13 @@ def add_rmsnorm(
 
 
 def block_size(hidden_size: int) -> int:
-    """Lanes that one program uses for a row: the power of two that Triton needs."""
+    """Return the number of lanes that a program uses for a row: a power of two, as Triton requires."""
     assert 0 < hidden_size <= MAX_HIDDEN_SIZE, hidden_size
     return int(triton.next_power_of_2(hidden_size))
 
 
 def num_warps(hidden_size: int) -> int:
-    """Warps for one row: about 16 values a thread, between 1 warp and 16."""
+    """Return the number of warps for one row, from 1 to 16: a thread has about 16 values."""
     return min(16, max(1, block_size(hidden_size) // 512))
 
 

@@ -1,8 +1,8 @@
-"""From the fused product of Q, K and V to what attention reads: norm, turn, and K and V into their pages.
+"""Norm and rotation of the fused product of Q, K and V, and the store of K and V into their pages.
 
-One program takes a row's heads by the block, whatever they are: Q's and K's are normed (where the model does that) and
-turned by the row's position, K's and V's go into the row's slot of its page. A page's K and V heads lie one after the
-other, as they do in the row, so that both are one store.
+A program handles a block of heads of one row. Heads of Q, K and V may be in the same block. Heads of Q and K are normed
+(if the model has these norms) and rotated by the row's position. Heads of K and V are stored in the row's slot of its
+page. A page has its K and V heads one after another, as the row does, so one store writes both.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import triton.language as tl
 from libsym.abi import PAGE_ENTRIES
 
 LARGEST_FLOAT8 = 448.0
-"""Of float8_e4m3fn, which has no infinity: what is beyond becomes this."""
+"""Largest number of float8_e4m3fn, which has no infinity. Larger numbers are clamped to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The compile-time numbers of a launch, from the model's shape alone."""
+    """Compile-time numbers of a launch. They depend only on the model's shape."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,17 +29,17 @@ class LaunchShape:
     half_lanes: int
     """Half of `head_dim`, padded to a power of two."""
     block_heads: int
-    """Heads of one program."""
+    """Number of heads in the block of one program."""
     num_warps: int
 
 
 def launch_shape(num_heads: int, num_kv_heads: int, head_dim: int) -> LaunchShape:
-    """How to launch for this model; nothing in it depends on the batch."""
+    """Return the launch for a model. It does not depend on the batch."""
     assert head_dim % 16 == 0, head_dim
     assert 16 <= head_dim <= 256, head_dim
     half_lanes = int(triton.next_power_of_2(head_dim // 2))
     all_heads = int(triton.next_power_of_2(num_heads + 2 * num_kv_heads))
-    # 1,024 pairs: 8 of either half a thread, 16 bytes in half precision.
+    # 1,024 pairs of elements: a thread has 8 elements of each half of a head, which are 16 bytes in half precision
     block_heads = min(all_heads, 1024 // half_lanes)
     num_warps = max(1, min(4, block_heads * half_lanes // 256))
     return LaunchShape(num_heads, num_kv_heads, head_dim, half_lanes, block_heads, num_warps)
@@ -65,7 +65,7 @@ def _rope_store_kernel(
     BLOCK_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     NORM: tl.constexpr,
-    LARGEST: tl.constexpr,  # what is stored is held within this; 0: the type holds everything
+    LARGEST: tl.constexpr,  # stored numbers are clamped to this; 0: no clamp
 ) -> None:
     half: tl.constexpr = HEAD_DIM // 2
     row = tl.program_id(0).to(tl.int64)
@@ -75,7 +75,7 @@ def _rope_store_kernel(
     queries = out_ptr + row * NUM_HEADS * HEAD_DIM + heads[:, None] * HEAD_DIM + lanes[None, :]
     is_query = (heads < NUM_HEADS)[:, None]
     entry = tl.load(entry_ptr + row)
-    if entry < 0:  # zeros: rows of a captured graph that nobody uses must not become NaN
+    if entry < 0:  # unused rows of a captured graph get zeros, so that they never become NaN
         nothing = tl.zeros([BLOCK_HEADS, HALF_LANES], out_ptr.dtype.element_ty)
         tl.store(queries, nothing, mask=inside & is_query)
         tl.store(queries + half, nothing, mask=inside & is_query)
@@ -107,7 +107,7 @@ def _rope_store_kernel(
         new_first = tl.clamp(new_first, -LARGEST, LARGEST)
         new_second = tl.clamp(new_second, -LARGEST, LARGEST)
     frame, slot = (entry // PAGE).to(tl.int64), entry % PAGE
-    kv_heads = (heads - NUM_HEADS)[:, None]  # K's, then V's
+    kv_heads = (heads - NUM_HEADS)[:, None]  # the heads of K, then the heads of V
     stored = page_ptr + frame * page_stride + (kv_heads * PAGE + slot) * HEAD_DIM + lanes[None, :]
     is_stored = inside & (heads >= NUM_HEADS)[:, None]
     tl.store(stored, new_first.to(page_ptr.dtype.element_ty), mask=is_stored)
@@ -129,12 +129,13 @@ def rope_store(
     eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The rows' queries, normed and turned, `[rows, num_heads, head_dim]`; their K and V go into `pages`.
+    """Return the rows' queries, normed and rotated, `[rows, num_heads, head_dim]`; store their K and V in `pages`.
 
-    `qkv [rows, (num_heads + 2 * num_kv_heads) * head_dim]`; `rope_table [max_positions, head_dim]` float32, cosines
-    then sines; `positions [rows]` int32; `entries [rows]` int32: `frame * 32 + slot`, no two alike, or -1: a padding
-    row, of which neither position nor values are read, whose queries are zeros; `pages [num_frames, layers, 2,
-    num_kv_heads, 32, head_dim]`. All is computed in float32 and rounded once, for float8 within its range.
+    `qkv` is `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`, and `pages` is `[num_frames, layers, 2, num_kv_heads,
+    32, head_dim]`. `rope_table [max_positions, head_dim]` is float32: cosines, then sines. `positions [rows]` and
+    `entries [rows]` are int32. An entry is `frame * 32 + slot`, or -1 for a padding row. No two rows have the same
+    slot. The position and values of a padding row are not read, and its queries are zeros. Results are computed in
+    float32 and rounded once. float8 is clamped.
     """
     rows = qkv.shape[0]
     head_dim = pages.shape[5]

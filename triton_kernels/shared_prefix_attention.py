@@ -1,9 +1,10 @@
-"""Decode attention over a prefix that several rows share: its pages are read once for all of them.
+"""Decode attention over a prefix that several rows share: the pages of the prefix are read once for all rows.
 
-The rows of a group (calls on forks of one KV file, mostly) have the same frames in their first pages. Their query heads
-become the rows of one matrix product over those pages: what was a product of a few rows for each of them, bound by
-memory, is one of hundreds, bound by the matrix unit. The partial results go where paged_decode_attention's own
-splits go, with the same bits, and its merge joins both.
+The rows of a group (mostly calls on forks of one KV file) have the same frames in their first pages. Their query heads
+become the rows of one matrix product over these pages. Without groups, each row would have its own small product,
+limited by the bandwidth of memory. The common product has hundreds of rows, and is limited by the matrix unit. Its
+partial results have the same bits as in paged_decode_attention. The merge of that kernel reads them from the same
+memory.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Which rows of a batch share their first pages; int32 on the device. Unused groups are empty."""
+    """Groups of rows of a batch that share their first pages, as int32 on the device. Unused groups are empty."""
 
     first: torch.Tensor
-    """[groups + 1]: group g's members are `rows[first[g]:first[g + 1]]`."""
+    """[groups + 1]: the members of group g are `rows[first[g]:first[g + 1]]`."""
     rows: torch.Tensor
-    """[members of all groups]"""
+    """[members of all groups]: numbers of rows."""
     splits: torch.Tensor
-    """[groups]: whole splits whose frames the members share."""
+    """[groups]: number of whole splits whose frames all members of a group share."""
     row_splits: torch.Tensor
-    """[batch]: the splits of a row that its group does, 0 without a group."""
+    """[batch]: number of each row's splits that the row's group computes; 0: the row has no group."""
 
 
 @triton.jit(do_not_specialize=["table_batch_stride", "num_groups", "num_splits"])
@@ -85,8 +86,8 @@ def _attend_prefixes_kernel(
     SOFTCAP: tl.constexpr,
     WINDOWED: tl.constexpr,
 ) -> None:
-    # The work list: for each group, each split, each KV head: its tiles of members, which follow each other so
-    # that the second finds K and V in the L2 cache.
+    # The work list has, for each group, split and KV head, the tiles of members. These tiles follow each other, so that
+    # later tiles find K and V in the L2 cache.
     groups = tl.arange(0, GROUP_LANES)
     held = groups < num_groups
     firsts = tl.load(first_ptr + groups, mask=held, other=0)
@@ -100,7 +101,8 @@ def _attend_prefixes_kernel(
     lanes = tl.arange(0, HEAD_LANES)
     slots = tl.arange(0, STEP)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        # Whole groups come one after the other, so an item's group is found without regard to its KV head.
+        # The list has the items of one group after those of another, so the group of an item does not depend on its KV
+        # head.
         group = tl.sum((ends * num_kv_heads <= item).to(tl.int32), axis=0)
         chosen = groups == group
         group_tiles = tl.sum(tl.where(chosen, tiles, 0), axis=0)
@@ -112,7 +114,7 @@ def _attend_prefixes_kernel(
 
         members = unit % group_tiles * MEMBERS + tile_rows // GROUP
         inside_rows = (tile_rows < MEMBERS * GROUP) & (members < size)
-        # Rows past the last member are copies of the first one that nobody stores.
+        # Rows past the last member are copies of the first row. Their results are not stored.
         rows = tl.load(member_ptr + first + tl.where(inside_rows, members, 0))
         heads = kv_head * GROUP + tile_rows % GROUP
         inside_tile = inside_rows[:, None] & (lanes < HEAD_DIM)[None, :]
@@ -163,7 +165,7 @@ def attend_shared_prefixes(
     softcap: float = 0.0,
     window: int = 0,
 ) -> None:
-    """Write the partial results of the groups' splits into the scratch of paged_decode_attention, which calls this."""
+    """Write the partial results of the groups' splits into the scratch memory of the caller, paged_decode_attention."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads = key_pages.shape[1]
     num_groups = groups.splits.shape[0]
@@ -199,11 +201,11 @@ def attend_shared_prefixes(
 
 
 def find_groups(page_tables: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-    """`(first, rows, splits, row_splits)` of SharedPrefixes, on the host: which rows share which whole splits.
+    """Find groups of rows that share whole splits, on the host: `(first, rows, splits, row_splits)` of SharedPrefixes.
 
-    A row is in one group at most, and the groups are those that save the most reads: a group of m rows that
-    share s splits saves (m - 1) * s. Forks of forks are a tree of prefixes, and a node of it is worth a group of its
-    own if its rows save more there than in the group of a node above.
+    A row is in at most one group, and the groups are chosen to save the most reads: a group of m rows that share s
+    splits saves (m - 1) * s. Forks of forks form a tree of prefixes. A node gets its own group if its rows save more
+    reads in it than in the group of a node above.
     """
     candidates = _rows_that_share_their_first_split(page_tables, lengths)
     groups: list[tuple[list[int], int]] = []
@@ -220,9 +222,11 @@ def find_groups(page_tables: Int32Array, lengths: Int32Array) -> tuple[Int32Arra
 
 
 def _rows_that_share_their_first_split(page_tables: Int32Array, lengths: Int32Array) -> npt.NDArray[np.int64]:
-    """Most batches share nothing, and this sees it without looking at whole page tables."""
+    """Return the rows that share their first split with another row. Most batches have no such rows, and then only a
+    few columns are read.
+    """
     long_enough = np.flatnonzero(lengths >= SPLIT_ENTRIES)
-    if long_enough.size < 2:  # page tables may be narrower than a split then
+    if long_enough.size < 2:  # with fewer than two such rows, the page tables may be narrower than a split
         return long_enough[:0]
     beginnings = [beginning.tobytes() for beginning in page_tables[long_enough, :SPLIT_PAGES]]
     count = Counter(beginnings)
@@ -232,7 +236,7 @@ def _rows_that_share_their_first_split(page_tables: Int32Array, lengths: Int32Ar
 def _sorted_prefixes(
     page_tables: Int32Array, whole_splits: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The rows in order of their frames, and how many splits each shares with the next."""
+    """Return the rows sorted by their frames, and the number of splits that each row shares with the next row."""
     most = int(whole_splits.max())
     tables = page_tables[:, : most * SPLIT_PAGES].reshape(len(page_tables), most, SPLIT_PAGES)
     tables = np.where((np.arange(most) < whole_splits[:, None])[:, :, None], tables, -1)
@@ -246,15 +250,17 @@ def _sorted_prefixes(
 
 @dataclass(frozen=True, slots=True)
 class _Forks:
-    """Rows in the order of their frames as a tree of prefixes: rows low to high share their first `depth` splits."""
+    """Tree of the prefixes of rows, which are sorted by their frames. A node is a range of rows: `low` up to `high`."""
 
     common: list[int]
-    """The splits that each row shares with the next."""
+    """Number of splits that each row shares with the next row."""
     parts: dict[tuple[int, int], tuple[int, list[tuple[int, int]]]]
     saved: dict[tuple[int, int, int], int]
 
     def children(self, low: int, high: int) -> tuple[int, list[tuple[int, int]]]:
-        """`depth`, and the ranges of rows that share more."""
+        """Return the number of splits that all rows of a node share, and the ranges of rows within the node that share
+        more.
+        """
         if (low, high) not in self.parts:
             depth = min(self.common[low : high - 1])
             cuts = [low, *(row + 1 for row in range(low, high - 1) if self.common[row] == depth), high]
@@ -262,7 +268,9 @@ class _Forks:
         return self.parts[low, high]
 
     def most_saved(self, low: int, high: int, above: int) -> int:
-        """The most splits that these rows can save, where each may join a group of `above` splits."""
+        """Return the largest number of splits that these rows can save, if each row may join a group above that shares
+        `above` splits.
+        """
         if high - low == 1:
             return above
         key = (low, high, above)
@@ -275,7 +283,7 @@ class _Forks:
         return self.saved[key]
 
     def groups(self, low: int, high: int, above: int, joining: list[int]) -> Iterator[tuple[list[int], int]]:
-        """The groups that save so much, `(rows, splits)`; rows that join the one above go to `joining`."""
+        """Yield the groups `(rows, splits)` that save the most. Add the rows that join the group above to `joining`."""
         if high - low == 1:
             joining.append(low)
             return

@@ -1,4 +1,7 @@
-"""What makes the KV of one model unusable with another: short strings that an image carries and import compares."""
+"""Fingerprints of a model: short strings that an image carries and an import compares.
+
+Two models have different fingerprints if one can't use the other's KV.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from decoder.checkpoints.weights import Weights
 from decoder.model_config import ModelConfig, RopeScaling
 
 _EDGE_BYTES = 64 << 10
-"""Hashing all of a 16 GB checkpoint takes longer than loading it. Training moves every tensor, and all of it,
-so the ends of each tensor tell two fine-tunes apart."""
+"""Bytes that are hashed at each end of a tensor. Hashing all of a 16 GB checkpoint takes longer than loading it.
+Training changes every part of every tensor, so the ends tell two fine-tunes apart."""
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
 
 
 def model_fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """A hash of the configuration and of each tensor's name, type, shape and first and last 64 KiB.
+    """Return a hash of the configuration and of each tensor's name, type, shape and first and last 64 KiB.
 
-    The model's name for people is left out, and so is the order of the tensors: a renamed or re-sharded
-    checkpoint is the same model. So are constants at their defaults: a model keeps its fingerprint when a
-    later release learns of constants that it does not have.
+    The hash leaves out the model's display name and the order of the tensors: a renamed or re-sharded checkpoint is
+    the same model. The hash also leaves out constants at their defaults. So a model keeps its fingerprint when a
+    later release adds constants that this model does not use.
     """
     shape = {key: value for key, value in dataclasses.asdict(config).items() if value != _DEFAULTS.get(key)}
     del shape["name"]
@@ -35,13 +38,13 @@ def model_fingerprint(config: ModelConfig, weights: Weights) -> str:
 
 
 def rope_identity(config: ModelConfig) -> str:
-    """How positions rotate, in words: an error about a foreign image can show both."""
+    """Return a description of the model's RoPE. Errors about images of other models show this text."""
     theta = f"{config.rope_theta:g}" + (f"+{config.local_rope_theta:g}" if config.local_rope_theta else "")
     return f"theta={theta} scaling={_scaling(config.rope_scaling)} positions={config.max_positions}"
 
 
 def _scaling(scaling: RopeScaling | None) -> str:
-    """`none`, or the kind and the numbers that are not usual: `linear(factor=8.0)`."""
+    """Return `none`, or the scaling's kind with the numbers that differ from their defaults: `linear(factor=8.0)`."""
     if scaling is None:
         return "none"
     fields = [field for field in dataclasses.fields(scaling) if getattr(scaling, field.name) != field.default]

@@ -1,4 +1,4 @@
-"""How a checkpoint's makers draw tokens: `generation_config.json`."""
+"""Sampling settings that the authors of a checkpoint recommend: `generation_config.json`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_sampling(directory: Path) -> dict[str, float]:
-    """Return what the file says of draws, by the names of a `Sampler`; {}: nothing, or there is no file."""
+    """Return the file's sampling settings under `Sampler`'s names, or {} if there is no file or no setting."""
     path = directory / "generation_config.json"
     values = read_json_object(path) if path.exists() else {}
     found = {key: values[key] for key in _KEYS if values.get(key) is not None}
     if found.get("top_k") == 0:
-        del found["top_k"]  # every token, as transformers has it
+        del found["top_k"]  # in transformers, 0 means every token
     if values.get("do_sample") is False:
         found = {key: value for key, value in found.items() if key == "repetition_penalty"} | {"temperature": 0.0}
     try:

@@ -1,12 +1,12 @@
-"""A reader of GGUF files: metadata and where each tensor lies, checked before anything is believed.
+"""A reader of GGUF files: metadata and the location of each tensor, all checked.
 
     magic "GGUF" | version u32 | tensor count u64 | metadata count u64
     metadata: key string | type u32 | value                    (string: length u64, UTF-8 bytes)
     tensors:  name string | dimensions u32 | sizes u64 … (fastest first) | type u32 | offset u64
     padding to `general.alignment` (32), then the tensors' data at their offsets
 
-The file may be damaged or hostile. Every length is compared with the bytes that are left before it is used, so nothing
-larger than the file is ever allocated. Every failure is an `Invalid` that names the file.
+The file may be damaged or hostile. The reader compares every length with the bytes that are left, before it uses the
+length. So it never allocates more than the size of the file. Every failure is an `Invalid` that names the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 20
 _MAX_NAME_BYTES = 1024  # ggml itself has room for 64
-_MAX_ITEMS = 1 << 22  # the largest vocabularies have a quarter of a million tokens, half a million merges
+_MAX_ITEMS = 1 << 22  # the largest vocabularies have 250 thousand tokens and 500 thousand merges
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, np.dtype[Any]] = {  # metadata type -> little-endian numpy type
     0: np.dtype("u1"),
@@ -45,7 +45,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {  # metadata type -> little-endian numpy t
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-_TENSOR_TYPES = {  # ggml's numbers
+_TENSOR_TYPES = {  # ggml's number -> name
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -63,14 +63,14 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a GGUF file says; the tensors' bytes stay in the file."""
+    """Metadata and tensors of a GGUF file. The tensors' bytes stay in the file."""
 
     path: Path
     metadata: dict[str, Value]
     tensors: dict[str, StoredTensor]
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of the metadata; without a default it must be there."""
+        """Return a whole number of the metadata. Invalid: the key is absent and has no default."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._unusable(key, value, "one whole number")
@@ -123,7 +123,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Open and check a GGUF file; tensor data is mapped, not read."""
+    """Open and check a GGUF file. Tensor data is mapped, not read."""
     reader = _Reader(path, map_file(path))
     if bytes(reader.take(4, "the magic")) != _MAGIC:
         raise reader.invalid("does not begin with GGUF: this is not a GGUF file")
@@ -160,7 +160,7 @@ class _TensorEntry:
 
 
 class _Reader:
-    """A cursor over the file that never steps past its end."""
+    """A cursor over the file, which never moves past the end."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self.path = path
@@ -187,14 +187,14 @@ class _Reader:
         return int(_U64.unpack(self.take(8, what))[0])
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things of at least `least_bytes` each that follow: no more than fit in what is left."""
+        """Read the number of items that follow. Invalid: items of `least_bytes` would not fit in the file."""
         number = self.u64(f"the number of {what}")
         if number > _MAX_ITEMS or number * least_bytes > len(self._data) - self.at:
             raise self.invalid(f"claims {number} {what}, more than it can hold: the file is truncated or damaged")
         return number
 
     def name(self, what: str) -> str:
-        """A string that is short enough to print."""
+        """Read a string that is short enough to print."""
         name = self.string(what)
         if len(name) > _MAX_NAME_BYTES:
             raise self.invalid(f"has {what} of {len(name)} characters: the file is damaged")
@@ -232,7 +232,7 @@ class _Reader:
         return values
 
     def _strings(self, number: int, what: str) -> list[str]:
-        """A vocabulary has hundreds of thousands of these: `string` in a loop, written out for speed."""
+        """Read strings like `string`. Inlining is for speed: a vocabulary has hundreds of thousands of strings."""
         data, at, end = self._data, self.at, len(self._data)
         strings = []
         try:
@@ -258,7 +258,7 @@ class _Reader:
         return _TensorEntry(name, tuple(reversed(sizes)), self.u32(f"tensor {name!r}"), self.u64(f"tensor {name!r}"))
 
     def locate(self, entry: _TensorEntry, data_start: int) -> StoredTensor:
-        """The bytes of a tensor, once its type, shape and place make sense."""
+        """Check a tensor's type, shape and offset, and return the tensor."""
         name = _TENSOR_TYPES.get(entry.type_number)
         if name is None:
             raise self.invalid(

@@ -1,6 +1,6 @@
-"""What a GGUF file says about a model of the Llama family: its configuration, and its tensors by their usual names.
+"""Models of the Llama family in GGUF files: their configuration, and their tensors by Hugging Face name.
 
-Defaults, and what a key means, are llama.cpp's.
+Keys have the meaning and the defaults that llama.cpp gives them.
 """
 
 from __future__ import annotations
@@ -43,22 +43,26 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One architecture of llama.cpp."""
+    """Constants of one architecture of llama.cpp."""
 
     terms: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelConfig` that its formula fixes."""
+    """Fields of `ModelConfig` that the architecture fixes."""
     gemma: bool = False
-    """Scaled embeddings, GELU. (Norms are stored as they are multiplied.)"""
+    """Whether embeddings are scaled and the activation is GELU. (GGUF norms include the 1 that the formula adds.)"""
     window: int | None = None
-    """What it takes where the file names no window; None: its layers never slide."""
+    """Window of a file that states no window. None: the family has no sliding layers."""
     full_every: int = 0
-    """Of that many layers the last one does not slide."""
+    """Every `full_every`-th layer has full attention. The other layers are sliding layers."""
     local_theta: float = 0.0
     attn_softcap: float | None = None
-    """What it takes where the file names none; None: its formula has none, and the file may not name one."""
+    """Soft cap of a file that states no soft cap.
+
+    None: the formula has no soft cap, and a file with a soft cap is refused.
+    """
     final_softcap: float | None = None
     largest: int = 0
-    """Layers of the one size (27B) whose scores are scaled by hidden size over heads."""
+    """Number of layers of the family's 27B model. Only this model scales scores by hidden size / heads, in place of
+    the head dimension."""
 
 
 _FAMILIES = {
@@ -102,11 +106,11 @@ _READ_KEYS = frozenset(
         "rope.scaling.attn_factor",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
-        "rope.scaling.finetuned",  # for people
+        "rope.scaling.finetuned",  # informative
         "vocab_size",
     }
 )
-_NEUTRAL: dict[str, tuple[Value, ...]] = {  # values with which a key changes nothing
+_NEUTRAL: dict[str, tuple[Value, ...]] = {  # values of a key that have the same effect as its absence
     "expert_count": (0,),
     "expert_used_count": (0,),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
@@ -119,20 +123,20 @@ _NEUTRAL: dict[str, tuple[Value, ...]] = {  # values with which a key changes no
 
 
 def read_gguf_llama(file: GgufFile) -> Checkpoint:
-    """The checkpoint in a GGUF file; anything that this release would leave out is an error."""
+    """Return the checkpoint in a GGUF file. Invalid: the model has a feature that this release lacks."""
     architecture = file.text("general.architecture")
     family = _FAMILIES.get(architecture)
     if family is None:
         known = ", ".join(_FAMILIES)
         raise Invalid(f"{file.path}: the architecture {architecture[:40]!r} is not supported: {known} are")
     _refuse_extras(file, architecture, family)
-    config = check_config(_Reader(file, architecture, family).config(), file.path)
+    config = check_config(_Metadata(file, architecture, family).config(), file.path)
     tensors = {_usual_name(name): stored for name, stored in file.tensors.items() if not _is_factors(name, config)}
     return Checkpoint(file.path, config, tensors, interleaved_rope=architecture == "llama")
 
 
-class _Reader:
-    """Metadata of one architecture, asked by the key behind its name."""
+class _Metadata:
+    """Metadata of one architecture; keys are given without the architecture's prefix."""
 
     def __init__(self, file: GgufFile, architecture: str, family: _Family) -> None:
         self._file = file
@@ -141,7 +145,7 @@ class _Reader:
 
     def config(self) -> ModelConfig:
         family, file = self._family, self._file
-        # The fast lookup of a vocabulary's size is the embedding's: the metadata often has none.
+        # The size of the vocabulary is the number of embeddings, because the metadata often lacks that size.
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise Invalid(f"{file.path}: has no two-dimensional token_embd.weight: the checkpoint is incomplete")
@@ -200,7 +204,7 @@ class _Reader:
 
     def _scaling(self, max_positions: int) -> RopeScaling | None:
         factor = self._number("rope.scaling.factor", 0.0) or 1.0
-        # Linear is what llama.cpp takes where only a factor is given.
+        # llama.cpp assumes linear scaling if the file has only a factor.
         kind = self._file.text(f"{self._architecture}.rope.scaling.type", "linear")
         if self._architecture == "llama" and (stored := self._file.tensors.get(_ROPE_FACTORS)) is not None:
             if factor != 1:
@@ -225,7 +229,7 @@ class _Reader:
 
 
 def _factors(stored: StoredTensor) -> RopeScaling:
-    """Llama 3's stretched frequencies, worked out by the converter."""
+    """Return Llama 3's RoPE scaling from the factors that the converter to GGUF computed."""
     factors = np.empty(stored.shape, dtype=np.float32)
     stored.read_into(factors)
     return RopeScaling("factors", factors=tuple(factors.reshape(-1).tolist()))
@@ -253,7 +257,7 @@ def _refuse_extras(file: GgufFile, architecture: str, family: _Family) -> None:
 
 
 def _usual_name(name: str) -> str:
-    """The name of a tensor in `decoder.checkpoints.llama`, or its own where it has none."""
+    """Return a tensor's name in `decoder.checkpoints.llama`; an unknown tensor keeps its GGUF name."""
     match name.split(".", 2):
         case ["blk", number, part] if number.isascii() and number.isdigit() and part in _LAYER_FIELDS:
             return layer_name(int(number), _LAYER_FIELDS[part]) if str(int(number)) == number else name
@@ -261,5 +265,5 @@ def _usual_name(name: str) -> str:
 
 
 def _as_written(value: float) -> float:
-    """A float32 of the file as the decimal that its author wrote: 1e-05, not 9.99999974738e-06."""
+    """Return a float32 of the file as the decimal that its author wrote: 1e-05, not 9.99999974738e-06."""
     return float(f"{value:.7g}")

@@ -1,7 +1,7 @@
-"""What a Hugging Face checkpoint's `config.json` says about a model of the Llama family.
+"""Models of the Llama family in Hugging Face checkpoints: their configuration, from `config.json`.
 
-A family is its constants: what transformers' configuration class fills in where a file is silent, and which
-terms its formula has. Whatever else a file asks for is refused rather than left out.
+A family is a set of constants: the defaults of its configuration class in transformers, and the terms of its formula.
+The reader refuses a file that deviates from them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One architecture of transformers."""
+    """Constants of one architecture of transformers."""
 
     name: str
     defaults: Json
-    """Keys of `config.json` that its configuration class fills in."""
+    """Defaults of the keys of `config.json`, from the configuration class in transformers."""
     terms: Json = field(default_factory=dict)
-    """Fields of `ModelConfig` that its formula fixes."""
+    """Fields of `ModelConfig` that the architecture fixes."""
     gemma: bool = False
-    """Norms stored less one, scaled embeddings, GELU."""
+    """Whether the file has norms minus one, embeddings are scaled, and the activation is GELU."""
 
 
 _GEMMA: Json = {"head_dim": 256, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
@@ -61,7 +61,7 @@ _FAMILIES = {
 _SILU = ("silu", "swish")
 _GELU_TANH = ("gelu_pytorch_tanh",)
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a key changes nothing; absent is neutral too
+_NEUTRAL: dict[str, tuple[Any, ...]] = {  # values of a key that have the same effect as its absence
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "partial_rotary_factor": (1, None),
@@ -82,7 +82,7 @@ _READ_BY_FAMILY = {
     "qwen2": {"sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"},
     "qwen3": {"sliding_window", "use_sliding_window", "max_window_layers"},
     "gemma2": {
-        *("sliding_window", "sliding_window_size", "query_pre_attn_scalar"),  # the second one is nobody's
+        *("sliding_window", "sliding_window_size", "query_pre_attn_scalar"),  # no code reads sliding_window_size
         *("attn_logit_softcapping", "final_logit_softcapping"),
     },
     "gemma3": {
@@ -93,10 +93,10 @@ _READ_BY_FAMILY = {
 _TELLING = re.compile(
     "bias|norm|rope|rotary|window|softcap|expert|moe|sink|scal|multiplier|quant|lora|adapter|layer_types|attn|attention"
 )
-"""Keys of other models whose values would change the results; most other keys are about training."""
+"""Matches keys that may change the results of a model. Most keys that do not match are about training."""
 
 _STRETCHED = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
-_SCALING_KEYS = {  # rope_type -> what it may come with
+_SCALING_KEYS = {  # rope_type -> keys that it may have
     "default": ("rope_type", "type", "rope_theta"),
     "linear": ("rope_type", "type", "rope_theta", "factor"),
     "llama3": (*_STRETCHED, "low_freq_factor", "high_freq_factor"),
@@ -104,11 +104,11 @@ _SCALING_KEYS = {  # rope_type -> what it may come with
 }
 _QWEN = ("qwen2", "qwen3")
 
-_ROPE_BUFFER = "rotary_emb.inv_freq"  # old checkpoints saved it; it follows from theta
+_ROPE_BUFFER = "rotary_emb.inv_freq"  # old checkpoints store this buffer; theta determines it
 
 
 class _Config:
-    """`config.json`, asked by key; wrong types are errors that name the file."""
+    """The values of `config.json`, by key. A value of the wrong type is an error that names the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class _Config:
                 raise self.refuse("architectures", other)
 
     def get(self, key: str) -> Any:
-        """A value of the file, or the family's where the file is silent."""
+        """Return the file's value of a key, or else the family's default."""
         return self.values.get(key, self.family.defaults.get(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -133,7 +133,7 @@ class _Config:
     def number(self, key: str, default: float | None, within: Mapping[str, Any] | None = None) -> float:
         value: Any = self.get(key) if within is None else within.get(key)
         value = default if value is None else value
-        if type(value) not in {int, float} or abs(value) > 1e300:  # a larger int is no float
+        if type(value) not in {int, float} or abs(value) > 1e300:  # float() fails on a larger int
             raise Invalid(f"{self.path}: {key} is {str(value)[:40]}, a number is needed")
         return float(value)
 
@@ -145,7 +145,7 @@ class _Config:
 
 
 def read_huggingface(directory: Path) -> Checkpoint:
-    """The checkpoint in a directory; anything that this release would leave out is an error."""
+    """Return the checkpoint in a directory. Invalid: the model has a feature that this release lacks."""
     raw = _Config(directory / "config.json")
     config = _read_config(raw, directory.resolve().name)
     tensors = {
@@ -195,7 +195,7 @@ def _read_config(raw: _Config, name: str) -> ModelConfig:
 
 
 def gemma_embed_scale(hidden_size: int) -> float:
-    """The square root in float32, as transformers rounds it."""
+    """Return Gemma's scale of embeddings: the square root of the hidden size, in float32 as transformers rounds it."""
     return float(np.float32(max(hidden_size, 0) ** 0.5))
 
 
@@ -210,7 +210,10 @@ def _refuse_extras(raw: _Config) -> None:
 
 
 def _activations(family: _Family) -> dict[str, tuple[Any, ...]]:
-    """The activation that each key may name: Gemma's first configurations said gelu and meant its approximation."""
+    """Return the values that each activation key may have.
+
+    In Gemma's first configurations, `gelu` means the tanh approximation of GELU.
+    """
     if not family.gemma:
         return {"hidden_act": _SILU}
     return {"hidden_act": (*_GELU_TANH, "gelu", None), "hidden_activation": (*_GELU_TANH, None)}
@@ -224,7 +227,7 @@ def _softcap(raw: _Config, key: str) -> float:
 
 
 def _window(raw: _Config, num_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """The window, and which layers it is for."""
+    """Return the window, and for each layer whether it is a sliding layer."""
     sliding = _sliding_layers(raw, min(max(num_layers, 0), 1 << 12))
     if not any(sliding):
         return 0, ()
@@ -243,14 +246,15 @@ def _sliding_layers(raw: _Config, num_layers: int) -> tuple[bool, ...]:
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
         raise raw.refuse("layer_types", types)
     sliding = tuple(kind == "sliding_attention" for kind in types)
-    # Gemma 2 and 3 always have a window to slide; the others' layers slide as their other keys say, or not at all.
+    # In Gemma 2 and 3, `layer_types` may choose any layers. In Qwen, `layer_types` may choose any layers only if the
+    # other keys make some layers slide. In the other families, `layer_types` must agree with the other keys.
     if sliding != usual and not (raw.family.name in {"gemma2", "gemma3"} or (raw.family.name in _QWEN and any(usual))):
         raise raw.refuse("layer_types", types)
     return sliding
 
 
 def _usual_sliding_layers(raw: _Config, num_layers: int) -> tuple[bool, ...]:
-    """What follows from everything but `layer_types`."""
+    """Return whether each layer slides, as all keys except `layer_types` imply."""
     match raw.family.name:
         case "mistral":
             return (raw.get("sliding_window") is not None,) * num_layers
@@ -268,9 +272,10 @@ def _usual_sliding_layers(raw: _Config, num_layers: int) -> tuple[bool, ...]:
 
 
 def _rope(raw: _Config, max_positions: int) -> tuple[float, float, RopeScaling | None]:
-    """Theta, the sliding layers' own theta (0: none) and the scaling.
+    """Return theta, the theta of sliding layers (0: the same theta) and the scaling.
 
-    From `rope_theta` and `rope_scaling` at the top, or from transformers 5's `rope_parameters`.
+    Files have the keys `rope_theta` and `rope_scaling` at the top level. Files of transformers 5 have
+    `rope_parameters`.
     """
     scaling, parameters = (_dictionary(raw, key) for key in ("rope_scaling", "rope_parameters"))
     if scaling and parameters:
@@ -335,7 +340,7 @@ def _scaling(raw: _Config, rope: Json, max_positions: int) -> RopeScaling | None
 
 
 def _usual_name(name: str, config: ModelConfig) -> str:
-    """The name that means the same in every family (see `decoder.checkpoints.llama.LAYER_TENSORS`)."""
+    """Return a tensor's name in `decoder.checkpoints.llama.LAYER_TENSORS`, where each name has one meaning."""
     if not config.post_norms:
         return name
     if name.endswith(".post_attention_layernorm.weight"):

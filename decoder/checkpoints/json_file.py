@@ -1,4 +1,4 @@
-"""JSON objects in files that others wrote."""
+"""A reader of JSON files that other software wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_BYTES = 1 << 28  # the largest tokenizer.json in use is about 35 MB
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an error that names the file."""
+    """Return the object in a JSON file. Every error names the file."""
     data = map_file(path)
     if len(data) > _MAX_BYTES:
         raise Invalid(f"{path}: is {len(data)} bytes long, too long for a description of a model")
@@ -21,12 +21,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """The object in some JSON text; a key that comes twice is an error."""
+    """Return the object in a JSON text. A duplicate key is an error; every error names `where`."""
     try:
         value = json.loads(data, object_pairs_hook=_unique)
     except RecursionError as error:
         raise Invalid(f"{where}: the JSON is nested too deeply") from error
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, a number of thousands of digits
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer with too many digits
         raise Invalid(f"{where}: is not JSON: {str(error)[:200]}") from error
     if not isinstance(value, dict):
         raise Invalid(f"{where}: holds a {type(value).__name__}, not a JSON object")

@@ -1,8 +1,8 @@
-"""From a checkpoint's tensors to a model's weights: the Llama family's names and shapes, checked.
+"""Weights of a model of the Llama family, with the checks of its configuration, tensor names and shapes.
 
-What is wrong with names and shapes is found before the first byte is decoded: a missing tensor, a shape that is not the
-configuration's. So is a tensor that this release would have to leave out (a bias of the MLP, a sink). Values that are
-not finite are found when a tensor is read.
+The checks run before any tensor is decoded. They find a missing tensor, a shape that differs from the configuration,
+and a tensor that this release cannot use (a bias of the MLP, a sink). Values that are not finite are found later, when
+the tensor is read.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LAYER_TENSORS = {  # field -> name in a Hugging Face layer
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
-    # Gemma 2 and 3 call this one post_attention_layernorm and the ffn_norm pre_feedforward_layernorm: in their
-    # checkpoints the two are renamed, so that a name means one thing.
+    # Checkpoints of Gemma 2 and 3 call this tensor post_attention_layernorm, and the ffn_norm
+    # pre_feedforward_layernorm. The reader renames both, so that a name means one thing.
     "post_attn_norm": "post_attention_norm.weight",
     "post_ffn_norm": "post_feedforward_layernorm.weight",
 }
@@ -56,13 +56,13 @@ class Checkpoint:
     config: ModelConfig
     tensors: dict[str, StoredTensor]
     interleaved_rope: bool
-    """Q and K are in llama.cpp's row order, in which RoPE turns neighbours: (0, 1), (2, 3), …"""
+    """Whether Q and K are in llama.cpp's row order. RoPE then rotates pairs of neighbours: (0, 1), (2, 3), …"""
     norms_without_one: bool = False
-    """Norms are stored less one (Gemma from Hugging Face)."""
+    """Whether the file has norms minus one (Gemma from Hugging Face)."""
 
 
 def check_config(config: ModelConfig, where: Path) -> ModelConfig:
-    """The configuration, or an error if no Llama-family model can have it."""
+    """Return the configuration. Invalid: no model of the Llama family can have it."""
     sizes = {
         "vocabulary": config.vocab_size,
         "hidden size": config.hidden_size,
@@ -95,7 +95,7 @@ def check_config(config: ModelConfig, where: Path) -> ModelConfig:
 
 
 def _check_scaling(config: ModelConfig, scaling: RopeScaling, where: Path) -> None:
-    """Within bounds that every use keeps and in which no formula leaves the finite numbers."""
+    """Check that a scaling's numbers are within bounds. All formulas stay finite within them, and real models fit."""
     least, most = 1e-6, 1e6
     possible = least < scaling.factor < most and least < scaling.attention_factor < most
     if scaling.kind in {"llama3", "yarn"}:
@@ -112,7 +112,7 @@ def _check_scaling(config: ModelConfig, scaling: RopeScaling, where: Path) -> No
 
 
 def open_weights(checkpoint: Checkpoint) -> Weights:
-    """A checkpoint's tensors, all there and of the right shapes; none is decoded yet."""
+    """Check that a checkpoint has all tensors in the right shapes, and return its weights. Nothing is decoded yet."""
     _check_tensors(checkpoint)
     config, interleaved = checkpoint.config, {}
     if checkpoint.interleaved_rope:
@@ -123,12 +123,12 @@ def open_weights(checkpoint: Checkpoint) -> Weights:
 
 
 def layer_name(layer: int, field: str) -> str:
-    """The name of a layer's tensor."""
+    """Return the checkpoint's name of a layer's tensor."""
     return f"model.layers.{layer}.{LAYER_TENSORS[field]}"
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor that a model of this configuration has, with its shape."""
+    """Yield the name and shape of every tensor of a model with this configuration."""
     hidden, ffn = config.hidden_size, config.ffn_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -178,7 +178,7 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
 
 
 def check_memory(name: str, config: ModelConfig) -> None:
-    """An error with the figures if the weights do not fit as float32."""
+    """Raise ENOMEM, with the sizes, if the weights as float32 do not fit in memory."""
     needed = 4 * sum(math.prod(shape) for _, shape in tensor_shapes(config))
     available = available_memory_bytes()
     if needed > available:

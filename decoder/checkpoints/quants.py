@@ -1,12 +1,12 @@
-"""Numbers as checkpoints store them, decoded to float32.
+"""Decoders of the number types in checkpoints. The decoded numbers are float32.
 
-A stored tensor is a sequence of blocks of fixed size. Plain types have one value a block. The quantised types of GGUF
-have 32 values with one float16 scale (and, for the `_1` types, one float16 offset). The K types have 256 values with a
-float16 scale over eight or sixteen small integer scales. Every decoder below does the same float32 operations in the
-same order as the format's definition, so results are equal to the `gguf` package's bit for bit.
+A stored tensor is a sequence of blocks of fixed size. Plain types have one value in each block. The quantised types of
+GGUF have 32 values with one float16 scale (and, for the `_1` types, one float16 offset). The K types have 256 values
+with a float16 scale over eight or sixteen small integer scales. Every decoder below does the same float32 operations in
+the same order as the format's definition, so results are equal to the `gguf` package's bit for bit.
 
-Blocks are decoded a few thousand at a time, so that the temporaries stay in the cache. This made the default model's
-load three times as fast as whole tensors at once.
+`dequantize` decodes a few thousand blocks at a time, so that the temporaries stay in the cache. This loads the default
+model three times as fast as decoding whole tensors at once.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ import numpy as np
 import numpy.typing as npt
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 GROUP_VALUES = 32
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: a chunk and its temporaries fit a core's L2
 
 
-Parts: TypeAlias = tuple[ByteArray, FloatArray, FloatArray | None]
-"""Codes `[n, block_values]`, scales and perhaps mins `[n, block_values / 32]`: of n blocks, or of n rows."""
+Parts: TypeAlias = tuple[ByteArray, Float32Array, Float32Array | None]
+"""Codes `[n, block_values]`, scales `[n, block_values / 32]` and mins (of the same shape, or None) of n blocks. For n
+rows of a matrix, the number of values in a row replaces `block_values`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How a quantised type keeps its numbers: a code for each, a scale for each 32 of them."""
+    """Coding of a quantised type: each number has a code, and 32 numbers share a scale."""
 
     bits: int
     zero: int
-    """The code of 0 where there are no mins: a number is scale * (code - zero), else scale * code + min."""
+    """The code of 0 in types without mins: a number is scale * (code - zero). With mins, it is scale * code + min."""
     split: Callable[[ByteArray], Parts]
-    """The parts of blocks `[n, block_bytes]`."""
+    """Splits blocks `[n, block_bytes]` into their parts."""
 
-    def decode(self, blocks: ByteArray, out: FloatArray) -> None:
-        """As the format defines it, in its order."""
+    def decode(self, blocks: ByteArray, out: Float32Array) -> None:
+        """Decode blocks into `out`, with the operations of the format's definition in their order."""
         codes, scales, mins = self.split(blocks)
         np.copyto(out, codes)
         groups = out.reshape(len(out), -1, GROUP_VALUES)
@@ -53,23 +54,23 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How one type of stored number is laid out, and how it is read."""
+    """Layout of one type of stored number, and its decoder."""
 
     name: str
     block_values: int
     block_bytes: int
-    decode: Callable[[ByteArray, FloatArray], None]
-    """From blocks `[n, block_bytes]` into values `[n, block_values]`."""
+    decode: Callable[[ByteArray, Float32Array], None]
+    """Decode blocks `[n, block_bytes]` into values `[n, block_values]`."""
     coding: Coding | None = None
-    """None: the type has no codes with a scale for each 32."""
+    """Coding of the type. None: the type has no codes with one scale for each 32 numbers."""
 
     def stored_bytes(self, num_values: int) -> int:
-        """Bytes that `num_values` values take; they must fill whole blocks."""
+        """Return the number of bytes that `num_values` values take. The values must fill whole blocks."""
         assert num_values % self.block_values == 0, (self.name, num_values)
         return num_values // self.block_values * self.block_bytes
 
     def parts(self, stored: memoryview, num_rows: int) -> Parts:
-        """The codes, scales and mins of a matrix, by row."""
+        """Return the codes, scales and mins of a matrix, by row."""
         assert self.coding is not None, self.name
         blocks = np.frombuffer(stored, dtype=np.uint8).reshape(-1, self.block_bytes)
         codes, scales, mins = self.coding.split(blocks)
@@ -77,14 +78,14 @@ class Encoding:
         return (*rows, None if mins is None else mins.reshape(num_rows, -1))
 
 
-def dequantize(encoding: Encoding, stored: memoryview, out: FloatArray) -> bool:
-    """Decode `stored` into `out` (C-contiguous, of the right size); False when a value is not finite."""
+def dequantize(encoding: Encoding, stored: memoryview, out: Float32Array) -> bool:
+    """Decode `stored` into `out` (C-contiguous, of the right size). Return False if a value is not finite."""
     assert out.flags.c_contiguous, out.strides
     blocks = np.frombuffer(stored, dtype=np.uint8).reshape(-1, encoding.block_bytes)
     values = out.reshape(-1, encoding.block_values)
     step = max(1, _CHUNK_VALUES // encoding.block_values)
     finite = True
-    # A damaged file may hold any bits as scales; whether the result is usable is checked below, at once.
+    # Scales of a damaged file may have any bits. The check for finite values below finds unusable results.
     with np.errstate(all="ignore"):
         for first in range(0, len(blocks), step):
             chunk = values[first : first + step]
@@ -93,13 +94,13 @@ def dequantize(encoding: Encoding, stored: memoryview, out: FloatArray) -> bool:
     return finite
 
 
-def _half(blocks: ByteArray, first: int) -> FloatArray:
-    """The float16 at byte `first` of every block, as a float32 column `[n, 1]`."""
+def _half(blocks: ByteArray, first: int) -> Float32Array:
+    """Return the float16 at byte `first` of every block, as a float32 column `[n, 1]`."""
     return blocks[:, first : first + 2].view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: ByteArray, group: int) -> ByteArray:
-    """Split each `group` bytes into their low halves, then their high halves: `[n, 2 * bytes]`."""
+    """Split each group of `group` bytes into its low nibbles, then its high nibbles: `[n, 2 * bytes]`."""
     grouped = packed.reshape(len(packed), -1, group)
     out = np.empty((len(packed), grouped.shape[1], 2, group), dtype=np.uint8)
     np.bitwise_and(grouped, 0x0F, out=out[:, :, 0])
@@ -108,7 +109,10 @@ def _nibbles(packed: ByteArray, group: int) -> ByteArray:
 
 
 def _bits(packed: ByteArray, group: int, width: int) -> ByteArray:
-    """Split each `group` bytes into 8 / width runs of `width`-bit fields, lowest first: `[n, 8 / width * bytes]`."""
+    """Split each group of `group` bytes into 8 / width runs of `width`-bit fields, the lowest bits first.
+
+    The result is `[n, 8 / width * bytes]`.
+    """
     grouped = packed.reshape(len(packed), -1, group)
     runs = 8 // width
     out = np.empty((len(packed), grouped.shape[1], runs, group), dtype=np.uint8)
@@ -119,21 +123,21 @@ def _bits(packed: ByteArray, group: int, width: int) -> ByteArray:
 
 
 def _fifth_bits(blocks: ByteArray, first: int) -> ByteArray:
-    """The 32 high bits at byte `first` of every Q5 block, each worth 16."""
+    """Return the fifth bit of the 32 codes of every Q5 block, as 0 or 16; the bits begin at byte `first`."""
     bits = np.unpackbits(blocks[:, first : first + 4], axis=-1, bitorder="little")
     bits <<= 4
     return bits
 
 
-def _f32(blocks: ByteArray, out: FloatArray) -> None:
+def _f32(blocks: ByteArray, out: Float32Array) -> None:
     np.copyto(out, blocks.view(np.float32))
 
 
-def _f16(blocks: ByteArray, out: FloatArray) -> None:
+def _f16(blocks: ByteArray, out: Float32Array) -> None:
     np.copyto(out, blocks.view(np.float16))
 
 
-def _bf16(blocks: ByteArray, out: FloatArray) -> None:
+def _bf16(blocks: ByteArray, out: Float32Array) -> None:
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
@@ -154,14 +158,15 @@ def _q5_1(blocks: ByteArray) -> Parts:
 
 
 def _q8_0(blocks: ByteArray) -> Parts:
-    return blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None  # signed there; here 128 is zero
+    return blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None  # the format has int8 codes: 0 becomes 128
 
 
 def _scales_and_mins(packed: ByteArray) -> tuple[ByteArray, ByteArray]:
-    """Eight 6-bit scales and eight 6-bit mins from the 12 bytes that Q4_K and Q5_K pack them in.
+    """Unpack eight 6-bit scales and eight 6-bit mins from the 12 bytes of a Q4_K or Q5_K block.
 
-    Bytes 0-3 hold the first four scales and 4-7 the first four mins in their low 6 bits; their high 2 bits
-    are the top of the last four, whose low 4 bits are the halves of bytes 8-11.
+    The low 6 bits of bytes 0-3 are the first four scales. The low 6 bits of bytes 4-7 are the first four mins. The high
+    2 bits of these eight bytes are the high bits of the last four scales and mins, whose low 4 bits are the nibbles of
+    bytes 8-11.
     """
     head_scales, head_mins, tails = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([head_scales & 0x3F, (tails & 0x0F) | ((head_scales >> 2) & 0x30)], axis=1)
@@ -184,7 +189,7 @@ def _q5_k(blocks: ByteArray) -> Parts:
     return _k_parts(blocks, _nibbles(blocks[:, 48:], 32) | high)
 
 
-def _q6_k(blocks: ByteArray, out: FloatArray) -> None:
+def _q6_k(blocks: ByteArray, out: Float32Array) -> None:
     high = _bits(blocks[:, 128:192], 32, 2)
     high <<= 4
     np.copyto(out, _nibbles(blocks[:, :128], 64) | high)

@@ -1,9 +1,9 @@
-"""A reader of safetensors checkpoints, one file or several with an index.
+"""A reader of safetensors checkpoints: one file, or several with an index.
 
     header length u64 | header: JSON {name: {dtype, shape, data_offsets: [begin, end]}, …} | data
 
-Nothing of the data is read here: tensors are windows into the mapped file. What the header says is
-compared with the file's size first, so a damaged or hostile file ends in an `Invalid` that names it.
+The reader does not read the data: tensors are views of the mapped file. The reader checks the header against the
+file's size. So a damaged or hostile file leads to an `Invalid` that names the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_DIMENSIONS = 8
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, by name."""
+    """Return the tensors of one file, by name."""
     data = map_file(path)
     header_bytes = int.from_bytes(data[:8], "little")
     if header_bytes > min(len(data) - 8, _MAX_HEADER_BYTES):
@@ -37,7 +37,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_checkpoint_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint's directory: `model.safetensors`, or the files that its index names."""
+    """Return the tensors in a checkpoint's directory, from `model.safetensors` or the files that the index names."""
     index = directory / "model.safetensors.index.json"
     if not index.exists():
         return read_safetensors(directory / "model.safetensors")
@@ -47,7 +47,7 @@ def read_checkpoint_tensors(directory: Path) -> dict[str, StoredTensor]:
     files: dict[str, dict[str, StoredTensor]] = {}
     tensors = {}
     for name, file in weight_map.items():
-        # A name with a slash would read files elsewhere.
+        # A name with a slash could name a file in another directory.
         if not isinstance(file, str) or "/" in file or not file.endswith(".safetensors"):
             raise Invalid(
                 f"{index}: tensor {name!r} lies in {str(file)[:80]!r}, not a safetensors file beside the index"
@@ -61,7 +61,7 @@ def read_checkpoint_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def _locate(path: Path, name: str, entry: Any, payload: memoryview) -> StoredTensor:
-    """The bytes of a tensor, once its dtype, shape and place agree."""
+    """Check that a tensor's dtype, shape and offsets agree, and return the tensor."""
     where = f"{path}: tensor {name[:80]!r}"
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:

@@ -1,4 +1,4 @@
-"""Tensors where they lie in a checkpoint's file, not yet decoded."""
+"""Tensors in a checkpoint's mapped file, not yet decoded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from decoder.checkpoints.quants import ENCODINGS, Encoding, FloatArray, dequantize
+from decoder.checkpoints.quants import ENCODINGS, Encoding, Float32Array, dequantize
 from libsym.errors import Invalid, NoAccess, NotFound, SymError
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint: its name there, its shape `[out, in]` and its bytes."""
+    """A tensor of a checkpoint: its name in the file, its shape `[out, in]` and its bytes."""
 
     name: str
     file: Path
@@ -24,23 +24,23 @@ class StoredTensor:
     data: memoryview
 
     @classmethod
-    def of_array(cls, name: str, array: FloatArray) -> StoredTensor:
-        """A float32 array in memory as if it lay in a file."""
+    def of_array(cls, name: str, array: Float32Array) -> StoredTensor:
+        """Return a stored tensor over a float32 array in memory."""
         data = np.ascontiguousarray(array, dtype=np.float32).data.cast("B")
         return cls(name, Path("memory"), ENCODINGS["F32"], array.shape, data)
 
-    def read_into(self, out: FloatArray) -> None:
-        """Decode to float32."""
+    def read_into(self, out: Float32Array) -> None:
+        """Decode the tensor to float32. Invalid: a value is not finite."""
         assert out.shape == self.shape, (out.shape, self.shape)
         if not dequantize(self.encoding, self.data, out):
             raise Invalid(f"{self.file}: tensor {self.name} holds values that are not finite: the file is damaged")
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped: a checkpoint larger than memory can still be looked into.
+    """Map the bytes of a file. A checkpoint may be larger than memory.
 
-    The file must not be cut while it is mapped and read: the process would die of SIGBUS. Replace a checkpoint by
-    rename, as installers do, and the mapping keeps the old file.
+    Do not truncate a mapped file: the process would die of SIGBUS. To replace a checkpoint, rename a new file over it,
+    as installers do. The mapping keeps the old file.
     """
     try:
         mode = path.stat().st_mode
@@ -52,7 +52,7 @@ def map_file(path: Path) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except SymError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: the file was emptied in between
+    except (OSError, ValueError) as error:  # ValueError: the file became empty after the check
         raise file_error(path, error) from error
 
 
@@ -61,7 +61,7 @@ def _kind(mode: int) -> str:
 
 
 def file_error(path: Path, error: Exception) -> SymError:
-    """The error of the tree that says why a checkpoint's file cannot be read."""
+    """Return the `SymError` that says why a checkpoint's file cannot be read."""
     kinds: dict[type[Exception], type[SymError]] = {FileNotFoundError: NotFound, PermissionError: NoAccess}
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return kinds.get(type(error), Invalid)(f"{path}: cannot be read: {reason}")

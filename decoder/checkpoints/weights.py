@@ -1,7 +1,7 @@
-"""A model's tensors, each decoded when it is asked for: nothing is held twice, and loading touches no weight.
+"""A model's tensors, each decoded when a caller reads it. So no tensor is in memory twice.
 
-Names and orientation are Hugging Face's: matrices `[out, in]`, Q and K in the rotate-half row order, norms as
-the formula multiplies them.
+Names and orientation follow Hugging Face: matrices are `[out, in]`, and Q and K are in the rotate-half row order.
+Norms of Gemma include the 1 that its formula adds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from decoder.batch import IntArray
-from decoder.checkpoints.quants import FloatArray
+from decoder.checkpoints.quants import Float32Array
 from decoder.checkpoints.stored import StoredTensor
 
-__all__ = ["FloatArray", "Weights"]
+__all__ = ["Float32Array", "Weights"]
 
 
 class Weights:
-    """Immutable, so it may be read from several threads at once."""
+    """The tensors of a model, by name. The object is immutable, so several threads may read it at once."""
 
     def __init__(
         self,
@@ -28,17 +28,18 @@ class Weights:
         interleaved: Mapping[str, int] | None = None,
         norms_without_one: bool = False,
     ) -> None:
-        """`interleaved`: heads by tensor whose rows are in llama.cpp's order, in which RoPE turns neighbours.
+        """Wrap the stored tensors.
 
-        `norms_without_one`: norms are stored as Gemma's authors train them, less one.
+        `interleaved` has the number of heads of each tensor whose rows are in llama.cpp's order, in which RoPE
+        rotates pairs of neighbours. `norms_without_one`: the file has norms minus one, as files of Gemma do.
         """
         self._tensors = dict(tensors)
         self._interleaved = dict(interleaved or {})
         self._norms_without_one = norms_without_one
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, FloatArray]) -> Weights:
-        """Over float32 arrays in memory."""
+    def of_arrays(cls, arrays: Mapping[str, Float32Array]) -> Weights:
+        """Return weights over float32 arrays in memory."""
         return cls({name: StoredTensor.of_array(name, array) for name, array in arrays.items()})
 
     def __contains__(self, name: str) -> bool:
@@ -51,26 +52,26 @@ class Weights:
         return self._tensors[name].shape
 
     def stored(self, name: str) -> StoredTensor:
-        """The tensor as it lies in its file."""
+        """Return the tensor, encoded as in its file."""
         return self._tensors[name]
 
     def row_order(self, name: str) -> IntArray | None:
-        """Which stored row each row of `read(name)` is; None: they are stored in order."""
+        """Return the index of the stored row for each row of `read(name)`; None: the two orders are the same."""
         if name not in self._interleaved:
             return None
         rows = np.arange(self.shape(name)[0], dtype=np.int32)
-        # Rows of a head: [pair, half] there, [half, pair] for rotate-half.
+        # A head's rows are [pair, half] in llama.cpp's order, and [half, pair] in the rotate-half order.
         return rows.reshape(self._interleaved[name], -1, 2).swapaxes(1, 2).reshape(-1)
 
     def rows(self, name: str, first: int, end: int) -> StoredTensor:
-        """Some rows of a matrix, in the order of `read(name)`, as they lie in the file."""
+        """Return rows of a matrix, in the order of `read(name)`, encoded as in the file."""
         stored, order = self._tensors[name], self.row_order(name)
         table = np.frombuffer(stored.data, dtype=np.uint8).reshape(stored.shape[0], -1)
         chosen = table[first:end] if order is None else table[order[first:end]]
         return dataclasses.replace(stored, shape=(end - first, *stored.shape[1:]), data=chosen.reshape(-1).data)
 
-    def read(self, name: str) -> FloatArray:
-        """Decoded to float32, anew at every call."""
+    def read(self, name: str) -> Float32Array:
+        """Decode a tensor to a new float32 array."""
         stored = self._tensors[name]
         out = np.empty(stored.shape, dtype=np.float32)
         stored.read_into(out)

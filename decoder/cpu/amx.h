@@ -1,9 +1,10 @@
-/* Products on Intel's matrix tiles: sixteen rows by sixteen features at a time. Everything else of this instruction
- * set is the AVX-512 file that was compiled just before, FN(name) by name.
+/* Products on Intel's matrix tiles: sixteen rows by sixteen features at a time. All other kernels of this instruction
+ * set are the AVX-512 kernels, FN(name), which are included just before this file.
  *
- * Included twice. With the instructions themselves; and with AMX_EMULATED, which does in plain C what they do and
- * stops where they would fault: so that what is around them is tested on any machine with AVX-512. A row's tile is
- * the same for any number of rows beside it, so one row takes this path too: its bits must not depend on the batch. */
+ * This file is included twice: with the instructions themselves, and with AMX_EMULATED. The emulation computes the same
+ * in plain C, and aborts where an instruction would fault. So any machine with AVX-512 can test the code around the
+ * instructions. A row's bits must not depend on the batch. So even a single row uses tiles: a row's result in a tile
+ * does not depend on the tile's other rows. */
 
 #ifdef AMX_EMULATED
 #define T(name) name##_emulated
@@ -15,7 +16,7 @@
 #define TILE_DOT_CODES(c, a, b) emulated_dot(c, a, b, 0)
 #define TILE_RELEASE() memset(&emulated_shape, 0, sizeof emulated_shape)
 #else
-/* The compiler knows nothing of tiles: memory clobbers keep its stores before the loads here. */
+/* The compiler does not know tiles. The memory clobbers force it to store data before a tile loads it. */
 #define T(name) name##_tiles
 #define TILE_CONFIG(c) __asm__ volatile("ldtilecfg %0" ::"m"(*(c)) : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t::: "memory")
@@ -31,10 +32,10 @@
 #ifndef AMX_ONCE
 #define AMX_ONCE
 
-/* What ldtilecfg reads: sums in tiles 0-3, rows in 4 and 5, features in 6 and 7. */
+/* Operand of ldtilecfg. Tiles 0-3 hold sums, tiles 4 and 5 hold rows, and tiles 6 and 7 hold features. */
 struct tile_shape {
     uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16]; /* of a row of each tile */
+    uint16_t bytes[16]; /* bytes in a row of each tile */
     uint8_t rows[16];
 };
 
@@ -43,7 +44,7 @@ struct tile_shape {
         .palette = 1, .bytes = {64, 64, 64, 64, row_bytes, row_bytes, 64, 64},                                         \
         .rows = {16, 16, 16, 16, 16, 16, feature_rows, feature_rows}                                                   \
     }
-static const struct tile_shape bfloat16_shape = SHAPE(64, 16), codes_shape = SHAPE(32, 8); /* codes: a group of 32 */
+static const struct tile_shape bfloat16_shape = SHAPE(64, 16), codes_shape = SHAPE(32, 8); /* codes: 32 in a group */
 
 static _Thread_local struct tile_shape emulated_shape;
 static _Thread_local char emulated_tiles[8][16][64];
@@ -92,9 +93,9 @@ static void emulated_dot(int c, int a, int b, int numbers) {
 
 #endif
 
-#define TILE_SUMS 32 /* rows of sums: two tiles high, two wide */
+#define TILE_SUMS 32 /* rows of sums: two tiles high and two tiles wide */
 
-/* The sums of up to 32 rows over a whole panel: [rows][32] floats or integers. */
+/* Compute the sums of up to 32 rows over a whole panel: [rows][32] floats or integers. */
 OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, long a_stride, const char *b, long rows,
                       void *sums) {
     char *low = sums, *high = low + 16 * STEP;
@@ -139,12 +140,12 @@ static void T(product_bfloat16)(const struct product *p, long panel, long first,
         const char *a = p->a + first * p->a_stride;
         T(panel_sums)(1, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++)
-            FN(epilogue)(p, panel, first + r, _mm512_load_ps(sums[r]), _mm512_load_ps(sums[r] + 16));
+            FN(epilogue)(p, panel, first + r, FN(load)(sums[r]), FN(load)(sums[r] + 16));
     }
     TILE_RELEASE();
 }
 
-/* Four bits to eight, for one group: [step][feature][4]. */
+/* Widen one group's codes from four bits to eight: [step][feature][4]. */
 OP const char *T(widened)(int format, const char *codes, char *wide) {
     if (format == SYM_CODES8)
         return codes;
@@ -158,9 +159,7 @@ OP const char *T(widened)(int format, const char *codes, char *wide) {
     return wide;
 }
 
-OP __m512 T(codes_sum)(const int32_t *sums, __m512 start) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(sums), _mm512_castps_si512(start)));
-}
+OP VEC T(codes_sum)(const int32_t *sums, VEC start) { return FN(add_int)(FN(load)((const float *)sums), start); }
 
 OP void T(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first,
                          long last) {
@@ -169,7 +168,7 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
     _Alignas(64) char wide[8 * STEP];
     const sym_matrix *w = p->w;
     long groups = w->k / SYM_GROUP, head = group_head(w), bytes = group_bytes(w);
-    __m512 unit = _mm512_set1_ps(CODE_UNIT);
+    VEC unit = FN(splat)(CODE_UNIT);
     TILE_CONFIG(&codes_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
@@ -177,7 +176,7 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
         memset(totals, 0, sizeof totals);
         for (long g = 0; g < groups; g++, a += SYM_GROUP, b += bytes, info += sizeof(struct group_info)) {
             const char *codes = T(widened)(format, b + head, wide);
-            __m512 d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
+            VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
             if (has_mins)
                 m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
             TILE_ZERO(0);
@@ -200,27 +199,26 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
             }
             for (long r = 0; r < rows; r++) {
                 const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-                __m512 start = FN(group_start)(format, has_mins, of_row);
-                __m512 c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
-                _mm512_store_ps(totals[r], FN(add_group)(has_mins, of_row, c0, d0, m0, _mm512_load_ps(totals[r])));
-                _mm512_store_ps(totals[r] + 16,
-                                FN(add_group)(has_mins, of_row, c1, d1, m1, _mm512_load_ps(totals[r] + 16)));
+                VEC start = FN(group_start)(format, has_mins, of_row);
+                VEC c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
+                FN(store)(totals[r], FN(add_group)(has_mins, of_row, c0, d0, m0, FN(load)(totals[r])));
+                FN(store)(totals[r] + 16, FN(add_group)(has_mins, of_row, c1, d1, m1, FN(load)(totals[r] + 16)));
             }
         }
         for (long r = 0; r < rows; r++)
-            FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_load_ps(totals[r]), unit),
-                         _mm512_mul_ps(_mm512_load_ps(totals[r] + 16), unit));
+            FN(epilogue)(p, panel, first + r, FN(mul)(FN(load)(totals[r]), unit),
+                         FN(mul)(FN(load)(totals[r] + 16), unit));
     }
     TILE_RELEASE();
 }
 
-/* Whole rows of codes: the shape of bfloat16, and one scale at the end. */
+/* Multiply whole rows of codes. Tiles have `bfloat16_shape`, and the scales are applied once, at the end. */
 static void T(product_rotated)(const struct product *p, long panel, long first, long last) {
     _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
     const char *panel_data = p->w->data + panel * panel_bytes(p->w);
     const float *scales = (const float *)(panel_data + p->w->k / 4 * STEP);
-    __m512 d0 = _mm512_loadu_ps(scales), d1 = _mm512_loadu_ps(scales + 16);
-    __m512 z0 = _mm512_loadu_ps(scales + PANEL), z1 = _mm512_loadu_ps(scales + PANEL + 16);
+    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16);
+    VEC z0 = FN(load)(scales + PANEL), z1 = FN(load)(scales + PANEL + 16);
     TILE_CONFIG(&bfloat16_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
@@ -228,12 +226,10 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
         T(panel_sums)(0, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++) {
             const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-            __m512 less = _mm512_castsi512_ps(_mm512_set1_epi32(of_row->offset4)),
-                   scale = _mm512_set1_ps(of_row->scale);
-            __m512 x = FN(from_int)(T(codes_sum)(sums[r], FN(mul_int)(less, z0)));
-            __m512 y = FN(from_int)(T(codes_sum)(sums[r] + 16, FN(mul_int)(less, z1)));
-            FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_mul_ps(x, d0), scale),
-                         _mm512_mul_ps(_mm512_mul_ps(y, d1), scale));
+            VEC less = FN(splat)(WORD(&of_row->offset4)), scale = FN(splat)(of_row->scale);
+            VEC x = FN(from_int)(T(codes_sum)(sums[r], FN(mul_int)(less, z0)));
+            VEC y = FN(from_int)(T(codes_sum)(sums[r] + 16, FN(mul_int)(less, z1)));
+            FN(epilogue)(p, panel, first + r, FN(mul)(FN(mul)(x, d0), scale), FN(mul)(FN(mul)(y, d1), scale));
         }
     }
     TILE_RELEASE();

@@ -1,4 +1,4 @@
-"""The KV arena: every page of the pool in one array that costs memory only where it has been touched."""
+"""The KV arena: one array of all pages. Linux allocates the memory of a page when it is first written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decoder.cpu.rebase import IntArray, PageShape, Rebaser
+from decoder.batch import IntArray
+from decoder.cpu.rebase import PageShape, Rebaser
 from decoder.memory import advise_huge_pages
 from decoder.model_config import ModelConfig
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
 _MAP_NORESERVE = 0x4000
-"""Linux's number; the mmap module of Python 3.11 does not have the name."""
+"""Linux's value of MAP_NORESERVE, which the mmap module of Python 3.11 lacks."""
 
 
 _NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, entries side by side, layout
@@ -28,10 +29,10 @@ class Arena:
     """`num_pages` pages of KV, addressed by number.
 
     A page is `[layers, 2, kv_heads, 32 * head_dim]`. In float32, for each layer and KV head, the K block is
-    `[head_dim][32]` (so that a score of 32 entries is one chain of vector multiply-adds) and the V block is
-    `[32][head_dim]`. In bfloat16 (its bits, as uint16) the numbers that one instruction multiplies and adds lie
-    side by side: two dimensions of K, `[head_dim / 2][32][2]`, and two entries of V, `[16][head_dim][2]`. These are
-    also the tiles of AMX. The memory is mapped without reservation: a large pool is free until it is used.
+    `[head_dim][32]` (so that the scores of 32 entries are one chain of vector multiply-adds) and the V block is
+    `[32][head_dim]`. In bfloat16 (stored as uint16), the numbers that one instruction multiplies and adds lie side by
+    side: two dimensions of K, `[head_dim / 2][32][2]`, and two entries of V, `[16][head_dim][2]`. AMX reads the same
+    order as tiles. The memory is mapped without reservation, so unused pages cost nothing.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, dtype: str = "F32") -> None:
@@ -49,7 +50,7 @@ class Arena:
         self._page_bytes = PAGE_ENTRIES * config.entry_bytes(dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, num_pages * self._page_bytes, flags=flags)
-        # A block of K is 4 KiB or so: with small pages each would need its own entry in the TLB.
+        # With small pages, each block of K (4 KiB or so) would need its own entry in the TLB.
         advise_huge_pages(self._map)
         self._bytes = memoryview(self._map)
         self.pages: npt.NDArray[Any] = np.frombuffer(self._map, dtype=element).reshape(num_pages, *config.page_shape)
@@ -63,12 +64,12 @@ class Arena:
         return self._page_bytes
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of `count` consecutive pages, to be read, without a copy."""
+        """Return the bytes of `count` consecutive pages, read-only, without a copy."""
         assert 0 <= page <= page + count <= self._num_pages, (page, count, self._num_pages)
         return self._bytes[page * self._page_bytes : (page + count) * self._page_bytes].toreadonly()
 
     def writable(self, page: int) -> memoryview:
-        """The bytes of one page, to be overwritten."""
+        """Return the bytes of one page, to be overwritten."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         return self._bytes[page * self._page_bytes : (page + 1) * self._page_bytes]
 
@@ -78,7 +79,7 @@ class Arena:
         self.pages[page] = 0
 
     def masked(self, data: memoryview, num_entries: int) -> bytes:
-        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
+        """Return a copy of a page's bytes in which every entry from `num_entries` on is zero."""
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
         copied = np.frombuffer(data, self.pages.dtype).reshape(self.pages.shape[1:]).copy()
         keys, values = self._shape.keys(copied), self._shape.values(copied)
@@ -91,7 +92,7 @@ class Arena:
         return head
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill a page: its slot i becomes slot `slots[i]` of page `sources[i]`, moved up by `shifts[i]` positions."""
+        """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions."""
         assert 0 <= target < self._num_pages, (target, self._num_pages)
         assert 0 < len(sources) == len(slots) == len(shifts) <= PAGE_ENTRIES, (sources, slots, shifts)
         assert 0 <= sources.min() <= sources.max() < self._num_pages, sources

@@ -1,5 +1,5 @@
-/* A pointer to a pointer of any type is passed as void *, and the pointer copied: C has no other way that is not a cast
- * between unrelated pointers. */
+/* Arrays that grow. The address of the caller's pointer, which may have any type, is passed as void *, and memcpy reads
+ * and writes the pointer. Otherwise C would need a cast between unrelated pointer types. */
 
 #include "arrays.h"
 

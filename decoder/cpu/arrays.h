@@ -1,4 +1,4 @@
-/* Arrays that grow, and numbers to size them by. */
+/* Arrays that grow, and arithmetic for their sizes. */
 
 #ifndef SYMPHONY_ARRAYS_H
 #define SYMPHONY_ARRAYS_H
@@ -9,10 +9,11 @@ static inline long at_most(long a, long b) { return a < b ? a : b; }
 static inline long at_least(long a, long b) { return a > b ? a : b; }
 static inline long divide_up(long a, long b) { return (a + b - 1) / b; }
 
-/* Exchanges *memory for at least `bytes` bytes on a cache line's boundary, zeroed; its contents are lost. 0, or an errno. */
+/* Replace *memory by at least `bytes` zeroed bytes that begin on a cache line. The contents are lost. Return 0, or an
+ * errno. */
 int regrow(void *memory, size_t bytes);
 
-/* Room for one more of *items, whose contents stay. 0, or an errno. */
+/* If `count` items fill the array *items, enlarge it. Its contents stay. Return 0, or an errno. */
 int grow(void *items, long count, long *room, size_t size);
 
 #endif

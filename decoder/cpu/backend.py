@@ -1,4 +1,4 @@
-"""The CPU decoder: a batch is checked and laid out here, then computed by one C call that holds no lock."""
+"""The CPU decoder. Python checks a batch and lays it out. One C call, without the interpreter's lock, computes it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.errors import Invalid
 
 SOLO_WORK = 1 << 20
-"""Multiply-adds below which a step stays on the caller's thread: waking another takes some 50 µs."""
+"""A step of fewer multiply-adds runs on the caller's thread alone. (Waking another thread takes some 50 µs.)"""
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class CpuDecoder:
-    """Runs steps of one model in one precision over the pages of an arena.
+    """The CPU decoder: computes steps of one model in one precision over the pages of an arena.
 
-    The same call gives the same bits, alone or in any batch, however its prefill was chunked, with any number
-    of threads. `step` is for one thread at a time; the threads of the pool belong to the decoder.
+    A call gives the same bits alone or in any batch, for any chunks of its prefill, with any number of threads. One
+    thread at a time may call `step`. The decoder has a pool of threads of its own.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CpuDecoder:
         solo_work: int = SOLO_WORK,
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
-        """`checkpoint`: see `pack_weights`."""
+        """Pack the weights, and start the threads. `pack_weights` describes `checkpoint`."""
         check_shape(config)
         if precision not in KV_DTYPE:
             raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
@@ -90,11 +90,11 @@ class CpuDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads at least: memory bandwidth over this is the limit at batch 1."""
+        """Return the bytes of weights that a step reads. Steps a second are at most memory bandwidth / this number."""
         return self._packed.num_bytes
 
     def step(self, batch: StepBatch) -> None:
-        """One forward pass: KV goes into the batch's pages, logits into its rows."""
+        """Compute one forward pass. Write K and V into the batch's pages, and logits into its rows."""
         assert self._decoder is not None, "step() after close()"
         if not batch.chunks and not batch.copies:
             return
@@ -106,18 +106,18 @@ class CpuDecoder:
 
     @property
     def native(self) -> NativeStep:
-        """The step itself, for a loop of steps in C; the batch is the caller's to check."""
+        """Return the addresses of the step's functions, for a loop in C. The loop must check each batch."""
         addresses = (ffi.addressof(lib, "sym_step"), self._decoder, ffi.addressof(lib, "sym_parallel"))
         return NativeStep(*(int(ffi.cast("uintptr_t", each)) for each in addresses))
 
     def close(self) -> None:
-        """Stops the threads and gives the memory back."""
+        """Stop the threads, and free the memory."""
         if self._decoder is not None:
             lib.sym_decoder_free(self._decoder)
             self._decoder = None
 
     def phase_seconds(self) -> dict[str, float]:
-        """Where the time of all steps so far went, as the calling thread saw it."""
+        """Return the seconds that the calling thread has spent in each phase of all steps."""
         return {
             ffi.string(lib.sym_phase_name(phase)).decode(): lib.sym_phase_ns(self._decoder, phase) * 1e-9
             for phase in range(lib.sym_num_phases())
@@ -125,7 +125,7 @@ class CpuDecoder:
 
     @property
     def shared_rows(self) -> int:
-        """Rows of the last step that read pages together with another file's."""
+        """Return the number of rows of the last step that read pages together with rows of other files."""
         return int(lib.sym_shared_rows(self._decoder))
 
     def _lay_out(self, batch: StepBatch) -> tuple[Any, Any]:
@@ -165,7 +165,7 @@ class CpuDecoder:
 
 
 def check(config: ModelConfig, weights: Weights, num_threads: int, precision: str) -> None:
-    """Raises what CpuDecoder would, as far as it is known before a weight is read."""
+    """Raise the errors of `CpuDecoder` that can be found without reading the weights."""
     check_shape(config)
     _check_threads(num_threads)
     check_weights(config, weights, precision)
@@ -177,7 +177,7 @@ def _check_threads(num_threads: int) -> None:
 
 
 def choose_isa(wanted: str | None = None) -> str:
-    """The instruction set of that name, or the best one of this machine."""
+    """Return the name of the instruction set `wanted`, or of this machine's best one if `wanted` is None."""
     chosen = lib.sym_isa(ffi.NULL if wanted is None else wanted.encode())
     if chosen == ffi.NULL:
         raise Invalid(f"this machine cannot run instruction set {wanted!r}: leave it out, or give 'plain'")

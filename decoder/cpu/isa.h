@@ -1,4 +1,4 @@
-/* The kernels of each instruction set that this target can have: a unit of their own each, isa_*.c. */
+/* The kernels of each instruction set of this architecture. Each set has a file of its own, isa_*.c. */
 
 #ifndef SYMPHONY_ISA_H
 #define SYMPHONY_ISA_H
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Without the kernels of x86 (PLAIN_ONLY) all else is compiled in seconds: for the short run of scripts/sanitize. */
+/* PLAIN_ONLY leaves out the kernels of x86. The rest compiles in seconds, for the short run of scripts/sanitize. */
 #if defined(__x86_64__) && !defined(PLAIN_ONLY)
 #define X86_KERNELS
 #include <immintrin.h>
@@ -18,7 +18,7 @@
 #include "panels.h"
 #include "work.h"
 
-/* The kernels of that name, or the best ones for null; null where this machine cannot run them. */
+/* Return the kernels `name`, or the best ones if `name` is null. Return null if this machine cannot run them. */
 const struct kernels *isa_choose(const char *name);
 
 extern const struct kernels kernels_plain;

@@ -1,4 +1,4 @@
-/* The kernels for AVX-512 with dot products of bfloat16, and for matrix tiles, which need them too. */
+/* The kernels for AVX-512 with dot products of bfloat16, and the kernels for matrix tiles, which need AVX-512 too. */
 
 #include "isa.h"
 
@@ -7,9 +7,11 @@
 
 #define OP static inline __attribute__((always_inline))
 #define BFLOAT16_DOT
+#define WIDTH 16
 #define FN(name) name##_avx512bf16
 #define ISA_NAME "avx512-bf16"
-#include "simd_avx512.h"
+#define TILE_ROWS 6 /* 6 x 2 accumulators hide the latency; more rows were not faster */
+#define CODE_ROWS 6 /* 6 x 2 sums of codes, 6 x 2 totals, the scales and mins: 30 registers */
 #include "kernels.h"
 #include "amx.h"
 #define AMX_EMULATED

@@ -1,16 +1,18 @@
-/* The kernels, written once over sixteen lanes and compiled once for each instruction set.
+/* The kernels, written once for vectors of sixteen lanes, and compiled once for each instruction set.
  *
- * The including file defines FN(name), which gives a name its suffix, and OP, the qualifiers of an inlined
- * function; the simd_*.h file before this one defines VEC and its operations.
+ * The including file defines FN(name), which adds a suffix to a name; OP, the qualifiers of an inlined function; WIDTH,
+ * the lanes of a register; and the rows of a tile (TILE_ROWS, CODE_ROWS).
  *
- * Every result is one chain of operations whose order depends on the row's own data alone: an element of a
- * matrix product is one multiply-add after the other over k, whatever the tile it was computed in. So
- * the bits do not depend on what else is in the batch, how a prefill was chunked, or how many threads ran.
+ * Every result is one chain of operations, whose order depends only on the row's own data. An element of a matrix
+ * product is one chain of multiply-adds over k, whatever the size of the tile. So the bits do not depend on the rest of
+ * the batch, on the chunks of a prefill, or on the number of threads.
  *
- * A step of a product takes four bytes of each row of a and four bytes of each feature of b: one float, two
- * bfloat16 or four codes. Formats are known at compile time wherever a loop is inside. */
+ * A step of a product multiplies four bytes of each row of a by four bytes of each feature of b: one float, two
+ * bfloat16 or four codes. In each function that loops, the format is a constant. */
 
-typedef float FN(word) __attribute__((may_alias, aligned(2))); /* four bytes of anything */
+#include "vec.h"
+
+typedef float FN(word) __attribute__((may_alias, aligned(2))); /* four bytes that may be unaligned, of any type */
 #define WORD(p) (*(const FN(word) *)(p))
 
 OP VEC FN(dot)(const int format, VEC a, VEC b, VEC sum) {
@@ -21,7 +23,7 @@ OP VEC FN(dot)(const int format, VEC a, VEC b, VEC sum) {
     return FN(dot_codes)(a, b, sum);
 }
 
-/* One step for `rows` rows and one or two vectors of b. */
+/* Compute one step for `rows` rows and one or two vectors of b. */
 OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vectors, const char *a, long a_stride,
                  VEC b0, VEC b1) {
 #pragma GCC unroll 16
@@ -33,8 +35,8 @@ OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vecto
     }
 }
 
-/* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, is what will
- * be read later: it comes into the cache meanwhile, `pace` bytes (at most two lines) a step. */
+/* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, points to
+ * data that will be read later. Each step prefetches `pace` bytes of this data (at most two cache lines). */
 OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
                  long a_stride, const char *b, long b_stride, const char *ahead, long pace) {
     for (long i = 0; i < steps; i++, a += 4, b += b_stride) {
@@ -50,13 +52,14 @@ OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vecto
     }
 }
 
-/* Rows of the next tile when `left` are to do: as few tiles as can be, of as equal a height as can be. */
+/* Return the rows of the next tile if `left` rows remain. The number of tiles is minimal, and they are about equal in
+ * height. */
 OP long FN(tile_rows)(long left, long most) {
     long tiles = (left + most - 1) / most;
     return (left + tiles - 1) / tiles;
 }
 
-/* Rows of a tile as a constant: body is expanded once for each, with ROWS in it. */
+/* A switch over the rows of a tile. Its body is expanded once for each number of rows, with the constant ROWS. */
 #define CASE(n, ...)                                                                                                   \
     case n: {                                                                                                          \
         enum { ROWS = n };                                                                                             \
@@ -73,7 +76,8 @@ OP long FN(tile_rows)(long left, long most) {
 
 #define LOG2_E 1.44269504f
 
-/* 2^x, within 1e-7 relative; 0 where x is -infinity or too small for a float. 2^0 is exactly 1. A NaN stays. */
+/* Return 2^x, with a relative error below 1e-7. The result is 0 if x is -infinity or too small for a float. 2^0 is
+ * exactly 1. A NaN stays a NaN. */
 OP VEC FN(exp2)(VEC x) {
     x = FN(min)(FN(splat)(127.0f), FN(max)(FN(splat)(-200.0f), x));
     VEC n = FN(round)(x), r = FN(sub)(x, n);
@@ -143,11 +147,11 @@ OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b
     FN(put)(to + 16, b, room - 16);
 }
 
-/* float32 and bfloat16. */
+/* Compute a product with weights in float32 or bfloat16. */
 OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last) {
     long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
     const char *b = p->w->data + panel * steps * STEP, *ahead = b + steps * STEP;
-    long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* every tile brings its share of the next panel */
+    long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* each tile prefetches part of the next panel */
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
         const char *a = p->a + first * p->a_stride;
@@ -164,7 +168,7 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
     }
 }
 
-/* acc += a's codes . one group of b's. */
+/* acc += a's codes . one group of b's codes. */
 OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const char *a, long a_stride, const char *b) {
     if (format == SYM_CODES8) {
 #pragma GCC unroll 8
@@ -182,7 +186,7 @@ OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const cha
     }
 }
 
-/* What the sums of codes of a group begin with. */
+/* Return the start value of a group's sums of codes. */
 OP VEC FN(group_start)(const int format, const int has_mins, const struct group_info *info) {
     if (has_mins)
         return FN(splat)(0.0f);
@@ -232,7 +236,7 @@ OP void FN(product_codes)(const int format, const int has_mins, const struct pro
     const char *base = w->data + panel * groups * bytes;
     VEC unit = FN(splat)(CODE_UNIT);
     long pace =
-        last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* as above, a group */
+        last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* bytes for each group */
     const char *ahead = base + groups * bytes;
     while (first < last) {
         long rows = FN(tile_rows)(last - first, CODE_ROWS);
@@ -300,11 +304,11 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
         FN(store)(out + i, FN(mul)(FN(load)(weight + i), FN(mul)(FN(load)(x + i), scale)));
 }
 
-#define TINY 1e-30f /* smaller activations are zero: their inverse would be too large for a float */
+#define TINY 1e-30f /* smaller activations count as zero: their inverse would be too large for a float */
 
 OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
 
-/* Signed codes of a row, its largest magnitude in each group 127 of them. */
+/* Convert a row to signed codes. In each group, the largest magnitude becomes code 127. */
 static void FN(prepare_codes)(const float *x, long n, char *to) {
     long groups = (n + SYM_GROUP - 1) / SYM_GROUP;
     struct group_info *info = (struct group_info *)(to + groups * SYM_GROUP);
@@ -319,15 +323,15 @@ static void FN(prepare_codes)(const float *x, long n, char *to) {
         FN(store_codes)(codes + 16, high);
         float scale = top > TINY ? top / 127 : 0, sum = FN(sum)(FN(add)(low, high));
         if (sum != sum)
-            scale = sum, sum = 0; /* what is not finite stays visible */
+            scale = sum, sum = 0; /* a value that is not finite makes the group NaN */
         info[g] = (struct group_info){scale, scale * sum, (int32_t)(-8 * sum), (int32_t)(-128 * sum)};
     }
 }
 
-/* Stage s of a Hadamard transform of sixteen lanes: lane i meets lane i ^ s. */
+/* Stage s of a Hadamard transform of sixteen lanes, which combines lanes i and i ^ s. */
 #define LANE_STAGE(x, s, signs) FN(fma)(x, FN(load)(signs), FN(swap)(x, s))
 
-/* out = R x, but for the factor 1 / sqrt(power): the scale takes that. */
+/* out = R x, without the factor 1 / sqrt(power), which the caller puts into the scale. */
 OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *out) {
     static const float signs[4][16] = {
         {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
@@ -364,7 +368,7 @@ OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *ou
     }
 }
 
-/* Signed codes of a rotated row, its largest magnitude 127 of them. */
+/* Rotate a row, and convert it to signed codes. The largest magnitude becomes code 127. */
 static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, char *to, float *scratch) {
     FN(rotate_inputs)(m, x, n, scratch);
     VEC largest = FN(splat)(0.0f), sum = largest;
@@ -402,9 +406,9 @@ static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, f
     }
 }
 
-/* ---- attention: blocks of BLOCK entries, scores and weights [vectors][BLOCK] words apart ---- */
+/* ---- attention, in blocks of BLOCK entries; a vector's scores and weights are BLOCK words ---- */
 
-/* Which of a page's entries a row sees. */
+/* Return a bit for each entry of a page: whether a row sees it. */
 OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     uint32_t bits = 0xffffffffu;
     long limit = a->limits[row] - page * SYM_PAGE_ENTRIES, past = limit - a->window;
@@ -417,7 +421,7 @@ OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     return a->masks[row] ? bits & a->masks[row][page] : bits;
 }
 
-/* scores[vectors][BLOCK] = q . K block, whose lanes lie along entries. */
+/* scores[vectors][BLOCK] = q . K block. The lanes are entries. */
 OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores) {
     long vectors = a->rows * a->heads, steps = format == SYM_FLOAT32 ? a->head_dim : a->head_dim / 2;
     for (long first = 0; first < vectors;) {
@@ -438,13 +442,13 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
     }
 }
 
-/* From a block's scores to its weights, in place, in the pages' format. Slots that a row does not see may hold
- * anything: their score is replaced before it is looked at. (Their V is multiplied by zero where other rows of the unit see
- * them, so what was computed or imported has to be finite.) */
+/* Replace a block's scores by weights, in the pages' format. Slots that a row does not see may have any contents: their
+ * score is replaced before it is used. (If other rows of the unit see a slot, its V is multiplied by zero for this row.
+ * So computed and imported entries must be finite.) */
 OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
                   float *max, float *sums) {
     const float nothing = -__builtin_inff();
-    const float scale = a->softcap != 0 ? LOG2_E : a->scale * LOG2_E; /* weights are powers of two */
+    const float scale = a->softcap != 0 ? LOG2_E : a->scale * LOG2_E; /* weights are powers of 2 */
     for (long row = 0; row < a->rows; row++) {
         uint32_t seen[BLOCK_PAGES];
         for (long j = 0; j < BLOCK_PAGES; j++)
@@ -487,7 +491,7 @@ OP void FN(weigh)(const int format, const struct attention *a, long first_page, 
     }
 }
 
-/* value = value * decay + weights . V of `entries` entries, whose lanes lie along dimensions. */
+/* value = value * decay + weights . V of `entries` entries. The lanes are dimensions. */
 OP void FN(values)(const int format, const struct attention *a, long first_page, long entries, const float *weights,
                    const float *decay, float *value) {
     long vectors = a->rows * a->heads, per_step = format == SYM_FLOAT32 ? 1 : 2, row_bytes = 4 * a->head_dim;
@@ -512,7 +516,7 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
                         FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
                     else
                         FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
-                    if (count % per_step) { /* the pair's second entry may hold anything */
+                    if (count % per_step) { /* the second entry of the pair may have any contents */
                         const char *odd = v + steps * row_bytes;
                         VEC b0 = FN(and_bits)(FN(load)((const float *)odd), 0xffffu), b1 = b0;
                         if (pair)
@@ -531,7 +535,7 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
     }
 }
 
-/* A block of K or V on its way into the cache: pages lie far apart, which no hardware guesses. */
+/* Prefetch a block of K or V into the cache. Pages are far apart, so the hardware cannot predict the addresses. */
 OP void FN(fetch)(const struct attention *a, long page, const char *blocks) {
     const char *block = blocks + a->pages[page] * a->page_bytes;
     for (long i = 0; i < a->block_bytes; i += 64)
@@ -559,7 +563,7 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
     for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end;
          page++)
         FN(fetch)(a, page, a->k);
-    begin = a->window ? begin - a->window : 0; /* nothing before it is seen */
+    begin = a->window ? begin - a->window : 0; /* no row sees an earlier entry */
     if (end > (split + 1) * SPLIT)
         end = (split + 1) * SPLIT;
     for (long entry = split * SPLIT; entry < end; entry += BLOCK) {
@@ -639,19 +643,3 @@ const struct kernels FN(kernels) = {
     .measure = FN(measure),
     .spread = FN(spread),
 };
-
-#undef CASE
-#undef UP_TO_1
-#undef UP_TO_2
-#undef UP_TO_3
-#undef UP_TO_6
-#undef PASTE
-#undef UP_TO
-#undef FOR_ROWS
-#undef WORD
-#undef LOG2_E
-#undef LANE_STAGE
-#undef TINY
-#undef TILE_ROWS
-#undef CODE_ROWS
-#undef VEC

@@ -1,4 +1,4 @@
-/* How the work for chunks that ask for attention is cut: mass.h says what it is. */
+/* The division of the work for mass into groups and blocks, which mass.h describes. */
 
 #include "mass.h"
 

@@ -1,5 +1,6 @@
-/* What a step computes beside for chunks that ask how much each entry is attended to: their rows in groups, and the blocks
- * of entries that these see. Groups are measured first, then each block goes through the groups in order. */
+/* Plan of mass, which a step computes for the chunks that ask for it. A group is some rows of such a chunk. A block is
+ * some entries that these rows see. All groups are measured first. Then the mass of each block is added up, group by
+ * group. */
 
 #ifndef SYMPHONY_MASS_H
 #define SYMPHONY_MASS_H
@@ -9,15 +10,16 @@
 /* Consecutive rows of one chunk. */
 struct mass_group {
     int32_t chunk, first_row, rows; /* rows of the batch */
-    int32_t level; /* of its first row in `levels` */
+    int32_t level; /* index of the group's first row in `levels` */
 };
 
 struct mass_block {
     int32_t chunk, first_entry, entries;
-    int32_t first_group, end_group; /* of its chunk */
+    int32_t first_group, end_group; /* groups of its chunk */
 };
 
-/* `levels`: of each group, for each KV head, what measure() gives: [max, share][rows of it][query heads of one]. */
+/* `levels` has the results of measure() for each KV head of each group: [max, share][rows of the group][query heads of
+ * the KV head]. */
 struct mass_plan {
     struct mass_group *groups;
     struct mass_block *blocks;
@@ -26,7 +28,8 @@ struct mass_plan {
     long room_groups, room_blocks, room_levels;
 };
 
-/* `height` rows a group, `level_floats` for each row. 0, or an errno. */
+/* Plan the mass of a batch. A group has up to `height` rows, and a row has `level_floats` levels. Return 0, or an
+ * errno. */
 int make_mass_plan(struct mass_plan *p, const sym_batch *b, long height, long level_floats);
 void free_mass_plan(struct mass_plan *p);
 

@@ -1,9 +1,10 @@
-/* How much each entry is attended to, for calls that ask: part of kernels.h, which includes it for each instruction set.
+/* Kernels for mass. kernels.h includes this file for each instruction set.
  *
- * Attention keeps no weight: those of a block are gone with the next one. So they are computed anew, in two passes over the
- * scores. The first finds each query vector's highest score and sum of weights, the second adds up weight / sum. An entry's
- * mass is one chain of additions over the rows in their order, and over the heads of each, whatever rows are computed
- * together: so it has the same bits however a prefill was chunked. */
+ * Attention overwrites a block's weights with those of the next block. So mass computes the weights again, in two
+ * passes over the scores. The first pass finds each query vector's highest score and sum of weights. The second pass
+ * adds up weight / sum. An entry's mass is one chain of additions over the rows in their order, and over the heads of
+ * each row. The chain does not depend on the rows that are computed together. So mass has the same bits for any chunks
+ * of a prefill. */
 
 OP void FN(measure_pages)(const int format, const struct attention *a, float *max, float *share, float *room) {
     long vectors = a->rows * a->heads, end = a->limits[a->rows - 1], begin = a->window ? a->limits[0] - a->window : 0;
@@ -51,7 +52,7 @@ OP void FN(spread_pages)(const int format, const struct attention *a, long first
             VEC base = FN(splat)(-max[i]), part = FN(splat)(share[i]);
             for (int j = 0; j < BLOCK / 16; j++) {
                 if (!seen[j / 2])
-                    continue; /* it may hold anything */
+                    continue; /* the scores may be undefined */
                 VEC x = FN(load)(room + i * BLOCK + 16 * j);
                 if (a->softcap != 0)
                     x = FN(capped)(FN(mul)(x, FN(splat)(a->scale)), a->softcap);

@@ -1,10 +1,10 @@
-/* Matrices as they lie in memory (step.h says how): packed once at load, read row by row as embeddings. */
+/* Packing of matrices into their layout in memory (see step.h), and reading of single rows as embeddings. */
 
 #include "panels.h"
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
 
-/* The four bytes of one feature that hold input i. */
+/* Return the address of the four bytes of one feature that contain input i. */
 static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i) {
     char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
     long per_step = inputs_per_step(m->format);
@@ -25,7 +25,7 @@ static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i
         *bytes = (uint8_t)(i % 8 < 4 ? (*bytes & 0xf0) | code : (*bytes & 0x0f) | code << 4);
 }
 
-/* Weights around zero: the largest one of the group is 127 steps away. */
+/* Pack one row with codes around zero. The largest magnitude of a group becomes 127 times the scale. */
 static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
     for (int64_t first = 0; first < k; first += SYM_GROUP) {
         int64_t end = first + SYM_GROUP < k ? first + SYM_GROUP : k;
@@ -47,7 +47,7 @@ static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64
 
 static int64_t power_of_two_in(int64_t k) { return k & -k; }
 
-/* x becomes R x. */
+/* Replace x by R x. */
 static void rotate_inputs(const sym_matrix *m, float *x, int64_t k) {
     int64_t power = power_of_two_in(k), odd = k / power;
     float column[SYM_MAX_MIX], norm = 1 / sqrtf((float)power);

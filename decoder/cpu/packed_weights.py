@@ -1,14 +1,13 @@
-"""Weights as the CPU step reads them: panels of 32 output features side by side, in huge pages.
+"""Weights in the layout that the CPU step reads: panels of 32 output features side by side, in huge pages.
 
-A precision decides each matrix' format (`step.h` has them):
+The precision decides the format of each matrix (`step.h` has the formats):
 
 float32, bf16   numbers
-int8            8-bit codes of rotated rows, one scale to a row
-int4            what a GGUF file has: its 4-bit codes and their scales go into panels as they are; matrices that the
-                file keeps more bits of become 8-bit codes
+int8            8-bit codes of rotated rows, with one scale for each row
+int4            the codes of a GGUF file: 4-bit codes and their scales are copied unchanged; matrices with more bits
+                in the file become 8-bit codes
 
-Matrices are decoded and packed a few thousand rows at a time on every core, so that loading takes little more
-memory than the packed weights.
+Every core decodes and packs a few thousand rows at a time. So loading takes little more memory than the packed weights.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.quants import GROUP_VALUES, ByteArray, FloatArray, Parts
+from decoder.checkpoints.quants import GROUP_VALUES, ByteArray, Float32Array, Parts
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cores import available_cores
@@ -33,9 +32,9 @@ from decoder.model_config import ModelConfig
 from libsym.errors import Invalid, SymError
 
 _STRIP = 16
-"""Features that are packed as one: half a panel."""
+"""Number of features in a strip. A strip is half a panel."""
 _JOB_VALUES = 1 << 21
-"""Weights that one job decodes: 8 MiB of float32."""
+"""Number of weights that one job decodes: 8 MiB as float32."""
 _PADDING = {
     lib.SYM_FLOAT32: 1,
     lib.SYM_BFLOAT16: 32,
@@ -43,7 +42,7 @@ _PADDING = {
     lib.SYM_CODES8: GROUP_VALUES,
     lib.SYM_CODES4: GROUP_VALUES,
 }
-"""Of k: whole tiles of AMX, whole groups of codes."""
+"""Padding by format: k becomes a multiple of this number, for whole tiles of AMX or whole groups of codes."""
 _ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
 _MAX_SCALE = 250.0
 _MAX_ROTATED = 1e30
@@ -52,22 +51,22 @@ _FROM_FLOATS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16, "int8": li
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """The C structs and every array that they point into."""
+    """The C structs of the weights, and every array that they point into."""
 
     layers: Any
     """`sym_layer[num_layers]`"""
     embed: Any
     head: Any
-    """`sym_matrix`, the same one where they are tied."""
+    """A `sym_matrix`, like `embed`. If head and embedding are tied, both are the same matrix."""
     final_norm: Any
     owned: tuple[Any, ...]
     num_bytes: int
-    """What one row reads: everything but an embedding matrix of its own."""
+    """Bytes that a step of one row reads: all matrices, without the embedding if the head is another matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor and the strips that its rows become: first, first + every, …"""
+    """A tensor whose rows become the strips `first`, `first + every`, … of a matrix."""
 
     name: str
     first: int = 0
@@ -76,25 +75,28 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A `sym_matrix` to be filled."""
+    """A `sym_matrix` that is to be filled from tensors."""
 
     pieces: tuple[_Piece, ...]
     struct: Any
-    mix: FloatArray | None
-    """What the struct points to."""
+    mix: Float32Array | None
+    """Array that `struct.mix` points to."""
     as_stored: bool
-    """Codes of the file are kept, not made anew."""
+    """Whether codes of the file are kept unchanged."""
 
 
 def check_weights(config: ModelConfig, weights: Weights, precision: str) -> None:
-    """Raises what `pack_weights` would, as far as it is known before a weight is read."""
+    """Raise the errors of `pack_weights` that can be found without reading the weights."""
     _check_room(config.name, sum(map(_num_bytes, _plan(config, weights, precision))))
 
 
 def pack_weights(
     config: ModelConfig, weights: Weights, precision: str, checkpoint: Callable[[], None] = lambda: None
 ) -> PackedWeights:
-    """A packed copy; nothing of `weights` is kept. `checkpoint` is called again and again: it may raise, and end it."""
+    """Return a packed copy, which does not refer to `weights`.
+
+    `checkpoint` is called once for each job. An exception from it ends the packing.
+    """
     matrices = _plan(config, weights, precision)
     memory = _allocate(config.name, [_num_bytes(matrix) for matrix in matrices])
     for matrix, block in zip(matrices, memory, strict=True):
@@ -103,7 +105,7 @@ def pack_weights(
     owned: list[Any] = [memory, matrices]
 
     def floats(*names: str) -> Any:
-        """One array of these vectors, or null where the model has none."""
+        """Return the vectors with these names in one array, or null if the model has none of them."""
         if names[0] not in weights:
             return ffi.NULL
         owned.append(np.concatenate([weights.read(name) for name in names]))
@@ -130,7 +132,7 @@ def pack_weights(
 
 
 def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix]:
-    """Every matrix that a step reads, in a format of this precision."""
+    """Return every matrix that a step reads, not yet filled, with its format for this precision."""
     if precision == "int4" and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
         raise Invalid(
             f"{config.name}: precision int4 runs 4-bit weights as a GGUF file has them, and this checkpoint has none: "
@@ -144,7 +146,7 @@ def _num_bytes(matrix: _Matrix) -> int:
 
 
 def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece, ...]]:
-    """Four matrices a layer, the head, and the embedding if it is another."""
+    """Yield the pieces of each matrix: four matrices a layer, the head, and the embedding if it is another matrix."""
     heads, kv = config.num_heads * config.head_dim // _STRIP, config.num_kv_heads * config.head_dim // _STRIP
     for index in range(config.num_layers):
         yield (
@@ -153,7 +155,8 @@ def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece,
             _Piece(layer_name(index, "v"), heads + kv),
         )
         yield (_Piece(layer_name(index, "o")),)
-        # Gate and up take turns: a panel has sixteen features of each, and multiplies them as it ends.
+        # Strips of gate and up alternate. So a panel has 16 features of each, and the kernel multiplies the two at its
+        # end.
         yield (_Piece(layer_name(index, "gate"), 0, 2), _Piece(layer_name(index, "up"), 1, 2))
         yield (_Piece(layer_name(index, "down")),)
     if HEAD in weights:
@@ -162,7 +165,7 @@ def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece,
 
 
 def _bits(stored: StoredTensor) -> int:
-    """Of a matrix' codes; 0 where it is numbers, or has no scale for each 32 of them."""
+    """Return the bits of a code of this matrix, or 0 if the tensor has no codes with one scale for each 32 codes."""
     coding = stored.encoding.coding
     return coding.bits if coding is not None and len(stored.shape) == 2 else 0
 
@@ -182,15 +185,18 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
     mix = None
     if format_ == lib.SYM_ROTATED8:
-        if num_inputs > lib.SYM_MAX_INPUTS:  # their sums of codes stay within 32 bits
+        if num_inputs > lib.SYM_MAX_INPUTS:  # a sum of up to SYM_MAX_INPUTS codes fits 32 bits
             raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes {lib.SYM_MAX_INPUTS}: say bf16")
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
     return _Matrix(pieces, struct, mix, as_stored=precision == "int4")
 
 
-def _hartley(size: int) -> FloatArray | None:
-    """The orthonormal, symmetric transform that mixes what Hadamard's cannot; None where there is nothing to mix."""
+def _hartley(size: int) -> Float32Array | None:
+    """Return the orthonormal, symmetric Hartley transform, for sizes that Hadamard's transform cannot mix.
+
+    Return None if `size` is 1, or larger than SYM_MAX_MIX.
+    """
     if not 1 < size <= lib.SYM_MAX_MIX:
         return None
     angles = 2 * np.pi / size * np.outer(np.arange(size), np.arange(size))
@@ -198,7 +204,7 @@ def _hartley(size: int) -> FloatArray | None:
 
 
 def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]]:
-    """Calls of `_pack`, the embedding's first: they would be the last to finish."""
+    """Yield the arguments of `_pack`. The embedding comes first, because its jobs would be the last to finish."""
     for matrix in reversed(matrices):
         for piece in matrix.pieces:
             rows, inputs = weights.shape(piece.name)
@@ -208,7 +214,7 @@ def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]
 
 
 def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int) -> None:
-    """Rows [first, end) of a tensor into their strips."""
+    """Pack rows [first, end) of a tensor into their strips."""
     stored, struct = weights.rows(piece.name, first, end), matrix.struct
     place = (*stored.shape, piece.first + first // _STRIP * piece.every, piece.every)
     if matrix.as_stored and _bits(stored):
@@ -231,7 +237,7 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
 
 
 def _fitted(stored: StoredTensor, struct: Any) -> Parts:
-    """The stored codes as this matrix wants them: around its own zero, or all with mins."""
+    """Return the stored codes in the form of this matrix: with the format's zero, or with mins."""
     coding = stored.encoding.coding
     assert coding is not None
     codes, scales, mins = stored.encoding.parts(stored.data, stored.shape[0])
@@ -246,8 +252,8 @@ def _fitted(stored: StoredTensor, struct: Any) -> Parts:
     )
 
 
-def _check_scales(stored: StoredTensor, scales: FloatArray, mins: FloatArray | None) -> None:
-    """They become float16 in units of 2^-8, which no sane model exceeds."""
+def _check_scales(stored: StoredTensor, scales: Float32Array, mins: Float32Array | None) -> None:
+    """Raise Invalid for scales that do not fit float16 in units of 2^-8. The scales of all real models fit."""
     for values in (scales, scales if mins is None else mins):
         if not np.abs(values).max() < _MAX_SCALE:
             raise Invalid(
@@ -256,7 +262,7 @@ def _check_scales(stored: StoredTensor, scales: FloatArray, mins: FloatArray | N
             )
 
 
-def _floats(array: FloatArray) -> Any:
+def _floats(array: Float32Array) -> Any:
     return ffi.cast("float *", array.ctypes.data)
 
 
@@ -273,7 +279,7 @@ def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[], None]) -> Non
 
 
 def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
-    """Zeroed arrays of that many bytes in one anonymous mapping, each on a cache line's boundary."""
+    """Return zeroed arrays of these sizes in one anonymous mapping. Each array begins on a cache line."""
     starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
     needed = int(starts[-1])
     _check_room(name, needed)

@@ -1,4 +1,4 @@
-/* Numbers of 16 bits, and where a panel of packed weights has what. */
+/* Conversions of 16-bit numbers, and the layout of a panel of packed weights. */
 
 #ifndef SYMPHONY_PANELS_H
 #define SYMPHONY_PANELS_H
@@ -21,7 +21,7 @@ static inline float float_of(uint32_t bits) {
     return x;
 }
 
-/* To the nearest bfloat16, ties to even; a NaN stays one. */
+/* Round to the nearest bfloat16, ties to even. A NaN stays a NaN. */
 static inline uint16_t to_bfloat16(float x) {
     uint32_t bits = bits_of(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
@@ -31,12 +31,12 @@ static inline uint16_t to_bfloat16(float x) {
 
 static inline float of_bfloat16(uint16_t x) { return float_of((uint32_t)x << 16); }
 
-/* To the nearest float16, ties to even; what is too large becomes infinite. */
+/* Round to the nearest float16, ties to even. A number that is too large becomes infinite. */
 static inline uint16_t to_float16(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     if (rest >= 0x47800000)
         return (uint16_t)(sign | (rest > 0x7f800000 ? 0x7e00 : 0x7c00));
-    if (rest < 0x38800000) /* a denormal: adding 0.5 shifts it into the low bits, rounded */
+    if (rest < 0x38800000) /* a denormal: adding 0.5 rounds it, and shifts it into the low bits */
         return (uint16_t)(sign | (bits_of(float_of(rest) + 0.5f) - bits_of(0.5f)));
     rest += 0xfff + (rest >> 13 & 1);
     return (uint16_t)(sign | (rest - 0x38000000) >> 13);
@@ -58,7 +58,7 @@ static inline long inputs_per_step(int format) {
 static inline int has_groups(int format) { return format == SYM_CODES8 || format == SYM_CODES4; }
 static inline int has_codes(int format) { return has_groups(format) || format == SYM_ROTATED8; }
 
-/* Bytes of scales and mins before a group's codes. */
+/* Bytes of scales and mins in front of a group's codes. */
 static inline long group_head(const sym_matrix *m) { return m->has_mins ? 2 * PANEL * 2 : PANEL * 2; }
 static inline long group_bytes(const sym_matrix *m) {
     return group_head(m) + SYM_GROUP / inputs_per_step(m->format) * STEP;

@@ -1,4 +1,4 @@
-/* How the units of attention are cut: plan.h says what they are. */
+/* The division of attention into units, which plan.h describes. */
 
 #include "plan.h"
 
@@ -41,7 +41,7 @@ static int add_member(struct plan *p, long seat) {
     return 0;
 }
 
-/* The seats [first, end) in units of `height` rows, each over all its splits. */
+/* Add units of `height` rows for the seats [first, end). Each unit covers all splits of its rows. */
 static int plan_whole(struct plan *p, long first, long end, long height) {
     int error = 0;
     for (; first < end && !error; first += height) {
@@ -53,22 +53,22 @@ static int plan_whole(struct plan *p, long first, long end, long height) {
     return error;
 }
 
-/* ---- decodes, together ---- */
+/* ---- decodes, which may share splits ---- */
 
 /* A chunk of few rows. */
 struct few {
     int32_t chunk, first_seat, rows, first_split, end_split;
-    int32_t last_first_split; /* where its last row begins */
-    int32_t shareable; /* splits below it hold nothing but entries that every row sees */
-    int32_t alone;     /* no split of it is shared */
-    int32_t folded;    /* its first splits, all shared by the same chunks, that one unit goes through */
+    int32_t last_first_split; /* first split of the chunk's last row */
+    int32_t shareable; /* every row sees all entries of the splits below this split */
+    int32_t alone;     /* the chunk shares no split with another chunk */
+    int32_t folded;    /* number of first splits that one unit covers; the same chunks share all of them */
 };
 
 static const int32_t *split_pages(const sym_batch *b, const struct few *few, long split) {
     return b->pages + b->first_page[few->chunk] + split * SPLIT_PAGES;
 }
 
-/* For the sort: qsort has no argument for a context, and one thread plans at a time within a decoder. */
+/* Key of the sort. The key points to the pages, because qsort has no argument for a context. */
 struct split_key {
     const int32_t *pages;
     int32_t few;
@@ -80,7 +80,8 @@ static int compare_keys(const void *left, const void *right) {
     return order ? order : a->few - b->few;
 }
 
-/* The chunks that could share a split and do not go through it already with an earlier one, equal pages side by side. */
+/* Collect the chunks that could share a split, and sort them so that equal pages are adjacent. Chunks whose unit has
+ * folded this split into earlier splits are left out. */
 static long sort_by_pages(const sym_batch *b, const struct few *all, long count, long split, struct split_key *keys) {
     long found = 0;
     for (long i = 0; i < count; i++)
@@ -97,7 +98,7 @@ static long equal_run(const struct split_key *keys, long first, long count) {
     return end;
 }
 
-/* How many splits the chunks of a run at split 0 share from there on, all of them and in the same pages. */
+/* Return the number of first splits for which the chunks of keys [first, end) have the same pages. */
 static long common_splits(const sym_batch *b, const struct few *all, const struct split_key *keys, long first,
                           long end) {
     for (long split = 0;; split++)
@@ -111,7 +112,7 @@ static long common_splits(const sym_batch *b, const struct few *all, const struc
         }
 }
 
-/* The rows of keys [first, end) over splits [split, end_split), in units of up to `height` rows. */
+/* Add units of up to `height` rows for the chunks of keys [first, end), over splits [split, end_split). */
 static int plan_run(struct plan *p, const struct few *all, const struct split_key *keys, long first, long end,
                     long split, long end_split, long height) {
     int error = 0;
@@ -131,7 +132,8 @@ static int plan_run(struct plan *p, const struct few *all, const struct split_ke
     return error;
 }
 
-/* `keys` has room for `count`. Chunks that share nothing keep to themselves, whole if there are enough of them. */
+/* Plan the chunks of few rows; `keys` has room for `count`. Chunks that share no split get units of their own, which
+ * cover all their splits if there are enough chunks. */
 static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long count, struct split_key *keys,
                     long height, long kv_heads, long threads) {
     int spread = count * kv_heads < 4 * threads;
@@ -154,7 +156,7 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
                 all[keys[i].few].alone = 0;
                 rows += all[keys[i].few].rows;
             }
-            /* A unit may go on from split to split where that leaves work for every thread. */
+            /* A unit may cover several splits if every thread still has work. */
             if (split == 0 && divide_up(rows, height) * kv_heads >= 2 * threads)
                 folded = at_least(1, common_splits(b, all, keys, first, end));
             for (long i = first; split == 0 && i < end; i++)
@@ -165,8 +167,8 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
     for (long i = 0; i < count && !error; i++) {
         struct few *few = &all[i];
         long own = few->end_split - few->first_split;
-        int whole =
-            few->alone && (own == 1 || (!spread && own * count <= 2 * splits)); /* a long one is spread anyway */
+        /* A chunk that is much longer than the average is always cut. */
+        int whole = few->alone && (own == 1 || (!spread && own * count <= 2 * splits));
         if (whole) {
             error = plan_whole(p, few->first_seat, few->first_seat + few->rows, height);
             few->first_split = few->end_split = few->shareable = 0; /* done */

@@ -1,9 +1,10 @@
-/* Who attends what: the rows of a batch in units of work, each over some entries of one page table.
+/* Plan of attention: the rows of a batch in units of work. A unit covers some entries of one page table.
  *
- * A chunk of many rows is cut into units of some rows each, over all entries they see. Chunks of few rows (decodes)
- * are cut along the entries instead, at the splits: threads share a long file, and where the tables of several
- * chunks hold the same pages in a split, their rows go through those pages together, as one matrix product; splits that
- * several chunks share from the beginning on are one unit's where that leaves work for all. What a row gets from a split is the same in every case; its splits are added up in order. */
+ * A chunk of many rows is cut into units of some rows each, over all entries that these rows see. Chunks of few rows
+ * (decodes) are cut along the entries instead, at the splits. So several threads can work on a long file. If the tables
+ * of several chunks have the same pages in a split, the chunks' rows go through these pages together, as one matrix
+ * product. The first splits that several chunks share are one unit, if all threads still have work. A row's softmax of
+ * a split is the same in every case, and the splits of a row are merged in order. */
 
 #ifndef SYMPHONY_PLAN_H
 #define SYMPHONY_PLAN_H
@@ -12,12 +13,12 @@
 
 #include "work.h"
 
-/* A row of the batch that attends. */
+/* A row of the batch that computes attention. */
 struct seat {
     int32_t row, chunk, out_row;
-    int32_t first_split, end_split; /* that it sees something of */
-    int32_t partial; /* where its unmerged softmaxes begin; -1: one unit does it all */
-    int32_t folded;  /* so many of its first splits make one softmax, merged already; each later one makes its own */
+    int32_t first_split, end_split; /* splits with entries that the row sees */
+    int32_t partial; /* index of the row's first unmerged softmax; -1: one unit computes all splits */
+    int32_t folded;  /* number of first splits that one unit merges into one softmax; each later split has its own */
 };
 
 struct unit {
@@ -31,33 +32,33 @@ struct plan {
     int32_t *members; /* seats of each unit, one unit after the other */
     long num_seats, num_units, num_members, num_partials;
     long room_seats, room_units, room_members;
-    atomic_int *unfinished; /* [seats][kv_heads] splits to come */
+    atomic_int *unfinished; /* [seats][kv_heads] softmaxes that are still to be computed */
     long room_unfinished;
     long window;
     long shared_rows;
 };
 
-/* What making plans needs, kept from step to step. */
+/* Memory in which plans are made. Each step reuses it. */
 struct planner {
     struct few *few;
     struct split_key *keys;
     long room;
 };
 
-/* How many entries a row of a chunk sees, before window and mask. */
+/* Return the number of entries that a row of a chunk sees, without window and mask. */
 static inline long row_limit(const sym_batch *b, long chunk, long row) {
     return b->start[chunk] + row - b->first_row[chunk] + 1;
 }
 
-/* Softmaxes that a row's splits make, and the one that a split belongs to. */
+/* The next two functions return the number of softmaxes of a row, and the index of a split's softmax. */
 static inline long num_softmaxes(const struct seat *s) { return s->end_split - s->first_split - s->folded + 1; }
 static inline long softmax_of(const struct seat *s, long split) {
     long number = split - s->first_split;
     return number < s->folded ? 0 : number - s->folded + 1;
 }
 
-/* All rows of every chunk, or those whose logits are wanted. `height` rows a unit; enough units for `threads` threads.
- * 0, or an errno. */
+/* Plan all rows of every chunk, or only the rows whose logits are wanted. Units have up to `height` rows, and the
+ * number of units is enough for `threads` threads. Return 0, or an errno. */
 int make_plan(struct planner *planner, struct plan *p, const sym_batch *b, int wanted_only, long height, long kv_heads,
               long threads);
 void free_plan(struct plan *p);

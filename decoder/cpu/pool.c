@@ -1,4 +1,4 @@
-/* Threads that meet, and wait for each other: pool.h says how. */
+/* The threads of a step, their barriers, and the work between steps, which pool.h describes. */
 
 #include "pool.h"
 
@@ -10,9 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000 /* pauses before a waiter sleeps: tens of microseconds */
-#define NUMBERED 2 /* job.value: a job's number times this, */
-#define OF_ITEMS 1 /* and whether it is one of items */
+#define SPINS 2000 /* pause instructions before a waiter sleeps: tens of microseconds */
+#define NUMBERED 2 /* job.value is the number of the job times NUMBERED, */
+#define OF_ITEMS 1 /* plus OF_ITEMS if the job has items */
 
 struct pool_member {
     struct pool *pool;
@@ -61,8 +61,8 @@ void pool_meet(struct pool *p, int active) {
         event_signal(&p->barrier);
 }
 
-/* Those of a job's items that this thread gets; how many they were. What the job shares may only be read with an item in
- * hand: without one, its caller may be back, and have begun another. */
+/* Do items of a job until none is left. Return the number that this thread has done. A thread may read the job's shared
+ * data only while it has an item. Otherwise the caller may have returned, and begun another job. */
 static int do_items(struct pool *p, unsigned job) {
     int num_done = 0;
     uint64_t items = atomic_load(&p->items);
@@ -82,7 +82,7 @@ static void *pool_worker(void *argument) {
     free(argument);
     for (unsigned job = 0;;) {
         event_wait(&p->job, job);
-        job = atomic_load(&p->job.value); /* the latest: jobs of items may be over, others wait for every thread */
+        job = atomic_load(&p->job.value); /* the latest: an earlier job with items may be over by now */
         if (atomic_load(&p->stop))
             return NULL;
         if (!(job & OF_ITEMS)) {
@@ -120,7 +120,7 @@ void pool_each(struct pool *p, void (*work)(void *, int32_t), void *context, int
     p->work = work;
     p->work_context = context;
     p->num_items = count;
-    atomic_store(&p->num_undone, count + 1); /* one is the caller's look: nobody is the last before it */
+    atomic_store(&p->num_undone, count + 1); /* one more: only the caller subtracts it, after its items */
     atomic_store(&p->items, (uint64_t)job << 32 | (uint32_t)count);
     atomic_store(&p->job.value, job);
     event_wake(&p->job, count - 1);

@@ -1,12 +1,12 @@
-/* The threads of a step, and of work between two steps: the caller and its workers, which park on a futex.
+/* The threads of a step, and of work between two steps: the caller and its workers. Idle workers sleep on a futex.
  *
- * Inside a step they meet at barriers, some ten a layer. A waiter spins briefly, since the others are a few
- * microseconds away, then sleeps: a neighbour who wants the core gets it. (Engines that only spin lose two
- * orders of magnitude beside a busy process.)
+ * In a step, the threads meet at barriers, some ten in each layer. A waiter spins briefly, because the other threads
+ * are a few microseconds away. Then it sleeps, and another process can use the core. (An engine that only spins becomes
+ * a hundred times as slow beside a busy process.)
  *
- * Work between steps is items that have nothing to do with each other. There nobody is waited for who has none: the
- * caller begins at once, workers take what is left when they are awake, and one that comes too late finds nothing. So it
- * costs no more than the system call that wakes them, however long they take to come. */
+ * Work between steps is a number of independent items. The caller begins at once. A worker takes items that are left
+ * when it wakes, and a late worker finds none. The caller waits only for items that a worker has taken. So the work
+ * costs no more than the system call that wakes the workers, however late they are. */
 
 #ifndef SYMPHONY_POOL_H
 #define SYMPHONY_POOL_H
@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* A number that others wait to see changed; on a cache line of its own. */
+/* A number on a cache line of its own. Threads wait until another thread changes it. */
 struct event {
     _Alignas(64) atomic_uint value;
     atomic_uint sleepers;
@@ -27,12 +27,12 @@ struct pool {
     _Alignas(64) atomic_long next_unit;
     _Alignas(64) void (*run)(void *context, int thread);
     void *context;
-    int threads; /* with the caller */
-    int active;  /* in this job */
+    int threads; /* including the caller */
+    int active;  /* threads of this job */
     atomic_int stop;
     pthread_t *ids;
-    /* Of pool_each. */
-    _Alignas(64) _Atomic uint64_t items; /* the job, and below it in 32 bits how many are left to be taken */
+    /* For pool_each. */
+    _Alignas(64) _Atomic uint64_t items; /* high 32 bits: the job; low 32 bits: the number of items not yet taken */
     atomic_int num_undone;
     struct event all_done;
     void (*work)(void *context, int32_t item);
@@ -40,26 +40,29 @@ struct pool {
     int32_t num_items;
 };
 
-/* The next unit of this phase, for whoever asks first. Which thread computes a unit never shows in its bits. */
+/* Take the next unit of this phase. A unit's result has the same bits on every thread. */
 static inline long pool_take(struct pool *p) {
     return atomic_fetch_add_explicit(&p->next_unit, 1, memory_order_relaxed);
 }
 
-/* All active threads meet; the last one to come also rewinds the units of the next phase. `active` is a copy that the
- * thread took when the job began: behind the job's last meeting the caller may have begun another one already, so from
- * there on a worker may read nothing that the job shares. */
+/* Wait until all active threads have arrived. The last thread to arrive also resets the units for the next phase.
+ * `active` is a copy that the thread made when the job began. After the job's last pool_meet, the caller may already
+ * have begun another job. So from then on, a worker may not read shared data. */
 void pool_meet(struct pool *p, int active);
-/* Runs run(context, 0 .. threads - 1), here as thread 0. It must end with a pool_meet, and read nothing shared after. */
+/* Run run(context, thread) on threads 0 .. threads - 1; the caller is thread 0. `run` must end with a pool_meet, and
+ * may not read shared data after it. */
 void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context);
-/* Items from which on the others are asked. Draws from 49,152 logits (scripts/bench/draws.py, two cores of a Xeon with
- * AVX-512): right after a step two of 5 us take 0.54 of their time alone, two of 30 us 0.53, 64 of them half; where the
- * others sleep or their cores are taken, the call that would wake them costs 2 to 5 us. */
+/* Least number of items for which workers are woken. The measured items are draws from 49,152 logits, on two cores of a
+ * Xeon with AVX-512. Right after a step, two threads need 0.54 of one thread's time for two items of 5 us, 0.53 for two
+ * items of 30 us, and 0.5 for 64 such items. If the workers sleep, or other processes use their cores, the call that
+ * wakes the workers costs 2 to 5 us. */
 #define SYM_PARALLEL_MIN 2
 
-/* Runs work(context, 0 .. count - 1), each once, on whichever threads come; fewer items, or one thread, wake nobody. */
+/* Run work(context, i) once for each i of 0 .. count - 1, on the threads that are awake in time. Fewer items than
+ * SYM_PARALLEL_MIN, or a pool of one thread, wake no worker. */
 void pool_each(struct pool *p, void (*work)(void *, int32_t), void *context, int32_t count);
 void pool_stop(struct pool *p, int started);
-/* 0, or an errno. Workers take no signals: those are for the program's own threads. */
+/* Start the workers. Return 0, or an errno. Workers block all signals, which are for the process's other threads. */
 int pool_start(struct pool *p, int threads);
 
 #endif

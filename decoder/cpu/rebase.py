@@ -1,10 +1,11 @@
-"""Moves entries to other positions without computing them again, and picks pages together from entries of others.
+"""Rebase: moves entries to other positions without computing them again, and assembles pages from other pages' entries.
 
-RoPE turns a key by position * frequency, and turns add up: a key of position p serves at q after one more turn by
-q - p. V, and whatever the model made of the entries before, stay as they were. The turn's cosine and sine come from
-float64, the rest is float32, and the result is rounded to the arena's type once more. In float32 that is the rounding
-of any other order of operations; in bfloat16 it is a second rounding of 8 bits, as large as the first.
-What a model scales its angles with (`rotation_factor`) is in the key already, and a turn leaves it there.
+RoPE rotates a key by position * frequency, and rotations add up. So a key of position p is valid at position q after
+one more rotation by q - p. V does not change. The influence of earlier entries on K and V does not change either. The
+rotation's cosine and sine are computed in float64, and the products in float32. The result is rounded once more to the
+arena's type. In float32, this error is as small as the error of another order of operations. In bfloat16, it is a
+second rounding to 8 bits, as large as the first rounding. The model's factor of cosine and sine (`rotation_factor`) is
+in the key already, and a rotation keeps it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from decoder.batch import IntArray
 from decoder.model_config import ModelConfig
 from decoder.rope import Doubles, inverse_frequencies
 from libsym.abi import PAGE_ENTRIES
 
 Numbers: TypeAlias = npt.NDArray[Any]
 """Elements of an arena: float32, or the bits of bfloat16 as uint16."""
-IntArray: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 class PageShape:
-    """How the numbers of a page lie: which axis of K and of V is the entry's.
+    """The order of a page's numbers: the axes of K and of V.
 
-    `together` neighbours (two dimensions of K, two entries of V) lie side by side: 1 in float32, 2 in bfloat16.
+    `together` is 1 in float32 and 2 in bfloat16, where two dimensions of K, or two entries of V, lie side by side.
     """
 
     __slots__ = ("_keys", "_values", "together")
@@ -40,16 +41,16 @@ class PageShape:
         self._values = (*heads, PAGE_ENTRIES // together, dim, together)
 
     def keys(self, page: Numbers) -> Numbers:
-        """`[layers, kv_heads, dim / together, entry, together]`: a view of a page."""
+        """Return a view of a page's K, `[layers, kv_heads, dim / together, entry, together]`."""
         return page[:, 0].reshape(self._keys)
 
     def values(self, page: Numbers) -> Numbers:
-        """`[layers, kv_heads, entry / together, dim, together]`: a view of a page."""
+        """Return a view of a page's V, `[layers, kv_heads, entry / together, dim, together]`."""
         return page[:, 1].reshape(self._values)
 
 
 class Rebaser:
-    """Fills pages with entries of other pages, each moved by a number of positions. Any thread may use it."""
+    """Fills pages with entries of other pages, each moved by a number of positions. Any thread may use a rebaser."""
 
     def __init__(self, config: ModelConfig, shape: PageShape) -> None:
         self._shape = shape
@@ -58,12 +59,12 @@ class Rebaser:
             (np.flatnonzero(np.equal(kinds, local)), inverse_frequencies(config, local).reshape(-1, shape.together))
             for local in sorted(set(kinds))
         ]
-        """Layers that turn alike, and how fast: a frequency for each dimension of a head's first half."""
+        """Groups of layers with their frequencies: a frequency for each dimension of a head's first half."""
 
     def fill(self, target: Numbers, pages: Numbers, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Slot i of page `target` becomes slot `slots[i]` of page `sources[i]`, its position `shifts[i]` higher.
+        """Fill page `target`: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
 
-        Slots past the last read as zero. `target` and `pages[n]` are pages as they lie in the arena.
+        The entries behind these become zeros. `target` and `pages[n]` are pages in the arena's layout.
         """
         filled = np.zeros_like(target)
         keys, values, together = self._shape.keys(filled), self._shape.values(filled), self._shape.together
@@ -75,23 +76,23 @@ class Rebaser:
                 (to, at), (its, its_at) = divmod(entry, together), divmod(slot + entry - first, together)
                 values[:, :, to, :, at] = from_values[:, :, its, :, its_at]
         if shifts.any():
-            self._turn(keys, shifts)
+            self._rotate(keys, shifts)
         target[:] = filled
 
-    def _turn(self, keys: Numbers, shifts: IntArray) -> None:
-        """Turn the first entries' keys, in place."""
+    def _rotate(self, keys: Numbers, shifts: IntArray) -> None:
+        """Rotate the keys of the first `len(shifts)` entries, in place."""
         count = len(shifts)
         for layers, frequencies in self._layers:
             angles = frequencies[:, None, :] * shifts[:, None]  # [dim / 2 / together, entry, together]
             cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-            # The rotate-half convention: dimension i turns with dimension i + dim / 2.
+            # The rotate-half convention: dimensions i and i + dim / 2 are rotated as a pair.
             first, second = np.split(_as_floats(keys[layers, :, :, :count]), 2, axis=2)
             turned = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=2)
             keys[layers, :, :, :count] = _as_stored(turned, keys.dtype)
 
 
 def _runs(sources: IntArray, slots: IntArray) -> list[tuple[int, int]]:
-    """Where entries lie one after the other in one source: `(first, stop)` of each such piece."""
+    """Return the pieces, `(first, stop)`, whose entries are consecutive in one source."""
     cuts = np.flatnonzero((np.diff(sources) != 0) | (np.diff(slots) != 1)) + 1
     edges = [0, *cuts.tolist(), len(slots)]
     return list(itertools.pairwise(edges))
@@ -104,7 +105,7 @@ def _as_floats(stored: Numbers) -> Floats:
 
 
 def _as_stored(values: Floats, dtype: np.dtype[Any]) -> Numbers:
-    """Rounded to the nearest, ties to even, as the step does."""
+    """Round to the arena's type: to nearest, ties to even, as the step does."""
     if dtype == np.float32:
         return values
     bits = values.view(np.uint32)

@@ -1,8 +1,9 @@
-/* One forward pass of a Llama-family model over a batch of chunks: every thread walks the same list of phases,
- * takes units of the current one until none is left, and meets the others before the next.
+/* One forward pass of a Llama-family model over a batch of chunks. Every thread walks the same list of phases. In each
+ * phase, a thread takes units until none is left, and then waits for the other threads.
  *
- * Rows (one a token) of all chunks lie one after the other; a phase knows rows, not chunks, except for the two
- * that touch pages. In the last layer only the rows whose logits are wanted go past the K and V stores. */
+ * The rows of all chunks, one for each token, are consecutive. A phase works on rows, not on chunks, except for the two
+ * phases that touch pages. Once the last layer has stored K and V, the phases compute only rows whose logits are
+ * wanted. */
 
 #include <errno.h>
 #include <time.h>
@@ -13,11 +14,11 @@
 #include "plan.h"
 #include "pool.h"
 
-#define QUERIES 48   /* query vectors that one unit of attention takes through a page */
-#define ROW_BLOCK 96 /* rows of a product's unit: activations that stay in a core's L2 beside a panel */
-#define UNIT_WORK (1 << 17) /* multiply-adds that make taking a unit worth it */
-#define FEW_ROWS 4   /* rows that every thread normalises for itself: cheaper than a meeting */
-#define AMX_ROWS 32  /* a matrix tile reads whole sixteens of rows, twice: buffers reach as far past their last row */
+#define QUERIES 48   /* most query vectors of one unit of attention */
+#define ROW_BLOCK 96 /* rows of a product's unit: their activations and a panel fit a core's L2 together */
+#define UNIT_WORK (1 << 17) /* least multiply-adds that are worth the cost of taking a unit */
+#define FEW_ROWS 4   /* rows that every thread normalises for itself, which is cheaper than a barrier */
+#define AMX_ROWS 32  /* rows of padding at the end of buffers: products on tiles read 32 rows at a time */
 
 enum phase { EMBED, QKV, STORE, ATTEND, MASS, OUT, NORM, GATE_UP, DOWN, HEAD, NUM_PHASES };
 static const char *const phase_names[] = {"embed", "qkv",  "store",   "attend", "mass",
@@ -37,20 +38,21 @@ struct sym_decoder {
     int64_t solo_work, work_per_row;
     int64_t phase_ns[NUM_PHASES];
 
-    /* Regrown when a batch is larger than all before. */
+    /* The arrays below are regrown for a batch that is larger than all earlier batches. */
     long room_rows, room_wanted, room_partials;
-    struct rows x, qkv, attended, ff, added; /* floats, but attended and ff in bfloat16 where weights are */
-    struct rows operand;                     /* what prepare() makes of any of them */
-    float *rotations[2]; /* [rows][2][head_dim / 2] cosines, sines; of full and of sliding layers */
+    struct rows x, qkv, attended, ff, added; /* floats; attended and ff are bfloat16 if the weights are */
+    struct rows operand;                     /* rows in the form that prepare() makes */
+    float *rotations[2]; /* [rows][2][head_dim / 2] cosines, sines; for full and for sliding layers */
     float **all_rows, **wanted_rows; /* into x */
     struct plan plans[2][2]; /* attention of [all, wanted in the last layer][full, sliding] */
     struct planner planner;
-    struct mass_plan mass; /* of chunks that ask for attention */
-    float *partials; /* [partials][kv_heads] a row's softmax of one split */
+    struct mass_plan mass; /* for chunks that ask for mass */
+    float *partials; /* [partials][kv_heads] softmaxes of one row over one split */
     char *private; /* [threads] see private_layout */
 };
 
-/* A row's stride: whole cache lines, and one more, for widths are often powers of two: rows fall into different sets. */
+/* Return the stride of a row: whole cache lines, and one more. Widths are often powers of two. With the extra line, the
+ * rows are in different sets of the cache. */
 static long row_bytes(long bytes) { return (bytes + 63) / 64 * 64 + 64; }
 
 static long heads_per_kv(const sym_shape *s) { return s->heads / s->kv_heads; }
@@ -68,7 +70,7 @@ static long level_floats(const sym_shape *s) { return 2L * s->heads; }
 static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
 static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
-/* The widest row that a product reads, as prepare() makes it. */
+/* Return the bytes of the widest row that a product reads, in the form that prepare() makes. */
 static long operand_bytes(const sym_model *m) {
     const sym_layer *l = &m->layers[0];
     long k = at_least(at_least(l->qkv.k, l->o.k), at_least(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
@@ -79,7 +81,7 @@ static struct softmax softmax_at(float *memory, long vectors) {
     return (struct softmax){memory, memory + vectors, memory + 2 * vectors};
 }
 
-/* What each thread has for itself. */
+/* Layout of a thread's private memory. */
 struct private_layout {
     long operand, floats, q, whole, part, room, bytes; /* offsets */
 };
@@ -102,7 +104,7 @@ static char *private_of(struct sym_decoder *d, int thread) {
     return d->private + thread * private_layout(&d->model).bytes;
 }
 
-/* ---- phases: each a function of one unit ---- */
+/* ---- phases: each function computes one unit ---- */
 
 static void embed_rows(struct sym_decoder *d, long first, long last) {
     const sym_shape *s = &d->model.shape;
@@ -126,7 +128,7 @@ static void embed_rows(struct sym_decoder *d, long first, long last) {
     }
 }
 
-/* Pairs (i, i + half) turn by the position's angle: the rotate-half convention. */
+/* Rotate pairs (i, i + half) by the position's angle: the rotate-half convention. */
 static void rotate(float *x, const float *cosines, long half) {
     const float *sines = cosines + half;
     for (long i = 0; i < half; i++) {
@@ -145,7 +147,7 @@ static char *kv_block(const struct sym_decoder *d, long page, long layer, long p
     return d->model.arena + page * page_bytes(s) + ((layer * 2 + part) * s->kv_heads + kv_head) * block_bytes(s);
 }
 
-/* Rotates one row's K of a head, and stores it and its V into their slot. */
+/* Rotate the K of one row and head, and store K and V at the row's place in its page. */
 static void store_entry(struct sym_decoder *d, long layer_index, long chunk, long row, long kv_head, float *scratch) {
     const sym_shape *s = &d->model.shape;
     const sym_layer *layer = &d->model.layers[layer_index];
@@ -179,7 +181,7 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
 
 /* ---- attention ---- */
 
-/* The query heads of a row, normalised and rotated, in the pages' format. */
+/* Copy the query heads of a row, normalised and rotated, in the pages' format. */
 static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row, long kv_head, char *to,
                          float *scratch) {
     const sym_shape *s = &d->model.shape;
@@ -212,7 +214,7 @@ static struct softmax partial_of(struct sym_decoder *d, const struct seat *seat,
     return softmax_at(d->partials + index * partial_floats(s), heads_per_kv(s));
 }
 
-/* Keeps a row's softmax of one split; whoever brings the last one adds them up, in order. */
+/* Store a row's softmax of one split. The thread that stores the last softmax of a row merges all of them, in order. */
 static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_index, const struct softmax *from,
                          long first, long split, long kv_head) {
     const sym_shape *s = &d->model.shape;
@@ -234,7 +236,7 @@ static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_ind
     finish_row(d, &total, 0, seat, kv_head);
 }
 
-/* The first pages of a unit on their way into the cache, while the thread is busy with another. */
+/* Prefetch the first pages of a unit into the cache, while the thread works on another unit. */
 static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, long layer, const struct unit *unit,
                        long kv_head) {
     const sym_batch *b = d->batch;
@@ -249,7 +251,7 @@ static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, lon
         }
 }
 
-/* The query heads of rows of some chunks, over entries of the first one's table. `limits` and `masks` are filled in. */
+/* Limits and masks of the rows of one unit. */
 struct query_rows {
     long limits[QUERIES];
     const uint32_t *masks[QUERIES];
@@ -292,7 +294,8 @@ static struct attention attention_of(const struct sym_decoder *d, long layer_ind
     };
 }
 
-/* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
+/* Compute one unit of attention. `fused`: the unit also stores the new entries of its chunk that lie within the unit's
+ * splits. No other unit reads these entries. */
 static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit,
                         long kv_head, int fused, char *private) {
     const sym_shape *s = &d->model.shape;
@@ -329,9 +332,10 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
     }
 }
 
-/* ---- the mass of attention, for chunks that ask ---- */
+/* ---- mass, for chunks that ask for it ---- */
 
-/* A group's queries: its max, and behind it its share, of a KV head. */
+/* Return the queries of a group for one KV head. Set `max` to the group's maxima; the group's shares follow them in
+ * memory. */
 static struct attention group_queries(struct sym_decoder *d, long layer_index, const struct mass_group *group,
                                       long kv_head, struct query_rows *queries, char *private, float **max) {
     const sym_shape *s = &d->model.shape;
@@ -360,7 +364,7 @@ static void spread_block(struct sym_decoder *d, long layer_index, const struct m
         const struct mass_group *group = &d->mass.groups[g];
         long first_limit = row_limit(d->batch, group->chunk, group->first_row);
         if (first_limit + group->rows - 1 <= block->first_entry)
-            continue; /* all of it comes after them */
+            continue; /* no row of the group sees the block */
         if (window && first_limit - window >= block->first_entry + block->entries)
             continue;
         struct attention a = group_queries(d, layer_index, group, kv_head, &queries, private, &max);
@@ -392,14 +396,14 @@ static void end_phase(struct walker *w, enum phase phase) {
     w->since_ns = now;
 }
 
-/* Rows in units: one by one when they are few, else sixteen (whole cache lines of a K block). */
+/* Take rows in units: single rows if there are at most 64, else sixteen rows (whole cache lines of a K block). */
 #define FOR_ROW_UNITS(d, count, first, last)                                                                           \
     for (long step_ = (count) > 64 ? 16 : 1, first, last;                                                              \
          (first = pool_take(&(d)->pool) * step_) < (count) && (last = at_most(first + step_, (count)), 1);)
 
-/* Where a product's rows come from: floats, normalised first if there is a weight to do it with. */
+/* Source of a product's rows: floats, which are normalised first if `norm` is not null. */
 struct source {
-    float *const *pointers; /* to each row, or null: then they lie in `rows` */
+    float *const *pointers; /* a pointer to each row; null: the rows are in `rows` */
     struct rows rows;
     const float *norm;
     long width;
@@ -422,11 +426,12 @@ static void make_operand(struct walker *w, const struct source *from, const sym_
     }
 }
 
-/* The rows as m reads them: made by each thread for itself when they are few, else by all together. */
+/* Return the rows in the form that a product with m reads. If there are at most FEW_ROWS rows, each thread converts all
+ * of them for itself. Otherwise, the threads divide the rows. */
 static struct rows operand_rows(struct walker *w, const struct source *from, const sym_matrix *m, long count) {
     struct sym_decoder *d = w->d;
     if (!from->norm && !has_codes(m->format))
-        return from->rows; /* they were written that way */
+        return from->rows; /* the rows already have this form */
     if (count <= FEW_ROWS) {
         struct rows own = {w->private, d->operand.stride};
         make_operand(w, from, m, 0, count, own);
@@ -458,8 +463,8 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     end_phase(w, phase);
 }
 
-/* The first entries of a page, at least. K has all entries of a dimension, or of two, in two cache lines; entries of V
- * follow each other, alone or by two. */
+/* Copy the first entries of a page, and perhaps more. In K, two cache lines hold all entries of one dimension (float32)
+ * or two dimensions (bfloat16). In V, entries are consecutive, one by one or in pairs. */
 static void copy_entries(struct sym_decoder *d, const int32_t *copy) {
     const sym_shape *s = &d->model.shape;
     const long page = page_bytes(s), block = block_bytes(s), part = s->kv_heads * block, line = 64;
@@ -535,7 +540,7 @@ static void phase_mass(struct walker *w, long layer) {
     end_phase(w, MASS);
 }
 
-/* live += the product, normalised first where the model does that. */
+/* Add the product to `live`. If `norm` is not null, the product is normalised first. */
 static void phase_add(struct walker *w, const sym_matrix *m, const struct source *from, const float *norm, float **live,
                       long rows, enum phase phase) {
     struct sym_decoder *d = w->d;
@@ -561,13 +566,13 @@ static void walk(void *context, int thread) {
     struct walker walker = {d, private_of(d, thread), thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
     const sym_shape *s = &d->model.shape;
     const long all = d->batch->num_rows,
-               wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
+               wanted = d->batch->num_wanted; /* copies: after the last pool_meet, shared data may not be read */
     const int has_mass = d->mass.num_groups > 0;
-    /* Rows that go through pages in one unit a chunk can be stored by it, if nobody else looks at them meanwhile. */
+    /* If each chunk is one row, the unit that attends can store the row's entry: no other unit reads it meanwhile. */
     const int decodes = all == d->batch->num_chunks && !has_mass;
     phase_copy_and_embed(w);
     if (!all)
-        return; /* copies alone */
+        return; /* the batch has only copies */
     for (long i = 0; i < s->layers; i++) {
         const sym_layer *layer = &d->model.layers[i];
         int last = i + 1 == s->layers;
@@ -581,7 +586,7 @@ static void walk(void *context, int thread) {
         if (last || !decodes)
             phase_store(w, i);
         if (last && !wanted && !has_mass)
-            return; /* behind the last meeting: nothing shared may be read */
+            return; /* after the last pool_meet, shared data may not be read */
         if (last) {
             rows = wanted;
             x.pointers = live = d->wanted_rows;
@@ -609,7 +614,7 @@ static void walk(void *context, int thread) {
     phase_product(w, head, &x, wanted, HEAD);
 }
 
-/* ---- before the walk: memory ---- */
+/* ---- memory, before the walk ---- */
 
 static int regrow_rows(struct rows *rows, long count, long bytes) {
     rows->stride = row_bytes(bytes);
@@ -693,7 +698,7 @@ void sym_parallel(struct sym_decoder *d, void (*work)(void *, int32_t), void *co
 
 int64_t sym_shared_rows(const struct sym_decoder *d) { return d->plans[0][0].shared_rows; }
 
-/* ---- a decoder's life ---- */
+/* ---- making and freeing decoders ---- */
 
 void sym_decoder_free(struct sym_decoder *d) {
     pool_stop(&d->pool, d->pool.threads - 1);

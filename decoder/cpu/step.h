@@ -1,19 +1,20 @@
-/* What Python sees of the CPU step. cffi reads this file: declarations only. */
+/* The CPU step's interface to Python. cffi reads this file, so it has declarations only. */
 #ifndef SYMPHONY_STEP_H
 #define SYMPHONY_STEP_H
 
 #include "steps.h"
 
-/* How a matrix lies in memory. Its output features stand in panels of 32, side by side; a step of a panel is 128
- * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes or eight 4-bit ones (the first four in
- * the low halves). Codes come in groups of 32 inputs, each group led by 32 float16 scales and, if `has_mins`,
- * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128).
+/* Layout of a matrix in memory. A panel has 32 output features side by side. A step of a panel is 128 bytes, four for
+ * each feature: one float32, two bfloat16, four 8-bit codes, or eight 4-bit codes (the first four in the low nibbles).
+ * Codes come in groups of 32 inputs. A group begins with 32 float16 scales and, if `has_mins`, 32 float16 mins, both in
+ * units of 2^-8. A weight is scale * code + min; without mins, it is scale * (code - 8 or 128).
  *
- * Rotated codes are 8-bit codes of whole rows; behind a panel's codes stand 32 float32 scales and 32 int32 zeros: a weight
- * is scale * (code - zero), and the 256 codes reach from the row's smallest to its largest one. What is coded is
- * R w, and activations are coded as R x, so that w . x = R w . R x: R is symmetric and its own inverse. It spreads the few
- * large activations that every row has over all of it: without that, one scale a row costs 4 % of perplexity. R is the
- * Hadamard matrix of the largest power of two in k times, across the rest, the discrete Hartley matrix `mix`. */
+ * Rotated codes are 8-bit codes of whole rows. Behind the codes of a panel are 32 float32 scales and 32 int32 zeros. A
+ * weight is scale * (code - zero), and the 256 codes cover the range of the row's weights. A row w is stored as the
+ * codes of R w, and activations x are coded as R x. R is symmetric and its own inverse, so w . x = R w . R x. The
+ * rotation spreads the few large activations of a row over the whole row. Without it, one scale for each row costs 4 %
+ * of perplexity. R is the Kronecker product of two matrices: the Hadamard matrix of the largest power of two that
+ * divides k, and the discrete Hartley matrix `mix` of the odd factor. */
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
 #define SYM_CODES8 2
@@ -24,24 +25,24 @@
 #define SYM_MAX_INPUTS 32768
 
 typedef struct {
-    int32_t format, n, k; /* k as padded with zeros to whole steps, for AMX to whole tiles */
+    int32_t format, n, k; /* k includes padding with zeros: to whole steps, or to whole tiles of AMX */
     int32_t has_mins;
-    const float *mix; /* [odd][odd] for the odd part of the inputs, or null: 1, or more than SYM_MAX_MIX */
+    const float *mix; /* [odd][odd] for the odd factor of the inputs; null: the factor is 1, or more than SYM_MAX_MIX */
     char *data;
 } sym_matrix;
 
 typedef struct {
     int32_t vocab, hidden, layers, heads, kv_heads, head_dim, ffn;
-    int32_t activation;  /* 0: SiLU, 1: GELU by tanh */
-    int32_t window;      /* what a sliding layer's row sees, itself included */
-    int32_t kv_format;   /* of pages: SYM_FLOAT32 or SYM_BFLOAT16 */
+    int32_t activation; /* 0: SiLU, 1: GELU by tanh */
+    int32_t window; /* entries that a row of a sliding layer sees, including its own */
+    int32_t kv_format; /* format of pages: SYM_FLOAT32 or SYM_BFLOAT16 */
     float rms_eps, embed_scale, attn_scale, attn_softcap, final_softcap;
 } sym_shape;
 
-/* What a model has not is null. */
+/* Tensors of a layer. A pointer is null if the model has no such tensor. */
 typedef struct {
     const float *attn_norm, *post_attn_norm, *ffn_norm, *post_ffn_norm; /* [hidden] */
-    const float *q_norm, *k_norm;                                       /* [head_dim] */
+    const float *q_norm, *k_norm; /* [head_dim] */
     const float *qkv_bias;
     sym_matrix qkv, o, gate_up, down;
     int32_t sliding;
@@ -50,46 +51,49 @@ typedef struct {
 typedef struct {
     sym_shape shape;
     const sym_layer *layers;
-    sym_matrix embed, head;            /* the same one where they are tied */
+    sym_matrix embed, head; /* one matrix for both if they are tied */
     const float *final_norm;
-    const double *frequencies[2];      /* [head_dim / 2] of full and of sliding layers */
-    float rotation_factors[2];         /* multiply cosines and sines */
-    char *arena;                       /* [pages][layers][2][kv_heads][32 * head_dim] */
+    const double *frequencies[2]; /* [head_dim / 2] for full and for sliding layers */
+    float rotation_factors[2]; /* factors of cosines and sines */
+    char *arena; /* [pages][layers][2][kv_heads][32 * head_dim] */
 } sym_model;
 
-/* The name of the instruction set that a name, or null for the best one here, selects; null if it cannot run. */
+/* Return the name of the instruction set `wanted`, or of the best one on this machine if `wanted` is null. Return null
+ * if this machine cannot run it. */
 const char *sym_isa(const char *wanted);
 
-/* What is not in the model by value must outlive the decoder. Steps of fewer than solo_work multiply-adds run on
- * the caller's thread alone: waking others takes longer. Null and errno on failure. */
+/* Make a decoder. All memory that the model points to must outlive the decoder. Steps of fewer than `solo_work`
+ * multiply-adds run on the caller's thread alone: waking other threads would take longer. Return null and set errno on
+ * failure. */
 sym_decoder *sym_decoder_new(const sym_model *model, int threads, const char *isa, int64_t solo_work);
 void sym_decoder_free(sym_decoder *decoder);
-/* Threads for sym_parallel alone, without a model: it can't step. */
+/* Make a decoder without a model. Such a decoder serves sym_parallel, and cannot compute steps. */
 sym_decoder *sym_crew_new(int threads);
 
-/* A sym_step_function. The batch was checked by the caller: every index is in range. */
+/* Compute a batch. The type is sym_step_function. The caller has checked that every index of the batch is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
-/* A sym_parallel_function, for the thread that steps, between two steps: soon after one the others are still awake. */
+/* Run work on all threads. The type is sym_parallel_function. The thread that steps calls it between two steps. Soon
+ * after a step, the other threads are still awake. */
 void sym_parallel(sym_decoder *decoder, void (*work)(void *context, int32_t index), void *context, int32_t count);
 
-/* How many rows of the last step read pages together with another file's. */
+/* Return the number of rows of the last step that read pages together with rows of another file. */
 int64_t sym_shared_rows(const sym_decoder *decoder);
 
-/* Nanoseconds that thread 0 spent in each phase since the decoder was made, barriers included. */
+/* Nanoseconds that thread 0 has spent in each phase in all steps of the decoder, barriers included. */
 int sym_num_phases(void);
 const char *sym_phase_name(int phase);
 int64_t sym_phase_ns(const sym_decoder *decoder, int phase);
 
-/* Bytes that a matrix of these sizes takes. */
+/* Return the bytes of a matrix with this format, n and k. */
 int64_t sym_packed_bytes(const sym_matrix *m);
-/* Packs w [n][k] into strips of 16 features: its i-th strip becomes the (first + i * every)-th of the matrix.
- * Floats are rounded to the matrix' format; codes are chosen symmetrically by the largest weight of a group. */
+/* Pack w [n][k] into strips of 16 features: strip i of w becomes strip first + i * every of the matrix. Floats are
+ * rounded to the matrix's format. The largest weight of a group determines its scale, and codes lie around zero. */
 void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every);
-/* The same from codes [n][k] as a file has them, with the scales and mins (or null) of their groups [n][k / 32]. */
+/* Pack codes [n][k] of a file in the same way, with the scales and mins (or null) of their groups [n][k / 32]. */
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
                     int64_t k, int64_t first, int64_t every);
-/* Output feature `row` of a matrix as k floats. */
+/* Unpack output feature `row` of a matrix to k floats. */
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out);
 
 #endif

@@ -1,4 +1,4 @@
-"""Compiles `decoder.cpu._step`: the CPU step, in every instruction set that the target can have."""
+"""Compile `decoder.cpu._step`: the CPU step, for every instruction set that the target may have."""
 
 import os
 import re
@@ -11,7 +11,7 @@ _LIBSYM = _HERE.parents[1] / "libsym"
 
 
 def _declarations(header: Path) -> str:
-    """A header without its preprocessor's lines, but for numbers."""
+    """Return a header without its preprocessor lines, except definitions of numbers."""
     return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
@@ -23,13 +23,14 @@ ffi.set_source(
     '#include "step.h"\n',
     sources=[os.path.relpath(path) for path in sorted(_HERE.glob("*.c")) if path.stem[0] != "_"],
     include_dirs=[str(_HERE), str(_LIBSYM)],
-    depends=[str(_LIBSYM / "steps.h")] + [str(path) for path in sorted(_HERE.glob("*.[ch]")) if path.stem[0] != "_"],
-    # No contraction behind our back: where a product and a sum round once, the kernels say so.
+    depends=[str(_LIBSYM / "steps.h"), *map(str, sorted(_LIBSYM.glob("simd/*.h")))]
+    + [str(path) for path in sorted(_HERE.glob("*.[ch]")) if path.stem[0] != "_"],
+    # The compiler must not fuse products and sums. Where they must round only once, a kernel calls fma.
     extra_compile_args=[
         "-std=gnu11",
         "-D_GNU_SOURCE",
         "-O3",
-        "-g1",  # lines for a backtrace: with all of it the compiler takes four times as long
+        "-g1",  # line numbers for backtraces; with -g, compiling takes four times as long
         "-fvisibility=hidden",
         "-ffp-contract=off",
         "-fno-math-errno",

@@ -1,4 +1,4 @@
-/* What the kernels of every instruction set are asked to do. */
+/* The interface of the kernels, which every instruction set implements. */
 
 #ifndef SYMPHONY_WORK_H
 #define SYMPHONY_WORK_H
@@ -10,15 +10,15 @@
 #define PANEL 32 /* output features that a packed panel holds side by side */
 #define STEP 128 /* bytes of a panel that one step of a product reads: four bytes for each feature */
 
-/* Entries after which a running softmax starts afresh, to be merged by log-sum-exp. The boundaries are
- * part of the arithmetic: they depend on nothing but the entry's index, so that a row's bits do not
- * depend on how many threads shared its work, or on who shares its pages. */
+/* Entries of a split. Each split has a softmax of its own, and log-sum-exp merges the softmaxes. The boundaries are
+ * part of the arithmetic: they depend only on the entry's index. So a row's bits do not depend on the number of threads
+ * that shared its work, or on the files that share its pages. */
 #define SPLIT 256
-#define BLOCK 128 /* entries whose scores are weighed together; a split is a whole number of them */
+#define BLOCK 128 /* entries whose scores become weights at once; a split is a whole number of blocks */
 #define SPLIT_PAGES (SPLIT / SYM_PAGE_ENTRIES)
 #define BLOCK_PAGES (BLOCK / SYM_PAGE_ENTRIES)
 
-#define CODE_UNIT 0.00390625f /* of scales and mins */
+#define CODE_UNIT 0.00390625f /* unit of scales and mins */
 
 enum epilogue {
     PUT,   /* out = product (+ bias) */
@@ -28,19 +28,19 @@ enum epilogue {
 
 enum activation { SILU, GELU_TANH };
 
-/* What a row of 8-bit activations carries behind its codes: for each group of inputs, or (rotated) once. */
+/* Record behind the codes of a row of 8-bit activations: one for each group of inputs, or (rotated) one for the row. */
 struct group_info {
-    float scale, scaled_sum;  /* a code's value; the sum of the group's values */
-    int32_t offset4, offset8; /* -8 and -128 times the sum of the codes: what weights around zero start from; */
+    float scale, scaled_sum;  /* the value of code 1; the sum of the group's values */
+    int32_t offset4, offset8; /* -8 and -128 times the sum of the codes: start of the sum for weights without mins; */
                               /* rotated: offset4 is -1 times the sum */
 };
 
 /* out[rows, n] (epilogue) a[rows, k] . w[n, k]^T */
 struct product {
-    const char *a; /* rows as prepare() makes them for w's format, a_stride bytes apart */
+    const char *a; /* rows in the form that prepare() makes for w's format, a_stride bytes apart */
     long a_stride;
     const sym_matrix *w;
-    void *out; /* rows out_stride bytes apart, or null: then out_rows says where each is */
+    void *out; /* rows that are out_stride bytes apart; null: out_rows points to each row */
     long out_stride;
     float *const *out_rows;
     const float *bias;
@@ -52,44 +52,47 @@ struct product {
 
 /* Query heads of one KV head, for some rows, over entries of one page table. */
 struct attention {
-    int format; /* of pages: FLOAT32 or BFLOAT16 */
+    int format; /* format of pages: FLOAT32 or BFLOAT16 */
     long rows, heads, head_dim;
     const char *q;       /* [rows * heads][head_dim] in the pages' format */
-    const long *limits;  /* [rows]: a row sees entries below its limit, */
-    long window;         /* not further back than that (0: all), */
-    const uint32_t *const *masks; /* [rows]: and, unless null, those whose bit is set; a word a page */
+    const long *limits;  /* [rows]: a row sees entries below its limit */
+    long window;         /* a row sees only the last `window` entries below its limit; 0: all */
+    const uint32_t *const
+        *masks; /* [rows]: a row sees only entries whose bit is set, a word for each page; null: all */
     float scale, softcap;
     const int32_t *pages;
-    const char *k, *v; /* this layer's and head's block in page 0 */
+    const char *k, *v; /* the block of this layer and head in page 0 */
     long page_bytes, block_bytes;
 };
 
-/* A softmax in progress of rows * heads query vectors; one that has seen nothing has a max of -infinity. */
+/* The partial softmaxes of rows * heads query vectors. A vector that has not seen an entry has a max of -infinity. */
 struct softmax {
     float *max, *sum; /* [vectors] */
     float *value;     /* [vectors][head_dim], not yet divided by sum */
 };
 
-#define ROOM(vectors) ((vectors) * (BLOCK + 16 + 1)) /* floats that attend() needs beside */
+#define ROOM(vectors) ((vectors) * (BLOCK + 16 + 1)) /* floats of scratch memory for attend() */
 
 struct kernels {
     const char *name;
-    /* One panel's columns of rows [first, last). */
+    /* Compute one panel's columns for rows [first, last). */
     void (*product)(const struct product *p, long panel, long first, long last);
     void (*rms_norm)(const float *x, const float *weight, float eps, long n, float *out);
-    /* A row of n floats as a product with these weights (not float32) reads it; `scratch` holds as many, and may be x itself. */
+    /* Convert a row of n floats to the form that a product with these weights (not float32) reads. `scratch` has room
+     * for n floats, and may be x itself. */
     void (*prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch);
     void (*to_bfloat16)(const float *x, long n, uint16_t *to);
-    /* One split, from nothing. */
+    /* Compute the softmaxes of one split. */
     void (*attend)(const struct attention *a, long split, struct softmax *into, float *room);
-    /* Adds a later part of the same entries to an earlier one. */
+    /* Merge the softmaxes of later entries into those of earlier entries. */
     void (*merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim);
-    /* One row's heads, divided by their sums, as floats or (narrow) bfloat16. */
+    /* Divide the values of one row's heads by their sums. The results are floats or (narrow) bfloat16. */
     void (*finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow);
-    /* The softmax of each vector over all that it sees: its highest score, as a power of two, and 1 / its sum of weights. */
+    /* Find each vector's highest score (as an exponent of 2), and 1 / its sum of weights, over all entries that it
+     * sees. */
     void (*measure)(const struct attention *a, float *max, float *share, float *room);
-    /* Adds to mass[0 .. entries - 1] what all vectors, one after the other, give the entries from `first` on; at most BLOCK,
-     * and `first` begins one. */
+    /* Add the weights of all vectors, one after the other, to the mass of `entries` entries from `first` on. The
+     * entries lie in one block, and `first` is its first entry. */
     void (*spread)(const struct attention *a, long first, long entries, const float *max, const float *share,
                    float *mass, float *room);
 };

@@ -1,37 +1,38 @@
-"""The KV arena on the device: every page has a home in host memory, those in use have a frame on the device.
+"""The KV arena on the device: every page has a home in host memory, and pages in use have a device frame.
 
-Where a page's bytes are:
+A page's bytes are in one of three places:
 
-    zeros      nowhere: it reads as zeros, whatever its home holds
-    home       in its home; if it has a frame as well, that is the same (clean)
-    frame      in its frame; the home is behind (dirty)
+    zeros      nowhere: the page reads as zeros, whatever its home holds
+    home       in its home; if the page has a frame, too, the frame is clean: it has the same bytes
+    frame      in its frame, which is dirty: the home is out of date
 
-A *page* of the arena is a home: one of the frames of `kvfs.pages`, of which there are as many as KV memory has room
-for. It holds another page of a file tomorrow, when the one of today is on disk. So whoever takes a page to disk reads
-it by `view`, which brings its home up to date. The next one gets a home by `writable` (from disk), by `zero`, or as it
-is, with its own account's bytes, to be written by a step. The first two take the frame of the old one away, and drop
-hints about it. Homes are page-locked when the first of a slab moves, and stay so: no more of them than KV memory,
-whatever passes through.
+In this module, a *page* is a home: one of the frames of `kvfs.pages`. There are as many homes as KV memory has room
+for. Once the contents of a home are on disk, the home is reused for other contents. The thread that moves contents to
+disk reads them by `view`, which brings the home up to date. New contents begin with `writable` (from disk) or with
+`zero`. Alternatively, the home keeps old bytes of the same account, and a step overwrites these bytes. `writable` and
+`zero` free the page's device frame, and drop hints about the page. When the first home of a slab is copied, the whole
+slab is page-locked for good. So locked memory never exceeds KV memory, however many pages are moved.
 
-The home is one mapping without reservation, page after page, so `view` gives out pages without a copy, and an arena
-larger than memory costs nothing until it is used. A frame that is taken away is written back if it is dirty.
+The homes are one mapping without reservation, page after page. So `view` returns pages without a copy, and unused pages
+cost nothing. A dirty frame is written back before another page gets it.
 
-A page is one blob in both places, so the copy engines move it: no multiprocessor is taken from the step that runs
-beside it. Three streams: pages come in on one, go out on another (the link is full duplex), entries are picked
-together on the third. Nothing waits on the host but `view`, `head`, `writable` (for bytes on their way) and
-`assemble`; the step's stream waits for marks of those pages alone that it needs.
+A page is contiguous in both memories, so the copy engines move it. They take no multiprocessor from a running step.
+There are three streams. One copies pages to the device, and another copies pages to the host, because the link is full
+duplex. `assemble` runs on the third. The host waits only in `view`, `writable` (for bytes in flight) and `assemble`.
+The step's stream waits only for the marks of pages that the step uses.
 
-Threads. The trio thread calls `view`, `zero` and `expect`; workers `view`, `head`, `writable` and `assemble`; the
-thread beside the run `zero`, the step's `take` and `release`; a thread of the arena's own brings what was expected. One
-lock is around the state. No thread waits for the device while it holds the lock, but for a write-back that the host's
-next write to the same home has to follow. What makes it sound:
+Threads: the trio thread calls `view`, `zero` and `expect`. Workers call `view`, `writable` and `assemble`. The thread
+beside the run calls `zero`, and `take` and `release` for the step. The arena's own thread brings expected pages. One
+lock guards the state. A thread that holds the lock never waits for the device, with one exception: a write-back must
+end before the host writes to the same home. Four rules keep pages intact:
 
-- Kernels touch pinned frames only, and the step that pinned them releases them after the device is done.
-- A page that a step writes is dirty from `take` on, and stays so: a view meanwhile copies what is there (slots below
-  the table's length do not change) and does not call the frame clean.
-- Order on the device: a frame comes in after what it held has gone out; a page goes out after it came in; a home is
-  read after it was written. Each is a mark that a stream waits for.
-- A page that was given back may be expected still: `zero` and `writable` count its epoch, and old hints are dropped.
+- Kernels touch pinned frames only. The step that pinned a frame releases it after the device is done.
+- A page that a step writes is dirty from `take` on. A `view` meanwhile copies the page (entries below the table's
+  length do not change), and the page stays dirty.
+- Order on the device: a page is copied into a frame after the frame's old page was copied out. A page is copied out
+  after it was copied in. A home is read after it was written. For each of these, a stream waits for a mark.
+- A hint may name a page that has been freed since. `zero` and `writable` increment the page's epoch, and hints from an
+  older epoch are dropped.
 """
 
 from __future__ import annotations
@@ -63,39 +64,40 @@ from triton_kernels.page_rebase import assemble_pages
 log = logging.getLogger(__name__)
 
 ELEMENTS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
-"""Element types of KV by the names that safetensors gives them."""
+"""Element types of KV, by safetensors name."""
 
 SLAB_BYTES = 16 << 20
-"""Homes are pinned in pieces of about this size: some milliseconds each, and little more memory than is used."""
+"""Approximate size of a slab, the unit in which homes are pinned. Pinning a slab takes some milliseconds. Slabs are
+small, so that little unused memory is pinned."""
 
 _MAP_NORESERVE = 0x4000
 _ZEROS, _HOME, _FRAME = 0, 1, 2
-"""Where a page's bytes are: see above."""
+"""Places of a page's bytes, which the module's docstring describes."""
 _MANY_MARKS = 256
-"""Marks that are over are dropped when there are more."""
+"""With more marks than this, the arena drops finished marks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Pages that somebody computes with, pinned in their frames until `release`."""
+class PinnedPages:
+    """Pages that the device computes with, pinned in their frames until `release`."""
 
     frames: npt.NDArray[np.intp]
     written: IntArray
-    """Frames that are written."""
+    """Frames that the device writes."""
     marks: tuple[Mark, ...]
-    """What has to be over before the device may touch them."""
+    """Marks that the device must pass before it may touch the frames."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Pages moved since the start."""
+    """Numbers of pages that moved since the start."""
 
     num_in: int = 0
     num_out: int = 0
 
 
 class CudaArena:
-    """`num_pages` pages of KV of which `num_frames` are on the device at a time."""
+    """`num_pages` pages of KV; `num_frames` of them fit on the device at a time."""
 
     def __init__(
         self, config: ModelConfig, num_pages: int, num_frames: int, device: Device, dtype: str = "BF16"
@@ -122,24 +124,24 @@ class CudaArena:
         self._home = torch.frombuffer(self._map, dtype=torch.uint8).view(num_pages, self._page_bytes)
         self._frame_bytes = self.frames.view(num_frames, -1).view(torch.uint8)
         self._head_shape = (config.num_layers * 2 * config.num_kv_heads, PAGE_ENTRIES, -1)
-        # A slab ends where a page of the host's memory does: none of these can be pinned twice.
+        # A slab ends at a page boundary of host memory: CUDA cannot pin a page of host memory twice.
         together = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, self._page_bytes)
         self._pages_per_slab = max(1, SLAB_BYTES // (together * self._page_bytes)) * together
         self._is_pinned = np.zeros(-(-num_pages // self._pages_per_slab), np.bool_)
-        # A page's kind of rotation, and how fast each kind turns.
+        # Each layer's kind of rotation, and the frequencies of each kind.
         local = [config.slides(layer) and bool(config.local_rope_theta) for layer in range(config.num_layers)]
         self._layer_kinds = [int(kind) for kind in local]
         self._frequencies = [inverse_frequencies(config, bool(kind)) for kind in range(max(self._layer_kinds) + 1)]
 
         self._changed = threading.Condition(threading.RLock())
-        """Around everything below; notified when frames are released."""
+        """Guards all fields below. Waiters are notified when frames are released."""
         self._residency = Residency(num_pages, num_frames)
         self._where = np.full(num_pages, _ZEROS, np.int8)
         self._epoch = np.zeros(num_pages, np.int64)
         self._arriving: dict[int, Mark] = {}
-        """By frame: when its bytes are there."""
+        """Marks by frame. A frame has its page's bytes once the device has passed the mark."""
         self._leaving: dict[int, Mark] = {}
-        """By page: when its home is written."""
+        """Marks by page. A page's home has its bytes once the device has passed the mark."""
         self._last_out: Mark = None
         self._in, self._out, self._assembling = device.stream(), device.stream(), device.stream()
         self._expected: queue.SimpleQueue[tuple[IntArray, npt.NDArray[np.int64]] | None] = queue.SimpleQueue()
@@ -163,7 +165,7 @@ class CudaArena:
         return self._residency.num_resident
 
     def statistics(self) -> dict[str, int]:
-        """What moved, and what is where; a program's own view of its pages does not show it."""
+        """Return the numbers of frames, of resident pages, and of moved pages. Programs do not see these numbers."""
         return {
             "num_frames": self.num_frames,
             "num_resident_pages": self.num_resident,
@@ -172,14 +174,14 @@ class CudaArena:
         }
 
     def close(self) -> None:
-        """End the arena's thread; nothing is brought ahead after."""
+        """End the arena's thread. Later hints have no effect."""
         self._expected.put(None)
         self._bringer.join()
 
     # ---- as a page store
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of `count` consecutive pages, to be read; their homes are brought up to date first."""
+        """Bring the homes of `count` consecutive pages up to date, and return their bytes, read-only."""
         assert 0 <= page <= page + count <= self._num_pages, (page, count, self._num_pages)
         with self._changed:
             marks = [self._bring_home(each) for each in range(page, page + count)]
@@ -188,7 +190,7 @@ class CudaArena:
         return self._home_bytes(page, count).toreadonly()
 
     def writable(self, page: int) -> memoryview:
-        """The bytes of one page that nobody else knows, to be overwritten whole."""
+        """Return the bytes of one page, to be overwritten whole. No other caller may be using the page."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         with self._changed:
             self._forget(page)
@@ -197,21 +199,21 @@ class CudaArena:
         return self._home_bytes(page, 1)
 
     def zero(self, page: int) -> None:
-        """Fill one page with zeros: nothing is written until somebody needs them."""
+        """Fill one page with zeros. The zeros are written when a step or a reader needs the page."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         with self._changed:
             self._forget(page)
             self._where[page] = _ZEROS
 
     def masked(self, data: memoryview, num_entries: int) -> bytes:
-        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
+        """Return a copy of a page's bytes in which every entry from `num_entries` on is zero."""
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
         copied = np.frombuffer(data, np.uint8).copy()
         copied.reshape(self._head_shape)[:, num_entries:] = 0
         return copied.tobytes()
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill a page: its slot i becomes slot `slots[i]` of page `sources[i]`, moved up by `shifts[i]` positions."""
+        """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions."""
         assert 0 <= target < self._num_pages, (target, self._num_pages)
         assert 0 < len(sources) == len(slots) == len(shifts) <= PAGE_ENTRIES, (sources, slots, shifts)
         assert 0 <= sources.min() <= sources.max() < self._num_pages, sources
@@ -243,13 +245,13 @@ class CudaArena:
             self._layer_kinds,
         )
 
-    # ---- for those who compute
+    # ---- for steps and assemblies
 
-    def take(self, pages: IntArray, *, written: IntArray, blank: IntArray) -> Taken:
-        """Pin pages (none twice) in frames; waits while others have too many pinned.
+    def take(self, pages: IntArray, *, written: IntArray, blank: IntArray) -> PinnedPages:
+        """Pin distinct pages in frames. Wait while other steps and assemblies have too many frames pinned.
 
-        `written`: of these, pages that will be written; `blank`: pages of which nothing is needed, that are zeroed if
-        they are not on the device. NoSpace: there are fewer frames than pages.
+        `written` has the pages that the caller will write. `blank` has the pages whose old bytes the caller does not
+        need: pages without a frame are zeroed. NoSpace: there are fewer frames than pages.
         """
         if len(pages) > self.num_frames:
             raise NoSpace(
@@ -260,24 +262,24 @@ class CudaArena:
             while not self._place(pages, blank):
                 self._changed.wait()
             residency = self._residency
-            # Thousands of them, and numpy is twice as fast with indices of its own type.
+            # There may be thousands of frames. numpy is twice as fast with indices of its own type.
             frames = residency.frame_of.take(pages).astype(np.intp)
             written_frames = residency.frame_of[written]
             residency.num_pins[frames] += 1
             residency.num_writers[written_frames] += 1
             self._where[written] = _FRAME
-            return Taken(frames, written_frames, self._marks_of(frames))
+            return PinnedPages(frames, written_frames, self._marks_of(frames))
 
     def _marks_of(self, frames: npt.NDArray[np.intp]) -> tuple[Mark, ...]:
-        """When the last of these frames' bytes are there."""
+        """Return marks. When the device has passed them, all these frames have their pages' bytes."""
         if not self._arriving:
             return ()
         is_taken = np.zeros(self.num_frames, np.bool_)
         is_taken[frames] = True
         return tuple({mark for frame, mark in self._arriving.items() if is_taken[frame]})
 
-    def release(self, taken: Taken) -> None:
-        """What was taken is no longer in use: the device is done with it."""
+    def release(self, taken: PinnedPages) -> None:
+        """Unpin the pages of a `take`. The device must be done with them."""
         with self._changed:
             self._residency.num_pins[taken.frames] -= 1
             self._residency.num_writers[taken.written] -= 1
@@ -288,24 +290,24 @@ class CudaArena:
                     del self._leaving[page]
             self._changed.notify_all()
 
-    def wait_for(self, taken: Taken, stream: Stream) -> None:
-        """What is launched on this stream from here on finds the pages in their frames."""
+    def wait_for(self, taken: PinnedPages, stream: Stream) -> None:
+        """Make later launches on this stream wait until the pages are in their frames."""
         for mark in taken.marks:
             self.device.wait(stream, mark)
 
     def frames_of(self, pages: IntArray) -> IntArray:
-        """Of pages that are taken."""
+        """Return the frames of pages that a `take` has pinned."""
         frames: IntArray = self._residency.frame_of.take(pages)
         return frames
 
     def expect(self, pages: IntArray) -> None:
-        """A hint that these pages will be needed soon; returns at once."""
+        """Queue a hint that these pages will be needed soon. The method returns at once."""
         away = pages[self._is_away(pages)]
         if len(away):
             self._expected.put((away, self._epoch[away]))
 
     def _is_away(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Which pages have bytes, and no frame."""
+        """Return which pages have bytes, but no frame."""
         away: npt.NDArray[np.bool_] = (self._where[pages] == _HOME) & (self._residency.frame_of[pages] < 0)
         return away
 
@@ -322,7 +324,7 @@ class CudaArena:
     # ---- moving, under the lock
 
     def _place(self, pages: IntArray, blank: IntArray, *, only_if_old: bool = False) -> bool:
-        """Give these pages frames and start what has to move; False: not now."""
+        """Give these pages frames, and start their copies. False: too few frames can be evicted now."""
         placed = self._residency.place(pages, only_if_old=only_if_old)
         if placed is None:
             return False
@@ -331,7 +333,7 @@ class CudaArena:
         try:
             self._move(placed, blank)
         except BaseException:
-            for page in placed.arrivals.tolist():  # their frames hold nothing of them
+            for page in placed.arrivals.tolist():  # the frames lack these pages' bytes
                 self._residency.drop(page)
             raise
         return True
@@ -357,7 +359,7 @@ class CudaArena:
             zero_pages(self.frames, self.device.upload(torch.from_numpy(frames)))
 
     def _write_back(self, pages: Sequence[int], frames: Sequence[int]) -> None:
-        """Let pages go out of the frames that are taken away from them."""
+        """Start to write back the dirty pages among the pages that lose their frames."""
         for page, frame in zip(pages, frames, strict=True):
             if self._where[page] == _FRAME:
                 self._send_home(page, frame)
@@ -375,7 +377,7 @@ class CudaArena:
         return self._last_out
 
     def _bring_home(self, page: int) -> Mark:
-        """Have a page's home hold what the page holds; when it does."""
+        """Bring a page's home up to date. Return the mark after which the home has the bytes."""
         if self._where[page] == _ZEROS:
             self.device.finish(self._leaving.pop(page, None))
             self._home[page] = 0
@@ -391,7 +393,7 @@ class CudaArena:
         return self._leaving.get(page)
 
     def _forget(self, page: int) -> None:
-        """Whatever a page held is not needed any more."""
+        """Free a page's frame without a write-back, and cancel the hints about the page."""
         self._residency.drop(page)
         self._epoch[page] += 1
 
@@ -405,7 +407,7 @@ class CudaArena:
             self.device.pin(self._home[slab * self._pages_per_slab : (slab + 1) * self._pages_per_slab])
 
     def check(self) -> None:
-        """Raise AssertionError if the books contradict themselves."""
+        """Raise AssertionError if the arena's state contradicts itself."""
         with self._changed:
             self._residency.check()
             without_frame = self._residency.frame_of < 0

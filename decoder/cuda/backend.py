@@ -1,10 +1,10 @@
-"""The decoder on an NVIDIA GPU: a batch is laid out on the host, goes up in one copy, and is computed without a wait.
+"""The decoder on an NVIDIA GPU. The host lays out a batch, and uploads each pass of it in one copy.
 
-The host waits once a pass, for its logits. The rows of a pass are its decodes, then its prefills one after the other.
-Where nothing but decodes is in it, it is a captured graph (`graphs.py`); else its kernels are launched one by one.
+The host waits once in each pass, for the logits. The rows of a pass are its decodes, then its prefills one after the
+other. A pass of decodes alone runs as a captured graph (`graphs.py`). In other passes, kernels are launched one by one.
 
-The residual stream is float32 beside activations in the precision of the weights: what is added up over the layers is
-rounded where it is multiplied, not where it is added.
+The residual stream is float32. Activations have the precision of the weights. So the sum over the layers is rounded
+when a product reads it, and not at each addition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from decoder.cuda.device import Device, Mark
 from decoder.cuda.device_weights import LayerWeights, load_weights
 from decoder.cuda.graphs import DecodeGraphs, DecodeSize
 from decoder.cuda.memory_plan import LOGIT_ROWS, MAX_ROWS, MAX_SPLITS, PRECISIONS
-from decoder.cuda.passes import Pass, Piece, divide, table_width
+from decoder.cuda.passes import ChunkRows, Pass, divide, table_width
 from decoder.cuda.products import Products
 from decoder.cuda.staging import Laid, Staging, fill
 from decoder.cuda.tables import rope_table
@@ -46,7 +46,7 @@ from triton_kernels.rope_store import rope_store
 from triton_kernels.shared_prefix_attention import SharedPrefixes
 
 _PARALLEL_BYTES = 1 << 20
-"""Fewer bytes of logits than this are copied to their readers by the step's own thread."""
+"""If a step has fewer bytes of logits, the thread of the step copies them to their readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Mass:
-    """Tensors on the device in which attention is added up, for the prefills that ask for it."""
+    """Tensors on the device for the mass of the prefills that ask for it."""
 
     tiles: Tensor
     steps: Tensor
@@ -91,16 +91,16 @@ class _Rows:
     tokens: Tensor
     positions: Tensor
     entries: Tensor
-    """Where K and V go: frame * 32 + slot; -1: nowhere."""
+    """Slot for K and V of each row, as frame * 32 + slot; -1: the row stores nothing."""
     decodes: _Decodes | None
     prefills: _Prefills | None
 
 
 class CudaDecoder:
-    """Runs steps of one model over the pages of an arena.
+    """The GPU decoder: computes steps of one model over the pages of an arena.
 
-    With `invariant`, the same call gives the same bits alone or in any batch, however its prefill was chunked, with a
-    shared prefix or without. `step` is for one thread at a time.
+    With `invariant`, a call gives the same bits alone or in any batch, for any chunks of its prefill, with or without a
+    shared prefix. One thread at a time may call `step`.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class CudaDecoder:
         invariant: bool = True,
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
-        """`checkpoint`: see `load_weights`."""
+        """Load the weights, and allocate the buffers of a step. `checkpoint`: see `load_weights`."""
         check_config(config)
         dtype = PRECISIONS[precision]
         self.config, self.arena, self.invariant = config, arena, invariant
@@ -138,11 +138,14 @@ class CudaDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads at least: memory bandwidth over this is the limit at batch 1."""
+        """Return the bytes of weights that a step reads. Steps a second are at most memory bandwidth / this number."""
         return self._weights.num_bytes
 
     def step(self, batch: StepBatch) -> None:
-        """Run one forward pass (or several, if there is no room for one): KV into the pages, logits into the rows."""
+        """Compute a batch in one pass, or in several if the device has no room for one.
+
+        K and V are written into the batch's pages, and logits into its rows.
+        """
         checked = check_batch(batch, self.config, self.arena.num_pages)
         passes = divide(batch.chunks, checked, self.arena.num_frames)
         copies = batch.copies
@@ -155,7 +158,7 @@ class CudaDecoder:
             self._run(each, copies)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads of the decoder and of its arena."""
         self._copiers.shutdown()
         self.arena.close()
 
@@ -169,7 +172,7 @@ class CudaDecoder:
         if copies:
             sources, targets = np.array(copies, np.int32).T[:2]
             used = np.union1d(used, np.concatenate((sources, targets)))
-            # A target that is copied from before it is written is needed as it was.
+            # A target that is also a source needs its old bytes.
             written, blank = np.union1d(written, targets), np.union1d(blank, np.setdiff1d(targets, sources))
         taken = self.arena.take(used, written=written, blank=blank)
         try:
@@ -180,12 +183,12 @@ class CudaDecoder:
                     self._run_mixed(work)
                 elif work.decodes:
                     self._run_graph(work)
-        finally:  # what failed half-way may still be running on the device
+        finally:  # after an error, kernels may still run on the device
             self._device.finish(self._device.mark(self._stream))
             self.arena.release(taken)
 
     def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Whole pages: memory of the device has bandwidth for that."""
+        """Copy pages whole. Device memory has enough bandwidth for that."""
         if not copies:
             return
         frames = self.arena.frames_of(np.array(copies, np.int32).T[:2])
@@ -194,7 +197,7 @@ class CudaDecoder:
             there = self._device.upload(torch.from_numpy(np.ascontiguousarray(pairs)))
             copy_pages(self.arena.frames, there[0], there[1])
 
-    # ---- decodes alone
+    # ---- passes of decodes alone
 
     def _run_graph(self, work: Pass) -> None:
         frames = self.arena.frames_of(work.pages)
@@ -210,7 +213,7 @@ class CudaDecoder:
         self._hand_out(readers, fetched)
 
     def _run_decodes(self, size: DecodeSize) -> None:
-        """On static buffers, so that it can be captured: the layout is that of `_run_graph`."""
+        """Run decodes on static buffers, laid out by `_run_graph`. So a graph can capture the run."""
         there = self._layout.staging.lay(decode_arrays(size.rows, size.table_pages)).device
         rows = _Rows(
             there["tokens"], there["positions"], there["entries"], _decodes(there, is_shared=size.is_shared), None
@@ -218,7 +221,7 @@ class CudaDecoder:
         added, residual = self._layers(rows, wants_logits=True)
         self._head(added, residual, self._logits[: size.rows])
 
-    # ---- with prefills
+    # ---- passes with prefills
 
     def _run_mixed(self, work: Pass) -> None:
         num_decodes = len(work.decodes)
@@ -261,7 +264,11 @@ class CudaDecoder:
             _hand_out_mass(work.prefills, mass.sums.cpu().numpy())
 
     def _mass(self, there: dict[str, Tensor], work: Pass) -> _Mass | None:
-        """Memory beside what is planned: a thousandth of the KV that the calls see, or some more."""
+        """Allocate the sums of the prefills' mass; None: no prefill asks for mass.
+
+        The memory plan does not count these sums, which take a thousandth of the KV that the calls see, or a little
+        more.
+        """
         num_columns = sum(_num_columns(piece) for piece in work.prefills)
         if not num_columns:
             return None
@@ -294,11 +301,11 @@ class CudaDecoder:
             "masks": (sum(0 if piece.mask is None else piece.mask.size for piece in work.prefills),),
         }
 
-    def _mass_tiles(self, pieces: Sequence[Piece]) -> IntArray:
+    def _mass_tiles(self, pieces: Sequence[ChunkRows]) -> IntArray:
         lengths = [0 if piece.chunk.mass is None else piece.length for piece in pieces]
         return prefill_tiles(np.array(lengths, np.int32), self._prefill_shape)
 
-    def _lay_prefills(self, laid: Laid, pieces: Sequence[Piece]) -> None:
+    def _lay_prefills(self, laid: Laid, pieces: Sequence[ChunkRows]) -> None:
         host, first_word = laid.host, 0
         columns = _columns(pieces)
         host["mass_tiles"][:] = self._mass_tiles(pieces)
@@ -318,7 +325,7 @@ class CudaDecoder:
                 host["mask_first"][row], host["mask_words"][row] = first_word, piece.mask.shape[1]
                 first_word += len(words)
 
-    # ---- both
+    # ---- both kinds of passes
 
     def _lay_rows(self, laid: Laid, work: Pass, frames: IntArray) -> None:
         """Fill in tokens, positions and entries, with padding behind the last row."""
@@ -327,7 +334,7 @@ class CudaDecoder:
         fill(laid.host["entries"], work.entries(frames), -1)
 
     def _layers(self, rows: _Rows, *, wants_logits: bool) -> tuple[Tensor, Tensor]:
-        """Run all layers; return what the last one adds, and the residual that it is to be added to."""
+        """Run all layers. Return the output of the last layer, and the residual to add it to."""
         config, eps = self.config, self.config.rms_eps
         num_rows = len(rows.tokens)
         shape = (num_rows, config.hidden_size)
@@ -345,7 +352,7 @@ class CudaDecoder:
             if rows.prefills is not None and rows.prefills.mass is not None:
                 self._add_mass(rows.prefills, rows.prefills.mass, index, query[-len(rows.prefills.mass.levels) :])
             if index == config.num_layers - 1 and not wants_logits:
-                break  # K and V are stored: nobody reads the rest
+                break  # K and V are stored, and the layer's output is not needed
             attended = self._attend(rows, index, query)
             added = self._products.of(attended.view(num_rows, -1), layer.o)
             add_rmsnorm(
@@ -362,7 +369,7 @@ class CudaDecoder:
         return added, residual
 
     def _rotated(self, rows: _Rows, index: int, layer: LayerWeights, normed: Tensor) -> Tensor:
-        """A layer's queries; its K and V are in the pages after."""
+        """Return a layer's rotated queries, and store its K and V in the pages."""
         config = self.config
         qkv = self._products.of(normed, layer.qkv, layer.qkv_bias)
         return rope_store(
@@ -451,12 +458,12 @@ class CudaDecoder:
             logits.div_(config.final_softcap).tanh_().mul_(config.final_softcap)
 
     def _fetch(self, num_rows: int) -> Mark:
-        """Start a copy of the first rows of logits to the host; when they are there."""
+        """Start a copy of the first rows of logits to the host. Return the mark after which they have arrived."""
         self._read[:num_rows].copy_(self._logits[:num_rows], non_blocking=True)
         return self._device.mark(self._stream)
 
     def _hand_out(self, readers: Sequence[memoryview[float]], fetched: Mark) -> None:
-        """The first rows of logits to those who wait for them, once they are fetched."""
+        """Copy the first rows of logits to their readers, once they are fetched."""
         targets = [np.frombuffer(reader.cast("B"), np.float32) for reader in readers]
         rows = self._read[: len(readers)].numpy()
         self._device.finish(fetched)
@@ -468,14 +475,14 @@ class CudaDecoder:
 
 
 def check_config(config: ModelConfig) -> None:
-    """Invalid where the kernels do not have the model's shape."""
+    """Raise Invalid if the kernels do not support the model's shape."""
     check_shape(config)
     if config.hidden_size > MAX_HIDDEN_SIZE:
         raise Invalid(f"{config.name}: hidden_size {config.hidden_size} is more than {MAX_HIDDEN_SIZE}")
 
 
 def _rotations(config: ModelConfig) -> tuple[bool, ...]:
-    """Kinds of RoPE: of full layers, and of sliding ones where these have their own."""
+    """Return the kinds of RoPE as `local` flags: False for full layers, and True if sliding layers have their own."""
     return (False, True) if config.local_rope_theta else (False,)
 
 
@@ -485,23 +492,23 @@ def _decodes(there: dict[str, Tensor], *, is_shared: bool) -> _Decodes:
 
 
 def _wanted_rows(work: Pass) -> IntArray:
-    """Rows of the pass whose logits somebody waits for: the last ones of each piece."""
+    """Return the rows of the pass whose logits are wanted: the last rows of each piece."""
     ends = np.cumsum(work.lengths)
     ranges = [np.arange(end - len(piece.chunk.rows), end) for piece, end in zip(work.pieces, ends, strict=True)]
     return np.concatenate(ranges).astype(np.int32)
 
 
-def _num_columns(piece: Piece) -> int:
-    """Entries that it wants a sum for."""
+def _num_columns(piece: ChunkRows) -> int:
+    """Return the number of entries for which the piece wants mass."""
     return 0 if piece.chunk.mass is None else piece.chunk.start + piece.length
 
 
-def _columns(pieces: Sequence[Piece]) -> IntArray:
+def _columns(pieces: Sequence[ChunkRows]) -> IntArray:
     return np.array([_num_columns(piece) for piece in pieces], np.int32)
 
 
-def _hand_out_mass(pieces: Sequence[Piece], sums: MassArray) -> None:
-    """To those who asked: what came of this pass is added to what came of those before."""
+def _hand_out_mass(pieces: Sequence[ChunkRows], sums: MassArray) -> None:
+    """Add the mass of this pass to the arrays of the chunks that asked for it."""
     first = 0
     for piece in pieces:
         if piece.chunk.mass is not None:

@@ -1,10 +1,10 @@
-"""What attention reads of decodes, laid out on the host; for the next pass while the device computes this one.
+"""Layout of the arrays that attention reads for decodes. The host lays out a pass while the device computes another.
 
-Most passes of decodes are the one before with one entry more in every file. So before the host waits for the logits, it
-finds places for the arrays of such a pass, fills in the page tables, and finds the groups. A page that a file goes on
-to has no frame yet: it is a hole. The next pass compares its frames with those that were expected, and lays out what
-differs: the holes, frames that have moved, other files. If the tables have another shape it lays out everything.
-Positions, entries and lengths are laid out then: it takes no longer than to compare them.
+Most passes of decodes equal the previous pass, with one entry more in every file. So before the host waits for the
+logits, it lays out such a pass: it fills in the page tables, and finds the groups. A page that a file is about to begin
+has no frame yet, so its place in the table is a hole. The next pass compares its frames with the expected frames. Then
+it lays out only the differences: holes, frames that moved, other files. If the tables have another shape, it lays out
+everything. The next pass always lays out positions, entries and lengths, because comparing them would take as long.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _HOLE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """Tables that are laid out, of a pass that may come."""
+    """Tables for the pass that is expected next."""
 
     laid: Laid
     counts: Counts
-    """Pages of each row."""
+    """Number of pages of each row."""
     frames: IntArray
-    """Of all rows, one after the other."""
+    """Frames of all rows, one row after the other."""
 
 
 class DecodeLayout:
-    """Lays out passes of decodes alone."""
+    """Layout of passes that have decodes only."""
 
     def __init__(self, device: Device) -> None:
-        # Graphs have addresses in them: this one never grows.
+        # Captured graphs contain the addresses of this memory, so it must never grow.
         self.staging = Staging(device, MAX_SPLITS * SPLIT_PAGES + MAX_DECODES * 16)
         self.num_late = 0
-        """Pages that were put into tables after their pass had begun."""
+        """Number of pages that were not in the expected tables, and were filled in after the pass had begun."""
         self._expected: _Expected | None = None
         nobody = np.empty((0, 0), np.int32), np.empty(0, np.int32)
         self._grouped = (*nobody, find_groups(*nobody))
-        """The last tables, the whole splits of their rows, and the groups that were found."""
+        """Latest groups, behind the tables and the numbers of whole splits from which they were computed."""
 
     def lay(self, work: Pass, frames: IntArray) -> Laid:
-        """Places for the arrays of a pass, with the page tables filled in; `frames`: those of its pages."""
+        """Return the arrays of a pass, with page tables filled in. `frames` has the frames of the pass's pages."""
         expected, self._expected = self._expected, None
         if expected is None or not np.array_equal(work.counts, expected.counts):
             self.num_late += len(frames)
@@ -66,7 +66,7 @@ class DecodeLayout:
         return expected.laid
 
     def lay_groups(self, laid: Laid, work: Pass) -> bool:
-        """Fill in lengths, and who shares a prefix by the tables that are laid out; whether somebody does."""
+        """Fill in lengths, and the groups of rows whose tables share a prefix. Return whether there are groups."""
         host, count = laid.host, len(work.decodes)
         fill(host["lengths"], (work.starts[:count] + 1).astype(np.int32), 0)
         first, rows, splits, row_splits = self._groups(host["tables"][:count], host["lengths"][:count])
@@ -77,7 +77,7 @@ class DecodeLayout:
         return len(splits) > 0
 
     def expect(self, work: Pass, frames: IntArray) -> None:
-        """Lay out the pass after this one as if every file grew by an entry."""
+        """Lay out the next pass ahead, as if every file grew by one entry."""
         ends = work.starts + 1
         grows = ends % PAGE_ENTRIES == 0
         counts = work.counts + grows
@@ -93,7 +93,10 @@ class DecodeLayout:
         return laid
 
     def _groups(self, tables: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Who shares what; found anew when a whole split has been added, or others have come."""
+        """Return the groups of rows that share a prefix.
+
+        If the whole splits have the same pages as in the last call, return the groups of that call.
+        """
         whole_splits = lengths // (SPLIT_PAGES * PAGE_ENTRIES)
         old, old_splits, groups = self._grouped
         if tables.shape == old.shape and np.array_equal(whole_splits, old_splits):
@@ -105,7 +108,7 @@ class DecodeLayout:
 
 
 def decode_arrays(num_rows: int, table_pages: int) -> dict[str, tuple[int, ...]]:
-    """The arrays of a pass' decodes, and their shapes."""
+    """Return the shapes of the arrays for a pass's decodes, by name."""
     return {
         "tokens": (num_rows,),
         "positions": (num_rows,),
@@ -120,6 +123,6 @@ def decode_arrays(num_rows: int, table_pages: int) -> dict[str, tuple[int, ...]]
 
 
 def lay_tables(tables: IntArray, counts: Counts, frames: IntArray) -> None:
-    """Fill in as many rows as there are counts, from the first frames; the rest is zeros."""
+    """Fill in the first rows: row i gets the next `counts[i]` frames. The rest of the tables becomes zero."""
     tables[...] = 0
     tables[: len(counts)][np.arange(tables.shape[1]) < counts[:, None]] = frames[: counts.sum()]

@@ -1,7 +1,7 @@
-"""Where the backend computes: a GPU with its streams, or torch's CPU tensors under Triton's interpreter.
+"""The device of the backend: a GPU with its streams, or torch's CPU tensors under Triton's interpreter.
 
-Everything that differs between the two is here. On the CPU there is one order of things: a stream is None, a mark is
-None, and whatever was started is over. Triton's interpreter is for one thread at a time, so `on` is a lock there.
+Only this module distinguishes the two. On the CPU, work is synchronous: streams and marks are None, and a launch is
+over when it returns. Triton's interpreter allows one thread at a time, so `on` takes a lock there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 Stream: TypeAlias = "torch.cuda.Stream | None"
 Mark: TypeAlias = "torch.cuda.Event | None"
-"""A point in a stream that others can wait for."""
+"""A point in a stream that other streams and the host can wait for."""
 
 
 class Device:
-    """One GPU, or the CPU in its place."""
+    """A GPU, or the CPU as its substitute."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch = torch_device
@@ -33,12 +33,12 @@ class Device:
         self._one_at_a_time = threading.RLock()
 
     def stream(self) -> Stream:
-        """A new queue of work."""
+        """Return a new queue of work."""
         return torch.cuda.Stream(self.torch) if self.is_gpu else None
 
     @contextmanager
     def on(self, stream: Stream, *, kernels: bool = True) -> Iterator[None]:
-        """What is launched inside goes to this stream. `kernels`: Triton's are among it, not copies alone."""
+        """Send launches inside the block to this stream. `kernels`: some launches are Triton kernels, not copies."""
         if stream is not None:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 yield
@@ -47,21 +47,21 @@ class Device:
                 yield
 
     def mark(self, stream: Stream) -> Mark:
-        """All that was launched on this stream up to here."""
+        """Return a mark after all earlier launches on this stream."""
         return None if stream is None else stream.record_event()
 
     def wait(self, stream: Stream, mark: Mark) -> None:
-        """What is launched on this stream from here on begins after the mark; the host does not wait."""
+        """Make later launches on this stream begin after the mark. The host does not wait."""
         if stream is not None and mark is not None:
             stream.wait_event(mark)
 
     def finish(self, mark: Mark) -> None:
-        """The host waits for the mark."""
+        """Make the host wait until the device has passed the mark."""
         if mark is not None:
             mark.synchronize()
 
     def settle(self) -> None:
-        """The host waits for everything that was launched anywhere."""
+        """Make the host wait for all launches on all streams."""
         if self.is_gpu:
             torch.cuda.synchronize(self.torch)
 
@@ -69,36 +69,36 @@ class Device:
         return mark is None or bool(mark.query())
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies to and from the device need not stage."""
+        """Return pinned host memory. Copies between it and the device need no staging."""
         try:
             return torch.empty(shape, dtype=dtype, pin_memory=self.is_gpu)
         except RuntimeError as error:
             raise NoSpace(f"no pinned host memory of {shape} numbers can be had: {error}") from error
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Make memory that is there already pinned, until the end; where it can't be had, copies are staged by CUDA."""
+        """Pin existing memory until the process ends. If that fails, CUDA stages the copies."""
         if self.is_gpu:
             runtime: Any = torch.cuda.cudart()
             num_bytes = memory.numel() * memory.element_size()
             error = int(runtime.cudaHostRegister(memory.data_ptr(), num_bytes, 0))
             if error:
                 log.warning("%d bytes cannot be pinned (CUDA error %d): swaps of them are slow", num_bytes, error)
-                # CUDA shows the error to whoever looks next: let that be us.
+                # CUDA reports the error to the next caller of CUDA, so call CUDA here.
                 with suppress(RuntimeError):
                     torch.zeros(1, device=self.torch)
 
     def upload(self, numbers: torch.Tensor) -> torch.Tensor:
-        """A host tensor on the device, in the order of the current stream; the host does not wait."""
+        """Return a device copy of a host tensor, in the order of the current stream. The host does not wait."""
         if not self.is_gpu:
             return numbers
         return numbers.pin_memory().to(self.torch, non_blocking=True)
 
     def free_bytes(self) -> int:
-        """Of the device's memory."""
+        """Return the free bytes of the device's memory."""
         return torch.cuda.mem_get_info(self.torch)[0] if self.is_gpu else _INTERPRETED_BYTES
 
     def check_age(self, kv_dtype: str) -> None:
-        """Invalid where the kernels need a newer GPU: said at start, not in the first step."""
+        """Raise Invalid if the kernels need a newer GPU. The daemon calls this at start, before the first step."""
         if not self.is_gpu:
             return
         capability = torch.cuda.get_device_capability(self.torch)
@@ -111,7 +111,7 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """What kernels are compiled for, `sm_90`; `interpreter` without a GPU."""
+        """Return the architecture that kernels are compiled for, such as `sm_90`, or `interpreter` without a GPU."""
         if not self.is_gpu:
             return "interpreter"
         major, minor = torch.cuda.get_device_capability(self.torch)
@@ -123,14 +123,14 @@ class Device:
 
 
 _LEAST_CAPABILITY = (8, 0)
-"""The kernels are compiled and recorded for it; bfloat16 begins there."""
+"""Least compute capability that the kernels are compiled and recorded for. Older GPUs lack bfloat16."""
 _LEAST_FOR_FLOAT8 = (8, 9)
 _INTERPRETED_BYTES = 1 << 30
-"""What the interpreter's device is said to have."""
+"""Free memory that the interpreter's device reports."""
 
 
 def open_device() -> Device:
-    """The GPU of this process; CPU tensors when TRITON_INTERPRET=1 is set, which is Triton's own switch."""
+    """Return the GPU of this process, or the CPU if Triton's environment variable TRITON_INTERPRET is 1."""
     if is_interpreted():
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
@@ -144,7 +144,10 @@ def open_device() -> Device:
 
 @contextmanager
 def naming_full_memory() -> Iterator[None]:
-    """NoSpace where the GPU runs full: others took some since it was planned, or all that was free was asked for."""
+    """Raise NoSpace if the block runs out of GPU memory.
+
+    In this case, other processes took memory after the plan was made, or the plan took all free memory.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -152,5 +155,5 @@ def naming_full_memory() -> Iterator[None]:
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter; it decided when it was imported."""
+    """Return whether kernels run in Triton's interpreter. Triton decides this when it is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"

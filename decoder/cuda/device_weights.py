@@ -1,8 +1,8 @@
-"""A model's weights on the device, tensor by tensor: nothing is held on the host beside what is on its way.
+"""Weights of a model on the device. They are loaded in pieces: the host holds only pieces in flight.
 
-A matrix that is stored in the type of the arithmetic is uploaded as it lies in its file. Every other one is decoded on
-the host's cores, some thousand rows at a time, and rounded on the device. Q, K and V are rows of one matrix, and so are
-gate and up.
+A matrix that is stored in the type of the arithmetic is uploaded unchanged. Other matrices are decoded on the host's
+cores, some thousand rows at a time, and rounded on the device. Q, K and V are rows of one matrix, and so are gate and
+up.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
 
 _PIECE_VALUES = 1 << 22
-"""Values that one core reads at a time: 16 MiB of float32."""
+"""Number of values in a piece, which one core reads: 16 MiB as float32."""
 _STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's, matrices `[out, in]`; None where the model has none."""
+    """Weights of one layer; matrices are `[out, in]`. None: the model has no such tensor."""
 
     attn_norm: Tensor
     qkv: Tensor
@@ -49,17 +49,17 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """All of a model's."""
+    """Weights of a whole model on the device."""
 
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Tensor
-    """The embedding itself where the two are tied."""
+    """The output head; `embed` itself if the two are tied."""
 
     @property
     def num_bytes(self) -> int:
-        """Read by a step at least: memory bandwidth over this is the limit at batch 1."""
+        """Return the bytes that a step reads. Steps per second are at most memory bandwidth / this number."""
         tensors = [self.final_norm, self.head]
         for layer in self.layers:
             fields = (getattr(layer, name) for name in LayerWeights.__slots__)
@@ -67,7 +67,7 @@ class DeviceWeights:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def matrix_shapes(self) -> set[tuple[int, int]]:
-        """`(outputs, inputs)` of every product of a step."""
+        """Return `(outputs, inputs)` of every product of a step."""
         matrices = [self.head] + [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return {(matrix.shape[0], matrix.shape[1]) for matrix in matrices}
 
@@ -79,9 +79,9 @@ def load_weights(
     device: Device,
     checkpoint: Callable[[], None] = lambda: None,
 ) -> DeviceWeights:
-    """Upload a model; Invalid if a value is not finite, or not in `dtype`.
+    """Upload a model's weights. Invalid: a value is not finite in `dtype`.
 
-    `checkpoint` is called again and again: it may raise, and end it.
+    `checkpoint` is called before each piece. An exception from it ends the load.
     """
     with _Loader(weights, dtype, device, checkpoint) as loader:
         layers = tuple(_load_layer(loader, index) for index in range(config.num_layers))
@@ -114,7 +114,7 @@ def _load_layer(loader: _Loader, index: int) -> LayerWeights:
 
 
 class _Loader:
-    """Reads ahead of the uploads, a bounded number of pieces; ends with a look at what was uploaded."""
+    """Loader that reads a bounded number of pieces ahead of the uploads, and checks the uploaded weights at the end."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: Device, checkpoint: Callable[[], None]) -> None:
         self.weights = weights
@@ -141,7 +141,7 @@ class _Loader:
             self._pool.shutdown(cancel_futures=True)
 
     def matrix(self, *names: str) -> Tensor:
-        """One tensor of these, one below the other."""
+        """Return one tensor with the rows of the named tensors, one tensor after the other."""
         shapes = [self.weights.shape(name) for name in names]
         rows = [shape[0] for shape in shapes]
         out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self._dtype, device=self._device.torch)
@@ -172,9 +172,9 @@ class _Loader:
 
 
 def _read(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-    """As it is stored, if that is what is wanted; else decoded to float32. On one of the host's cores."""
+    """Read a tensor on one of the host's cores. If its stored type is not `dtype`, decode it to float32."""
     if stored.encoding.name == _STORED_AS[dtype]:
-        # Copied, for torch will have no tensor over memory that cannot be written: a file is mapped so.
+        # torch makes no tensor over read-only memory, and the file is mapped read-only. So a copy is needed.
         return torch.from_numpy(np.frombuffer(stored.data, np.uint8).copy()).view(dtype).view(stored.shape)
     out = np.empty(stored.shape, np.float32)
     stored.read_into(out)

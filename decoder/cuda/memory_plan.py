@@ -1,6 +1,6 @@
-"""What the device's memory is used for, decided before anything is put there.
+"""The plan of the device's memory, made before any allocation.
 
-Weights and the step's own memory are arithmetic on the model's shape; what is left becomes frames of KV.
+The model's shape determines the bytes of the weights and of a step's workspace. The rest becomes frames of KV.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 
 PRECISIONS = dict(zip(GPU_PRECISIONS, (torch.float32, torch.bfloat16, torch.float16), strict=True))
-"""Of the arithmetic, and of weights and activations in memory."""
+"""Type of the arithmetic, and of weights and activations in memory, by precision."""
 
 MAX_ROWS = 4096
-"""Tokens of one pass; a batch of more is computed in several. Enough that products are bound by arithmetic."""
+"""Maximum number of tokens in a pass. Larger batches take several. Products of this size are bound by arithmetic."""
 MAX_DECODES = 256
-"""Decodes of one pass: the largest that a graph is captured for."""
+"""Maximum number of decodes in one pass, and the largest number of rows in a captured graph."""
 MAX_SPLITS = 16384
-"""Splits (of 8 pages) that the tables of one pass's decodes cover: 256 decodes of 16,384 entries, 64 of 65,536."""
+"""Maximum number of splits (of 8 pages) in tables of a pass's decodes: 256 decodes of 16,384 entries, 64 of 65,536."""
 LOGIT_ROWS = 256
-"""Rows of logits that are on the device at a time."""
+"""Maximum number of rows of logits that are on the device at a time."""
 
 MIN_FRAMES = 64
-"""Fewer frames than pages that one assembly needs (33), or that a file of 2,048 entries has, are of no use."""
+"""Least number of frames: one assembly needs 33 pages, and a file of 2,048 entries has 64."""
 FREE_SHARE = 0.9
-"""Of the memory that is free when the daemon starts: CUDA and the graphs need some that nobody can name."""
+"""Share of the free memory that the plan takes by default. CUDA and the graphs need an unknown part of what is left."""
 GRAPH_BYTES = 256 << 20
-"""Set aside for captured graphs: some MB each, and there are some dozens."""
+"""Bytes reserved for captured graphs: some dozens of graphs, of some MB each."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of the device."""
+    """Division of the device's memory, in bytes."""
 
     weight_bytes: int
     workspace_bytes: int
@@ -46,14 +46,14 @@ class MemoryPlan:
 
 
 def choose_dtypes(precision: str, kv_dtype: str | None) -> tuple[torch.dtype, str]:
-    """The element types of arithmetic and KV that these options mean."""
+    """Return the element types of arithmetic and of KV for these options."""
     return PRECISIONS[precision], GPU_KV_DTYPE[precision if kv_dtype is None else kv_dtype]
 
 
 def plan_memory(
     config: ModelConfig, dtype: torch.dtype, kv_dtype: str, free_bytes: int, gpu_memory: int | None = None
 ) -> MemoryPlan:
-    """Divide `gpu_memory` (None: most of what is free); NoSpace, with the figures, if the model does not fit."""
+    """Divide `gpu_memory` (None: most of the free memory). NoSpace: the model does not fit; the error has the sizes."""
     if gpu_memory is not None and gpu_memory > free_bytes:
         raise NoSpace(f"--gpu-memory is {_gb(gpu_memory)}, {_gb(free_bytes)} of the GPU's memory are free: say less")
     available = int(free_bytes * FREE_SHARE) if gpu_memory is None else gpu_memory
@@ -72,10 +72,11 @@ def plan_memory(
 
 
 def _workspace_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What a step of the largest size has on the device at a time, at most."""
+    """Return the most bytes that a step of the largest size needs on the device at a time, beside weights and KV."""
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     hidden, ffn, vocab = config.hidden_size, config.ffn_size, config.vocab_size
-    # The residual stream twice in float32; normed rows; Q, K, V and what attention gives; gate, up and their product.
+    # Bytes of a row: the residual stream twice in float32; normed rows; Q, K, V and attention's output; gate, up and
+    # their product.
     row = 8 * hidden + dtype.itemsize * (2 * hidden + (3 * heads + 2 * kv_heads) * dim + 3 * ffn)
     attention = (MAX_SPLITS + MAX_ROWS) * heads * (dim + 1) * 4
     rope_tables = (1 + bool(config.local_rope_theta)) * config.max_positions * dim * 4

@@ -1,7 +1,7 @@
-"""A batch as passes that the device has room for, each with its decodes first and its prefills after.
+"""Passes: parts of a batch that the device has room for. A pass has its decodes first, then its prefills.
 
-Nearly every batch is one pass. What makes it several: more rows than the workspace holds, more pages than there are
-frames. Where it is cut changes no bit, for a row's numbers depend on its own sequence alone.
+Nearly every batch is one pass. A batch becomes several if it has more rows than the workspace holds, or more pages than
+there are frames. The cuts change no bit, because a row's numbers depend on its own sequence alone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from triton_kernels.attention_splits import SPLIT_PAGES
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkRows:
     """A chunk, or some of its rows."""
 
     chunk: Chunk
     mask: Words | None
     length: int
     pages: IntArray
-    """Pages that hold the entries below its end."""
+    """Pages that hold the entries up to the entry of the last row."""
 
     @classmethod
-    def of(cls, chunk: Chunk, mask: Words | None) -> Piece:
+    def of(cls, chunk: Chunk, mask: Words | None) -> ChunkRows:
         length = len(chunk.tokens)
         return cls(chunk, mask, length, chunk.pages[: -(-(chunk.start + length) // PAGE_ENTRIES)])
 
@@ -43,39 +43,39 @@ class Piece:
 
 
 class Pass:
-    """Pieces that are computed together. Arrays hold everything: a step's host work delays every token."""
+    """Pieces that are computed together. Their numbers are in arrays for speed: the host's work delays every token."""
 
     __slots__ = ("counts", "decodes", "lengths", "pages", "pieces", "prefills", "starts")
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[ChunkRows]) -> None:
         decodes = [piece for piece in pieces if piece.is_decode]
         decodes.sort(key=lambda piece: not piece.chunk.rows)
         self.decodes = tuple(decodes)
-        """Decodes whose row is wanted come first."""
+        """Decodes. First are the decodes whose logits are wanted."""
         self.prefills = tuple(piece for piece in pieces if not piece.is_decode)
         self.pieces = self.decodes + self.prefills
         self.lengths = np.array([piece.length for piece in self.pieces], np.int64)
         self.starts = np.array([piece.chunk.start for piece in self.pieces], np.int64)
         self.counts = np.array([len(piece.pages) for piece in self.pieces], np.int64)
-        """Pages of each piece."""
+        """Number of pages of each piece."""
         self.pages = np.concatenate([piece.pages for piece in self.pieces]) if self.pieces else _NO_PAGES
-        """Of all of them, one after the other."""
+        """Pages of all pieces, one piece after the other."""
 
     def pages_used(self, num_pages: int) -> tuple[IntArray, IntArray, IntArray]:
-        """`(all, written, blank)`: pages that are used, that are written, and that hold nothing before they are."""
+        """Return `(used, written, blank)`: all pages, pages that the pass writes, and pages without earlier entries."""
         is_used = np.zeros(num_pages, np.bool_)
         is_used[self.pages.astype(np.intp)] = True
         used = np.flatnonzero(is_used).astype(np.int32)
-        # No two pieces write one page.
+        # No two pieces write the same page.
         return used, self._pages_from(self.starts // PAGE_ENTRIES), self._pages_from(-(-self.starts // PAGE_ENTRIES))
 
     def _pages_from(self, first: npt.NDArray[np.int64]) -> IntArray:
-        """Pages of each piece, from its first one on."""
+        """Return the pages of each piece, from the piece's page number `first` on."""
         num_left = self.counts - first
         return self.pages[np.repeat(np.cumsum(self.counts) - num_left, num_left) + _counted(num_left)]
 
     def entries(self, frames: IntArray) -> IntArray:
-        """Where each row's K and V go: frame * 32 + slot; `frames`: those of `pages`."""
+        """Return the slot for K and V of each row, as frame * 32 + slot. `frames` has the frames of `pages`."""
         entries = np.repeat(self.starts, self.lengths) + _counted(self.lengths)
         first_pages = np.cumsum(self.counts) - self.counts
         page = np.repeat(first_pages, self.lengths) + entries // PAGE_ENTRIES
@@ -84,13 +84,13 @@ class Pass:
 
 
 def _counted(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0, 1, … up to each of the counts."""
+    """Return the numbers 0, 1, …, count - 1 for each count, one range after the other."""
     first: npt.NDArray[np.int64] = np.cumsum(counts) - counts
     return np.arange(counts.sum()) - np.repeat(first, counts)
 
 
 def divide(batch: Sequence[Chunk], checked: CheckedBatch, num_frames: int) -> list[Pass]:
-    """The passes of a batch, in order; NoSpace if a chunk's file alone has more pages than there are frames."""
+    """Return the passes of a batch, in order. NoSpace: a single file has more pages than there are frames."""
     pieces = list(_pieces(batch, checked))
     for piece in pieces:
         if len(piece.pages) > num_frames:
@@ -107,30 +107,33 @@ def divide(batch: Sequence[Chunk], checked: CheckedBatch, num_frames: int) -> li
 
 
 def table_width(num_pages: int) -> int:
-    """Columns of the page tables of decodes: a power of two, so that there are few captured graphs."""
+    """Return the columns of the decodes' page tables: a power of two, so that there are few captured graphs."""
     return max(MIN_TABLE_PAGES, 1 << (num_pages - 1).bit_length())
 
 
 def bucket(num_decodes: int) -> int:
-    """Rows that a pass of so many decodes is padded to."""
+    """Return the number of rows that a pass of `num_decodes` decodes is padded to."""
     return BUCKETS[bisect_left(BUCKETS, num_decodes)]
 
 
 def has_room(num_decodes: int, width: int) -> bool:
-    """Whether tables of this width for so many decodes fit into one pass."""
+    """Return whether tables of this width for `num_decodes` decodes fit into one pass."""
     return bucket(num_decodes) * width <= MAX_SPLITS * SPLIT_PAGES
 
 
 MIN_TABLE_PAGES = 64
-"""Attention takes no time for columns that no row has; so short tables need no graphs of their own."""
+"""Least number of columns in page tables.
+
+Unused columns take no time, so narrower tables need no graphs of their own.
+"""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_DECODES)
 
 
-def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[Piece]:
+def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[ChunkRows]:
     for chunk, mask in zip(batch, checked.masks, strict=True):
         length, num_rows = len(chunk.tokens), len(chunk.rows)
         if length <= MAX_ROWS:
-            yield Piece.of(chunk, mask)
+            yield ChunkRows.of(chunk, mask)
             continue
         for first in range(0, length, MAX_ROWS):
             end = min(first + MAX_ROWS, length)
@@ -143,11 +146,11 @@ def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[Piece]:
                 rows=chunk.rows[max(0, first - first_wanted) : max(0, end - first_wanted)],
                 mask=None,
             )
-            yield Piece.of(some, None if mask is None else mask[first:end])
+            yield ChunkRows.of(some, None if mask is None else mask[first:end])
 
 
-def _num_fitting(pieces: Sequence[Piece], num_frames: int) -> int:
-    """Return how many of the first pieces go into one pass."""
+def _num_fitting(pieces: Sequence[ChunkRows], num_frames: int) -> int:
+    """Return how many of the first pieces fit into one pass. The first piece always fits."""
     rows = num_decodes = width = num_pages = 0
     pages: set[int] = set()
     is_tight = sum(len(piece.pages) for piece in pieces) > num_frames

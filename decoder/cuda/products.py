@@ -1,4 +1,4 @@
-"""Products with the weights: with fixed sums, or by cuBLAS."""
+"""Products with the weights: by a kernel that adds in a fixed order, or by cuBLAS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Products:
         self._scratch = make_scratch(MAX_ROWS, sorted(weights.matrix_shapes()), dtype, device) if invariant else None
 
     def of(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """`out` may be float32 where `x` is narrower."""
+        """Return the product, in `out` if the caller gives it. `out` may be float32 if the type of `x` is narrower."""
         if self._invariant:
             return matmul(x, weight, bias=bias, out=out, scratch=self._scratch)
         if out is None:

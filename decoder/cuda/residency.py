@@ -1,8 +1,9 @@
-"""Which pages have a frame on the device: numbers alone, nothing moves here.
+"""Residency: the map of pages to device frames. The map holds numbers, and moves no bytes.
 
-A *frame* is a place on the device that holds a page for now. A step or an assembly pins the frames of its pages. Of the
-frames that are not pinned, the one that was used the longest ago goes to the next page that needs one. Pages are placed
-all together or not at all: two users that each held some and waited for more could wait for each other for ever.
+A *device frame*, a `frame` in this package, is a place on the device that holds a page for now. A step or an assembly
+pins the frames of its pages. A page that needs a frame evicts the least recently used page that is not pinned. Pages
+are placed all together or not at all. Otherwise, a step and an assembly could each hold some frames, and wait for each
+other for ever.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What has to move so that some pages are on the device."""
+    """Moves that bring a set of pages onto the device."""
 
     arrivals: IntArray
     """Pages that had no frame."""
     frames: IntArray
-    """Theirs now."""
+    """Frames that the arrivals get."""
     evicted: IntArray
-    """Pages that had some of these frames before."""
+    """Pages that held some of these frames before."""
     evicted_frames: IntArray
 
 
 class Residency:
-    """The map between pages and frames."""
+    """The map between pages and frames, with the pins of frames."""
 
     def __init__(self, num_pages: int, num_frames: int) -> None:
         self.num_frames = num_frames
@@ -38,7 +39,7 @@ class Residency:
         self.page_of = np.full(num_frames, _NONE, np.int32)
         self.num_pins = np.zeros(num_frames, np.int32)
         self.num_writers = np.zeros(num_frames, np.int32)
-        """Pins of those who write."""
+        """Number of pins by steps and assemblies that write the frame."""
         self._last_use = np.zeros(num_frames, np.int64)
         self._now = 0
         self._free: list[int] = list(range(num_frames - 1, -1, -1))
@@ -48,9 +49,9 @@ class Residency:
         return self.num_frames - len(self._free)
 
     def place(self, pages: IntArray, *, only_if_old: bool = False) -> Placement | None:
-        """Give every one of `pages` (none twice) a frame; None: too many frames are pinned, and nothing changed.
+        """Give each of the distinct `pages` a frame. None: too many frames are pinned, and nothing changed.
 
-        `only_if_old`: nor may a frame be taken from a page that the last use of others needed.
+        `only_if_old` is for hints: pages of the last use and of later hints keep their frames, too.
         """
         frames = self.frame_of.take(pages)
         arrivals = pages[frames < 0]
@@ -76,11 +77,11 @@ class Residency:
         if not only_if_old:
             self._now += 2
         used = self.frame_of.take(pages).astype(np.intp)
-        self._last_use[used] = self._now + only_if_old  # a hint is for the next use
+        self._last_use[used] = self._now + only_if_old  # a hint counts as the next use
         return Placement(arrivals, new_frames, evicted, evicted_frames)
 
     def drop(self, page: int) -> None:
-        """A page's frame, if it has one, is free."""
+        """Free a page's frame, if it has one."""
         frame = int(self.frame_of[page])
         if frame >= 0:
             assert self.num_pins[frame] == 0, f"page {page} changes while frame {frame} is in use"
@@ -89,7 +90,7 @@ class Residency:
             self._free.append(frame)
 
     def check(self) -> None:
-        """Raise AssertionError unless free and used frames are all frames, and the two maps agree."""
+        """Raise AssertionError if the two maps disagree, or if a frame is both free and used, or neither."""
         used = np.flatnonzero(self.page_of >= 0)
         if sorted([*self._free, *used.tolist()]) != list(range(self.num_frames)):
             raise AssertionError(f"frames {used} are used, {self._free} are free, of {self.num_frames}")

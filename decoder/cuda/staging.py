@@ -1,4 +1,4 @@
-"""A step's integers: laid out in pinned memory by the host, on the device after one copy."""
+"""Staging: the host lays out a step's integers in pinned memory, and one copy brings them to the device."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from decoder.batch import IntArray
 from decoder.cuda.device import Device
 
 _ALIGNMENT = 32
-"""Numbers: 128 bytes. Kernels are compiled for addresses that are multiples of 16 bytes, and for others anew."""
+"""Alignment: 32 numbers are 128 bytes. At an address that is no multiple of 16, a kernel would be compiled again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Arrays by name, one after the other: to be filled on the host, to be read on the device."""
+    """Arrays by name, one after the other. The caller fills them on the host, and the device reads its copies."""
 
     host: dict[str, IntArray]
     device: dict[str, Tensor]
     source: Tensor
     target: Tensor
-    """All of them, on the host and on the device."""
+    """All arrays in one: `source` on the host, `target` on the device."""
 
 
 class Staging:
-    """Room for the arrays of one pass at a time, at the same places here and there.
+    """Buffers for the arrays of one pass, with the same offsets on the host and on the device.
 
-    Here twice, in turn: the next pass may be laid out while this one's arrays are still being copied.
+    The host has two buffers, used in turn: the next pass may be laid out while the copy of this pass is in flight.
     """
 
     def __init__(self, device: Device, capacity: int) -> None:
@@ -43,7 +43,7 @@ class Staging:
         self._there = torch.empty(capacity, dtype=torch.int32, device=self._device.torch)
 
     def lay(self, shapes: Mapping[str, tuple[int, ...]]) -> Laid:
-        """Places for arrays of these shapes; what was laid since the last upload is over."""
+        """Return arrays of these shapes. Arrays from earlier calls since the last upload become invalid."""
         places, end = {}, 0
         for name, shape in shapes.items():
             places[name] = end
@@ -59,12 +59,15 @@ class Staging:
         return Laid(host, there, self._host[:end], self._there[:end])
 
     def upload(self, laid: Laid) -> None:
-        """Start the copy, in the order of the current stream; it has to be over before the next but one begins."""
+        """Start the copy, in the order of the current stream.
+
+        This copy must end before its buffer is used again, two copies later.
+        """
         laid.target.copy_(laid.source, non_blocking=True)
         self._host, self._other = self._other, self._host
 
 
 def fill(target: IntArray, values: IntArray, padding: int) -> None:
-    """The values, then padding."""
+    """Fill `target` with the values, then with padding."""
     np.copyto(target[: len(values)], values)
     target[len(values) :] = padding

@@ -1,4 +1,4 @@
-"""The cosines and sines of every position, made once on the host in float64."""
+"""Tables of the cosines and sines of every position, computed once on the host in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from decoder.model_config import ModelConfig
 from decoder.rope import inverse_frequencies, rotation_factor
 
 _BLOCK = 1 << 14
-"""Positions at a time, so that float64 stays small."""
+"""Positions that are computed at a time, so that the float64 arrays stay small."""
 
 
 def rope_table(config: ModelConfig, device: Device, *, local: bool) -> Tensor:
-    """[max_positions, head_dim] float32: the cosines of head_dim / 2 angles, then the sines, both with the factor."""
+    """Return [max_positions, head_dim] float32: the cosines of head_dim / 2 angles, then the sines.
+
+    Both are multiplied by the model's rotation factor.
+    """
     frequencies, factor = inverse_frequencies(config, local), rotation_factor(config, local)
     half = len(frequencies)
     table = np.empty((config.max_positions, 2 * half), np.float32)

@@ -1,8 +1,8 @@
 """Chat templates: the Jinja programs in checkpoints that turn messages into a prompt.
 
-A template comes with the model and is run by the daemon, so it runs in Jinja's immutable sandbox, and what
-it sees is plain JSON data. The names it may use, and the whitespace rules, are those that checkpoints are
-written against (transformers' `apply_chat_template`).
+The daemon runs the template that comes with a model. So the template runs in Jinja's immutable sandbox, and sees only
+plain JSON data. The names in a template and the rules for whitespace are those of `apply_chat_template` in
+transformers, for which checkpoints are written.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-"""For the tiny model, which has no opinion."""
+"""Template of the tiny model, which has no checkpoint with a template."""
 
 
 class ChatTemplate:
-    """One template with the special tokens that it may name; compiled when first used."""
+    """A chat template, and the special tokens that the template may name. The first use compiles the template."""
 
     __slots__ = ("_compiled", "_source", "_special_tokens")
 
@@ -46,10 +46,10 @@ class ChatTemplate:
         now: datetime | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The prompt for these messages; whatever the template objects to is an `Invalid`.
+        """Return the prompt for these messages. Invalid: the template raises an error.
 
-        `now`: what a template that asks for the date is told, in place of the local time. `variables`: more that it may
-        ask for.
+        `now` replaces the local time for a template that asks for the date. `variables` are further names for the
+        template.
         """
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Invalid("a conversation is a list of messages, each a dict with 'role' and 'content'")
@@ -69,7 +69,7 @@ class ChatTemplate:
             return self._template().render({**variables, **own})
         except Invalid:
             raise
-        except Exception as error:  # a template is a program: it can raise anything
+        except Exception as error:  # a template is a program: it can raise any exception
             reason = " ".join(str(error).split())[:200]
             raise Invalid(
                 f"the model's chat template refused the messages: {reason or type(error).__name__}"
@@ -87,7 +87,10 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training: here, just its contents."""
+    """Jinja block `{% generation %}…{% endgeneration %}`, which renders its contents.
+
+    The block marks the assistant's words for training.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
 
@@ -112,7 +115,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML, which no model was trained on."""
+    """Return a value as JSON. Jinja's own filter escapes HTML, but no model was trained on escaped texts."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -125,14 +128,17 @@ def local_time() -> datetime:
 
 
 def special_token_text(value: object) -> str | None:
-    """A special token as `tokenizer_config.json` writes it: a string, or an object with its content."""
+    """Return the text of a special token in `tokenizer_config.json`: a string, or an object with its content."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def default_template(value: object) -> str | None:
-    """`chat_template` of `tokenizer_config.json`: a template, or a list of named ones with a default."""
+    """Return the template in `chat_template` of `tokenizer_config.json`.
+
+    The value is a template, or a list of named templates. In a list, the template is named `default`.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
         value = named.get("default")

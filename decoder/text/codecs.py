@@ -1,8 +1,8 @@
-"""Byte-pair vocabularies, encoded by the `tokenizers` library, decoded here.
+"""Codecs of byte-pair vocabularies. The `tokenizers` library encodes text for them.
 
-Almost every Llama-family tokenizer spells bytes in an alphabet of 256 printable characters (GPT-2's). So a table from
-token to bytes makes decoding exact and gives a streaming decoder what it needs. The older kind spells spaces as U+2581
-and unknown bytes as `<0x0A>`; those decode through the library.
+Almost every tokenizer of the Llama family spells bytes in GPT-2's alphabet of 256 printable characters. For these
+tokenizers, a table from token to bytes makes decoding exact. Streaming decoders use the table, too. Older tokenizers
+spell spaces as U+2581 and unknown bytes as `<0x0A>`. For them, the library decodes.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from decoder.text.cuts import AT_ONCE, SPACE, Cut, Cutter, joined_bytes, spans
+from decoder.text.cuts import AT_ONCE, SPACE, TextCut, TextCutter, joined_bytes, spans
 from libsym.errors import Invalid
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
 _NO_LETTER = "\ue000"
-"""Of the private use area: no normalizer changes it, and no token begins with it."""
+"""Character of the private use area: no normalizer changes it, and no token begins with it."""
 _SHORT = 2048
-"""Letters, or tokens: up to here the calling thread does it (some 0.2 ms), beyond a thread of the library's."""
+"""Letters or tokens that the calling thread converts itself, in some 0.2 ms. Threads of the library convert more."""
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
 def _alphabet() -> dict[int, str]:
-    """Byte -> character: printable bytes are themselves, the others follow from U+0100 on, in order."""
+    """Return the character of each byte. A printable byte is its own character.
+
+    The other bytes get U+0100, U+0101, ….
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) if byte in printable else chr(0x100 + others.index(byte)) for byte in range(256)}
 
 
 BYTE_ALPHABET = _alphabet()
-# For `str.translate`: the alphabet to Latin-1, and Latin-1 outside the alphabet to what Latin-1 cannot encode.
+# Table for `str.translate`: maps the alphabet to Latin-1, and the rest of Latin-1 to a character that Latin-1 lacks.
 _TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFF) | {ord(char): byte for byte, char in BYTE_ALPHABET.items()}
 
 
 class ByteLevelCodec:
-    """Tokens are runs of bytes."""
+    """Codec of byte-level vocabularies, whose tokens are runs of bytes."""
 
     def __init__(
         self,
@@ -47,9 +50,12 @@ class ByteLevelCodec:
         tokens: Sequence[str | None],
         added: Mapping[int, str],
         where: str,
-        cutter: Cutter | None,
+        cutter: TextCutter | None,
     ) -> None:
-        """`tokens`: spelling by id, None where there is none. `added`: text of tokens outside the byte alphabet."""
+        """Take the spelling of each token by id (None: the id is unused).
+
+        `added` has the texts of tokens that are not spelled in the byte alphabet.
+        """
         self._library = _Library(library, self.cut)
         self._cutter = cutter
         self._bytes = [_bytes_of(token) for token in tokens]
@@ -76,7 +82,7 @@ class ByteLevelCodec:
         return self._library.special_texts.values()
 
     def _check_spelling(self, text: str) -> None:
-        # The library would drop such a character without a word.
+        # The library would silently drop such a character.
         if self._missing is None:
             return
         data = text.encode()
@@ -92,19 +98,19 @@ class ByteLevelCodec:
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token] if token < len(self._bytes) else b""
 
-    def cut(self, text: str) -> Cut | None:
+    def cut(self, text: str) -> TextCut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
 
 class PieceCodec:
-    """Tokens are runs of characters with U+2581 for a space, and single bytes for what has no token."""
+    """Codec of SentencePiece vocabularies: tokens are runs of characters with U+2581 for a space, or single bytes."""
 
     def __init__(
         self,
         library: LibraryTokenizer,
         tokens: Sequence[str | None],
         added: Mapping[int, str],
-        cutter: Cutter | None,
+        cutter: TextCutter | None,
     ) -> None:
         self._library = _Library(library, self.cut)
         self._cutter = cutter
@@ -135,20 +141,23 @@ class PieceCodec:
             return bytes.fromhex(byte[1])
         return piece.replace(SPACE, " ").encode()
 
-    def cut(self, text: str) -> Cut | None:
+    def cut(self, text: str) -> TextCut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
 
 class _Library:
-    """The library's tokenizer, twice: whether special tokens are recognised is a property of it. Nobody waits for it.
+    """Two tokenizers of the library: one recognises special tokens in text, the other does not.
 
-    Each special token has an alias, an added token that can't be guessed. Where special tokens are not recognised the
-    aliases are. So a text may have special tokens at the places that are meant, and be text everywhere else. All that
-    the library does between and around them stays what it is.
+    In the library, this choice is a property of a tokenizer. With one tokenizer, callers with different choices would
+    have to take turns.
+
+    Each special token has an alias: an added token whose text can't be guessed. The tokenizer that does not recognise
+    special tokens still recognises aliases. So a caller can put special tokens at the intended places, and the rest is
+    text. Everything that the library does between and around special tokens stays the same.
     """
 
-    def __init__(self, tokenizer: LibraryTokenizer, cut: Callable[[str], Cut | None]) -> None:
-        """`cut`: of `Codec`. Aliases have no place to cut in them or beside them."""
+    def __init__(self, tokenizer: LibraryTokenizer, cut: Callable[[str], TextCut | None]) -> None:
+        """Take a tokenizer, and the `cut` of its codec. The cut is never inside an alias or next to an alias."""
         self._cut = cut
         _forget_words(tokenizer)
         special = {token: added for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
@@ -169,23 +178,23 @@ class _Library:
         return tokens
 
     def split(self, text: str) -> list[str | int]:
-        """The special tokens that are recognised in a text, and what is between them."""
+        """Split a text into the special tokens that are recognised in it, and the texts between them."""
         parts: list[str | int] = []
         done = 0
         for first, last in spans(text, self._cut):
             found = _encoding(self._recognising, text[first:last])
             for place, token in enumerate(found.ids):
-                spelled_out = self.special_texts.get(token)  # of those alone: a list of all offsets takes long
+                spelled_out = self.special_texts.get(token)  # only these need offsets, which are slow
                 if spelled_out is None or (chars := found.token_to_chars(place)) is None:
                     continue
                 start, end = first + chars[0], first + chars[1]
-                if spelled_out in text[start:end]:  # not only when it is normalized
+                if spelled_out in text[start:end]:  # the text itself has the token, not only its normalized form
                     parts += [text[done:start], token] if start > done else [token]
                     done = end
         return [*parts, text[done:]] if done < len(text) else parts
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
-        """Text and special tokens: nothing in the text becomes one."""
+        """Encode text and special tokens. Nothing in the text becomes a special token."""
         text = "".join(part if isinstance(part, str) else self._aliases[part] for part in parts)
         tokens = [self._meant_by.get(token, token) for token in self.encode(text, special=False)]
         meant = [part for part in parts if isinstance(part, int) and part != self._unknown]
@@ -199,7 +208,8 @@ class _Library:
         return "".join(part if isinstance(part, str) else self.special_texts[part] for part in parts)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        # The number of an alias may be one of the model's, which stands for no text: the alias is a secret.
+        # The model may have a padding token with the id of an alias. Such a token stands for no text, and the alias
+        # must stay secret.
         known = [token for token in tokens if token not in self._meant_by]
         if len(known) <= _SHORT:
             return str(self._plain.decode(known, skip_special_tokens=False))
@@ -208,7 +218,7 @@ class _Library:
 
 
 def _second(tokenizer: LibraryTokenizer) -> LibraryTokenizer:
-    """Give a tokenizer that encodes and decodes as another; the two share all that is large (a copy takes 0.2 s)."""
+    """Return a tokenizer equal to `tokenizer`. The two share all large parts, because a copy takes 0.2 s."""
     second = LibraryTokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
@@ -220,17 +230,18 @@ def _second(tokenizer: LibraryTokenizer) -> LibraryTokenizer:
 
 
 def _forget_words(tokenizer: LibraryTokenizer) -> None:
-    """Take away the library's cache of words, which all users would share.
+    """Turn off the library's cache of words, which all users would share.
 
-    A word that somebody has tokenized before would take two thirds of the time: a guess of a secret could be told from
-    a wrong one. The library has no public name for this; models without merges have no such cache.
+    With this cache, a word that any user has tokenized before takes two thirds of the time of a new word. So a program
+    could tell whether its guess of another user's secret is right. The library has no public name for this. Models
+    without merges have no such cache.
     """
     if hasattr(tokenizer.model, "_resize_cache"):
         tokenizer.model._resize_cache(0)  # noqa: SLF001
 
 
 def _encoding(tokenizer: LibraryTokenizer, text: str) -> Encoding:
-    """A long text goes as a batch of one: only for batches the library lets go of the interpreter's lock."""
+    """Encode a text. A long text is a batch of one: the library releases the interpreter's lock only for batches."""
     if len(text) <= _SHORT:
         return tokenizer.encode(text, add_special_tokens=False)
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
@@ -238,7 +249,7 @@ def _encoding(tokenizer: LibraryTokenizer, text: str) -> Encoding:
 
 
 def _ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
-    """Return the ids of `_encoding`, by a call that notes no places in the text: a third faster, and less to free."""
+    """Return the ids of `_encoding`. Without offsets, the call takes a third less time and allocates less."""
     if len(text) <= _SHORT:
         encoding = tokenizer.encode(text, add_special_tokens=False)
     else:
@@ -248,7 +259,7 @@ def _ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
 
 
 def _renamed(token: AddedToken, text: str) -> AddedToken:
-    """A token that is recognised as another is, and always."""
+    """Return an added token with another text. Both tokenizers recognise it, by the rules of `token`."""
     return AddedToken(
         text,
         single_word=token.single_word,
@@ -264,11 +275,11 @@ def _bytes_of(token: str | None) -> bytes:
         return b""
     try:
         return token.translate(_TO_LATIN_1).encode("latin-1")
-    except UnicodeEncodeError:  # not in the alphabet, so it stands for itself
+    except UnicodeEncodeError:  # a token outside the alphabet stands for its own text
         return token.encode()
 
 
 def _missing_bytes(tokens: Sequence[str | None]) -> list[int]:
-    """The bytes of UTF-8 text that no token spells (SmolLM2 lacks 0x04, 0xF1 and a few more)."""
+    """Return the bytes of UTF-8 text that no token spells (SmolLM2 lacks 0x04, 0xF1 and a few more)."""
     known = set(tokens)
     return [byte for byte, char in BYTE_ALPHABET.items() if char not in known and byte not in _NOT_IN_UTF8]

@@ -1,20 +1,21 @@
-"""Keeps what programs give to a chat template apart from the marks that the template writes.
+"""Marks: distinguish special tokens that a template writes from special tokens that programs spell out in messages.
 
-A template gives one text, and in a text `<|im_end|>` of a user's message looks like the template's own. So the special
-tokens that are spelled out in messages and tools are hidden while the template runs: each occurrence is a word of its
-own that can't be guessed. What then looks like a special token is the template's, and the words are turned back behind
-it. Templates trim contents, put them into JSON, and look at them: a word of small letters goes through all of that as
-the mark would have.
+A mark is the text of a special token. A template returns one text, in which `<|im_end|>` of a user's message looks like
+the template's own mark. So `Marks` hides the marks of messages and tools while the template runs: a word that can't be
+guessed replaces each mark. Then every mark in the result comes from the template. The tokenizer finds these marks
+before it puts the hidden marks back. Templates trim contents, put them into JSON, and look at them. A word of small
+letters and digits comes out of these steps unchanged, like the mark itself.
 
-Two contents side by side, or a content beside the template's text, could make a mark together. So what an end of a text
-has of a mark (`<|im`, `|>`) is hidden, too.
+Two adjacent contents, or a content and the template's text beside it, could form a mark together. So `Marks` also hides
+parts of marks at the ends of a text (`<|im`, `|>`).
 
-The text has to be the one that the template gives for the messages as they are. Where it is not, the template looked at
-what was hidden. A part of a mark is shown then: it was a word to the template, as `"type": "text"` is. A whole mark is
-refused by its name, for the two can't be told apart.
+With the hidden marks put back, the text must equal the prompt of the original messages. If it differs, the template
+looked at a hidden text. Then the template gets a part of a mark unhidden, because the template took the part for a
+word, like `"type": "text"`. A whole mark is refused with an error that names it, because an unhidden mark could not be
+told from the template's own.
 
-Programs choose what is in messages, so the work is bounded: so many words, and so much that is rendered to find what
-the template looked at. The search goes by what looks the same, of which a vocabulary has few, before it goes by places.
+Programs choose the messages, so the work is bounded: the number of words, and the letters that are rendered to find
+the text that the template looked at. The search tries kinds first, because a vocabulary has few kinds, and then places.
 """
 
 from __future__ import annotations
@@ -34,38 +35,43 @@ from libsym.errors import Invalid
 _WORD_LETTERS = 20
 _NUMBER_DIGITS = 6
 _MOST_SHOWN = 16
-"""Different parts of marks that a template may look at: finding each takes some renderings."""
+"""Maximum number of kinds of parts that a template may look at. To find one kind takes several renderings."""
 _MOST_HIDDEN = 10_000
-"""Marks and parts of marks in one prompt: each makes it longer by a word while the template runs."""
+"""Maximum number of marks and parts of marks in one prompt. Each adds a word to the prompt while the template runs."""
 _MOST_SEARCHED = 40 << 20
-"""Letters that may be rendered to find what a template looks at: about a second."""
+"""Maximum number of letters that are rendered to find the text that a template looks at. This takes about a second."""
 _TEXT_LETTERS = 1000
-"""What a text of messages or tools costs beside its letters, in letters."""
+"""Cost of each text in messages or tools, in letters, in addition to the letters of the text."""
 _MOST_LOOKED_AT = 4
-"""Letters by which a place is found where a mark may begin."""
+"""Maximum number of letters at the beginning of a mark that the search compares to find where a mark may begin."""
 _SCANNED_LETTERS = 1 << 14
-"""One search in so many holds the interpreter's lock for a millisecond at most."""
+"""Maximum number of letters that one search scans. The search holds the interpreter's lock for at most a millisecond.
+"""
 _NAMES = frozenset({"role", "type"})
-"""Fields whose values are words of the template's, which may make marks of them: `<|` + role + `|>`."""
+"""Fields whose values a template may put into marks: `<|` + role + `|>`."""
 
 _INSTEAD = "take it out, or tokenize() what chat_template() gives"
 
 Kind: TypeAlias = tuple[str, bool]
-"""What is found, and whether it is a whole mark."""
+"""Text of a mark or of a part of one, and whether it is a whole mark."""
 Place: TypeAlias = tuple[int, int, int, bool]
-"""Start, end, size, whether it is whole: marks that follow each other at once have one place, and the first's size."""
+"""Start and end of a place, length of the first mark in the place, and whether this mark is whole.
+
+Adjacent marks share one place.
+"""
 Find: TypeAlias = Callable[[str, bool], list[Place]]
-"""Gives what is to be hidden in a text; of the texts that are names, less."""
+"""Function that finds the places to hide in a text. The second argument says whether the text is a name: a name has
+fewer places."""
 Render: TypeAlias = Callable[[Any, Any], str]
-"""Gives the prompt of messages and tools."""
+"""Function that renders the prompt of messages and tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A mark in what a program gave, with those that follow it at once, or a part of one."""
+    """A mark, or a part of one, in a program's messages or tools. Adjacent marks are one `Found`."""
 
     text: str
-    """Of several marks the first."""
+    """Text of the mark, or of the first of several adjacent marks."""
     where: str
     is_whole: bool
 
@@ -75,19 +81,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a template gave, in which words stand for what was hidden."""
+class MarkedPrompt:
+    """A prompt from a template, in which words stand for hidden marks."""
 
     text: str
     base: str
-    """What the words begin with."""
+    """Prefix of the words."""
     hidden: Mapping[str, str]
-    """By the words."""
+    """Hidden texts, by their words."""
     plain: str
-    """The text with everything turned back."""
+    """The text with the hidden marks put back."""
 
     def shown(self, part: str) -> str:
-        """A part of the text with everything turned back."""
+        """Return a part of the text with the hidden marks put back."""
         return re.sub(f"{self.base}\\d{{{_NUMBER_DIGITS}}}", lambda word: self.hidden.get(word[0], word[0]), part)
 
 
@@ -105,15 +111,15 @@ class Marks:
         self._longest = max(self._sizes, default=0)
 
     def word(self, but_in: str = "") -> str:
-        """A word that no mark has a part in, nor that text."""
+        """Return a random word that has no mark in it and does not occur in `but_in`."""
         for _ in range(100):
             word = "".join(secrets.choice(string.ascii_lowercase) for _ in range(_WORD_LETTERS))
             if word not in but_in and not self.whole_in(word):
                 return word
         raise Invalid("the vocabulary has nearly every letter as a special token: this is no text model")
 
-    def render(self, render: Render, messages: Any, tools: Any) -> Prompt:
-        """The prompt, with what was hidden in it. Invalid: the template looks at a mark, or changes it."""
+    def render(self, render: Render, messages: Any, tools: Any) -> MarkedPrompt:
+        """Return the prompt, in which words replace marks. Invalid: the template looks at a mark, or changes it."""
         plain = render(messages, tools)
         search = _Search(self, render, messages, tools, plain)
         shown: frozenset[Kind] = frozenset()
@@ -131,7 +137,7 @@ class Marks:
             shown |= {culprit.kind}
 
     def in_text(self, text: str, is_name: bool) -> list[Place]:
-        """Where whole marks are, and the parts of marks at both ends, in order."""
+        """Return the places of whole marks, and of parts of marks at both ends of the text, in order of position."""
         whole = self.whole_in(text)
         first, last = len(text) - len(text.lstrip()), len(text.rstrip())  # templates trim
         core = text[first:last]
@@ -145,9 +151,12 @@ class Marks:
         return [each for each in (parts[0], *_joined(whole), parts[1]) if each[0] < each[1]]
 
     def whole_in(self, text: str) -> list[tuple[int, int]]:
-        """Where marks are spelled out. Of those that overlap the first, of those that begin together the longest.
+        """Return the places of marks that are spelled out.
 
-        Step by step: one expression of some thousand marks would hold the interpreter's lock for a whole long text.
+        Of overlapping marks, the first one counts, or the longest of those that begin at the same place.
+
+        The text is searched in pieces, for places where a mark may begin: one regular expression of some thousand marks
+        would hold the interpreter's lock while it searches a whole long text.
         """
         found: list[tuple[int, int]] = []
         end = 0
@@ -170,7 +179,7 @@ class Marks:
 
 
 class _Search:
-    """Looks for what can be hidden: each attempt is a rendering."""
+    """Search for the marks that can be hidden: each attempt is a rendering."""
 
     def __init__(self, marks: Marks, render: Render, messages: Any, tools: Any, plain: str) -> None:
         self.find = cache(marks.in_text)  # each walk looks at the same texts
@@ -181,24 +190,24 @@ class _Search:
         self.base = marks.word(plain)
         self._left = _MOST_SEARCHED
 
-    def prompt(self, hiding: _Hiding) -> Prompt | None:
-        """None: the template gives something else than for the messages as they are."""
+    def prompt(self, hiding: _Hiding) -> MarkedPrompt | None:
+        """Render the prompt with marks hidden. None: the result differs from the prompt of the original messages."""
         try:
             hidden = hiding.everything(self._messages, self._tools)
         except RecursionError:
             raise Invalid("messages and tools are nested too deep") from None
         if not hiding.words:
-            return Prompt(self._plain, hiding.base, {}, self._plain)
+            return MarkedPrompt(self._plain, hiding.base, {}, self._plain)
         try:
-            prompt = Prompt(self._render(*hidden), hiding.base, hiding.words, self._plain)
+            prompt = MarkedPrompt(self._render(*hidden), hiding.base, hiding.words, self._plain)
         except Invalid:
             return None
         return prompt if prompt.shown(prompt.text) == self._plain else None
 
     def culprit(self, failed: _Hiding) -> Found:
-        """The first of what was found that can't be hidden together with all before it: what looks the same together.
+        """Return the first mark or part that can't be hidden together with the marks and parts before it.
 
-        Of marks it is one place, for the error; of parts it is all that look the same.
+        A mark is one place, which the error names. A part stands for all parts of its kind.
         """
         alike: dict[Kind, list[int]] = {}
         for i, found in enumerate(failed.found):
@@ -215,7 +224,7 @@ class _Search:
     def _first_bad(
         self, failed: _Hiding, groups: list[list[int]], besides: frozenset[int] | set[int] = frozenset()
     ) -> int:
-        """How many groups can't be hidden, though one fewer can; all of them can't."""
+        """Return the smallest number of leading groups that can't be hidden together. Hiding all groups has failed."""
 
         def is_bad(count: int) -> bool:
             hiding = _Hiding(self.find, self.base, failed.shown, {*besides, *chain(*groups[:count])})
@@ -232,7 +241,7 @@ class _Search:
 
 
 class _Hiding:
-    """One walk through messages and tools in which what is found becomes a word: all of it, or some by number."""
+    """A walk through messages and tools that replaces marks by words: all marks, or those with numbers in `only`."""
 
     def __init__(self, find: Find, base: str, shown: frozenset[Kind], only: set[int] | None = None) -> None:
         self._find = find
@@ -282,7 +291,7 @@ class _Hiding:
 
 
 def _begin_of(texts: Iterable[str], num_letters: int) -> re.Pattern[str] | None:
-    """What matches one letter, at each place where a mark may begin. None: no mark has letters."""
+    """Return a pattern that matches one letter wherever a mark may begin. None: no mark has letters."""
     first, *others = [
         f"[{''.join(sorted(map(re.escape, letters)))}]"
         for letters in map(set, zip(*(text[:num_letters] for text in texts), strict=True))
@@ -301,5 +310,5 @@ def _joined(whole: Iterable[tuple[int, int]]) -> list[Place]:
 
 
 def _first_known(known: set[str] | frozenset[str], candidates: Iterable[str]) -> str:
-    """The first of the candidates that is known; the empty text if none is."""
+    """Return the first candidate that is in `known`; the empty text if there is none."""
     return next((candidate for candidate in candidates if candidate in known), "")

@@ -1,4 +1,4 @@
-"""Tokenizers as checkpoints carry them: in GGUF metadata, in `tokenizer.json`, or none at all."""
+"""Tokenizers of checkpoints, from GGUF metadata or `tokenizer.json`, and the tiny model's byte tokenizer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from decoder.checkpoints.json_file import read_json_object
 from decoder.checkpoints.stored import map_file
 from decoder.text.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
 from decoder.text.codecs import ByteLevelCodec, PieceCodec
-from decoder.text.cuts import SPACE, Cutter, piece_cutter, word_cutter
+from decoder.text.cuts import SPACE, TextCutter, piece_cutter, word_cutter
 from decoder.text.tokenizer import ByteCodec, Codec, Tokenizer, fingerprint
 from libsym.errors import Invalid
 
 Json: TypeAlias = dict[str, Any]
 
 _END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>")
-"""Special tokens that end an answer wherever they exist, whatever the checkpoint forgot to declare."""
+"""Special tokens that end an answer, even if the checkpoint does not declare them as end tokens."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 
@@ -37,7 +37,7 @@ _QWEN_2_PATTERN = _LLAMA_3_PATTERN.replace("{1,3}", "")
 _GPT_2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _MAX_PIECE = 1024
-"""Letters; trying every place to cut one takes the square of it."""
+"""Maximum number of letters of a piece. The time to try every split of a piece grows with the square of its length."""
 
 
 def _smollm() -> PreTokenizer:
@@ -63,17 +63,17 @@ def _pattern(pattern: str) -> PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Splitter:
-    """What a `tokenizer.ggml.pre` name stands for."""
+    """The pre-tokenizer that a name in `tokenizer.ggml.pre` stands for."""
 
     build: Callable[[], PreTokenizer]
     whole_words: bool = False
-    """A word that is in the vocabulary is taken whole, merges or not."""
+    """Whether a word of the vocabulary becomes one token, even if no merges lead to it."""
     composed: bool = False
-    """Text is brought to its composed form (NFC) first, as in training."""
+    """Whether text is first normalized to composed form (NFC), as in training."""
 
 
-# Only those whose equality with transformers' tokenizers the tests show. The name "default" is not one:
-# converters write it when they did not recognise the tokenizer.
+# This table has only names whose tokenizers the tests compare with transformers. The name "default" is not here:
+# converters write it when they do not recognise the tokenizer.
 _SPLITTERS = {
     "smollm": _Splitter(_smollm),
     "gpt-2": _Splitter(_gpt2),
@@ -83,7 +83,7 @@ _SPLITTERS = {
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
-    """The tiny model's: a token for each byte."""
+    """Return the tiny model's tokenizer: a token for each byte."""
     if vocab_size < ByteCodec.VOCAB_SIZE:
         raise Invalid(f"a byte tokenizer needs a vocabulary of at least {ByteCodec.VOCAB_SIZE}, not {vocab_size}")
     return Tokenizer(
@@ -98,7 +98,7 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
-    """The tokenizer in a GGUF file's metadata."""
+    """Return the tokenizer in a GGUF file's metadata."""
     model = file.text("tokenizer.ggml.model")
     if model not in {"gpt2", "llama"}:
         raise Invalid(
@@ -130,7 +130,7 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         bos_id=ids["bos"],
         eos_ids=frozenset(i for i in ends if i is not None)
-        | _named_ends({i: text for i, text in added.items() if types[i] == _CONTROL}),  # Gemma: </s> is a tag of HTML
+        | _named_ends({i: text for i, text in added.items() if types[i] == _CONTROL}),  # in Gemma, </s> is HTML
         special_ids=frozenset(i for i, kind in enumerate(types) if kind in {_CONTROL, _UNKNOWN}),
         chat=ChatTemplate(
             template or None, {word: tokens[i] for key, word in words.items() if (i := ids[key]) is not None}
@@ -140,17 +140,17 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
 
 
 def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a checkpoint's directory: `tokenizer.json`, its configuration and its chat template."""
+    """Return the tokenizer in a checkpoint's directory: `tokenizer.json`, its configuration and its chat template."""
     path = directory / "tokenizer.json"
     description = read_json_object(path)
     kind = _codec_kind(description, path)
     try:
         library = LibraryTokenizer.from_buffer(bytes(map_file(path)))
-    except BaseException as error:  # the library raises bare Exception, and its panics are no Exceptions at all
+    except BaseException as error:  # the library raises bare Exception, and BaseException in a panic
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise Invalid(f"{path}: the tokenizers library cannot read it: {' '.join(str(error).split())[:200]}") from error
-    # A checkpoint's file may say that texts are cut or padded; a system call must do neither.
+    # A checkpoint's file may ask for truncation or padding. System calls must not truncate or pad.
     library.no_truncation()
     library.no_padding()
     vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
@@ -186,7 +186,7 @@ def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
 
 
 def _gguf_bytes(file: GgufFile, tokens: Sequence[str]) -> tuple[LibraryTokenizer, Sequence[str]]:
-    """A byte-level tokenizer, and its merges as they are fingerprinted."""
+    """Return a byte-level tokenizer, and its merges for the fingerprint."""
     name = file.text("tokenizer.ggml.pre", "default")
     splitter = _SPLITTERS.get(name)
     if splitter is None:
@@ -203,7 +203,7 @@ def _gguf_bytes(file: GgufFile, tokens: Sequence[str]) -> tuple[LibraryTokenizer
 
 
 def _gguf_pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> tuple[LibraryTokenizer, Sequence[str]]:
-    """A SentencePiece tokenizer, and its scores as they are fingerprinted."""
+    """Return a SentencePiece tokenizer, and its scores for the fingerprint."""
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise Invalid(f"{file.path}: {len(tokens)} tokens have {len(scores)} scores: the file is damaged")
@@ -235,7 +235,10 @@ def _adds_space(file: GgufFile) -> bool:
 
 
 def piece_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
-    """SentencePiece merges the two neighbours that make the piece of the highest score: as a list of merges."""
+    """Return SentencePiece's rule as a list of merges.
+
+    The rule: of all pieces that two neighbours would form, the one with the highest score is merged first.
+    """
     merges = []
     if any(len(piece) > _MAX_PIECE for piece in pieces):
         raise Invalid(f"the vocabulary has a piece of more than {_MAX_PIECE} letters: the file is damaged")
@@ -275,7 +278,7 @@ def _named_ends(special: Mapping[int, str]) -> frozenset[int]:
 
 
 def _codec_kind(description: Json, path: Path) -> str:
-    """`bytes` or `pieces`, by the steps of the decoder in a `tokenizer.json`; anything else is refused."""
+    """Return `bytes` or `pieces`, by the decoder in a `tokenizer.json`. Invalid: the decoder is of another kind."""
     model, decoder = description.get("model"), description.get("decoder")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(decoder, dict):
         raise Invalid(f"{path}: is not a BPE tokenizer with a decoder, which is what this release supports")
@@ -289,7 +292,7 @@ def _codec_kind(description: Json, path: Path) -> str:
 
 
 def _splits_as_known(description: Json) -> bool:
-    """Whether a byte-level `tokenizer.json` normalizes and splits text in the ways for which cuts are known."""
+    """Return whether a byte-level `tokenizer.json` normalizes and splits text in ways that cuts support."""
     steps = _steps(description.get("pre_tokenizer"), "pretokenizers")
     splits = any(step.get("type") == "Split" or step.get("use_regex") is True for step in steps)
     normalizer = description.get("normalizer")
@@ -311,8 +314,8 @@ def _is_known_step(step: Json) -> bool:
             return False
 
 
-def _piece_cutter_of(description: Json, added: Mapping[int, str]) -> Cutter | None:
-    """For a SentencePiece `tokenizer.json` that does no more to a text than to spell its spaces."""
+def _piece_cutter_of(description: Json, added: Mapping[int, str]) -> TextCutter | None:
+    """Return a cutter for a SentencePiece `tokenizer.json`. None: its normalizer does more than replace spaces."""
     spelling = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = {"type": "Prepend", "prepend": SPACE}
     steps = _steps(description.get("normalizer"), "normalizers")
@@ -325,7 +328,7 @@ def _piece_cutter_of(description: Json, added: Mapping[int, str]) -> Cutter | No
 
 
 def _steps(part: Any, key: str) -> list[Json]:
-    """The steps of a part of a `tokenizer.json`, which may be a sequence, one step, or nothing."""
+    """Return the steps of a part of a `tokenizer.json`: a sequence, one step, or nothing."""
     if not isinstance(part, dict):
         return []
     steps = part.get(key) if part.get("type") == "Sequence" else [part]
@@ -337,9 +340,9 @@ def _optional(path: Path) -> Json:
 
 
 def _special_texts(directory: Path) -> dict[str, str]:
-    """`bos_token` and its kind, by name."""
+    """Return the texts of `bos_token`, `eos_token` and the like, by name."""
     texts = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the second file wins
         for name, value in _optional(directory / file).items():
             if name.endswith("_token") and (text := special_token_text(value)) is not None:
                 texts[name] = text
@@ -347,7 +350,7 @@ def _special_texts(directory: Path) -> dict[str, str]:
 
 
 def _declared_ids(directory: Path, key: str, vocabulary: Mapping[str, int]) -> Iterable[int]:
-    """Token ids that the configuration files declare under a key: one number or a list."""
+    """Yield the token ids that the configuration files declare under a key, as one number or a list."""
     for file in ("generation_config.json", "config.json"):
         value = _optional(directory / file).get(key)
         for token in value if isinstance(value, list) else [] if value is None else [value]:

@@ -1,8 +1,8 @@
-"""Text to tokens and back, for one model.
+"""The tokenizer of one model: text to tokens and back.
 
-A `Codec` knows the vocabulary; `Tokenizer` adds what programs ask for: the tokens that end an answer, the
-chat template, a fingerprint. Encoding adds nothing of its own: a prompt that should begin with the
-beginning-of-text token says so (a chat template does), and `decode(encode(text)) == text`.
+A `Codec` knows the vocabulary. `Tokenizer` adds the tokens that end an answer, the chat template and a fingerprint.
+Encoding adds no tokens. A prompt that needs the beginning-of-text token spells it out, as chat templates do. So
+`decode(encode(text)) == text`.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from decoder.text.chat import ChatTemplate, local_time
-from decoder.text.cuts import ByteCutter, Cut, joined_bytes, spans
-from decoder.text.marks import Marks, Prompt, Render
+from decoder.text.cuts import ByteCutter, TextCut, joined_bytes, spans
+from decoder.text.marks import MarkedPrompt, Marks, Render
 from libsym.errors import Invalid
 
 Part: TypeAlias = str | int
-"""Of a text: a special token, or text in which nothing is one."""
+"""A part of a text: the id of a special token, or text without special tokens."""
 
 _ASKED = {"role": "user", "content": "x"}
 _WHOLE_CONVERSATION = "give chat_tokens() the whole conversation, without after_answer"
 _NOT_SHOWN = f"the model's chat template does not show an answer just as it is: {_WHOLE_CONVERSATION}"
 _EXCERPT = 40
-"""Letters of a text that an error shows."""
+"""Maximum number of letters of a text that an error shows."""
 
 
 class Codec(Protocol):
-    """A vocabulary. Token ids are checked by the caller."""
+    """A vocabulary. The caller checks token ids."""
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
 
     def split(self, text: str) -> list[Part]:
-        """The special tokens that are spelled out in a text, and what is between them."""
+        """Split a text into the special tokens that are spelled out in it, and the texts between them."""
         ...
 
     def encode_parts(self, parts: Sequence[Part]) -> list[int]:
-        """As `encode` of the parts' text, with the special tokens that the parts are and no others."""
+        """Encode the parts. Only parts that are ids become special tokens."""
         ...
 
     @property
     def special_texts(self) -> Iterable[str]:
-        """Give the spellings of special tokens."""
+        """Return the texts of special tokens."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def token_bytes(self, token: int) -> bytes: ...
 
-    def cut(self, text: str) -> Cut | None: ...
+    def cut(self, text: str) -> TextCut | None: ...
 
 
 class Tokenizer:
-    """A model's tokenizer; safe to use from several threads."""
+    """A model's tokenizer. Several threads may use it at once."""
 
     __slots__ = ("_chat", "_codec", "_marks", "bos_id", "eos_ids", "fingerprint", "special_ids", "vocab_size")
 
@@ -73,33 +73,33 @@ class Tokenizer:
         self._chat = chat
         self._marks = Marks(codec.special_texts)
         self.vocab_size = vocab_size
-        """The model's: ids beyond the tokenizer's own are padding and stand for no text."""
+        """Size of the model's vocabulary. Ids beyond the tokenizer's own tokens are padding, and stand for no text."""
         self.bos_id = bos_id
         self.eos_ids = eos_ids
-        """Tokens after which an answer is over."""
+        """Tokens that end an answer."""
         self.special_ids = special_ids
-        """Tokens that stand for no text: a grammar's text never has them in it."""
+        """Tokens that stand for no text. Texts that a grammar allows never contain them."""
         self.fingerprint = fingerprint
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids; special tokens that the text spells out are recognised unless `special` is False."""
+        """Return token ids. Special tokens that the text spells out are recognised, unless `special` is False."""
         return self._codec.encode(_unicode(text), special=special)
 
     def own_encoder(self) -> Callable[[str], list[int]]:
-        """An `encode` without special tokens."""
+        """Return a function that encodes text and does not recognise special tokens."""
         return lambda text: self._codec.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens; bytes that are no UTF-8 give U+FFFD."""
+        """Return the text of tokens. Bytes that are not UTF-8 become U+FFFD."""
         return self._codec.decode(self._checked(tokens))
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for: part of a character, perhaps."""
+        """Return the bytes of a token. They may be only part of a character."""
         self._checked([token])
         return self._codec.token_bytes(token)
 
-    def cut(self, text: str) -> Cut | None:
-        """Where the beginning of a text may be cut: its pieces give the tokens of the whole, whatever follows.
+    def cut(self, text: str) -> TextCut | None:
+        """Return a place where a text may be cut, whatever text follows. None: there is no such place yet.
 
         `encode(text[:cut.end]) + encode(text[cut.resume:] + more) == encode(text + more)`, with special tokens.
         """
@@ -112,7 +112,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The prompt that the model was trained to see for these messages."""
+        """Return the prompt for these messages, in the format that the model was trained on."""
         return self._chat.render(messages, tools, add_generation_prompt, variables=variables)
 
     def chat_tokens(
@@ -125,13 +125,14 @@ class Tokenizer:
         variables: Mapping[str, Any] = MappingProxyType({}),
         checkpoint: Callable[[], None] = lambda: None,
     ) -> list[int]:
-        """The tokens of that prompt: special tokens are those that the template writes, messages and tools are text.
+        """Return the tokens of a chat's prompt. Only the template can write special tokens. All other parts are text.
 
-        `after_answer`: those that follow an answer of the assistant's: they end it, and go on with the messages.
-        What the template writes at the top of a conversation is in the file already: Invalid where that would change.
-        `checkpoint` is called before each rendering, of which there may be dozens: what it raises ends the call.
+        `after_answer`: the tokens follow an answer of the assistant. They end the answer, and continue with the
+        messages. The file already has the top of the conversation. Invalid: the messages would change the top.
+        `checkpoint` is called before each rendering. Dozens of renderings are possible. An exception from it ends the
+        call.
         """
-        now = local_time()  # the template runs several times, and has to see the same
+        now = local_time()  # the template runs several times, and must see the same time
 
         def render(messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
             checkpoint()
@@ -142,13 +143,13 @@ class Tokenizer:
         prompt = self._marks.render(render, messages, tools)
         if not prompt.hidden:
             tokens = self.encode(prompt.text)
-            # Where a tokenizer normalizes what it looks for, there may be more special tokens than are spelled out.
+            # A tokenizer that normalizes text may find more special tokens than the text spells out.
             if sum(token in self.special_ids for token in tokens) == len(self._marks.whole_in(prompt.text)):
                 return tokens
         return self._codec.encode_parts(self._parts(prompt))
 
     def _next_turn(self, render: Render, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-        """Give the text that a template writes behind an answer, the same however many turns were before."""
+        """Return the tokens behind an answer. Invalid: with more turns, the template writes other text there."""
         answer = self._marks.word()
         turn = [_ASKED, {"role": "assistant", "content": answer}]
         earlier = [_ASKED, {"role": "assistant", "content": "x"}]
@@ -163,7 +164,7 @@ class Tokenizer:
             raise Invalid(f"the model's tokenizer joins an answer and what ends it: {_WHOLE_CONVERSATION}")
         return tokens[len(before) :]
 
-    def _parts(self, prompt: Prompt) -> list[Part]:
+    def _parts(self, prompt: MarkedPrompt) -> list[Part]:
         parts = self._codec.split(_unicode(prompt.text))
         return [prompt.shown(part) if isinstance(part, str) else part for part in parts]
 
@@ -185,16 +186,16 @@ def _unicode(text: str) -> str:
 def _check_top(
     render: Render, turn: list[dict[str, Any]], messages: list[dict[str, Any]], tools: list[Any] | None, top: str
 ) -> None:
-    """Refuse messages and tools that a template shows before an answer: that part is in the file already."""
+    """Refuse messages and tools that change the text before an answer: the file already has this text."""
 
     def top_of(messages: list[dict[str, Any]]) -> str | None:
-        """Without tools. None: the template refuses such messages."""
+        """Return the prompt before the answer, without tools. None: the template refuses the messages."""
         try:
             return _around(render([*turn, *messages], None), turn[-1]["content"])[0]
         except Invalid:
             return None
 
-    # Some write the last answer in another way, its thoughts for example.
+    # Some templates write the last answer differently, for example with its thoughts.
     known = [known for known in (top_of([]), top_of([_ASKED])) if known is not None]
     if top in known:
         return
@@ -212,7 +213,7 @@ def _check_top(
 
 
 def _around(text: str, answer: str) -> tuple[str, str]:
-    """Give the parts of a text before an answer and behind."""
+    """Return the text before an answer and the text behind it."""
     if text.count(answer) != 1:
         raise Invalid(_NOT_SHOWN)
     before, _, behind = text.partition(answer)
@@ -220,7 +221,7 @@ def _around(text: str, answer: str) -> tuple[str, str]:
 
 
 def _halves(parts: list[Part], answer: str) -> tuple[list[Part], list[Part]]:
-    """Give the parts up to the end of an answer, and those behind."""
+    """Return the parts up to the end of an answer, and the parts behind it."""
     texts = [part for part in parts if isinstance(part, str)]
     if sum(text.count(answer) for text in texts) != 1:
         raise Invalid(_NOT_SHOWN)
@@ -230,7 +231,7 @@ def _halves(parts: list[Part], answer: str) -> tuple[list[Part], list[Part]]:
 
 
 class ByteCodec:
-    """A token for each byte, then `<bos>`, `<eos>`, `<pad>`: the tiny model's vocabulary."""
+    """The tiny model's vocabulary: a token for each byte, then `<bos>`, `<eos>`, `<pad>`."""
 
     BOS, EOS, PAD = 256, 257, 258
     VOCAB_SIZE = 259
@@ -265,12 +266,12 @@ class ByteCodec:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < self.BOS else self._TEXT_OF.get(token, b"")
 
-    def cut(self, text: str) -> Cut | None:
+    def cut(self, text: str) -> TextCut | None:
         return self._CUTTER.find(text)
 
 
 def fingerprint(*parts: Iterable[str]) -> str:
-    """A hash over lists of strings, in order; each string and each list is delimited by its length."""
+    """Return a hash of lists of strings, in order. The hash covers the length of each list and each string."""
     digest = hashlib.blake2b(digest_size=32)
     for part in parts:
         encoded = [text.encode() for text in part]

@@ -1,11 +1,12 @@
-"""The control files: `.symphony` in the root of the mount, found by name but not listed.
+"""The control files: `.symphony` in the root of the mount. A lookup finds `.symphony`, but listings of the root leave
+it out.
 
     model, metrics          what is running, and how it is doing
-    proc/PID/status         one connected program; its owner's affair
-    text/...                the directories and KV files of the mount once more, with the texts of the contexts
+    proc/PID/status         one connected program; readable by its owner alone
+    text/...                mirrors the directories and KV files of the mount; a file's bytes are its context as text
 
-Nothing is stored here. The number of a control file says what it is, so nothing has to be remembered of what the kernel
-knows, and a number whose program or KV file has gone is no file any more.
+The daemon stores no control file. An inode number alone identifies its control file, so the daemon keeps no table of
+the numbers that the kernel knows. A request with the number of a program or KV file that is gone gets an error.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from kvfs.pages.holdings import Holdings, Kind
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
 
 CONTROL_ROOT = 1 << 62
-"""Inode numbers from here on are control files, and numbers of handles are open ones."""
+"""The lowest inode number of control files, and the lowest number of their handles."""
 
 _MODEL, _METRICS, _PROCESSES = CONTROL_ROOT + 1, CONTROL_ROOT + 2, CONTROL_ROOT + 3
 _TEXT_BIT = 1 << 61
 _PROCESS_BIT = 1 << 60
 _TEXT = CONTROL_ROOT | _TEXT_BIT
-"""Plus the number of the inode whose text it is."""
+"""Base of the inode numbers of texts. The number of a text is this base plus the number of the inode that it mirrors.
+"""
 _PROCESS = CONTROL_ROOT | _PROCESS_BIT
-"""Plus twice the process number; one more for its status."""
+"""Base of the inode numbers below `proc`. The number of a directory is this base plus twice the process number. The
+`status` in the directory has the next number.
+"""
 _TEXT_ROOT = _TEXT + ROOT_NUMBER
 
 _FIXED = {b"model": _MODEL, b"metrics": _METRICS, b"proc": _PROCESSES, b"text": _TEXT_ROOT}
@@ -55,7 +59,7 @@ class Attributes(NamedTuple):
 
     number: int
     mode: int
-    """With the file type."""
+    """The mode, with the file type."""
     nlink: int
     uid: int
     gid: int
@@ -66,7 +70,7 @@ class Attributes(NamedTuple):
 
 
 class ControlTree:
-    """Every control file of one mount, by inode number. Owned by the trio thread."""
+    """Every control file of one mount, by inode number. The trio thread owns the tree."""
 
     def __init__(self, fs: FileSystem, files: ControlFiles) -> None:
         self._fs = fs
@@ -80,7 +84,7 @@ class ControlTree:
     # Names and attributes
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """The file of that name, `.` and `..` too. The root's `.symphony` is found here as well."""
+        """Return the attributes of the file with that name, including `.`, `..` and the root's `.symphony`."""
         if parent == ROOT_NUMBER and name == CONTROL_NAME:
             return self.attributes(CONTROL_ROOT)
         number = parent if name == b"." else self._parent(parent) if name == b".." else self._child(parent, name)
@@ -89,7 +93,7 @@ class ControlTree:
         return self.attributes(number)
 
     def attributes(self, number: int) -> Attributes:
-        """The answer of `stat(2)` for a control file, or NotFound."""
+        """Return the answer of `stat(2)` for a control file, or raise NotFound."""
         if number & _TEXT_BIT:
             return self._text_attributes(number)
         if number & _PROCESS_BIT:
@@ -100,18 +104,20 @@ class ControlTree:
         return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._document(number)()))
 
     def end_of_listing(self, number: int) -> int:
-        """The place behind the last name that a directory has now."""
+        """Return the place that follows the last name in the directory now."""
         return self._tree.order(self._mirrored(number)).end if number & _TEXT_BIT else CONTROL_ROOT
 
     def listing(self, number: int, start: int, end: int) -> Iterator[tuple[int, bytes, int]]:
-        """Places, names and numbers in a directory from a place on, without `.` and `..`."""
+        """Yield place, name and inode number of each directory entry with a place from `start` to `end - 1`, without
+        `.` and `..`.
+        """
         if number & _TEXT_BIT:
             found = self._tree.order(self._mirrored(number)).between(start, end)
             return ((place, name, _TEXT + inode.number) for place, name, inode in found if _is_mirrored(inode))
         return ((place, name, found) for place, name, found in self._own_names(number) if start <= place < end)
 
     def _own_names(self, number: int) -> list[tuple[int, bytes, int]]:
-        """As `listing`, of a directory that mirrors no other."""
+        """Return place, name and inode number of every entry of a directory outside the text view."""
         if number == CONTROL_ROOT:
             return [(place, *each) for place, each in enumerate(_FIXED.items(), FIRST_PLACE)]
         if number == _PROCESSES:
@@ -123,17 +129,19 @@ class ControlTree:
         raise NotFound(f"control file {number - CONTROL_ROOT} is not a directory")
 
     def inode_behind(self, number: int) -> Inode:
-        """The inode that a file or directory of the text view mirrors; what else is here can't be changed."""
+        """Return the inode that a file or directory of the text view mirrors. Other control files can't be changed."""
         if number & _TEXT_BIT:
             return self._mirrored(number)
         raise NotPermitted("control files can't be changed")
 
     def inode_around(self, number: int) -> Inode:
-        """The inode whose space a control file takes: of a text, that of its KV file."""
+        """Return the inode whose space `statfs(2)` shows. For a text, this is the inode that it mirrors. Else it is the
+        root.
+        """
         return self._mirrored(number) if number & _TEXT_BIT else self._tree.root
 
     def truncate(self, number: int, size: int) -> None:
-        """As `truncate(2)` on a text: whole entries are kept."""
+        """Shorten a text as `truncate(2)` does. Entries are kept whole."""
         inode = self.inode_behind(number)
         kv = self._mirrored_kv(inode)
         if any(isinstance(handle, TextHandle) and handle.is_writing(inode) for handle in self._handles):
@@ -147,7 +155,7 @@ class ControlTree:
     # Open files
 
     async def open(self, number: int, flags: int, uid: int, pid: int) -> ControlHandle:
-        """Open a file for process `pid` of `uid`. The kernel has checked that it may."""
+        """Open a file for process `pid` of `uid`. The kernel has checked the permission."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if number & _TEXT_BIT:
             return await self._open_text(number, flags, uid, pid, writes=writes)
@@ -158,16 +166,16 @@ class ControlTree:
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, creds: Credentials, pid: int
     ) -> tuple[ControlHandle, Attributes]:
-        """A new, empty KV file under a new name of the text view, open for writing."""
+        """Make an empty KV file under a new name in the text view, and open its text for writing."""
         directory = self.inode_behind(parent)
         require_directory(directory, name)
         if _is_scratch(name, flags):
             raise NotPermitted(
-                f"{shown(name)}: is a file that an editor makes for itself, and no text: write a new text with O_WRONLY"
+                f"{shown(name)}: the text view takes no temporary files of editors: write a new text with O_WRONLY"
             )
         existing = directory.entries.get(name)
         if existing is not None and not flags & os.O_EXCL:
-            if _is_mirrored(existing):  # made since the kernel looked: ESTALE makes it look again
+            if _is_mirrored(existing):  # made since the kernel's lookup, so ESTALE makes the kernel repeat it
                 raise SymError("the name was made meanwhile", errno.ESTALE)
             raise Exists(f"{shown(name)}: a file that is no KV file has this name")
         holdings = self._writer_of(creds.uid)
@@ -177,7 +185,7 @@ class ControlTree:
         return handle, self.attributes(_TEXT + opened.inode.number)
 
     def close(self) -> None:
-        """The mount is gone, and with it every handle."""
+        """Close every handle, because the mount is gone."""
         for handle in tuple(self._handles):
             handle.close()
 
@@ -186,7 +194,7 @@ class ControlTree:
         return handle
 
     def _writer_of(self, uid: int) -> Holdings:
-        """OverQuota: the user may write no text more."""
+        """Return the holdings of the user. Raise OverQuota if the user may have no further text open for writing."""
         holdings = self._fs.pool.accounts.of(uid).holdings
         holdings.require(Kind.TEXT)
         return holdings
@@ -234,7 +242,7 @@ class ControlTree:
         return self._tree.get(number - _TEXT)
 
     def _mirrored_kv(self, inode: Inode) -> KvFile:
-        if not isinstance(inode.content, KvFile):  # it was truncated to nothing since the kernel looked, or removed
+        if not isinstance(inode.content, KvFile):  # emptied or removed since the kernel's lookup
             raise SymError(f"inode {inode.number} is no KV file any more", errno.ESTALE)
         return inode.content
 
@@ -254,14 +262,16 @@ class ControlTree:
         )
 
     def _process(self, number: int) -> int:
-        """The process number of its directory or status, or NotFound."""
+        """Return the process number of a `proc` directory or of its `status`, or raise NotFound."""
         pid = (number - _PROCESS) // 2
         if pid not in self._files.processes():
             raise NotFound(f"process {pid} is not connected any more")
         return pid
 
     def _status(self, pid: int, since_ns: int) -> str:
-        """Of the program that began then: another one may have its process number now."""
+        """Return the status of the program that began at `since_ns`. Raise NotFound if another program has its process
+        number by now.
+        """
         process = self._files.processes().get(pid)
         if process is None or process.since_ns != since_ns:
             raise NotFound(f"process {pid} is not connected any more")
@@ -282,7 +292,7 @@ class ControlTree:
         return Attributes(number, mode, nlink, root.uid, root.gid, size, now, now, self._since_ns)
 
     def _document(self, number: int) -> Callable[[], bytes]:
-        """The function that makes a file's bytes."""
+        """Return the function that makes the bytes of a control file."""
         if number == _MODEL:
             return partial(self._documents.get, _MODEL, self._files.model)
         if number == _METRICS:
@@ -297,10 +307,11 @@ class ControlTree:
 
 
 def _is_scratch(name: bytes, flags: int) -> bool:
-    """Whether a new file is a temporary, swap or backup file of a program that saves another one.
+    """Whether a new file is a temporary, swap or backup file of a program that saves another file.
 
-    Their makers read them, too, or refuse links (mkstemp does both, vim one of them), or name them so. What writes a
-    text does neither. Refused at once, they go elsewhere, or their program says so: none could be removed here.
+    Such a program opens the file for reading, too, or refuses links, or gives the file a typical name. mkstemp does the
+    first two, and vim does one of them. A program that writes a text does none of the three. The text view can't remove
+    files, so it refuses to make temporary files. The program then makes the file elsewhere, or reports the error.
     """
     is_read = flags & os.O_ACCMODE != os.O_WRONLY
     return bool(is_read or flags & os.O_NOFOLLOW or name.endswith(b"~") or (name[:1] == name[-1:] == b"#"))

@@ -1,9 +1,10 @@
-"""Control files that are made when they are read, and how much of the daemon they take.
+"""Documents: control files whose bytes are made when they are read, with limits on the time and memory that they cost.
 
-Time: a document is made anew for each reader while that takes a tenth of the daemon's time at most. Beyond it, readers
-share the last one: it is as old then as ten times what it takes to make it.
+Time: as long as making documents takes at most a tenth of the daemon's time, each reader gets a new document. Beyond
+this limit, readers share the last document. Its age is at most ten times the time that making it takes.
 
-Memory: a document is kept by those that have read a part of it, of each user by `MAX_PARTLY_READ` at most.
+Memory: a handle keeps its document until the document is read to its end. Each user may have at most `MAX_PARTLY_READ`
+handles that keep a document.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from functools import partial
 from libsym.errors import OverQuota
 
 MAX_PARTLY_READ = 256
-"""Open files of one user that have more to tell of what was read."""
+"""The most handles of one user that keep a document because it was read only in part."""
 
 _SHARE = 0.1
 _BURST_S = 0.25
-"""Of making documents, after a rest: some hundred of them."""
+"""Seconds that may be spent on documents at once after a pause: enough for about a hundred documents."""
 _MAX_SHARED = 1024
-"""Documents of which the last one is kept."""
+"""The most documents that are kept for sharing."""
 
 
 class Documents:
@@ -35,7 +36,7 @@ class Documents:
         self._partly_read = Counter[int]()
 
     def get(self, key: Hashable, make: Callable[[], str]) -> bytes:
-        """The document of a key: a new one where time is left for it, else the last."""
+        """Return a new document for the key if the time budget allows it, else the last document for the key."""
         began_s = self._clock()
         self._spare_s = min(_BURST_S, self._spare_s + _SHARE * (began_s - self._at_s))
         self._at_s = began_s
@@ -48,7 +49,7 @@ class Documents:
         return document
 
     def hold(self, uid: int) -> Callable[[], None]:
-        """Count a document that a user has read in part; what is returned takes it back."""
+        """Count a document that a user has read in part. Return a function that undoes the count."""
         if self._partly_read[uid] >= MAX_PARTLY_READ:
             raise OverQuota(
                 f"uid {uid} has read {MAX_PARTLY_READ} control files in part: read them to the end, or close them"

@@ -1,4 +1,4 @@
-"""Open control files: documents that are made when they are read, and texts that grow."""
+"""Handles of control files. Documents are made when they are read. Texts may grow while they are open."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ class ControlHandle(Protocol):
     """An open control file."""
 
     async def read(self, offset: int, size: int) -> bytes:
-        """As `pread(2)`."""
+        """Read as `pread(2)` does."""
         ...
 
     async def write(self, offset: int, data: bytes) -> int:
-        """As `pwrite(2)`: how many bytes were taken."""
+        """Write as `pwrite(2)` does. Return the number of bytes written."""
         ...
 
     async def flush(self, pid: int) -> None:
-        """Process `pid` closed a descriptor."""
+        """Finish all writes, because process `pid` has closed a descriptor."""
         ...
 
     async def sync(self) -> None:
-        """As `fsync(2)`, of what is behind it."""
+        """Make the file behind the handle durable, as `fsync(2)` does."""
         ...
 
     async def release(self) -> None:
-        """The last descriptor was closed."""
+        """Free the handle's resources after its last descriptor was closed."""
         ...
 
     def close(self) -> None:
-        """The mount is gone: give up at once what `release` would."""
+        """Free the handle's resources at once, because the mount is gone."""
         ...
 
 
 class Document:
-    """A file that is made at the first read, and again at one that goes back from the end."""
+    """A file whose bytes are made at the first read. A reader that has reached the end and reads again from the start
+    gets new bytes.
+    """
 
     def __init__(
         self, make: Callable[[], bytes], hold: Callable[[], Callable[[], None]], closed: Callable[[ControlHandle], None]
     ) -> None:
-        """`hold`: count what is kept; what it returns takes that back."""
+        """`hold` counts one more kept document, and returns a function that undoes the count."""
         self._make = make
         self._hold = hold
         self._closed = closed
         self._data: bytes | None = None
-        """Documents that a reader has read in part."""
+        """The document, if the reader has read only a part of it; else None."""
         self._let_go: Callable[[], None] | None = None
         self._end = 0
-        """Of what was read to the end."""
+        """Length of the document that was last read to its end; 0: no document was read to its end."""
 
     async def read(self, offset: int, size: int) -> bytes:
         if self._data is None and offset >= self._end > 0:
@@ -78,10 +80,10 @@ class Document:
         raise NotPermitted("control files can't be changed")
 
     async def flush(self, pid: int) -> None:
-        """Nothing was written."""
+        """Do nothing, because no program can write to a document."""
 
     async def sync(self) -> None:
-        """There is nothing to keep."""
+        """Do nothing, because a document is never stored."""
 
     async def release(self) -> None:
         self.close()
@@ -92,7 +94,7 @@ class Document:
 
 
 class TextHandle:
-    """An open file of the text view: reads follow the context as it grows, writes go to its end."""
+    """An open file of the text view. A read returns text that the context has now. A write appends to the context."""
 
     def __init__(
         self,
@@ -112,11 +114,11 @@ class TextHandle:
         self._closed = closed
         self._appends = appends
         self._start = 0
-        """Bytes of text that were there before the first write."""
+        """Number of bytes of text that the file had before the first write."""
         self._tree.opened(inode)
 
     def is_writing(self, inode: Inode) -> bool:
-        """Whether text has been written through it to this file."""
+        """Whether this handle has written text to that inode."""
         return self._writer is not None and self._inode is inode and self._writer.has_begun
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -129,7 +131,8 @@ class TextHandle:
         if not self._writer.has_begun:
             content = self._inode.content
             self._start = self._view.size(content) if isinstance(content, KvFile) else 0
-        # With O_APPEND the offset is the kernel's guess at the end, which knows nothing of what others append.
+        # With O_APPEND the kernel sets the offset to the end of the file that it knows. But programs also append by
+        # calls, which the kernel does not see.
         if not self._appends and offset != self._start + self._writer.num_bytes:
             raise not_at_end(self._tree.path_of(self._inode))
         return await self._writer.write(data)
@@ -161,5 +164,5 @@ class TextHandle:
 
 
 def not_at_end(name: object) -> NotSupported:
-    """The error for a write that is no append."""
+    """Return the error for a write that does not append."""
     return NotSupported(f"{name}: text can only be appended to a context, or replace all of it")

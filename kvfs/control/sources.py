@@ -1,6 +1,6 @@
-"""What the control files need from the rest of the house: facts to show, a tokenizer, and a way to prefill.
+"""Protocols by which control files get what they need from other packages: facts to show, a tokenizer, and prefill.
 
-`ControlFiles` and `Prefill` are satisfied by the scheduler, by structure; `symphony` wires them.
+The scheduler has classes that satisfy `ControlFiles` and `Prefill` by structure; `symphony` wires them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from libsym.errors import SymError
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A connected program, and whose it is."""
+class ConnectedProgram:
+    """A connected program, with its owner."""
 
     uid: int
     gid: int
@@ -24,61 +24,66 @@ class Process:
 
 
 class Prefill(Protocol):
-    """Tokens on their way into one KV file, in batches with everybody else's."""
+    """A queue of tokens to append to one KV file. Steps compute them in batches with the calls of programs."""
 
     @property
     def num_queued(self) -> int:
-        """Tokens that were appended here and are not computed yet."""
+        """Number of tokens that were appended to this queue and are not computed yet."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Queue some more."""
+        """Queue tokens after all tokens that were queued before."""
         ...
 
     async def wait(self, num_queued: int) -> None:
-        """Return when no more than so many are queued; raise what made it fail."""
+        """Wait until at most `num_queued` tokens are queued. If a batch has failed, raise its error."""
         ...
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Forget what is queued; call `then` as soon as no step works on the file."""
+        """Drop the queued tokens. Call `then` as soon as no step works on the file for this queue."""
         ...
 
 
 class ControlFiles(Protocol):
-    """What `.symphony` shows, and how its text view tokenizes and prefills."""
+    """The scheduler as the control files see it: facts for `.symphony`, a tokenizer, and prefill for the text view."""
 
     def model(self) -> str: ...
 
     def metrics(self) -> str: ...
 
-    def processes(self) -> Mapping[int, Process]:
+    def processes(self) -> Mapping[int, ConnectedProgram]:
         """Every connected program, by process number."""
         ...
 
     def status(self, pid: int) -> str:
-        """What one of them has and does; NotFound when it has gone."""
+        """Return the text of a program's `status` file, or raise NotFound if the program has ended."""
         ...
 
     @property
     def token_lengths(self) -> IntArray:
-        """Bytes of text that each token of the vocabulary stands for."""
+        """Number of bytes of text of each token in the vocabulary."""
         ...
 
     def text_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The text of tokens; from any thread."""
+        """Return the text of tokens. Any thread may call this."""
         ...
 
     def num_hidden_bytes(self, first_token: int) -> int:
-        """How many bytes of a text's first token are not shown: some families put a space in front of a text."""
+        """Return the number of bytes that a text hides at its beginning. In some families of models, the first token
+        begins with a space that is not part of the text.
+        """
         ...
 
     def tokenize(self, text: str, *, is_whole: bool) -> tuple[list[int], str]:
-        """The tokens of a text, and what is left of it: nothing if it is whole; from any thread.
+        """Return the tokens of a text, and the rest of the text that is not tokenized yet. Any thread may call this.
 
-        Of a text that goes on, only the part is tokenized that gives the same tokens whatever follows.
+        If `is_whole`, the rest is empty. Else more text may follow, and only the part whose tokens further text cannot
+        change is tokenized.
         """
         ...
 
     def prefill(self, file: OpenKv, pid: int, failed: Callable[[SymError], None]) -> Prefill:
-        """Begin to append to a file for process `pid`; `failed` is called at most once, when a batch has failed."""
+        """Return a queue that appends to a file for process `pid`. If a batch fails, `failed` is called once, with the
+        error.
+        """
         ...

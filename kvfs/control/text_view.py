@@ -1,7 +1,7 @@
-"""The text of KV files, read as bytes at offsets: sizes for `stat`, pieces for `read`.
+"""Text view: shows KV files as text. It has the size of the text for `stat`, and reads pieces at byte offsets.
 
-Where each entry's text ends is remembered with a version of a file and grows with it: so the size of a long context
-costs nothing once it is known, and a piece in the middle is found without its beginning. The text itself is not kept.
+For each version of a file, the view remembers the byte at which each entry's text ends. So the size of a long context
+is known at once, and a piece in the middle is found without decoding the beginning. The view does not keep the text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
 _INLINE_TOKENS = 4096
-"""Pieces of up to so many tokens are put together at once (0.3 ms), longer ones in a worker."""
+"""A piece of up to this many tokens is decoded by the trio thread (0.3 ms), a longer piece by a worker."""
 
 
 class _Ends:
-    """Where the text of each entry ends, in bytes from the beginning of the file's text."""
+    """For each entry of a file, the offset in the file's text at which the entry's text ends, in bytes."""
 
     __slots__ = ("_values", "num_entries")
 
@@ -38,7 +38,7 @@ class _Ends:
 
     @property
     def last(self) -> int:
-        """Bytes of the whole text."""
+        """Length of the whole text in bytes."""
         return int(self._values[self.num_entries - 1]) if self.num_entries else 0
 
     def extend(self, lengths: IntArray) -> None:
@@ -61,15 +61,15 @@ class TextView:
         self._ends: WeakKeyDictionary[KvFile, _Ends] = WeakKeyDictionary()
 
     def size(self, kv: KvFile) -> int:
-        """Bytes of the text as it is now."""
+        """Return the current length of the text in bytes."""
         return self._known(kv).last
 
     def entries_within(self, kv: KvFile, size: int) -> int:
-        """How many entries have their text within the first `size` bytes."""
+        """Return the number of entries whose text lies within the first `size` bytes."""
         return int(np.searchsorted(self._known(kv).values, size, side="right"))
 
     async def read(self, kv: KvFile, offset: int, size: int) -> bytes:
-        """As `pread(2)`, of the text as it is now."""
+        """Read the current text as `pread(2)` does."""
         ends = self._known(kv)
         stop_at = min(offset + size, ends.last)
         if offset >= stop_at:
@@ -78,7 +78,7 @@ class TextView:
         first = int(np.searchsorted(values, offset, side="right"))
         stop = int(np.searchsorted(values, stop_at, side="left")) + 1
         tokens = _tokens(kv.table, first, stop)
-        # Counted from the end: the first token's text may be shown in part.
+        # Count offsets from the end of the decoded text, because the beginning of a file's first token may be hidden.
         begin, end = offset - int(values[stop - 1]), stop_at - int(values[stop - 1])
         if len(tokens) <= _INLINE_TOKENS:
             text = self._files.text_bytes(tokens.tolist())
@@ -87,12 +87,12 @@ class TextView:
         return text[len(text) + begin : len(text) + end]
 
     def _known(self, kv: KvFile) -> _Ends:
-        """The ends of every entry that the file has now."""
+        """Return the ends of all entries that the file has now."""
         ends = self._ends.get(kv)
         if ends is None:
             ends = self._ends[kv] = _Ends()
         table = kv.table
-        ends.num_entries = min(ends.num_entries, kv.fewest)  # what was cut away meanwhile may have become another text
+        ends.num_entries = min(ends.num_entries, kv.fewest)  # entries after a cut may have other text now
         kv.fewest = table.length
         if ends.num_entries < table.length:
             tokens = _tokens(table, ends.num_entries, table.length)
@@ -104,7 +104,7 @@ class TextView:
 
 
 def _tokens(table: PageTable, first: int, stop: int) -> IntArray:
-    """The tokens of entries first to stop - 1, as an array of the caller's own."""
+    """Return the tokens of entries `first` to `stop - 1`, as a new array."""
     first_page = first // PAGE_ENTRIES
     pages = table.pages[first_page : pages_for(stop)]
     begin = first_page * PAGE_ENTRIES

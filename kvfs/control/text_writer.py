@@ -1,17 +1,18 @@
-"""Writing text into a context: `cat handbook.md > /kv/.symphony/text/handbook.kv`.
+"""Writer of text to a context: `cat handbook.md > /kv/.symphony/text/handbook.kv`.
 
-The text is tokenized and computed while it is being written. What it becomes does not depend on how the writes were
-cut: only what tokenizes the same whatever follows goes on its way at once. A FLUSH (a descriptor was closed: there may
-be more of them) and an FSYNC tokenize the rest as well; should more text follow, that rest is taken back and tokenized
-again together with it.
+The daemon tokenizes and computes the text while a program writes it. The tokens do not depend on how the program
+divides the text into writes: the writer queues a token only when no further text can change it. At a FLUSH (a program
+closed one of the descriptors) or an FSYNC, the writer also tokenizes the rest of the text. If more text follows, the
+writer removes the tokens of that rest, and tokenizes the rest again together with the new text.
 
-It is all or nothing: when the pool is full, a step fails, the text is too long or no UTF-8, or the writer dies by a
-signal, then everything that was written through this handle goes away, and with it the file if the handle made it. (The
-file stays if there is more in it, or if others have it open, perhaps to write.)
-A writer that dies between two writes shows only in the way it exits: so the FLUSH of a process that a signal is killing
-counts as an interruption, if it is the last one. A RELEASE without any FLUSH is one, too: the writer died while it was
-opening the file, and never had a descriptor to close. So is a write that was interrupted and never repeated: it leaves
-a hole in the text.
+A write of a text succeeds or fails as a whole. The writer fails if the pool is full, a step fails, the text is too long
+or not UTF-8, or a signal kills the program. Then all text of this handle is removed. If the file was made for this
+handle, the file is removed, too, unless it has other entries or another program has it open.
+
+If a program is killed between two writes, the daemon notices only at the program's exit. So the last FLUSH counts as an
+interruption if it is from a process that a signal is killing. A RELEASE without any FLUSH also counts as one: the
+program died during the open, before it had a descriptor to close. A write that was interrupted and never repeated
+counts, too, because a part of the text is missing.
 """
 
 from __future__ import annotations
@@ -32,40 +33,43 @@ from libsym.errors import Invalid, OverQuota, SymError
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_TOKENS = 4096
-"""A write waits while more than this is on its way: eight full steps, so the decoder never runs dry."""
+"""A write waits while more tokens than this are queued. This number is enough for eight full steps, so the decoder
+never has to wait for tokens.
+"""
 
 _PIECE_BYTES = 16 << 10
-"""A long write is taken in pieces, so that it can wait, and be interrupted, in between."""
+"""Size of the pieces into which a long write is divided. The write can wait and be interrupted between two pieces."""
 
 _INLINE_CHARS = 2048
-"""Texts up to here are tokenized at once (0.2 ms), longer ones in a worker."""
+"""A text of up to this many characters is tokenized by the trio thread (0.2 ms), a longer text by a worker."""
 
 _CHAR_BYTES = 4
-"""Of a character in memory, at most."""
+"""The most bytes that one character takes in memory."""
 
 _SHRINKAGE = 4
-"""A text may be that much longer than its tokens' texts together: composing it (NFC) takes bytes away."""
+"""The largest ratio of a text's length to the length of its tokens' texts. NFC composition makes a text shorter."""
 
 _NAME_AND_WRITER = 2
-"""Users of a file's content when nobody else has it open."""
+"""The number of users of a file's content if only this writer has the file open: the name and the writer."""
 
 _ROOT = Credentials(0, 0)
 
 
 class TextWriter:
-    """Text that an open file description writes to the end of a KV file."""
+    """Writer that appends the text of one open file description to a KV file."""
 
     def __init__(
         self, fs: FileSystem, files: ControlFiles, handle: OpenKv, holdings: Holdings, *, is_new: bool, pid: int
     ) -> None:
-        """Takes over `handle`. `is_new`: it was made for this writer, and goes with it when that fails.
+        """Take over `handle`, which the writer will close. `is_new`: the file was made for this writer, and is removed
+        if the writer fails.
 
-        `holdings`: of the user who writes, with room for a text.
+        `holdings` are the holdings of the user, which have room for one more text.
         """
         self._holdings = holdings
         holdings.charge(Kind.TEXT)
         self._held_bytes = 0
-        """Of pending text, beyond the weight of a text."""
+        """Number of bytes charged for pending text, in addition to the fixed charge for a text."""
         self._fs = fs
         self._files = files
         self._handle = handle
@@ -73,28 +77,32 @@ class TextWriter:
         self._prefill = files.prefill(handle, pid, self._fail)
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._pending = ""
-        """Text that is not tokenized yet, because what follows may change its tokens."""
+        """Text that is not tokenized yet, because the text that follows may change its tokens."""
         self._rest: tuple[str, int] | None = None
-        """Text that the last FLUSH or FSYNC tokenized all the same, and how many tokens it gave."""
+        """Text that the last FLUSH or FSYNC tokenized although more text may follow, and the number of its tokens."""
         self._first = handle.table.length
         self._cuts = handle.content.cuts
         self._num_tokens = 0
         self.has_begun = False
         self.num_bytes = 0
-        """Taken so far."""
+        """Bytes of text that the writer has accepted so far."""
         self._max_pending = _SHRINKAGE * int(files.token_lengths.max()) * fs.volume.model.max_positions
         self._lock = trio.Lock()
         self._is_torn = False
-        """A write was interrupted, and not repeated since."""
+        """Whether a write was interrupted, and the program has not repeated that write since."""
         self._is_killed = True
-        """The last FLUSH came from a process that a signal is killing; or there was none, and nothing was written."""
+        """Whether the last FLUSH was from a process that a signal was killing. Also true before the first FLUSH or
+        write.
+        """
         self._error: SymError | None = None
         self._gone = trio.Event()
 
-    # What the mount calls
+    # Methods for the mount
 
     async def write(self, data: bytes) -> int:
-        """Take text; wait while too much is on its way. How many bytes were taken: fewer if it was interrupted."""
+        """Accept text, and wait while too many tokens are queued. Return the number of bytes accepted, which is smaller
+        than the data after an interruption.
+        """
         async with self._lock:
             self._require_good()
             if not self.has_begun:
@@ -106,7 +114,7 @@ class TextWriter:
                     await self._prefill.wait(MAX_QUEUED_TOKENS)
                     await self._take(data[taken : taken + _PIECE_BYTES])
                     taken = min(taken + _PIECE_BYTES, len(data))
-            except trio.Cancelled:  # the only await that can be cancelled is the wait: nothing is taken by halves
+            except trio.Cancelled:  # only the wait can be cancelled, so no piece is taken in part
                 self._is_torn = True
                 if not taken:
                     raise
@@ -116,10 +124,12 @@ class TextWriter:
             return taken
 
     async def flush(self, pid: int) -> None:
-        """Process `pid` (0: unknown) closed a descriptor. Wait until all is computed, or raise and leave nothing."""
+        """Note that process `pid` (0: unknown) closed a descriptor. Wait until all text is computed. On failure, remove
+        the text and raise.
+        """
         self._is_killed = is_killed(pid)
         if self._is_killed:
-            return  # nobody looks at the answer; if this was the last descriptor, `release` comes next
+            return  # a dying process ignores the answer; `release` follows the last close
         try:
             async with self._lock:
                 await self._finish()
@@ -131,8 +141,8 @@ class TextWriter:
             raise
 
     async def settle(self) -> None:
-        """Wait until all is computed that was taken, but for the end where that is no whole character yet, or raise
-        and leave nothing.
+        """Wait until all accepted text is computed. On failure, remove the text and raise. If the text ends in an
+        incomplete character, or a write was interrupted, wait only for the tokens that are queued already.
         """
         try:
             async with self._lock:
@@ -146,7 +156,7 @@ class TextWriter:
             raise
 
     async def release(self) -> None:
-        """The last descriptor was closed: what is not whole by now never will be."""
+        """End the text after the last descriptor was closed. If the text is incomplete, the writer fails."""
         try:
             if self._is_killed:
                 self._fail(_interrupted())
@@ -159,14 +169,14 @@ class TextWriter:
             self.close()
 
     def close(self) -> None:
-        """Give the file back, once no step works on it. Without a `flush` before, the rest of the text is left out."""
+        """Close the file as soon as no step works on it. Text that is still pending is dropped."""
         self._prefill.stop(self._over)
 
     def _over(self) -> None:
         self._holdings.let_go(Kind.TEXT, num_bytes=self._held_bytes)
         self._fs.kv_close(self._handle)
 
-    # The way of the text
+    # From text to tokens
 
     async def _take(self, data: bytes) -> None:
         self._reopen_rest()
@@ -185,7 +195,7 @@ class TextWriter:
         self._held_bytes = held_bytes
 
     async def _finish(self) -> None:
-        """Tokenize what is left and wait until everything is computed."""
+        """Tokenize the pending text, and wait until all tokens are computed."""
         self._require_good()
         if self._is_torn:
             raise self._failure(_interrupted())
@@ -198,7 +208,9 @@ class TextWriter:
         await self._prefill.wait(0)
 
     async def _queue(self, *, is_whole: bool) -> None:
-        """Send the tokens of the pending text on their way, as far as they are certain."""
+        """Queue the tokens of the pending text. Without `is_whole`, queue only the tokens that further text cannot
+        change.
+        """
         text = self._pending
 
         def tokenize() -> tuple[list[int], str]:
@@ -221,13 +233,13 @@ class TextWriter:
             self._prefill.append(tokens)
 
     def _reopen_rest(self) -> None:
-        """More text follows after a FLUSH or an FSYNC: take back what was tokenized only for want of it."""
+        """Remove the tokens of the rest that a FLUSH or FSYNC tokenized, because more text follows that rest."""
         if self._rest is None:
             return
         text, num_tokens = self._rest
         self._rest = None
         table = self._handle.table
-        if table.reservation is None and self._is_last(self._num_tokens):  # else others went on from it
+        if table.reservation is None and self._is_last(self._num_tokens):  # else another program changed the file
             self._fs.kv_truncate(self._handle, table.length - num_tokens)
             self._cuts = self._handle.content.cuts
             self._num_tokens -= num_tokens
@@ -244,7 +256,7 @@ class TextWriter:
         return error
 
     def _fail(self, error: SymError) -> None:
-        """The end: leave nothing of what was written."""
+        """Fail for good, and remove all text of this writer."""
         if self._error is not None:
             return
         self._error = error
@@ -253,30 +265,36 @@ class TextWriter:
         self._prefill.stop(self._take_back)
 
     def _remove_if_own(self) -> None:
-        """Remove the file that was made for this writer, unless others have a part in it."""
+        """Remove the file that was made for this writer, unless another program has the file open or appended to it."""
         inode, content = self._handle.inode, self._handle.content
         is_own = not content.table.length or (not self._first and self._is_last(self._num_computed))
         if self._is_new and is_own and inode.content is content and content.users == _NAME_AND_WRITER:
             self._is_new = False
             try:
                 self._fs.kv_remove_open(_ROOT, self._handle)
-            except SymError as error:  # it has other names now, which the writer did not give it
+            except SymError as error:  # a program has given the file further names
                 log.warning("%s: an incomplete text stays: %s", self._name, error, extra={"file": self._name})
 
     def _take_back(self) -> None:
-        """No step works on the file: cut away what was computed, unless others went on from it."""
+        """Cut off the writer's computed entries, unless another program has appended after them. No step works on the
+        file now.
+        """
         if self._num_computed and self._is_last(self._num_computed):
             self._fs.kv_truncate(self._handle, self._first)
-        self._remove_if_own()  # only now does it show where a step was working on the file
+        self._remove_if_own()  # if a step was working on the file, it can be removed only now
         self._gone.set()
 
     @property
     def _num_computed(self) -> int:
-        """The writer's tokens in calls that are over; one that is not may have left entries, too."""
+        """Number of the writer's tokens whose calls have ended. A call under way may already have appended more
+        entries.
+        """
         return self._num_tokens - self._prefill.num_queued
 
     def _is_last(self, num_tokens: int) -> bool:
-        """Whether the file ends in so many tokens of the writer's: after a cut by others, the length does not tell."""
+        """Whether the file consists of the entries before this text and `num_tokens` tokens of the writer. The length
+        alone does not show this, because another program may have cut the file and appended to it.
+        """
         content = self._handle.content
         return content.cuts == self._cuts and content.table.length == self._first + num_tokens
 
@@ -290,11 +308,13 @@ class TextWriter:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether a signal is ending this process or thread: the kernel shows its number as the exit code by then."""
+    """Whether a signal is killing this process or thread. The kernel shows the signal in the exit code before the
+    process has ended.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return bool(int(fields[-1]) & 0x7F)
-    except (OSError, IndexError, ValueError):  # gone, or not to be seen from here
+    except (OSError, IndexError, ValueError):  # the process has ended, or the daemon can't see it
         return False
 
 

@@ -1,4 +1,4 @@
-/* Accounts: what they are charged for pages, and whether there is room for more. */
+/* Accounts: charges for pages and files, and checks of quotas. */
 
 #include "inside.h"
 
@@ -27,7 +27,7 @@ static _Bool refuse(const core_account *account, int64_t num_bytes, int64_t num_
     return 0;
 }
 
-/* So many bytes, and the names of so many files. */
+/* Return whether the account itself has room for `num_bytes`, and for the names of `num_files`. */
 static _Bool may_have(const core_account *account, int64_t num_bytes, int64_t num_files) {
     int64_t names = core_names_bytes(account->num_files);
     int64_t most = account->most_bytes - account->page_bytes - account->other_bytes - names;

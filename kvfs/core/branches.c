@@ -1,13 +1,14 @@
-/* Branches: files without a name that one handle has. Most live for a call or two, and Python never hears of them. */
+/* Branches: files without a name that one handle has open. Most branches exist for one or two calls, and Python has no
+ * objects for them. */
 
 #include "inside.h"
 
 #include <math.h>
 #include <time.h>
 
-/* Of kvfs/heat.py. */
+/* The same values as in kvfs/volume/heat.py. */
 static const double HALF_LIFE_S = 60, USE_S = 1;
-/* With less than one frame in so many free, Python says what may be reserved: see `Room`. */
+/* While at most 1 frame in MEMORY_PART is free, Python decides what may be reserved: see scheduler/batch/room.py. */
 enum { MEMORY_PART = 16, MOST_AHEAD = 64 };
 
 static int64_t real_ns(void) {
@@ -24,7 +25,7 @@ void core_note_use(core_table *table, double now_s) {
     table->used_s = now_s;
 }
 
-/* Whoever has a name is to be among the files that are used: Python keeps those. */
+/* Put a file on the list of used files, for Python to read. Branches are left out. */
 static void tell_use(core_table *table) {
     core_pool *pool = table->pool;
     if (table->is_branch || table->is_used)
@@ -34,7 +35,8 @@ static void tell_use(core_table *table) {
     pool->used = table;
 }
 
-/* The names of all files take room on disk once there are many. */
+/* Return whether the name of one more file needs space on disk. The first CORE_FREE_NAMES files of all users need
+ * none. */
 static _Bool takes_names(const core_account *account) {
     int64_t num_files = account->total->num_files;
     return core_names_bytes(num_files + 1) != core_names_bytes(num_files);
@@ -45,7 +47,7 @@ static void note_gap(core_pool *pool, double gap_s) {
         pool->gaps_s[pool->num_gaps++] = gap_s;
 }
 
-/* The fork is a use of the source, too. */
+/* Note a fork, which counts as a use of its source. */
 static void note_fork(core_table *source, double now_s) {
     core_pool *pool = source->pool;
     source->hits++;
@@ -75,7 +77,7 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     if (forked)
         return forked == CORE_BROKEN ? CORE_BROKEN : CORE_COLD;
     core_table *branch = *at;
-    /* The pages are charged now: they and the name have to fit together. */
+    /* The pages are charged already, because pages and name have to fit into the quota together. */
     if (!core_has_room_for_files(maker->account, 1, 0) || add_row(branch, now_s))
         return core_table_close(branch) ? CORE_BROKEN : CORE_COLD;
     files->num_names -= is_named;
@@ -96,14 +98,15 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     return outcome;
 }
 
-core_outcome core_branch_reserve(core_table *branch, int32_t token, const int32_t *position, int64_t num_ahead) {
+core_outcome core_branch_reserve(core_table *branch, const int32_t *tokens, const int32_t *positions, int64_t num,
+                                 int64_t num_ahead) {
     core_pool *pool = branch->pool;
     int32_t stale[MOST_AHEAD / PAGE_SLOTS + 3];
-    if (pool->is_awaited || pool->row.went_down[branch->row] || num_ahead > MOST_AHEAD ||
+    if (pool->is_awaited || pool->row.went_down[branch->row] || num + num_ahead > MOST_AHEAD ||
         (pool->frames->num_free - pool->num_promised) * MEMORY_PART <= pool->frames->num_pages ||
-        core_reserve(branch, &token, position, 1, num_ahead))
+        core_reserve(branch, tokens, positions, num, num_ahead))
         return CORE_COLD;
-    if (core_num_there(branch) != core_num_needed(branch) || core_pages_to_zero(branch, 1 + num_ahead, stale)) {
+    if (core_num_there(branch) != core_num_needed(branch) || core_pages_to_zero(branch, num + num_ahead, stale)) {
         core_outcome outcome = core_abort(branch);
         return outcome ? outcome : CORE_COLD;
     }

@@ -1,4 +1,4 @@
-/* References to pages: how many there are of each, and how many pages have more than so many. */
+/* Counts of references to each page, and the number of pages with a count above a floor. */
 
 #include "counts.h"
 

@@ -5,22 +5,23 @@
 #include <stdint.h>
 
 typedef struct {
-    int32_t *of; /* a count a page */
+    int32_t *of; /* a count for each page */
     int64_t num_pages;
     int32_t floor;
-    int64_t num_above; /* pages with a higher count than `floor` */
+    int64_t num_above; /* pages with a count above `floor` */
     int64_t top;       /* no page from here on ever had a count */
 } page_counts;
 
-/* Each of these returns -1, and has changed nothing, where a number is no page's. */
+/* Each of these functions returns -1, and changes nothing, if a number in `pages` is not a page number. */
 
-/* Count each mention of a page: how many pages rise above the floor. */
+/* Add 1 to a page's count each time that `pages` names the page. Return how many pages rise above the floor. */
 int64_t counts_add(page_counts *counts, const int32_t *pages, int64_t num_pages);
 
-/* Take each mention back: how many pages fall to the floor. -2: a count is below zero now. */
+/* Subtract 1 from a page's count each time that `pages` names the page. Return how many pages fall to the floor. -2: a
+ * count is below zero now. */
 int64_t counts_subtract(page_counts *counts, const int32_t *pages, int64_t num_pages);
 
-/* How many of these pages have no count, each mentioned once. */
+/* Return how many distinct pages in `pages` have the count 0. */
 int64_t counts_num_new(page_counts *counts, const int32_t *pages, int64_t num_pages);
 
 #endif

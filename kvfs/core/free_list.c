@@ -1,8 +1,9 @@
-/* Free pages: a bit each, and a tree of blocks above them, 64 in one, that knows the longest runs.
+/* Free pages. The list has one bit for each page, and a tree of blocks above the bits. Each block has 64 parts, and
+ * stores its longest runs of free pages.
  *
- * The tree has five levels, whatever the capacity. To find a run looks at 64 blocks or words of each level, and so does a
- * change of pages of one block. So a call's work is bounded by the pages that it names. A set bit is a page that is taken:
- * what nobody took is memory of zeros that nobody touched.
+ * The tree has five levels, whatever the capacity. A search for a run examines 64 blocks or words of each level. A
+ * change to the pages of one block examines as many. So the number of pages that a call names bounds its work. A set
+ * bit means that the page is taken, so a new list consists of untouched memory.
  */
 
 #include "free_list.h"
@@ -12,11 +13,12 @@
 
 enum { FAN = 64, LEVELS = 5, SHIFT = 6 };
 
-/* Pages of one of the things that a block of this level consists of: words, or blocks of the level below. */
+/* Return the number of pages in each part of a block of this level. The parts are words, or blocks of the level
+ * below. */
 static int64_t width(int level) { return INT64_C(64) << SHIFT * level; }
 
 static int longest(uint64_t free) {
-    uint64_t runs[7] = {free}; /* runs[k]: where 2^k free pages begin */
+    uint64_t runs[7] = {free}; /* a bit of runs[k] is set where 2^k free pages begin */
     int k = 0;
     while (k < 5 && (runs[k + 1] = runs[k] & runs[k] >> (1 << k)))
         k++;
@@ -37,7 +39,7 @@ static free_runs of_word(uint64_t free) {
     return (free_runs){__builtin_ctzll(~free), __builtin_clzll(~free), longest(free)};
 }
 
-/* What a block consists of: words are put into `room`. */
+/* Return the parts of a block. On the lowest level they are words, whose runs are put into `room`. */
 static const free_runs *parts(const free_list *list, int level, int64_t block, free_runs room[FAN]) {
     if (level)
         return list->runs[level - 1] + block * FAN;
@@ -64,7 +66,7 @@ static free_runs of_block(const free_list *list, int level, int64_t block) {
     return (free_runs){begin < 0 ? run : begin, run, within};
 }
 
-/* Pages of one block of the lowest level have changed. */
+/* Update the tree after pages of one block of the lowest level have changed. */
 static void update(free_list *list, int64_t block) {
     for (int level = 0; level < LEVELS; level++, block /= FAN) {
         free_runs found = of_block(list, level, block), *known = list->runs[level] + block;
@@ -75,7 +77,7 @@ static void update(free_list *list, int64_t block) {
     }
 }
 
-/* Where `count` free pages begin in a word that has them. */
+/* Return where `count` free pages begin in a word. The word must have so many in a row. */
 static int first_in(uint64_t free, int64_t count) {
     for (int64_t length = 1, step; length < count; length += step) {
         step = length < count - length ? length : count - length;
@@ -84,7 +86,7 @@ static int first_in(uint64_t free, int64_t count) {
     return __builtin_ctzll(free);
 }
 
-/* The first page of the lowest run of so many free ones, which there is. */
+/* Return the first page of the lowest run of `count` free pages, which must exist. */
 static int64_t find(free_list *list, int64_t count) {
     int64_t at = 0;
     for (int level = LEVELS - 1; level >= 0; level--) {

@@ -12,25 +12,26 @@ typedef struct {
 typedef struct {
     int64_t num_pages, num_free;
     int64_t top;        /* no page from here on was ever taken */
-    int64_t num_looked; /* words and blocks that were looked at: the work, for tests */
-    uint64_t *taken;    /* a bit a page; those behind the last page are set */
-    free_runs *runs[5]; /* of blocks of 64^2, 64^3, … 64^6 pages */
+    int64_t num_looked; /* words and blocks that were examined: tests measure work by this */
+    uint64_t *taken;    /* one bit for each page; bits behind the last page are set */
+    free_runs *runs[5]; /* for each level: the runs of its blocks, of 64^2 to 64^6 pages */
 } free_list;
 
-/* All pages free; NULL: there is no memory. */
+/* Make a list with all pages free. NULL: there is no memory. */
 free_list *free_list_new(int64_t num_pages);
 void free_list_delete(free_list *list);
 
-/* Take `count` pages, as many as are free at least: the lowest run that fits, else the lowest pages. */
+/* Take `count` pages, which must be free: the lowest run that fits, else the lowest pages. */
 void free_list_take(free_list *list, int64_t count, int32_t *pages);
 
-/* The same, the lowest pages in any case. */
+/* Take the lowest `count` pages, whether or not they are a run. */
 void free_list_take_lowest(free_list *list, int64_t count, int32_t *pages);
 
-/* Make pages free, or taken; what is so already stays. -1 and nothing changed: a page is none. */
+/* Make pages free, or taken. Pages in that state already are left alone. -1: a number is not a page number, and nothing
+ * has changed. */
 int free_list_set(free_list *list, const int32_t *pages, int64_t num_pages, int are_free);
 
-/* Whether counts and blocks say what the bits say. */
+/* Return whether the counts and blocks agree with the bits. */
 int free_list_is_sound(const free_list *list);
 
 #endif

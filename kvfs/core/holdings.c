@@ -1,4 +1,4 @@
-/* Things that a user makes the daemon keep in its own memory. */
+/* Things that the daemon keeps in its own memory for a user, and their weights. */
 
 #include "core.h"
 
@@ -25,7 +25,8 @@ _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, in
         return 1;
     if (kind == CORE_FILE || kind == CORE_DOMAIN)
         return holdings->num_bytes + wanted <= most_lasting;
-    /* Files of before a smaller bound leave others their part: their owner could not remove them. */
+    /* The files may weigh more than a bound that was lowered. This excess does not count here, because the owner needs
+     * handles to remove files. */
     int64_t excess = holdings->bytes_of[CORE_FILE] + holdings->bytes_of[CORE_DOMAIN] - most_lasting;
     return holdings->num_bytes - (excess > 0 ? excess : 0) + wanted <= limit;
 }

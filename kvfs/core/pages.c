@@ -1,15 +1,9 @@
-/* Pages: given out, shared, and given back. */
+/* Pages: allocation, references, and release. */
 
 #include "inside.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-void core_close(core_pool *pool) {
-    core_tables_close(pool);
-    free(pool->left);
-    free(pool->scratch);
-}
 
 static void *grown(void *memory, int64_t *room, int64_t num, size_t item) {
     if (num <= *room)
@@ -27,6 +21,20 @@ _Bool core_has_memory(core_pool *pool, int64_t num) {
     core_left *left = grown(pool->left, &pool->left_room, pool->num_left + num, sizeof *left);
     pool->left = left ? left : pool->left;
     return (scratch && left) || !num;
+}
+
+_Bool core_has_slots(core_table *table, int64_t num) {
+    if (num <= table->room)
+        return 1;
+    int64_t room = num > 2 * (int64_t)table->room ? num : 2 * (int64_t)table->room;
+    int32_t *slots = realloc(table->slots, room * (sizeof *slots + 1));
+    if (!slots)
+        return 0;
+    memmove(slots + room, slots + table->room, table->room);
+    table->slots = slots;
+    table->stale = (uint8_t *)(slots + room);
+    table->room = room;
+    return 1;
 }
 
 void core_note_charge(core_pool *pool, core_account *account) {
@@ -111,7 +119,7 @@ core_outcome core_move(core_pool *pool, core_account *account, core_account *to,
     return outcome;
 }
 
-/* Frames of these pages are free; `frames` has room for them. */
+/* Free the frames of these pages; `frames` is scratch memory for `num` numbers. */
 static void free_frames(core_pool *pool, const int32_t *pages, int64_t num, int32_t *frames) {
     int64_t num_frames = 0;
     for (int64_t i = 0; i < num; i++) {
@@ -132,7 +140,7 @@ core_outcome core_give_frames(core_pool *pool, const int32_t *pages, int64_t num
     return CORE_DONE;
 }
 
-/* Nobody refers to the page: it keeps nothing. */
+/* Reset the columns of a page without references, and report its slot and advice in `left`. */
 static void forget(core_pool *pool, int32_t page) {
     page_columns *of = &pool->page;
     core_left left = {page, core_number(of->slot[page]), of->kept_until[page]};
@@ -160,7 +168,7 @@ core_outcome core_release(core_pool *pool, core_account *account, const int32_t 
     int64_t num_unused = 0;
     for (int64_t i = 0; i < num; i++)
         if (!refcount[pages[i]]) {
-            refcount[pages[i]] = -1; /* one that is named again is looked at once */
+            refcount[pages[i]] = -1; /* so that a second mention of the page is skipped */
             unused[num_unused++] = pages[i];
             forget(pool, pages[i]);
         }
@@ -169,7 +177,8 @@ core_outcome core_release(core_pool *pool, core_account *account, const int32_t 
     for (int64_t i = 0; i < num_unused; i++)
         refcount[unused[i]] = 0;
     free_frames(pool, unused, num_unused, unused + num);
-    if (pool->page.arena[unused[0]] != CORE_NO_ARENA) /* all of a file's are of one; those numbers are used once */
+    /* All pages of a file belong to one arena. Page numbers without an arena are never used again. */
+    if (pool->page.arena[unused[0]] != CORE_NO_ARENA)
         free_list_set(pool->numbers, unused, num_unused, 1);
     if (pool->is_awaited)
         pool->news |= CORE_RING;

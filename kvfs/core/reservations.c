@@ -1,23 +1,9 @@
-/* Reservations: room for entries behind a table's last, which become the file's as they are computed. */
+/* Reservations: room behind a table's last entry. Entries become part of the file when they are committed. */
 
 #include "inside.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-_Bool core_has_slots(core_table *table, int64_t num) {
-    if (num <= table->room)
-        return 1;
-    int64_t room = num > 2 * (int64_t)table->room ? num : 2 * (int64_t)table->room;
-    int32_t *slots = realloc(table->slots, room * (sizeof *slots + 1));
-    if (!slots)
-        return 0;
-    memmove(slots + room, slots + table->room, table->room);
-    table->slots = slots;
-    table->stale = (uint8_t *)(slots + room);
-    table->room = room;
-    return 1;
-}
 
 static int32_t page_at(const core_table *table, int64_t place) {
     return place == table->num_pages - 1 && table->target != CORE_NOBODY ? table->target : table->slots[place];
@@ -27,13 +13,13 @@ static _Bool is_in_memory(const core_pool *pool, int32_t page) {
     return core_number(pool->page.frame[page]) != CORE_NOBODY;
 }
 
-/* Bytes of the page are not of one owner alone. */
+/* Mark the page's frame as holding bytes of several owners. */
 static void mix(core_pool *pool, int32_t page) {
     if (is_in_memory(pool, page))
         pool->frame.bytes_in[core_number(pool->page.frame[page])] = CORE_SEVERAL;
 }
 
-/* An account appends to the page up to there, or takes that back. */
+/* Set the page's fill after an append by an account, or after the append was aborted. */
 static void set_fill(core_pool *pool, int32_t page, int fill, const core_account *account) {
     int32_t frame = core_number(pool->page.frame[page]);
     pool->page.fill[page] = fill;
@@ -46,7 +32,8 @@ int32_t core_position(const core_table *table, int64_t entry) {
     return entry < 0 ? -1 : table->pool->page.positions[page_at(table, entry / PAGE_SLOTS)][entry % PAGE_SLOTS];
 }
 
-/* Entries into pages that are reserved. Without tokens these are zeros, without positions they go on. */
+/* Write entries `first` to `stop` into reserved pages. Without tokens, write zeros. Without positions, continue from
+ * the position of the last entry. */
 static void write(core_table *table, int64_t first, int64_t stop, const int32_t *tokens, const int32_t *positions) {
     core_pool *pool = table->pool;
     int32_t position = core_position(table, first - 1);
@@ -61,7 +48,7 @@ static void write(core_table *table, int64_t first, int64_t stop, const int32_t 
     }
 }
 
-/* Entries are appended in place from `slot` on. */
+/* Append entries in place from `slot` on. */
 static void append_in_place(core_table *table, int32_t page, int slot) {
     page_columns *of = &table->pool->page;
     table->tail_page = table->marked_page = page;
@@ -70,13 +57,14 @@ static void append_in_place(core_table *table, int32_t page, int slot) {
     of->num_reserved[page] = PAGE_SLOTS - slot;
 }
 
-/* The copy's number lies behind the others'. */
+/* Put the number of the copy behind the other page numbers in `slots`. */
 static void put_target(core_table *table) {
     if (table->target != CORE_NOBODY)
         table->slots[table->num_reserved_pages] = table->target;
 }
 
-/* The first new page becomes the copy of the last page. All of that is copied where the new one has bytes of others. */
+/* Make the first new page the copy of the last page. The whole page is copied if the new one holds another account's
+ * bytes. */
 static void append_to_copy(core_table *table, int slot) {
     page_columns *of = &table->pool->page;
     int32_t place = table->num_pages, num_others = table->num_reserved_pages - place - 1;
@@ -168,7 +156,7 @@ void core_pin(core_table *table) {
     table->is_pinned = 1;
 }
 
-/* Nothing computes with these pages any more. */
+/* Unpin pages after the last computation with them. */
 static core_outcome unpin(core_pool *pool, const int32_t *pages, int32_t num) {
     double now = core_now_s();
     if (counts_subtract(&pool->pins, pages, num) < 0)
@@ -192,7 +180,8 @@ core_outcome core_unpin(core_table *table) {
     return unpin(table->pool, table->slots, core_num_needed(table));
 }
 
-/* What was overwritten, up to that place, holds bytes of the account alone; unless the file changed hands meanwhile. */
+/* The pages up to `stop` were overwritten. Mark them as holding only bytes of the account. If the file has a new owner
+ * by now, leave the marks as they are. */
 static void claim(core_table *table, int32_t stop) {
     core_pool *pool = table->pool;
     int64_t mark = core_mark(table->owner), *bytes_in = pool->frame.bytes_in;
@@ -208,7 +197,7 @@ static void claim(core_table *table, int32_t stop) {
         bytes_in[core_number(pool->page.frame[table->target])] = mark;
 }
 
-/* The copy takes the place of the page that it was made from. */
+/* Put the copy in the place of its source page. */
 static core_outcome replace_tail(core_table *table) {
     core_pool *pool = table->pool;
     int32_t *last = table->slots + table->num_pages - 1, source = *last;
@@ -227,7 +216,7 @@ core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) 
         return CORE_BROKEN;
     for (int32_t place = table->num_pages; place < num_pages; place++)
         if (!is_in_memory(pool, table->slots[place]) || (place >= table->num_zeroed && table->stale[place]))
-            return CORE_BROKEN; /* nobody can have computed it, or a page of others was not zeroed */
+            return CORE_BROKEN; /* the entry can't have been computed, or another account's bytes were not zeroed */
     if (table->target != CORE_NOBODY && !is_in_memory(pool, table->target))
         return CORE_BROKEN;
     if (!core_has_memory(pool, 1))
@@ -269,7 +258,7 @@ core_outcome core_abort(core_table *table) {
 
 void core_give_room(core_table *table, const int32_t *frames) {
     core_pool *pool = table->pool;
-    table->num_zeroed = table->num_pages; /* another frame may hold bytes of others */
+    table->num_zeroed = table->num_pages; /* the new frame may hold another account's bytes */
     if (table->target != CORE_NOBODY && !is_in_memory(pool, table->target)) {
         uint8_t is_stale;
         core_bind(pool, table->owner, &table->target, 1, frames++, &is_stale);

@@ -1,13 +1,13 @@
-/* Rows: files that somebody has, and when they were used. */
+/* Rows: files that programs have open, and when they were used. */
 
 #include "inside.h"
 
 #include <math.h>
 #include <string.h>
 
-/* What is shorter is the same use: a program in Python thinks for a millisecond or two between two tokens. */
+/* A shorter gap belongs to the same use: a program in Python takes a millisecond or two between two tokens. */
 static const double LEAST_GAP_S = 0.02;
-/* Of the last gap in the mean of a file's gaps. */
+/* Weight of the newest gap in the mean of a file's gaps. */
 static const double NEWS_SHARE = 0.25;
 
 core_outcome core_row_new(core_table *table, double now_s) {
@@ -52,11 +52,15 @@ double core_begin_use(core_pool *pool, int32_t row, double now_s) {
     of->went_down[row] = 0;
     if (gap_s < LEAST_GAP_S)
         return 0;
+    core_note_gap(of, row, gap_s);
+    return gap_s;
+}
+
+void core_note_gap(row_columns *of, int32_t row, double gap_s) {
     int64_t num_gaps = of->num_uses[row]++;
     of->latest_gaps_s[row][(num_gaps + 1) % LATEST_GAPS] = gap_s;
     double off_s = gap_s - of->gap_s[row], *spread_s = of->gap_spread_s + row;
     if (num_gaps > 1)
         *spread_s = num_gaps > 2 ? *spread_s + NEWS_SHARE * (fabs(off_s) - *spread_s) : fabs(off_s);
     of->gap_s[row] = num_gaps > 1 ? of->gap_s[row] + NEWS_SHARE * off_s : gap_s;
-    return gap_s;
 }

@@ -1,4 +1,4 @@
-/* Tables: which pages hold a file's entries, and how many entries there are. */
+/* Tables: the pages that hold a file's entries, and the number of entries. */
 
 #include "inside.h"
 
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SMALL = 64 }; /* page numbers: as much as a table keeps that is nobody's */
+enum { SMALL = 64 }; /* an unused table keeps memory for so many page numbers */
 
 double core_now_s(void) {
     struct timespec now;
@@ -23,12 +23,14 @@ static core_table *new_table(core_pool *pool) {
     return table;
 }
 
-void core_tables_close(core_pool *pool) {
+void core_close(core_pool *pool) {
     for (core_table *table = pool->tables, *older; table; table = older) {
         older = table->older;
         free(table->slots);
         free(table);
     }
+    free(pool->left);
+    free(pool->scratch);
 }
 
 core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena, int64_t length, const int32_t *pages,
@@ -79,7 +81,7 @@ void core_forget_table(core_table *table) {
     core_pool *pool = table->pool;
     table->account->num_tables--;
     table->generation++;
-    if (table->room > SMALL) { /* the next one may be small */
+    if (table->room > SMALL) { /* the next file with this table may be small */
         free(table->slots);
         table->slots = NULL;
         table->room = 0;

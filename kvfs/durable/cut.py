@@ -1,7 +1,8 @@
-"""A cut: what one commit makes durable, as it is at one instant. Taken on the trio thread, where nothing awaits.
+"""A cut: the changes that one commit makes durable, taken at one instant, on the trio thread without an await.
 
-What is known of an inode that has a row is `Known`; it changes when the commit has succeeded. Slots that the new rows
-need are needed from the cut on, those that only the old rows need until the commit is over.
+`Known` describes an inode as the index has it. The `Known` of an inode is replaced when a commit has succeeded. The
+slots in the cut's new rows count as needed as soon as the cut is taken. Slots that only the replaced rows name stay
+needed until the commit is over.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from libsym.abi import PAGE_ENTRIES
 
 NO_SLOTS: IntArray = np.empty(0, np.int32)
 NO_BYTES = -1
-"""In place of a backing file."""
+"""Number that stands for no backing file."""
 
 
 class Known(NamedTuple):
-    """An inode, as the index has it."""
+    """An inode as the index has it."""
 
     num_names: int
     backing: int = NO_BYTES
     kv: KvFile | None = None
-    """The version whose entries it has."""
+    """The version whose entries the index has."""
     length: int = 0
     full_length: int = 0
     identity: int = 0
@@ -57,30 +58,33 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class Cut:
-    """Rows that a commit writes, and work that is to be done when it is over."""
+    """The rows that a commit writes, and the facts that the end of the commit needs."""
 
     rows: Rows = field(default_factory=Rows)
     changes: list[NameChange] = field(default_factory=list)
     inodes: dict[Inode, int] = field(default_factory=dict)
-    """Taken from the journal."""
+    """Dirty inodes that the cut has taken from the journal."""
     known: dict[int, Known | None] = field(default_factory=dict)
-    """Inodes as they are to be known, by number; None: nothing more."""
+    """Inodes as the index will have them after this commit, by number. None: the index will have no row of the inode.
+    """
     versions: list[KvFile] = field(default_factory=list)
-    """Files whose entries it has."""
+    """KV files whose entries are in the cut."""
     new_slots: list[tuple[int, IntArray]] = field(default_factory=list)
-    """(identity, slots) that its rows need."""
+    """Slots that the cut's rows need, by identity."""
     old_slots: list[tuple[int, IntArray]] = field(default_factory=list)
     """Slots of the rows that this commit replaces."""
     xattrs: list[tuple[Xattrs, int | None]] = field(default_factory=list)
-    """Attributes that get a row of their own (by their `changes`), or lose it."""
+    """Attributes for which the cut writes a row of their own, with their `changes` at the time of the cut. None: the
+    cut removes the row.
+    """
     sums: SumsTaken = field(default_factory=list)
-    """Checksums of plain files that it has."""
+    """Checksums of plain files in the cut."""
     new_backing: list[str] = field(default_factory=list)
-    """Backing files that a row names and none has named before."""
+    """Backing files that a row of the cut names for the first time."""
     gone_backing: list[str] = field(default_factory=list)
-    """Backing files that no row names any more."""
+    """Backing files that no row names after the cut."""
     number: int = 0
-    """The last change when it was taken."""
+    """Number of the last change before the cut."""
 
     @property
     def is_empty(self) -> bool:
@@ -88,14 +92,14 @@ class Cut:
 
 
 def extent_of(content: Content | None) -> int:
-    """Return the extent of a sync that begins now: a KV file's entries, or a plain file's changes of bytes."""
+    """Return the extent that a sync of this content has to reach: a number of entries, or a plain file's `changes`."""
     if isinstance(content, PlainFile):
         return content.changes
     return 0 if content is None else content.table.length
 
 
 class Cutter:
-    """Takes cuts of one tree. Owned by the trio thread."""
+    """Takes the cuts of one tree. Owned by the trio thread."""
 
     def __init__(
         self,
@@ -106,29 +110,34 @@ class Cutter:
         bits: str,
         left_out: Callable[[Inode, Exception], None],
     ) -> None:
-        """`slots` by identity; `own` is that of the running model, and `bits` what its numbers' bits depend on.
+        """`slots` has the slots of each identity. `own` is the identity of the running model. `bits` is the mark of the
+        entries that this model computes.
 
-        `left_out`: told of each inode that a commit could not write.
+        `left_out` is called with each inode that a commit could not write, and the error.
         """
         self._pool = pool
         self._journal = journal
         self._slots = slots
         self._own = own
         self._bits = bits
-        self._gone_slots: list[tuple[int, int]] = []  # whose rows the next commit removes
+        self._gone_slots: list[tuple[int, int]] = []  # slots whose rows the next commit removes
         self.known: dict[int, Known] = {}
         self._kept_next_inode = 0
         self.sums = SumsCutter()
         self.named_elsewhere: set[int] = set()
-        """Inodes whose rows stay when their last name is gone: a damaged index has names that lead to them, too."""
+        """Inodes whose rows stay even if the tree has no name for them, because damaged rows of names also lead to
+        them.
+        """
         self._left_out = left_out
 
     def durable_length(self, kv: KvFile) -> int:
-        """Return how many of the file's first entries have slots."""
+        """Return how many of the file's first entries are in slots."""
         return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length)
 
     def is_ready(self, put: NamePut) -> bool:
-        """Whether the name may be committed: the file can be written, and has on disk what it had when it got it."""
+        """Return whether a put may be committed: its file can be written, and the entries that the file had at the time
+        of the put are on disk.
+        """
         if put.after in self._journal.left_out:
             return False
         needed = entries_needed(put)
@@ -140,7 +149,7 @@ class Cutter:
         return self.durable_length(kv) >= needed
 
     def unready(self, changes: Iterable[NameChange]) -> list[KvFile]:
-        """Files whose entries hold up these operations."""
+        """Return the files whose entries hold up these operations."""
         puts = [put for change in changes for put in change.puts if not self.is_ready(put)]
         return [put.after.content for put in puts if put.after is not None and isinstance(put.after.content, KvFile)]
 
@@ -148,7 +157,9 @@ class Cutter:
         return all(self.is_ready(put) for change in changes for put in change.puts)
 
     def holding_up(self, inode: Inode) -> list[KvFile]:
-        """Files whose entries have to be on disk before all of an inode's names can be; some, if they are many."""
+        """Return files whose entries must be on disk before all names of an inode can be committed. If many files hold
+        up the inode, return some of them.
+        """
         first = {change.number for change in self._journal.prefix(self.is_ready, self._journal.a_cut)}
         return self.unready(self._journal.closure([inode], first, self._journal.a_slice))
 
@@ -161,12 +172,14 @@ class Cutter:
         is_slice: bool = False,
         is_apart: bool = False,
     ) -> Cut:
-        """Take a cut: `wanted`, ready operations that its names depend on, the journal's first ones, and other inodes.
+        """Take a cut of the wanted inodes, the operations that their names depend on, the oldest operations, and other
+        dirty inodes.
 
-        Together the wanted inodes get a slice of operations: the last of many may have to ask again.
-        `is_slice`: a slice is taken from the front, too. `is_apart`: ready operations do not wait for unready ones.
+        All wanted inodes together get one slice of operations. If many inodes are wanted, the last of them may need
+        another cut. `is_slice`: take a whole slice of the oldest operations, more than an ordinary cut takes.
+        `is_apart`: ready operations do not wait for earlier ones that are not ready.
 
-        An inode that can't be written is left out, with the names that lead to it: then the cut is taken anew.
+        An inode that can't be written is left out with all names that lead to it, and the cut is taken anew.
         """
         wanted = [inode for inode in wanted if inode.names or inode.parent is not None]
         left_out = self._journal.left_out
@@ -194,7 +207,7 @@ class Cutter:
     def _take(
         self, wanted: list[Inode], num_others: int, num_first: int, *, is_apart: bool
     ) -> tuple[Cut, dict[Inode, Exception]]:
-        """A cut, apart from what concerns slots; and the inodes that it should have and can't."""
+        """Take a cut, without marking its slots as needed. Return the cut, and the inodes that could not be written."""
         left_out = self._journal.left_out
         cut = Cut(number=self._journal.number)
         if is_apart or left_out:
@@ -219,23 +232,23 @@ class Cutter:
         return cut, self._write_all(cut, written)
 
     def _write_all(self, cut: Cut, inodes: Iterable[Inode]) -> dict[Inode, Exception]:
-        """Write what can be written; the rest, each with the reason."""
+        """Put the rows of inodes into the cut. Return the inodes that can't be written, each with the error."""
         unwritable: dict[Inode, Exception] = {}
         for inode in inodes:
             try:
                 self._write(cut, inode)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this inode's alone
+            except Exception as error:  # noqa: BLE001 - any error concerns this inode alone
                 unwritable[inode] = error
         return unwritable
 
     def leave_out(self, unwritable: dict[Inode, Exception]) -> None:
-        """Commits go on without some inodes."""
+        """Leave inodes out of commits, so that other changes can be committed."""
         for inode, error in unwritable.items():
             self._journal.left_out[inode] = repr(error)
             self._left_out(inode, error)
 
     def try_again(self, inodes: Iterable[Inode]) -> None:
-        """Commits may have what they left out, as far as it can be written by now."""
+        """Try to write inodes that were left out. Inodes that can be written now take part in commits again."""
         left_out, trial = self._journal.left_out, Cut()
         tried = [inode for inode in inodes if inode in left_out]
         unwritable = self._write_all(trial, (inode for inode in tried if not is_gone(inode)))
@@ -245,7 +258,9 @@ class Cutter:
                 del left_out[inode]
 
     def left_out(self, wanted: Inode | None = None) -> Inode | None:
-        """An inode that commits leave out, if there is one: any, or one that holds up the names of `wanted`."""
+        """Return an inode that commits leave out, or None. With `wanted`, return only that inode, or an inode that its
+        names wait for.
+        """
         found = self._journal.left_out
         if wanted is None:
             return next((each for each in found if not is_gone(each)), None)
@@ -255,13 +270,15 @@ class Cutter:
         return next((each for each in (wanted, *(put.after for put in puts)) if each in found), None)
 
     def forget_slots(self, identity: int, slots: IntArray) -> None:
-        """Have the next commit remove the rows of slots that are free."""
+        """Have the next commit remove the rows of these slots, which are free now."""
         rows = self._slots[identity].recorded.intersection(slots.tolist())
         self._slots[identity].recorded -= rows
         self._gone_slots += [(identity, slot) for slot in rows]
 
     def _with_closures(self, prefix: list[NameChange], wanted: list[Inode]) -> list[NameChange]:
-        """The first operations, and of each inode what its names depend on, if that is ready and there is room."""
+        """Return `prefix` and the closures of wanted inodes. A closure that is not ready, or too long for the cut, is
+        left out.
+        """
         taken = {change.number: change for change in prefix}
         room = self._journal.a_slice
         for inode in wanted:
@@ -274,7 +291,7 @@ class Cutter:
         return [taken[number] for number in sorted(taken)]
 
     def _take_names(self, cut: Cut) -> list[Inode]:
-        """Rows of names; the inodes that the operations are about."""
+        """Put the rows of names into the cut. Return the inodes that the operations concern."""
         final: dict[tuple[int, bytes], Inode | None] = {}
         counts: dict[Inode, int] = {}
         for change in cut.changes:
@@ -319,12 +336,14 @@ class Cutter:
         cut.rows.gone_sums.append((number, 0))
 
     def _is_named(self, cut: Cut, inode: Inode) -> bool:
-        """Whether the inode has a name after this cut; the root needs none."""
+        """Whether the inode has a name after this cut. The root needs none."""
         known = cut.known.get(inode.number, self._known(inode))
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 
     def _gains(self, cut: Cut, inode: Inode) -> bool:
-        """Whether the index would have more of a dirty inode after this cut: on a full disk many lack their entries."""
+        """Whether a commit of a dirty inode would add anything to the index. On a full disk many dirty inodes only wait
+        until their entries are on disk.
+        """
         if inode not in self._journal.waiting:
             return self._is_named(cut, inode)
         content, known = inode.content, self._known(inode)
@@ -333,7 +352,7 @@ class Cutter:
         return not isinstance(content, PlainFile) or not content.is_dirty
 
     def _knows_bytes(self, cut: Cut, content: PlainFile) -> bool:
-        """Whether the index has a row that names the backing file, after this cut."""
+        """Whether the index has a row that names the backing file after this cut."""
         number = content.inode
         known = cut.known.get(number, self.known.get(number))
         return number in self.named_elsewhere or (known is not None and known.backing == content.number)
@@ -342,7 +361,9 @@ class Cutter:
         return self.known.get(inode.number, _UNKNOWN)
 
     def _write(self, cut: Cut, inode: Inode) -> None:
-        """The inode's row, and that of its entries if they are others than the index knows."""
+        """Put the inode's row into the cut. If the index has other entries than the file, put the version's row into
+        the cut, too.
+        """
         number, content = inode.number, inode.content
         old = cut.known.get(number) or self._known(inode)
         new = old
@@ -363,23 +384,27 @@ class Cutter:
         cut.rows.inodes.append((number, encode_inode(number, record)))
 
     def _write_xattrs(self, cut: Cut, inode: Inode) -> None:
-        """The row of attributes that are not in the inode's own."""
+        """If large attributes changed, put their own row into the cut. If attributes are no longer large, put the
+        removal of that row into the cut.
+        """
         xattrs, number = inode.xattrs, inode.number
         if xattrs.are_large and xattrs.kept != xattrs.changes:
             cut.rows.xattrs.append((number, encode_xattrs(number, xattrs)))
             cut.xattrs.append((xattrs, xattrs.changes))
-            xattrs.kept = -1 if xattrs.kept is None else xattrs.kept  # from now on there may be one
+            xattrs.kept = -1 if xattrs.kept is None else xattrs.kept  # from now on the index may have a row
         elif not xattrs.are_large and xattrs.kept is not None:
             cut.rows.gone_xattrs.append((number,))
             cut.xattrs.append((xattrs, None))
 
     def _may_show(self, kv: KvFile, old: Known) -> bool:
-        """Whether the index may know the version: a new one is shown with all the entries that it began with."""
+        """Whether the index may have the version. A new version enters the index only with all entries that it began
+        with.
+        """
         return old.kv is kv or self.durable_length(kv) >= min(kv.born_length, kv.table.length)
 
     def _version(self, cut: Cut, number: int, kv: KvFile, old: Known) -> Known:
-        """Where an append has copied the last page, the index has more of the file than its pages have slots for: none
-        of that is given up.
+        """Put a version's rows into the cut, unless the index has equal rows. After an append has copied the last page,
+        the pages may have slots for fewer entries than the index has. Then the index keeps its entries.
         """
         length, full_length = self.durable_length(kv), kv.table.length + kv.lost
         identity = self._own if kv.identity == OWN else kv.identity
@@ -408,7 +433,7 @@ class Cutter:
         return Known(old.num_names, NO_BYTES, kv, length, full_length, identity, slots, turns)
 
     def _record_slots(self, cut: Cut, identity: int, pages: IntArray, slots: IntArray) -> None:
-        """Rows of the slots that have none yet."""
+        """Put rows into the cut for slots that have no row yet."""
         pool, recorded = self._pool, self._slots[identity].recorded
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             if slot in recorded:
@@ -423,10 +448,10 @@ class Cutter:
             )
             recorded.add(slot)
 
-    # When the commit is over
+    # The end of a commit
 
     def succeeded(self, cut: Cut) -> None:
-        """The index says what the cut said."""
+        """Note that the commit succeeded: the index has the rows of the cut."""
         for number, known in cut.known.items():
             if known is None:
                 self.known.pop(number, None)
@@ -446,8 +471,8 @@ class Cutter:
                 self._journal.of_rest(inode)
 
     def knows(self, inode: Inode, extent: int) -> bool:
-        """Whether so much of what an inode has in it is on disk, or as many entries as there are left; nothing is
-        wanted of what has no name.
+        """Return whether an inode's content is on disk up to `extent`, or up to its end if the content is shorter now.
+        An inode without a name counts as kept.
         """
         content, known = inode.content, self.known.get(inode.number)
         if content is None or not inode.names:
@@ -457,7 +482,9 @@ class Cutter:
         return known is not None and known.kv is content and known.length >= min(extent, content.table.length)
 
     def failed(self, cut: Cut) -> list[tuple[int, IntArray]]:
-        """The index may or may not say it: gives the slots that are needed as long as that is not known."""
+        """Note that the index may or may not have the cut. Return the slots that stay needed until the next successful
+        commit.
+        """
         self._journal.give_back(cut.changes, cut.inodes)
         self.sums.not_committed(cut.sums)
         for row in cut.rows.slots:
@@ -471,7 +498,7 @@ class Cutter:
 
 
 def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:
-    """Yield all slots of each identity in one array: numpy counts many in the time that it takes for one."""
+    """Yield each identity with all its slots in one array, because numpy handles many slots in the time of one call."""
     for identity in {each for each, _ in slots}:
         yield identity, np.concatenate([some for each, some in slots if each == identity])
 

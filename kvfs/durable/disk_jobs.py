@@ -1,7 +1,7 @@
-"""Jobs of the disk in threads of their own: a disk that hangs fails those who wait, and holds up nobody else.
+"""Disk jobs, each in a thread of its own. If the disk hangs, only tasks that wait for a job fail. Other tasks go on.
 
-A job that somebody has stopped waiting for goes on: what it writes to is not used for anything else before it ends. So
-each is a task of the service, and those who want its result wait for that, for a time.
+A job continues after its caller has stopped waiting. The memory or slot that a job writes to is not reused before the
+job ends. So each job is a task of the service, and a caller waits for the job's end only for a limited time.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_JOBS = 16
-"""At a time; a hung disk leaves so many threads behind."""
+"""The most jobs that run at a time. If the disk hangs, up to this many threads are stuck."""
 
 
 class Job(Generic[T]):
-    """Something that is under way; `result` waits for it."""
+    """A job under way. `DiskJobs.wait` waits for it."""
 
     def __init__(self) -> None:
         self.is_over = trio.Event()
         self.has_ended = False
-        """No thread is at work for it; what follows it may be."""
+        """Whether the job's thread has ended. `then` may still be running."""
         self._result: list[T] = []
         self.error: Exception | None = None
-        """Why it gave nothing."""
+        """The exception of the job, if it failed."""
 
     def settle(self) -> T:
-        """What it gave, or raises. It is over."""
+        """Return the result of a job that is over, or raise its error."""
         if self.error is not None:
             raise self.error
         return self._result[0]
 
 
 class DiskJobs:
-    """The jobs of one state directory. `run` is the task that they are children of."""
+    """The jobs of one state directory. They are children of the task that runs `run`."""
 
     def __init__(self, where: str, deadline_s: float) -> None:
         self._where = where
@@ -52,7 +52,7 @@ class DiskJobs:
         self._is_ending = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """For ever. Cancelled, it waits for no thread."""
+        """Run as the parent task of all jobs until cancelled. Then return without waiting for a thread."""
         async with trio.open_nursery() as nursery:
             self._nursery, self._is_ending = nursery, False
             task_status.started()
@@ -62,8 +62,8 @@ class DiskJobs:
                 self._is_ending = True
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Call it on the trio thread, when whoever asks is not in the middle of something any more; not if the daemon
-        ends meanwhile, for then no job can be started.
+        """Call a function on the trio thread after the caller has yielded. While the daemon ends, the function is not
+        called, because no further job can start.
         """
 
         async def call() -> None:
@@ -74,7 +74,7 @@ class DiskJobs:
             self._nursery.start_soon(call)
 
     def start(self, function: Callable[[], T], then: Callable[[Job[T]], None] = lambda _job: None) -> Job[T]:
-        """Begin a job; `then` is called when it has ended, on the trio thread. The daemon ends: it never begins."""
+        """Begin a job. When the job ends, `then` is called on the trio thread. While the daemon ends, no job begins."""
         assert self._nursery is not None, "the storage is not running"
         job: Job[T] = Job()
         if not self._is_ending:
@@ -83,7 +83,7 @@ class DiskJobs:
         return job
 
     async def wait(self, job: Job[T]) -> T:
-        """What it gives, or raises. SymError, ETIMEDOUT: the disk does not answer."""
+        """Wait for a job. Return its result or raise its error. Raise ETIMEDOUT if the disk does not answer in time."""
         await self._until(job.is_over)
         return job.settle()
 
@@ -96,7 +96,7 @@ class DiskJobs:
         return len(self._under_way)
 
     async def idle(self) -> None:
-        """Return when every job has ended that was under way when this was called."""
+        """Wait for all jobs that are under way now."""
         for job in tuple(self._under_way):
             await self._until(job.is_over)
 
@@ -107,15 +107,15 @@ class DiskJobs:
         raise self.late()
 
     async def are_over(self) -> None:
-        """Return when no thread is at work any more. No job may be started meanwhile."""
-        turns = [object() for _ in range(MAX_JOBS)]
-        for each in turns:
+        """Wait until no thread runs a job. The caller must start no job meanwhile."""
+        places = [object() for _ in range(MAX_JOBS)]
+        for each in places:
             await self._limiter.acquire_on_behalf_of(each)
-        for each in turns:
+        for each in places:
             self._limiter.release_on_behalf_of(each)
 
     def late(self) -> SymError:
-        """For those who have waited too long."""
+        """Return the error for a wait that took too long."""
         return SymError(
             f"the disk below {self._where} has not answered for {self.deadline_s:g} s: what was asked for may or may "
             "not be on it",
@@ -124,15 +124,15 @@ class DiskJobs:
 
     async def _run(self, job: Job[T], function: Callable[[], T], then: Callable[[Job[T]], None]) -> None:
         try:
-            job._result.append(  # noqa: SLF001 - the two are one mechanism
+            job._result.append(  # noqa: SLF001 - both classes are one mechanism
                 await trio.to_thread.run_sync(function, limiter=self._limiter, abandon_on_cancel=True)
             )
-        except Exception as error:  # noqa: BLE001 - told to who waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting task
             job.error = error
         job.has_ended = True
         try:
             then(job)
         except Exception:
-            log.exception("what follows a job of the disk failed")
+            log.exception("the callback of a disk job failed")
         self._under_way.discard(job)
         job.is_over.set()

@@ -1,8 +1,9 @@
-"""The room that attributes and symbolic links leave the file system of the state.
+"""Disk room: limits the bytes of attributes and symbolic links, so that the state's file system keeps room for commits.
 
-An index without room for a commit can't be told what was removed, so nothing would ever make room again. Each commit
-has a job look how much is left; between two looks the growth of what is no page counts. Pages and plain files fill the
-rest as well: what removes them is a few rows, for which the index's log holds room.
+Without room for a commit the index could not record removals, so no room would ever become free. Each commit has a job
+measure the free bytes. Until the next measurement, the growth of all bytes outside of pages is subtracted. Pages and
+plain files may fill the rest of the disk: their removal takes only a few rows, and the index's log reserves room for
+these rows.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from libsym.errors import NoSpace
 log = logging.getLogger(__name__)
 
 RESERVE_BYTES = 32 << 20
-"""8 MiB of attributes wait for a commit at most; the index's log takes as much, and then the index."""
+"""Bytes that attributes and links must leave free. At most 8 MiB of attributes wait for a commit. Their commit needs as
+many bytes in the index's log, and as many again in the index.
+"""
 
 
 class DiskRoom:
-    """Room that a file system has left, as a job saw it last. On the trio thread, but for `_look`."""
+    """Free bytes of a file system, as a job last measured them. Only `_look` runs outside the trio thread."""
 
     def __init__(self, directory: Path, jobs: DiskJobs, other_bytes: Callable[[], int]) -> None:
-        """`other_bytes`: bytes that are no page's, those that no commit has included."""
+        """`other_bytes` returns the number of bytes outside of pages, including bytes that are not committed yet."""
         self._directory = directory
         self._jobs = jobs
         self._other_bytes = other_bytes
@@ -34,22 +37,24 @@ class DiskRoom:
         self._look(other_bytes())
 
     def require(self, num_bytes: int) -> None:
-        """NoSpace: attributes and links may not take so much more. The refusal has a job look again."""
+        """Raise NoSpace if attributes and links may not take `num_bytes` more bytes. After a refusal a job measures
+        again.
+        """
         there, other_bytes = self._seen
         left = there - max(0, self._other_bytes() - other_bytes)
         if left - num_bytes < RESERVE_BYTES:
             self.look_again(self._other_bytes())
             refusal = NoSpace(
-                f"the file system of {self._directory} has {left} bytes left, and attributes and links leave it "
-                f"{RESERVE_BYTES}, so that what is removed can be forgotten: remove files"
+                f"the file system of {self._directory} has {left} bytes left, and attributes and links must leave "
+                f"{RESERVE_BYTES} free, so that removals can be committed: remove files"
             )
             if not self._is_told:
                 self._is_told = True
-                log.warning("%s", refusal)  # who is refused sees ENOSPC, and df says that there is room
+                log.warning("%s", refusal)  # the program gets ENOSPC, although df shows room
             raise refusal
 
     def look_again(self, other_bytes: int) -> None:
-        """Have a job look: of what is no page's, the file system has so many bytes."""
+        """Have a job measure the free bytes. `other_bytes`: bytes outside of pages that the file system has by now."""
 
         def looked(job: Job[None]) -> None:
             self._is_looking = False

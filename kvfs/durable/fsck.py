@@ -1,9 +1,9 @@
-"""fsck of a state that no daemon uses: finds what is damaged, names the files concerned, and can keep the rest.
+"""fsck of a state that no daemon uses. fsck finds damage, names the damaged files, and can save all other files.
 
-1  rows of the index, from a copy: those that are as they were written     salvage.py, sound_rows.py
-2  slots that files need, and bytes of plain files: all are read           slot_survey.py, sums_survey.py
-3  what the rows say together, and what is to become of it                 mend.py
-4  with --repair: a new index in the place of the old one                  rewrite.py
+1  find the rows that are as they were written, in a copy of the index     salvage.py, sound_rows.py
+2  read all slots that files need, and the bytes of plain files            slot_survey.py, sums_survey.py
+3  compare the rows with each other, and plan the repaired index           mend.py
+4  with --repair: put a new index in the place of the old one              rewrite.py
 """
 
 from __future__ import annotations
@@ -35,20 +35,16 @@ class Report:
 
     findings: tuple[Finding, ...]
     num_files: int
-    """Regular files that there are, or that are left."""
+    """Number of regular files in the state. After a repair: number of files that are left."""
     num_pages: int
-    """Pages that were read."""
+    """Number of pages that were read."""
     is_repaired: bool
-
-    @property
-    def is_clean(self) -> bool:
-        return not any(finding.is_damage for finding in self.findings)
 
 
 def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress: Progress = _NO_PROGRESS) -> Report:
-    """Look at a whole state. SymError: that can't be done, or a daemon uses it.
+    """Check a whole state. Raise SymError if the state can't be read, or if a daemon uses it.
 
-    Without `repair` nothing of it is written. `quick`: pages are not read.
+    Without `repair`, fsck writes nothing. `quick`: pages are not read.
     """
     if not directory.is_dir() or not any((directory / each).exists() for each in (INDEX_NAME, REPAIRED_NAME, "slots")):
         raise NotFound(f"there is no state in {directory}: say which with --state")
@@ -57,7 +53,7 @@ def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress
         if repair:
             finish_repair(directory)
         begun = directory / REPAIRED_NAME
-        index = begun if begun.exists() else directory / INDEX_NAME  # what the next daemon will take
+        index = begun if begun.exists() else directory / INDEX_NAME  # the index that the next daemon will take
         found = stack.enter_context(salvage(index, quick=quick))
         rows = sound_rows(found)
         plan = _new_plan(directory, rows)
@@ -86,7 +82,9 @@ def _report(plan: Plan, surveys: dict[int, SlotSurvey], *, is_repaired: bool) ->
 
 
 def _new_plan(directory: Path, rows: SoundRows) -> Plan:
-    """With what has to be known before slots are read: what they are of. Their files say it as well as the index."""
+    """Return a plan with the facts of each identity, from the index or from the slot files. The facts are needed to
+    read pages.
+    """
     name = rows.about.get("uuid") or uuid_of(directory) or str(uuid.uuid4())
     facts = dict(rows.facts)
     needed = {version.identity for version in rows.versions.values()} | {*rows.slots}
@@ -110,7 +108,7 @@ def _of_index(found: Salvage) -> list[Finding]:
 
 
 def _unknown_slots(directory: Path, plan: Plan) -> list[str]:
-    """Files of slots of which the index knows nothing."""
+    """Return the names of slot files that the index does not know."""
     known = {f"{identity}.kv" for identity in plan.facts}
     slots = directory / "slots"
     return (

@@ -1,6 +1,6 @@
-"""What the pages of a slot file are of: the facts of the model that computed them, kept beside them.
+"""Facts of the model that computed the pages of a slot file. The facts are stored in the index and in the slot file.
 
-With these alone the files of another model, or of another precision, can be listed, moved, exported and removed.
+With these facts alone, the daemon can list, move, export and remove files of another model or another precision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvfs.images.model_facts import ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class KeptFacts:
-    """`ModelFacts` as they were when the pages were made."""
+    """`ModelFacts` at the time when the pages were made."""
 
     page_shape: tuple[int, int, int, int]
     dtype: str
@@ -38,13 +38,13 @@ class KeptFacts:
 
     def text(self) -> str:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(fields, separators=(",", ":"))  # in the order that images have
+        return json.dumps(fields, separators=(",", ":"))  # fields in the same order as in images
 
     @property
     def page_bytes(self) -> int:
         return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
 
     def is_of(self, facts: ModelFacts) -> bool:
-        """Whether that model can use the pages as they are."""
+        """Return whether a model can use the pages as they are."""
         mine = (self.identity, self.dtype, self.page_shape)
         return mine == (dict(facts.identity), facts.dtype, tuple(facts.page_shape))

@@ -1,15 +1,16 @@
-"""The index: an SQLite database that says what the state is. Slots and backing files mean nothing without it.
+"""The index: an SQLite database with the names and inodes of the state. Without the index, slots and backing files are
+useless.
 
-One connection reads, writes and checkpoints. A commit returns when it is on disk (`synchronous=FULL`). The format is
-the database's `user_version`: an older one is migrated, a newer one refused.
+One connection reads, writes and checkpoints. A commit returns when it is on disk (`synchronous=FULL`). The number of
+the format is the database's `user_version`. An older format is migrated, and a newer format is refused.
 
     about(key, value, row_check)                       next_inode; uuid
-    identities(id, facts, row_check)                   what pages are of: JSON
+    identities(id, facts, row_check)                   facts of the model that computed the pages: JSON
     inodes(number, record)                             `kvfs.durable.records`
     names(directory, name, number, row_check)
-    versions(number, record)                           of the inodes that are KV files: entries, and where turns begin
+    versions(number, record)                           of KV files: entries, and where turns begin
     slots(identity, slot, page_check, kept, entries, row_check)
-    xattrs(number, record)                             of the inodes that have many, which are not in their records
+    xattrs(number, record)                             of inodes whose attributes are too many for their records
     sums(number, part, record)                         of plain files: checksums of their bytes
 """
 
@@ -33,19 +34,23 @@ FORMAT_VERSION = 5
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 6 << 20
-"""Of the log: what it grows to before SQLite takes it in (1,000 pages), and half as much for when that has no room."""
+"""Size of the log: 4 MiB for the 1,000 pages after which SQLite checkpoints it, and 2 MiB in case a checkpoint lacks
+room.
+"""
 
 SPARE_PAGES = 1024
-"""Free pages that an index keeps for what comes next: 4 MiB."""
+"""Free pages of SQLite that an index keeps for later rows: 4 MiB."""
 PAGES_A_SLICE = 1024
-"""So many it gives back at once; a commit waits for that, some 20 ms."""
+"""The most pages of SQLite that one call of `shrink` frees. A commit waits for such a call, about 20 ms."""
 MOST_REWRITTEN_BYTES = 256 << 20
-"""Of an index of an older release: so much fits in memory, and a start takes some seconds longer."""
+"""The size up to which an index of an older release is rewritten. The rewriting is done in memory, and adds some
+seconds to the start.
+"""
 _INCREMENTAL = 2
 _SETTINGS = ("synchronous=FULL", "cache_size=-16384", f"journal_size_limit={LOG_BYTES}")
 
 APPLICATION_ID = 0x53594D4B
-"""`SYMK`: what file(1) may say."""
+"""`SYMK`: file(1) may recognise an index by it."""
 
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL, row_check INTEGER NOT NULL) WITHOUT ROWID;
@@ -67,7 +72,7 @@ Row = tuple[object, ...]
 
 @dataclass(slots=True)
 class Rows:
-    """Rows that one commit writes and removes, all or nothing."""
+    """Rows that one commit writes and removes. The commit succeeds or fails as a whole."""
 
     inodes: list[tuple[int, bytes]] = field(default_factory=list)
     gone_inodes: list[tuple[int]] = field(default_factory=list)
@@ -82,7 +87,7 @@ class Rows:
     gone_xattrs: list[tuple[int]] = field(default_factory=list)
     sums: list[tuple[int, int, bytes]] = field(default_factory=list)
     gone_sums: list[tuple[int, int]] = field(default_factory=list)
-    """From a part of a file's on."""
+    """Pairs of inode and part: the sums of that part and of all later parts are removed."""
     next_inode: int = 0
 
     @property
@@ -91,19 +96,21 @@ class Rows:
 
 
 class Index:
-    """An open index. Threads take turns."""
+    """An open index. One thread uses it at a time."""
 
     def __init__(self, path: Path, new_uuid: str | None = None) -> None:
-        """Opens it, or makes it where there is none. Invalid: it is of a newer release, or no index at all.
+        """Open the index, or make a new index. Raise Invalid if a newer release or another program wrote the file.
 
-        `new_uuid`: what a new one says in place of a uuid of its own.
+        `new_uuid`: the uuid of a new index; by default a random one.
         """
         self.path = path
         self._new_uuid = new_uuid or str(uuid.uuid4())
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._refusal = ""
         self.has_spare = False
-        """Whether the last commit has left pages to `shrink` by."""
+        """Whether the index had more than SPARE_PAGES free pages after the last commit. If so, `shrink` can return some
+        pages to the file system.
+        """
         try:
             _sync_log(path)
             self._database = _connect(path)
@@ -115,11 +122,13 @@ class Index:
             raise _failed("open", path, error) from error
 
     def _settle(self) -> None:
-        """Put on disk what a killed daemon wrote, before anybody builds on it: perhaps nobody synced it."""
+        """Copy the log into the database and sync it, before new writes. A killed daemon may not have synced its last
+        writes.
+        """
         try:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:  # the log was synced then; it is taken in later
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:  # the log is synced, and a later checkpoint copies it
                 raise
 
     def _prepare(self) -> None:
@@ -151,11 +160,11 @@ class Index:
             log.info("%s was of format %d, and is of format %d now", self.path, old, old + 1)
 
     def commit(self, rows: Rows) -> None:
-        """All of it is on disk when this returns; or an error, and none of it is."""
+        """Write all rows to disk, or raise an error and write none."""
         database = self._database
         self.require_commits()
         try:
-            with self._turn:
+            with self._lock:
                 database.execute("BEGIN IMMEDIATE")
                 try:
                     self._write(rows)
@@ -169,16 +178,18 @@ class Index:
             raise _failed("write", self.path, error) from error
 
     def xattrs(self, number: int) -> dict[bytes, bytes] | None:
-        """The attributes of an inode that are not in its record; None: it has no such row. EIO: they are damaged."""
+        """Return the attributes in an inode's row of attributes, or None if the inode has no such row. Raise EIO if
+        they are damaged.
+        """
         try:
             return self.read_xattrs(number)
         except Broken as error:
             raise SymError(f"{error}: {SEE_FSCK}", errno.EIO) from error
 
     def read_xattrs(self, number: int) -> dict[bytes, bytes] | None:
-        """Return the same as `xattrs`. Broken: they are damaged."""
+        """Return the same attributes as `xattrs`. Raise Broken if they are damaged."""
         try:
-            with self._turn:
+            with self._lock:
                 row = self._database.execute("SELECT record FROM xattrs WHERE number = ?", (number,)).fetchone()
             return None if row is None else decode_xattrs(number, row[0])
         except sqlite3.Error as error:
@@ -187,13 +198,16 @@ class Index:
             raise Broken(f"attributes of inode {number} are damaged ({error})") from error
 
     def shrink(self) -> bool:
-        """Give some free pages back to the file system; whether there are more to give. SymError: it can't be done."""
+        """Give some free pages of SQLite back to the file system. Return whether another call can give back more. Raise
+        SymError on failure.
+        """
         try:
-            with self._turn:
+            with self._lock:
                 spare = _pragma(self._database, "freelist_count") - SPARE_PAGES
                 if spare <= 0 or _pragma(self._database, "auto_vacuum") != _INCREMENTAL:
                     return False
-                # As a script: Python takes but the first step of a statement without columns, which is one page.
+                # This is run as a script, because Python steps a statement without columns only once, which would free
+                # one page.
                 self._database.executescript(f"PRAGMA incremental_vacuum({min(spare, PAGES_A_SLICE)})")
                 if spare > PAGES_A_SLICE:
                     return True
@@ -203,20 +217,20 @@ class Index:
         return False
 
     def _let_shrink(self) -> None:
-        """An index of an older release gets what lets it shrink: it is written anew, once, and while it is small."""
+        """Rewrite an index of an older release once, so that it can shrink. A large index stays as it is."""
         database = self._database
         if _pragma(database, "auto_vacuum") == _INCREMENTAL:
             return
         num_pages = _pragma(database, "page_count") - _pragma(database, "freelist_count")
         num_bytes = num_pages * _pragma(database, "page_size")
         if num_bytes > MOST_REWRITTEN_BYTES:
-            log.info("%s has %d bytes: it keeps the room of what is removed, for later use", self.path, num_bytes)
+            log.info("%s has %d bytes, too many to rewrite: freed space stays in it for reuse", self.path, num_bytes)
             return
-        database.execute("PRAGMA temp_store=MEMORY")  # what it says of prompts stays where it is
+        database.execute("PRAGMA temp_store=MEMORY")  # token ids of prompts must not get into temporary files
         try:
             database.execute("VACUUM")
-        except sqlite3.Error as error:  # damage is told of when it is read
-            log.info("%s keeps the room of what is removed, for later use: %s", self.path, error)
+        except sqlite3.Error as error:  # if the index is damaged, later reads report it
+            log.info("freed space stays in %s for reuse: %s", self.path, error)
         database.execute("PRAGMA temp_store=DEFAULT")
 
     def _write(self, rows: Rows) -> None:
@@ -241,25 +255,27 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (key, value, text_check(key, value)))
 
     def rows(self, table: str) -> list[Row]:
-        """Every row of a table. Broken: some can't be read."""
+        """Return every row of a table. Raise Broken if some can't be read."""
         try:
-            return self._database.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a name of ours
+            return self._database.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a constant name
         except sqlite3.Error as error:
             if _is_damage(error):
                 raise Broken(str(error)) from error
             raise _failed("read", self.path, error) from error
 
     def for_salvage(self) -> sqlite3.Connection:
-        """The database, to be read as far as that goes: a text that is none comes with replacements."""
+        """Return the database for a caller that reads as many rows as possible. In texts, bytes that are not UTF-8 are
+        replaced.
+        """
         self._database.text_factory = lambda text: text.decode("utf-8", "replace")
         return self._database
 
     def refuse_commits(self, why: str) -> None:
-        """Every commit fails from now on: SQLite could lose more by writing."""
+        """Make every commit fail from now on, because SQLite could destroy further rows by writing."""
         self._refusal = why
 
     def require_commits(self) -> None:
-        """EIO: commits are refused."""
+        """Raise EIO if commits are refused."""
         if self._refusal:
             raise SymError(f"nothing is kept: {self._refusal}: {SEE_FSCK}", errno.EIO)
 
@@ -272,7 +288,7 @@ class Index:
         return [] if found == ["ok"] else found
 
     def forget_lost_xattrs(self) -> set[int]:
-        """Remove attributes of inodes that are gone; the inodes whose attributes are left."""
+        """Remove attributes of inodes that no longer exist. Return the inodes that still have rows of attributes."""
         try:
             self._database.execute("DELETE FROM xattrs WHERE number NOT IN (SELECT number FROM inodes)")
             return {number for (number,) in self._database.execute("SELECT number FROM xattrs")}
@@ -280,12 +296,12 @@ class Index:
             raise _failed("read", self.path, error) from error
 
     def close(self) -> None:
-        """Everything is on disk already; what is left of the log is taken in."""
+        """Close the database, which checkpoints the rest of the log. All commits are on disk already."""
         self._database.close()
 
 
 def _sync_log(path: Path) -> None:
-    """Commits that are read are on disk: a daemon that was killed may have written the last one, and not synced it."""
+    """Sync the log, so that all commits in it are on disk. A killed daemon may not have synced its last commit."""
     log = Path(f"{path}-wal")
     try:
         with log.open("rb") as file:
@@ -297,14 +313,14 @@ def _sync_log(path: Path) -> None:
 
 
 def _hold_room(path: Path) -> None:
-    """The log has its room before it needs any: on a full disk, too, it is written what was removed. Else nothing could
-    be freed any more, for that waits until the index has forgotten it.
+    """Reserve room for the log, so that removals can be recorded even on a full disk. Otherwise no bytes could be
+    freed, because bytes are freed only when the index no longer names them.
     """
     log_path = Path(f"{path}-wal")
     try:
         with log_path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, LOG_BYTES)
-    except FileNotFoundError:  # it is made by the first commit
+    except FileNotFoundError:  # the first commit makes the log
         return
     except OSError as error:
         log.info("no room is held for %s: %s", log_path, error.strerror)
@@ -313,7 +329,7 @@ def _hold_room(path: Path) -> None:
 def _connect(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
-    # Exclusive: nobody else reads or checkpoints, and no shared memory is needed.
+    # In exclusive mode no other process reads or checkpoints, and SQLite needs no shared memory.
     for setting in ("locking_mode=EXCLUSIVE", f"auto_vacuum={_INCREMENTAL}", "journal_mode=WAL", *_SETTINGS):
         database.execute(f"PRAGMA {setting}")
     return database
@@ -328,7 +344,7 @@ _ERRNOS = {sqlite3.SQLITE_FULL: 28, sqlite3.SQLITE_IOERR: 5, sqlite3.SQLITE_READ
 
 def _is_damage(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or not code  # 0: a text that is none
+    return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or not code  # 0: a text is not UTF-8
 
 
 def _failed(verb: str, path: Path, error: sqlite3.Error) -> SymError:

@@ -1,12 +1,17 @@
-"""Journal: operations on names, in order, and inodes that differ from their rows: changes that the index lacks.
+"""Journal: changes that the index lacks. The journal consists of operations on names, oldest first, and of inodes that
+differ from their rows.
 
-A commit takes changes (`prefix`, `closure`), and gives them back if it fails. Operations are taken from the front, so
-that a crash leaves a state that the tree has had. An operation that gives a file a name waits until the entries that
-the file had at that moment are on disk. Later operations wait behind it. Only a sync overtakes them, with all that its
-inode depends on: an fsync waits for no other file's bytes.
+A commit takes changes (`prefix`, `closure`), and gives them back if it fails. The oldest operations are taken first, so
+that a crash leaves a state that the tree once had. An operation that gives a name to a file waits until the entries
+that the file had at that moment are on disk. Later operations wait behind it. Only a sync overtakes them: its commit
+takes all operations that its inode depends on. So an fsync never waits for the bytes of another file.
 
-A file that is gone takes its names out of the operations that gave them (`settle`). Entries of such a file will never
-be on disk. Until the operation that took a name away, the name leads where it led before.
+A file without names is gone, and its entries will never be on disk. So its names are removed from the operations that
+gave them (`settle`). Until the operation that removed such a name is committed, the name in the index leads to the same
+file as before.
+
+An operation also records that a directory becomes a domain or stops being one, in order with the operations on its
+names. So no crash leaves a file with names on both sides of a domain's boundary.
 """
 
 from __future__ import annotations
@@ -21,25 +26,29 @@ from heapq import heappop, heappush
 from itertools import islice, pairwise, takewhile
 from typing import Any, Protocol, TypeAlias
 
-from kvfs.bell import Bell
+from kvfs.base.bell import Bell
 from kvfs.names.content import KvFile
 from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 
 OPERATIONS_A_CUT = 32
-"""Operations that a cut takes at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
+"""The most operations that an ordinary cut takes. A fork takes 30 µs of the trio thread, and all of them together take
+less time than a commit.
+"""
 
 OPERATIONS_A_SLICE = 512
-"""Operations that a cut takes for syncs, and a sync looks at: without a fork, an operation takes some 10 µs."""
+"""The most operations that a cut takes for syncs, and that a sync looks at. An operation other than a fork takes about
+10 µs.
+"""
 
 LOOKED_AT = 4 * OPERATIONS_A_SLICE
-"""Operations that are looked at for a cut that takes ready ones apart from unready ones."""
+"""Operations that one call of `apart` looks at to find ready ones."""
 
 DIRTY_LOOKED_AT = 512
-"""Dirty inodes that are looked at for a cut."""
+"""Dirty inodes that a cut looks at."""
 
 DIRECTORIES_ABOVE = 128
-"""Levels that a sync looks up for renames of directories around a file: a tree may be deeper."""
+"""Levels of directories above a file in which a sync looks for renamed directories. A tree may be deeper."""
 
 _Thing: TypeAlias = Inode | tuple[Inode] | tuple[int, bytes]
 _NONE: dict[int, Any] = {}
@@ -50,22 +59,26 @@ class NameChange:
     """An operation on names."""
 
     number: int
-    """In the order of all operations."""
+    """Number in the order of all operations."""
     puts: tuple[NamePut, ...]
     previous: list[int]
-    """For each put, the operation that the name was changed by before; 0: none that is not kept yet."""
+    """For each put, the number of the operation on the same name before this one; 0: the index has all earlier
+    operations on the name.
+    """
     since: int
-    """The first change that it stands for: its own, or one that gave a name to a file that is gone by now."""
-    limits: Limits | None = None
-    """Of a directory that becomes a domain or stops being one: those that it had before."""
+    """Number of the first change that the operation stands for. Ordinarily this is the operation's own number. If the
+    operation was joined with an earlier one (`_join`), it is the number of the earlier one.
+    """
+    limits: AccountLimits | None = None
+    """The limits before the operation, if a directory becomes a domain or stops being one."""
 
     def place_of(self, key: tuple[int, bytes]) -> int:
-        """Return the number of the put that is about a name; -1: there is none."""
+        """Return the index of the put on this name, or -1."""
         return next((place for place, put in enumerate(self.puts) if put.key == key), -1)
 
     @property
     def things(self) -> set[_Thing]:
-        """Names, inodes and (in tuples) directories that the operation is about."""
+        """Names, inodes and (as tuples) directories that the operation concerns."""
         found: set[_Thing] = set()
         for put in self.puts:
             found.update((put.key, (put.directory,)))
@@ -74,7 +87,7 @@ class NameChange:
 
 
 class Directories(Protocol):
-    """Directories by their number: a tree."""
+    """Directories by number. The tree satisfies this."""
 
     def get(self, number: int) -> Inode: ...
 
@@ -88,46 +101,56 @@ class Journal(Changes):
         a_cut: int = OPERATIONS_A_CUT,
         a_slice: int = OPERATIONS_A_SLICE,
     ) -> None:
-        """`directories` returns the tree, which is made with its journal."""
+        """`directories` returns the tree. The tree does not exist yet, because it is made together with its journal."""
         self._directories = directories
         self.a_cut, self.a_slice = a_cut, a_slice
-        """Operations that a cut takes from the front: as a rule, and where a sync depends on more than a slice."""
+        """How many of the oldest operations a cut takes: `a_cut` ordinarily, `a_slice` if a sync depends on more than
+        `a_slice` operations.
+        """
         self.dirty: dict[Inode, int] = {}
         """Dirty inodes, each with the number of the first change that the index lacks."""
         self.waiting: set[Inode] = set()
-        """Inodes of which the index has all but bytes or entries that were not on disk at the last commit."""
+        """Dirty inodes that a commit has written without the bytes or entries that were not on disk yet."""
         self.operations: dict[int, NameChange] = {}
-        """By number, in order."""
+        """Operations by number, oldest first."""
         self._about: dict[_Thing, dict[int, NameChange]] = {}
-        """Operations by what they say something of: a name, an inode, or (in a tuple) what is in a directory."""
+        """Operations by the things that they concern: names, inodes, or (as tuples) directories of names."""
         self.left_out: dict[Inode, str] = {}
-        """Inodes that a commit could not write, each with the reason. Names that lead to them wait."""
+        """Inodes that a commit could not write, each with the error. Names of such an inode are not committed
+        meanwhile.
+        """
         self.noted: dict[Inode, None] = {}
-        """Inodes with large attributes in memory, or that had some at the last commit."""
+        """Inodes that have large attributes in memory, or had some at the last commit."""
         self.gone_xattrs: set[int] = set()
-        """Inodes that are gone, and whose attributes have a row of their own: until the index forgets both."""
+        """Inodes that are gone, and whose attributes have a row of their own. An inode stays in this set until the
+        index has neither the inode nor that row.
+        """
         self.number = 0
-        """Of the last change, of any kind."""
+        """Number of the last change, of any kind."""
         self.bell = Bell()
-        """Rings when something is to be written back that nobody waits for."""
+        """Rings when the journal has changes to write back that no call waits for."""
         self._gone: dict[Inode, None] = {}
-        """Files that are gone, and that operations may have given names to."""
+        """Files that are gone, and may still have names in operations."""
         self._settling: list[tuple[Inode, int]] = []
-        """(file, number): operations that one of them is taken out of next."""
+        """The operations that `settle` looks at next: pairs of a file that is gone and the number of an operation that
+        concerns it.
+        """
         self._delayed: list[tuple[int, int]] = []
-        """A heap of (since, number): operations that stand for an earlier one as well, and some that are kept."""
+        """Heap of pairs (since, number) of operations that also stand for an earlier operation. Some of them may be
+        committed already.
+        """
         self._pass: list[int] = []
-        """Operations that `apart` has not looked at yet, the last one first."""
+        """Numbers of the operations that the pass of `apart` has not looked at yet, in reverse order."""
         self.num_passes = 0
-        """Completed passes of `apart` over all operations."""
+        """Number of completed passes of `apart` over all operations."""
         self._dirty_pass: list[Inode] = []
-        """Inodes that `others` has not looked at yet, the last one first."""
+        """Inodes that the pass of `others` has not looked at yet, in reverse order."""
         self.num_dirty_passes = 0
-        """Completed passes of `others` over all dirty inodes."""
+        """Number of completed passes of `others` over all dirty inodes."""
         self._counts = _Counts()
         self._held = _Held()
 
-    # What `Changes` asks for
+    # Methods of `Changes`
 
     def of_inode(self, inode: Inode) -> None:
         self.waiting.discard(inode)
@@ -140,7 +163,7 @@ class Journal(Changes):
                 self.bell.ring()
 
     def of_rest(self, inode: Inode) -> None:
-        """Note that a commit has an inode without what was not on disk yet."""
+        """Note that a commit has written an inode without the bytes or entries that were not on disk yet."""
         if inode not in self.dirty:
             self.of_inode(inode)
             self.waiting.add(inode)
@@ -149,10 +172,10 @@ class Journal(Changes):
         self._note(puts)
         self._gone |= {put.before: None for put in puts if put.before is not None and _is_gone_file(put.before)}
 
-    def of_domain(self, directory: Inode, limits: Limits | None) -> None:
+    def of_domain(self, directory: Inode, limits: AccountLimits | None) -> None:
         self._note((NamePut(directory, OWN_NAME, directory, directory, None, 0),), limits)
 
-    def _note(self, puts: tuple[NamePut, ...], limits: Limits | None = None) -> None:
+    def _note(self, puts: tuple[NamePut, ...], limits: AccountLimits | None = None) -> None:
         self.number += 1
         previous = [next(reversed(self._about.get(put.key, _NONE)), 0) for put in puts]
         self._add(NameChange(self.number, puts, previous, self.number, limits))
@@ -163,7 +186,7 @@ class Journal(Changes):
         self.gone_xattrs.add(inode.number)
         self.bell.ring()
 
-    # What a commit takes
+    # Changes for a commit
 
     @property
     def is_empty(self) -> bool:
@@ -171,7 +194,7 @@ class Journal(Changes):
 
     @contextmanager
     def counting(self) -> Iterator[Callable[[], int]]:
-        """A function that tells how many of the changes until now are not kept yet."""
+        """Yield a function that counts the changes made before this call that the index still lacks."""
         number = self.number
         self._counts.mark(number)
         try:
@@ -180,7 +203,7 @@ class Journal(Changes):
             self._counts.unmark(number)
 
     def has_operation(self, number: int) -> bool:
-        """Whether an operation up to this change is not kept yet."""
+        """Whether the index lacks an operation with this number or a lower one."""
         while self._delayed:
             since, delayed = self._delayed[0]
             if delayed in self.operations and self.operations[delayed].since == since:
@@ -190,8 +213,8 @@ class Journal(Changes):
         return first <= number or bool(self._delayed and self._delayed[0][0] <= number)
 
     def concerns(self, inode: Inode, number: int) -> bool:
-        """Whether something up to this change is not kept yet of what an inode is, is called, or (if it is a
-        directory) has in it. What is too much for one cut may be: nobody looks at all of that.
+        """Return whether the index lacks changes up to `number` that concern an inode, its names, or the names in it.
+        If the changes are too many for one cut to look at, return True.
         """
         if inode.names or inode.parent is not None:
             since = self.dirty.get(inode)
@@ -203,20 +226,20 @@ class Journal(Changes):
         return False
 
     def is_long(self, inode: Inode) -> bool:
-        """Whether a sync of the inode is too much for one cut."""
+        """Whether a sync of the inode needs more operations than one cut takes for syncs."""
         return len(self.closure([inode], most=self.a_slice)) > self.a_slice
 
     def prefix(self, is_ready: Callable[[NamePut], bool], most: int) -> list[NameChange]:
-        """The first operations, up to `most`, if their files are ready."""
+        """Return the oldest operations, at most `most`. The list ends before the first operation that is not ready."""
         first = islice(self.operations.values(), most)
         return list(takewhile(lambda change: all(map(is_ready, change.puts)), first))
 
     def apart(self, is_ready: Callable[[NamePut], bool], most: int) -> list[NameChange]:
-        """Operations, up to `most`, that are ready, and depend on none that is not.
+        """Return ready operations, at most `most`, that depend on no operation which is not ready.
 
-        On a full disk, what is removed behind a file that does not fit has to be forgotten, or there would never be
-        room again. A file that can't be written holds up nothing but what depends on it. After LOOKED_AT operations
-        the next call goes on.
+        On a full disk, a removal must be committed even if an older operation names a file that does not fit. Otherwise
+        no room would become free. So a file that can't be written holds up only operations that depend on it. One call
+        looks at LOOKED_AT operations, and the next call continues after them.
         """
         taken: list[NameChange] = []
         is_new = False
@@ -238,7 +261,9 @@ class Journal(Changes):
         return taken
 
     def others(self, may_be_taken: Callable[[Inode], bool], most: int) -> list[Inode]:
-        """Dirty inodes, up to `most`, that a cut may take. After DIRTY_LOOKED_AT the next call goes on."""
+        """Return dirty inodes, at most `most`, for a cut. One call looks at DIRTY_LOOKED_AT inodes, and the next call
+        continues after them.
+        """
         taken: list[Inode] = []
         if not most:
             return taken
@@ -254,20 +279,22 @@ class Journal(Changes):
 
     @property
     def last_dirty_pass(self) -> int:
-        """The pass at whose end `others` has looked at all inodes that are dirty now."""
+        """Value that `num_dirty_passes` will have when `others` has looked at all inodes that are dirty now."""
         return self.num_dirty_passes + 1 + bool(self._dirty_pass)
 
     @property
     def is_in_pass(self) -> bool:
-        """Whether `apart` has not looked at all operations yet."""
+        """Whether a pass of `apart` has begun and is not complete."""
         return bool(self._pass)
 
     def end_pass(self) -> None:
-        """Operations are in order again: the next call of `apart` begins anew."""
+        """End the pass of `apart`. The next call of `apart` begins with the oldest operation."""
         self._pass = []
 
     def settle(self) -> bool:
-        """Take files that are gone out of operations that gave them names: of a slice. Whether some are left."""
+        """Remove files that are gone from some of the operations that named them, at most `a_slice`. Return whether
+        operations may be left.
+        """
         for _ in range(self.a_slice):
             if not self._settling:
                 if not self._gone:
@@ -284,15 +311,17 @@ class Journal(Changes):
         return True
 
     def _join(self, number: int, key: tuple[int, bytes], inode: Inode) -> None:
-        """An operation takes a name from a file that is gone: the one that gave the name leaves it where it was.
+        """Join the operation that gave a name to a file with the operation that took the name away, because the file is
+        gone.
 
-        Where the two were exchanged, it leads nowhere in between: what was there has gone to the other name.
+        If the first operation exchanged two names, the name leads nowhere between the two operations, because the file
+        that it led to before has got the other name.
         """
         last = self.operations[number]
         place = last.place_of(key)
         first = self.operations.get(last.previous[place])
         if first is None or (place_in_first := first.place_of(key)) < 0:
-            return  # the index has the name
+            return  # the operation that gave the name is in the index
         given = first.puts[place_in_first]
         assert given.after is inode
         before = given.before
@@ -310,12 +339,12 @@ class Journal(Changes):
             since=min(last.since, first.since),
         )
         if before is inode:
-            self._join(number, key, inode)  # another one had taken the name in between, and is gone, too
+            self._join(number, key, inode)  # in between, the name led to another file that is gone too
 
     def _replace(
         self, old: NameChange, place: int, put: NamePut | None, *, previous: int | None = None, since: int | None = None
     ) -> None:
-        """An operation gets another put, or loses it."""
+        """Replace a put of an operation, or remove it if `put` is None."""
         puts, numbers = [*old.puts], [*old.previous]
         puts[place : place + 1] = [] if put is None else [put]
         numbers[place : place + 1] = [] if put is None else [numbers[place] if previous is None else previous]
@@ -336,18 +365,20 @@ class Journal(Changes):
     def closure(
         self, wanted: Sequence[Inode], besides: Container[int] = frozenset(), most: float = math.inf
     ) -> list[NameChange]:
-        """Return the operations that the names of some inodes depend on besides some operations, in order.
+        """Return the operations that the names of some inodes depend on, oldest first. Operations in `besides` are left
+        out.
 
-        Names of a directory include those in it. With more than `most` operations the search ends.
+        The names of a directory include the names in the directory. The search ends after more than `most` operations.
 
-        Directories above are looked at as they are met, DIRECTORIES_ABOVE levels up. A directory further up, or of
-        another name, is found by the operation that made it, if that is not kept yet.
+        The search visits up to DIRECTORIES_ABOVE levels of directories above an inode, and only some of an inode's
+        names. Another directory is found by the operation that made it, if the index lacks that operation.
 
-        No name may be left in a directory that is gone, becomes a domain or stops being one. A file that has another
-        name by now must not be lost with its old one.
+        If a directory is gone, becomes a domain or stops being one, operations on the names in it are included, so that
+        no name is left there. An operation on one name of a file includes the operations on its other names. Otherwise
+        the file could be lost with an old name.
         """
         heights: dict[Inode, int] = {}
-        """Of each inode that was met: how far it lies above what is asked for, or above a name of an operation."""
+        """For each visited inode, how many levels it lies above the inode at which the search began."""
         get, seen = self._directories().get, set[_Thing]()
         chosen: dict[int, NameChange] = {}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]
@@ -386,7 +417,9 @@ class Journal(Changes):
         return [chosen[number] for number in sorted(chosen)]
 
     def directories_above(self, inodes: Iterable[Inode]) -> list[Inode]:
-        """Directories that these lie in, DIRECTORIES_ABOVE levels up: a domain's quota is in its directory."""
+        """Return the directories above inodes, up to DIRECTORIES_ABOVE levels, because their rows have the limits of
+        domains.
+        """
         get, found = self._directories().get, set[Inode]()
         waiting = [*inodes]
         for _ in range(DIRECTORIES_ABOVE):
@@ -418,7 +451,9 @@ class Journal(Changes):
             del self._about[thing]
 
     def take(self, changes: Iterable[NameChange], inodes: Iterable[Inode]) -> dict[Inode, int]:
-        """Take changes and inodes that are being committed; return what `give_back` wants of the inodes."""
+        """Remove changes and inodes from the journal for a commit. Return the inodes in the form that `give_back`
+        takes.
+        """
         for change in changes:
             self._remove(change)
         return {inode: self._pop_dirty(inode, 0) for inode in inodes}
@@ -432,7 +467,7 @@ class Journal(Changes):
         return since
 
     def give_back(self, changes: Sequence[NameChange], inodes: dict[Inode, int]) -> None:
-        """The commit failed."""
+        """Take back the changes and inodes of a failed commit."""
         if changes:
             for change in changes:
                 self._add(change)
@@ -445,52 +480,56 @@ class Journal(Changes):
             for key in {put.key for change in changes for put in change.puts}:
                 self._about[key] = dict(sorted(self._about[key].items()))
                 for before, change in pairwise(self._about[key].values()):
-                    change.previous[change.place_of(key)] = before.number  # which was on its way when that came
+                    change.previous[change.place_of(key)] = before.number  # the operation that was in the commit
             self._pass = []
         for inode, since in inodes.items():
             if inode.names or inode.parent is not None:
                 self._make_dirty(inode, min(since, self._pop_dirty(inode, since)))
 
     def first_operations(self) -> list[NameChange]:
-        """Return operations that the next commit may take."""
+        """Return the operations that the next commit may take."""
         numbers = reversed(self._pass[-LOOKED_AT:]) if self._pass else islice(self.operations, LOOKED_AT)
         changes = (self.operations[number] for number in numbers if number in self.operations)
         return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
 
     def waits(self, change: NameChange) -> bool:
-        """Whether it gives a name to a file that can't be written."""
+        """Return whether an operation gives a name to a file that can't be written."""
         return any(put.after in self.left_out for put in change.puts)
 
-    def limits_of(self, directory: Inode) -> Limits | None:
-        """The limits of a domain before the first of its operations that is not kept yet; None: it was none."""
+    def limits_of(self, directory: Inode) -> AccountLimits | None:
+        """Return the limits that a domain had before its first operation that the index lacks. None: it was not a
+        domain.
+        """
         first: NameChange | None = next(iter(self._about.get((directory.number, OWN_NAME), _NONE).values()), None)
         if first is not None:
             return first.limits
         return None if directory.domain is None else directory.domain.limits
 
     def look_at_noted(self) -> None:
-        """Forget those whose attributes no commit has to put away any more."""
+        """Remove inodes from `noted` that are gone, or that have no large attributes in memory any more."""
         self.noted = dict.fromkeys(each for each in self.noted if each.xattrs.held_bytes and not is_gone(each))
 
     def first_dirty(self, count: int) -> list[Inode]:
-        """Inodes that have been dirty longest, and can be written."""
+        """Return the writable inodes that have been dirty longest."""
         return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
 
 
 class _Counts:
-    """Counts of changes that are not kept yet: up to some numbers, the marks."""
+    """Counts of the changes that the index lacks, up to each mark. A mark is the number of a change."""
 
     def __init__(self) -> None:
         self._marks: list[int] = []
-        """Ascending."""
+        """Marks in ascending order."""
         self._counts = [0]
-        """Of changes up to each mark and beyond the mark before; then of those beyond all marks."""
+        """For each mark, the number of changes since the mark before it. The last item counts the changes after all
+        marks.
+        """
 
     def add(self, number: int, count: int = 1) -> None:
         self._counts[bisect_left(self._marks, number)] += count
 
     def mark(self, number: int) -> None:
-        """Count up to the last change from now on."""
+        """Count changes up to this number from now on."""
         self._marks.append(number)
         self._counts.append(0)
 
@@ -504,7 +543,7 @@ class _Counts:
 
 
 class _Held:
-    """Names, inodes and directories of operations that are held back: later operations on them are held back, too."""
+    """Names, inodes and directories of operations that are held back. Later operations on them are held back, too."""
 
     def __init__(self) -> None:
         self.keys: set[tuple[int, bytes]] = set()
@@ -529,12 +568,12 @@ class _Held:
 
 
 def is_gone(inode: Inode) -> bool:
-    """Whether no name leads to it any more."""
+    """Whether the inode has lost its last name."""
     return not inode.names and inode.parent is not inode
 
 
 def entries_needed(put: NamePut) -> int:
-    """Return how many entries have to be on disk before the name may lead to the file."""
+    """Return how many entries must be on disk before the name may lead to the file."""
     if put.after is None or not stat.S_ISREG(put.after.file_type):
         return 0
     kv = put.after.content

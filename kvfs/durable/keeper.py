@@ -1,16 +1,16 @@
-"""Keeps a volume: commits what has changed, one commit at a time, for all who wait for one and for what is old enough.
+"""The storage of a volume. It makes one commit at a time, for calls that wait and for changes that are old enough.
 
-    sync(inode)     1  the file's pages into slots, or its bytes onto the disk: in jobs of its own, beside all others
-                    2  a commit that has its rows, its names, and what those depend on
-    a commit        a  a cut, at one instant                                                   trio thread
-                    b  files of slots synced, new names of backing files synced                worker
-                    c  one transaction                                                         worker
-                    d  what only the old rows needed is free; those who waited are told        trio thread
+    sync(inode)     1  write the file's pages into slots, or its bytes to the disk, in jobs beside those of other syncs
+                    2  wait for a commit that has its rows, its names, and the operations that these depend on
+    a commit        a  take a cut, at one instant                                              trio thread
+                    b  sync files of slots, and new names of backing files                     worker
+                    c  make one transaction                                                    worker
+                    d  free space that only the old rows needed; wake the waiting calls        trio thread
 
-What is not synced by anybody is written back when it is `WRITE_BACK_S` old, or more than `WRITE_BACK_BYTES`. An error
-goes to all who waited for that commit, once; what it covered is dirty again.
+Changes that no call syncs are written back once they are `WRITE_BACK_S` old, or exceed `WRITE_BACK_BYTES` in all. If a
+commit fails, each call that waits for it gets the error, and the changes of the commit are dirty again.
 
-The trio thread owns all of it.
+The trio thread owns all state of the keeper.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
 from kvfs.durable.disk_jobs import DiskJobs
 from kvfs.durable.disk_room import DiskRoom
 from kvfs.durable.journal import Journal, NameChange
-from kvfs.durable.kept import Kept
+from kvfs.durable.kept import KeptRows
 from kvfs.durable.pages_in import PagesIn, as_ours
 from kvfs.durable.pages_out import PagesOut
 from kvfs.durable.records import SEE_FSCK
@@ -46,8 +46,8 @@ from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
-from kvfs.storage import Reading, StorageStatistics
-from kvfs.volume import Volume
+from kvfs.volume.storage import Reading, StorageStatistics
+from kvfs.volume.volume import Volume
 from libsym.errors import NoSpace, SymError
 
 log = logging.getLogger(__name__)
@@ -55,25 +55,31 @@ log = logging.getLogger(__name__)
 WRITE_BACK_S = 5.0
 WRITE_BACK_BYTES = 256 << 20
 WRITE_BACK_XATTRS_BYTES = 8 << 20
-"""Of attributes: they are in memory, beside the pages, until the index has them."""
+"""Bytes of attributes beyond which a request waits for a commit. Until the commit, these attributes take memory besides
+the pages.
+"""
 GIVE_BACK_BYTES = 64 << 20
-"""Of freed slots: a commit gives them back to the file system."""
+"""A commit begins when the slots freed since the last commit have more bytes than this. The commit returns the bytes to
+the file system.
+"""
 LOOK_S = 0.5
-"""Time between two looks at how many bytes are dirty."""
+"""Time between two checks of how many bytes are dirty."""
 AGAIN_S = 5.0
-"""After an error of the disk, the next try of what nobody waits for."""
+"""Seconds from a disk error to the next attempt to write back changes that no call waits for."""
 OTHERS_A_CUT = 32
-"""Inodes that nobody asked for by name, that a commit takes."""
+"""Dirty inodes that a commit takes in addition to the inodes that calls wait for."""
 LOOKED_AT = 512
-"""Inodes that are looked at before other tasks have a turn."""
+"""Inodes to look at before other tasks run."""
 NAMES_A_LINE = 20
-"""Of the log, when not everything can be kept."""
+"""Names on one line of the log, when the log lists files that are not kept or have lost entries."""
 SYNCS_A_CUT = 32
-"""A cut holds the trio thread for some 40 µs an inode; who does not come into this commit comes into the next."""
+"""The most syncs in one cut. A cut holds the trio thread for some 40 µs an inode. Further syncs wait for the next
+commit.
+"""
 
 
 class _LeftOut(SymError):  # noqa: N818 - as the errors of libsym
-    """An inode can't be written, whatever the disk does: commits leave it out."""
+    """Error for an inode that can't be written even if the disk is sound. Commits leave it out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,20 +88,22 @@ class _Asked:
 
     inodes: tuple[Inode, ...]
     others: int
-    """And for so many inodes that nobody asked for by name."""
+    """Number of further dirty inodes that the commit should take."""
     num_left: Callable[[], int]
-    """Count of what the call waits for and is not kept yet: asked when no commit is under way."""
+    """Function that counts the changes that the call waits for and that the index lacks. The keeper calls it between
+    two commits.
+    """
     is_slice: bool = False
-    """And for a slice of the first operations."""
+    """Whether the commit should take a whole slice of the oldest operations, more than an ordinary cut takes."""
     is_apart: bool = False
-    """Operations that are ready do not wait for others."""
+    """Whether ready operations should not wait for earlier ones that are not ready."""
     found: int = 0
     is_over: trio.Event = field(default_factory=trio.Event)
     error: SymError | None = None
 
 
 class _Wanted:
-    """A file as it was when somebody asked for it to be kept."""
+    """A file that a call wants to be durable, as it was at the time of the call."""
 
     __slots__ = ("_content", "_extent", "inode")
 
@@ -106,8 +114,8 @@ class _Wanted:
 
     @property
     def extent(self) -> int:
-        """The extent that has to be known. Content that came meanwhile may begin with the same bytes: a plain file was
-        imported.
+        """The extent that the index has to reach. If a plain file was imported meanwhile, the new content has the same
+        bytes.
         """
         content = self.inode.content
         if content is self._content:
@@ -116,7 +124,7 @@ class _Wanted:
 
 
 class _Reading:
-    """See `Reading`."""
+    """Implementation of `Reading`."""
 
     def __init__(self, jobs: DiskJobs, read: Callable[[], None], then: Callable[[], None]) -> None:
         self._jobs = jobs
@@ -134,29 +142,29 @@ class _Reading:
 
 
 class Keeper:
-    """The storage of one volume: satisfies `Storage`, `Mover` and `SlotFiles`."""
+    """The storage of one volume. Satisfies `Storage`, `Mover` and `SlotFiles`."""
 
     def __init__(
         self,
         state: State,
-        kept: Kept,
+        kept: KeptRows,
         volume: Volume,
         journal: Journal,
         deadline_s: float = 30.0,
         disk_limit_bytes: int | None = None,
     ) -> None:
-        """`volume` is empty, and its pool has room for the restored pages; `journal` is told of its changes.
+        """`volume` is empty, and its pool has room for the restored pages. The volume reports its changes to `journal`.
 
-        `disk_limit_bytes`: what pages, names and all else may take on disk.
+        `disk_limit_bytes`: limit on the bytes of pages, names and all other data on disk together.
         """
         self._state = state
         self._volume = volume
         self._journal = journal
         self.jobs = DiskJobs(str(state.directory), deadline_s)
         self._own = own = state.identity_of(volume.model, kept)
-        self._others: list[tuple[int, int, int]] = []  # pages of another identity: from, to before, which
+        self._others: list[tuple[int, int, int]] = []  # pages of other identities: first, stop, identity
         self._files: dict[int, SlotFile] = {}
-        self.slots = {identity: Slots() for identity in kept.facts}  # also where no file has a page
+        self.slots = {identity: Slots() for identity in kept.facts}  # also for identities without pages
         self._cutter = Cutter(volume.pool, journal, self.slots, own, volume.bits, self._note_left_out)
         restored = Restorer(volume, kept, own).run()
         for identity in kept.facts:
@@ -164,7 +172,7 @@ class Keeper:
         self.pages_in = PagesIn(volume, self.jobs, self._files[own])
         self._take_over(kept, restored, own)
         self.damage = _damage_of(kept)
-        """Losses of the index, as the start found them."""
+        """Summary of the losses that the start found in the index; empty if it is whole."""
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
@@ -173,12 +181,14 @@ class Keeper:
         self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
-        """Plain files of the daemon before, which may have been killed: they are synced once more, after all else."""
+        """Plain files from before the start. They are synced once more, after other writes, because the last daemon may
+        have been killed before their sync.
+        """
         self.summer = Summer(self._cutter.sums, self.jobs, volume.tree.get, lambda: self._commit(lambda: 0))
         self._cutter.sums.add_lacking(self._inherited)
         self._asked: list[_Asked] = []
         self._committing, self._committed = Cut(), list[NameChange]()
-        """The cut that is on its way; operations of the last one, if the index has them."""
+        """The cut of the commit under way, and the operations of the last commit if that commit succeeded."""
         self._something_asked = trio.Event()
         if self._inherited:
             journal.bell.ring()
@@ -187,15 +197,15 @@ class Keeper:
         self._something_spare = trio.Event()
         self._bringing = trio.Lock()
         self._told: SymError | None = None
-        """The error that the log has of what is not on disk yet."""
+        """The error about unwritten changes that was logged last."""
         self._has_no_room = self._is_full = self._is_running = False
         volume.storage = self
         volume.pool.cold = self.pages_in
         if not kept.is_damaged:
             remove_leftovers(volume.backing_dir, self._backing)
 
-    def _take_over(self, kept: Kept, restored: Restored, own: int) -> None:
-        """The index as it is known from now on."""
+    def _take_over(self, kept: KeptRows, restored: Restored, own: int) -> None:
+        """Take over the slots that the index has."""
         for identity, slots in kept.slots.items():
             pages = restored.pages_of[identity]
             self.slots[identity].restore(slots.slots, self._volume.pool.refcount[pages])
@@ -204,15 +214,15 @@ class Keeper:
                 self._others.append((int(pages[0]), int(pages[-1]) + 1, identity))
         for identity, held in kept.held.items():
             self.slots[identity].hold_for_good(held)
-        for identity, file in self._files.items() if kept.refusal else ():  # who knows what rows are lost
+        for identity, file in self._files.items() if kept.refusal else ():  # lost rows may need any slot
             self.slots[identity].hold_for_good(np.arange(file.num_slots, dtype=np.int32))
         self._cutter.named_elsewhere = kept.named_elsewhere
         self.lost = restored.lost
-        """Files of which entries are lost; `lost_files` says of which that is still true."""
+        """Files that lacked entries at the start. `lost_files` returns those that still lack entries."""
         self._tell_of_lost()
         versions, get, known = kept.versions, self._volume.tree.get, self._cutter.known
         if kept.is_root_damaged:
-            known[ROOT_NUMBER] = Known(1)  # so no commit writes its row
+            known[ROOT_NUMBER] = Known(1)  # so that no commit writes the root's row
         for number in kept.inodes.keys() - {*versions.numbers}:
             known[number] = Known(len(get(number).names), kept.inodes[number].backing)
         all_fields = zip(
@@ -241,13 +251,15 @@ class Keeper:
         )
 
     def lost_files(self) -> list[tuple[Inode, KvFile]]:
-        """Files that lost entries, and have been neither cut nor removed since."""
+        """Return files that lack entries, with their KV files. A file that was cut below the loss, or removed, is no
+        longer returned.
+        """
         found = [(each, each.content) for each in self.lost if each.names and isinstance(each.content, KvFile)]
         lost = sorted(((inode, kv) for inode, kv in found if kv.lost), key=lambda pair: pair[0].number)
         self.lost = {inode for inode, _ in lost}
         return lost
 
-    # What `Mover` asks for
+    # Methods of `Mover`
 
     @property
     def deadline_s(self) -> float:
@@ -262,7 +274,7 @@ class Keeper:
     def late(self) -> SymError:
         return self.jobs.late()
 
-    # What `Storage` asks for
+    # Methods of `Storage`
 
     def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
         def ended() -> None:
@@ -272,7 +284,7 @@ class Keeper:
         return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), ended)
 
     async def sync(self, inode: Inode) -> None:
-        """Keep an inode as it is. A nameless inode has no promise; bytes of a plain file are on disk all the same."""
+        """Make an inode durable as it is now. If the inode has no name, only the bytes of a plain file are synced."""
         number, wanted = self._journal.number, _Wanted(inode)
 
         def num_left() -> int:
@@ -289,10 +301,10 @@ class Keeper:
             self._require_written(inode)
 
     async def _shorten(self, inode: Inode, number: int) -> None:
-        """Commit the first operations, slice by slice, until those that a sync depends on fit one cut, or nothing is
-        left that is older than it.
+        """Commit the oldest operations, slice by slice, until the operations that a sync depends on fit into one cut,
+        or until no older operation is left.
 
-        What holds up the first ones is written for that. Where it can't be, the others overtake it.
+        Files that hold up the oldest operations are written. If one can't be written, other operations overtake it.
         """
         journal, is_apart, mark = self._journal, False, self._journal.num_passes
         await self._settle()
@@ -313,12 +325,12 @@ class Keeper:
                 is_apart = True
 
     async def _settle(self) -> None:
-        """Files that are gone leave the journal."""
+        """Remove files that are gone from the journal."""
         while self._journal.settle():
             await trio.lowlevel.checkpoint()
 
     async def sync_all(self) -> None:
-        """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
+        """Wait until all changes made before the call are on disk. A file that can't be written holds up no other."""
         with self._journal.counting() as num_changes_left:
             await self._sync_all(num_changes_left)
 
@@ -327,7 +339,7 @@ class Keeper:
         files: deque[_Wanted] = deque()
         for place, inode in enumerate(dict.fromkeys([*self._committing.inodes, *self._journal.dirty])):
             files.append(_Wanted(inode))
-            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be 100,000
+            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be 100,000 inodes
                 await trio.lowlevel.checkpoint()
 
         def num_left() -> int:
@@ -339,7 +351,7 @@ class Keeper:
         while True:
             error = await self._write_back()
             self._is_full = error is not None and error.errno == errno.ENOSPC
-            left = await self._commit(num_left, others=OTHERS_A_CUT)  # with an error, too: what was removed makes room
+            left = await self._commit(num_left, others=OTHERS_A_CUT)  # even after an error, because removals make room
             is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes >= last_pass
             if error is not None and (not left or is_stuck):
                 raise error
@@ -352,17 +364,21 @@ class Keeper:
                 before, mark, last_pass = left, self._journal.num_passes, self._journal.last_dirty_pass
 
     def _require_written(self, inode: Inode | None = None) -> None:
-        """EIO: an inode (this one, or one that holds it up) is left out of all commits."""
+        """Raise EIO if all commits leave out this inode, or an inode that holds it up. Without `inode`, raise EIO if
+        commits leave out any inode.
+        """
         left_out = self._cutter.left_out(inode)
         if left_out is not None:
             raise _LeftOut(self._why_left_out(left_out), errno.EIO)
 
     def _why_left_out(self, inode: Inode) -> str:
         path = self._volume.tree.path_of(inode)
-        return f"{path} is left out of what is kept, for it can't be written: {self._journal.left_out[inode]}"
+        return f"{path} is left out of all commits, because it can't be written: {self._journal.left_out[inode]}"
 
     async def bring_xattrs(self, inode: Inode) -> None:
-        """Jobs one at a time: a program that asks for many takes none of the other jobs' turns."""
+        """Read an inode's large attributes into memory again. Only one job at a time reads attributes, so that a
+        program that asks for many does not delay other jobs.
+        """
         xattrs = inode.xattrs
         with trio.move_on_after(self.jobs.deadline_s):
             async with self._bringing:
@@ -370,7 +386,7 @@ class Keeper:
                     changes = xattrs.changes
                     noted = await self.jobs.do(partial(self._state.index.xattrs, inode.number))
                     if not xattrs.is_away or xattrs.changes != changes:
-                        continue  # a commit has put away what another call has set meanwhile, or the file is gone
+                        continue  # `noted` is out of date: the attributes have changed since, or the file is gone
                     if noted is None:
                         raise SymError(f"the attributes of inode {inode.number} are lost: {SEE_FSCK}", errno.EIO)
                     xattrs.bring(noted)
@@ -378,7 +394,7 @@ class Keeper:
         raise self.jobs.late()
 
     async def mark(self, content: PlainFile) -> None:
-        """By a commit that all who wait share."""
+        """Commit the marks of a plain file. All waiting callers share the commit."""
         self._cutter.sums.ask(content, is_quiet=False)
         await self._commit(lambda: 0)
 
@@ -388,7 +404,7 @@ class Keeper:
         return len(noted) > LOOKED_AT or sum(each.xattrs.held_bytes for each in noted) > WRITE_BACK_XATTRS_BYTES
 
     async def catch_up(self) -> None:
-        """By a commit that all who wait share."""
+        """Commit inodes with large attributes. All waiting callers share the commit."""
         await self._commit(lambda: 0, tuple(islice(self._journal.noted, OTHERS_A_CUT)), others=OTHERS_A_CUT)
 
     def require_room(self, num_bytes: int) -> None:
@@ -412,12 +428,14 @@ class Keeper:
         return name in self._backing
 
     def check(self) -> None:
-        """Raise AssertionError unless each slot is free, or a page's or a version's."""
+        """Raise AssertionError if a slot is free although a page owns it or a version needs it, or is neither free nor
+        used.
+        """
         for slots in self.slots.values():
             slots.check()
 
     def limit(self, disk_limit_bytes: int | None, deadline_s: float) -> None:
-        """Other limits from now on. What is on disk beyond a smaller one stays there."""
+        """Set new limits. Bytes on disk beyond a smaller limit stay there."""
         self._disk_limit_bytes = disk_limit_bytes
         self.jobs.deadline_s = deadline_s
         self._volume.pager.try_again()
@@ -425,7 +443,7 @@ class Keeper:
     # The service
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep, for ever. `drain` before it is cancelled."""
+        """Run the storage until it is cancelled. Call `drain` before that."""
         for inode in self._expiring:
             self._volume.resume_expiry(inode)
         self._expiring = []
@@ -445,7 +463,7 @@ class Keeper:
             self._is_running = False
 
     async def _shrink_for_ever(self) -> None:
-        """The index gives its free pages back, a few at a time: commits come in between."""
+        """Have the index return its free pages to the file system, a few at a time. Commits run in between."""
         while True:
             await self._something_spare.wait()
             self._something_spare = trio.Event()
@@ -456,7 +474,9 @@ class Keeper:
                 log.info("the index stays as large as it is: %s", error)
 
     async def _pin_again(self) -> None:
-        """Bring what is pinned into memory again: a millisecond for each file, in turns with others."""
+        """Bring the pinned files into memory after a start. Each file takes a millisecond, and other tasks run after
+        each file.
+        """
         while self._pinned:
             inode = self._pinned.pop()
             if inode.names and inode.advice.pinned:
@@ -464,8 +484,9 @@ class Keeper:
             await trio.lowlevel.checkpoint()
 
     async def drain(self, limit_s: float = math.inf) -> list[str]:
-        """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not
-        kept, because the disk fails, or in this time, or because it is an error of the storage that ends the daemon.
+        """Make all files that have a name durable when the daemon ends. Files that have been dirty longest are written
+        first. Return the names that are not durable, because the disk fails, `limit_s` is over, or an error has ended
+        the storage.
         """
         why = "an error has ended the storage"
         if self._is_running:
@@ -482,7 +503,9 @@ class Keeper:
         return names
 
     async def _drained(self) -> list[str]:
-        """Keep all, and return no name. A disk that answers late has all the time that there is."""
+        """Make everything durable, and return no name. If the disk does not answer in time, try again until the caller
+        cancels this.
+        """
         while True:
             try:
                 await self.sync_all()
@@ -494,8 +517,8 @@ class Keeper:
                 return []
 
     async def is_at_rest(self, limit_s: float) -> bool:
-        """Whether no job of the disk is under way any more, at the latest in this time: what it writes to may be closed
-        then.
+        """Wait at most `limit_s` for the end of all disk jobs. Return whether they have ended. If they have, the files
+        of the state may be closed.
         """
         with trio.move_on_after(limit_s):
             await self.jobs.are_over()
@@ -503,11 +526,13 @@ class Keeper:
         return not self.jobs.num_under_way
 
     def close(self) -> None:
-        """The daemon has ended."""
+        """Close the state after the daemon's end."""
         self._state.close()
 
     def unsynced_names(self) -> list[str]:
-        """Return names whose changes would not survive now; those of a commit under way may or may not."""
+        """Return the names whose changes a crash would lose now. Names in a commit under way are returned, too,
+        although their changes may survive.
+        """
         journal, tree = self._journal, self._volume.tree
         changes = [*self._committing.changes, *journal.operations.values()]
         named = {put.after for change in changes for put in change.puts if put.after is not None}
@@ -530,7 +555,7 @@ class Keeper:
         )
 
     def _room_bytes(self) -> int | None:
-        """Return the rest of the limit, for slots or plain files; None: there is no limit."""
+        """Return the bytes that are left of the limit, or None if there is no limit."""
         return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
 
     def _used_bytes(self) -> int:
@@ -550,7 +575,7 @@ class Keeper:
                 await trio.sleep(LOOK_S)
             try:
                 await self.sync_all()
-            except _LeftOut:  # which the log has
+            except _LeftOut:  # the log has the error
                 await trio.sleep(AGAIN_S)
             except SymError as error:
                 self._failed(error)
@@ -562,13 +587,15 @@ class Keeper:
         return self.is_behind or self._dirty_bytes() > WRITE_BACK_BYTES
 
     def _dirty_bytes(self) -> int:
-        """Of pages that named files have and no slot holds; of the files that have been dirty longest."""
+        """Return the bytes of pages that lack slots, in the few files that have been dirty longest."""
         dirty = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
         missing = [self.pages_out.missing(kv, kv.table.length).size for kv in dirty if isinstance(kv, KvFile)]
         return sum(missing) * self._volume.pool.page_bytes
 
     async def _write_back(self) -> SymError | None:
-        """The bytes that the next commit can do with; the first error, if there was one."""
+        """Write some dirty files' bytes to disk, so that the next commit can take the files. Return the first error, or
+        None.
+        """
         first_error: SymError | None = None
         contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
         waiting = self._cutter.unready(self._journal.first_operations())
@@ -583,7 +610,7 @@ class Keeper:
         return first_error
 
     async def _write(self, content: Content | None) -> None:
-        """The bytes of a file onto the disk."""
+        """Write the bytes of a file to the disk."""
         try:
             await self._write_now(content)
         except Exception as error:
@@ -598,7 +625,7 @@ class Keeper:
             await self.jobs.do(content.sync)
 
     async def _write_or_make_room(self, content: Content | None) -> None:
-        """`_write`; on a full disk once more, when what was removed is forgotten."""
+        """Write a file as `_write` does. If the disk is full, commit all removals and try once more."""
         try:
             await self._write(content)
         except SymError as error:
@@ -610,7 +637,7 @@ class Keeper:
             self._is_full = False
 
     async def _make_room(self) -> None:
-        """Forget all that has been removed until now."""
+        """Commit all removals made until now, and wait until their blocks are free in the file system."""
         journal, number = self._journal, self._journal.number
         mark, last_pass = journal.num_passes, journal.last_dirty_pass
         while (
@@ -622,7 +649,7 @@ class Keeper:
         await self.jobs.idle()
 
     async def _commit_first(self, number: int, others: int = 0, *, is_apart: bool) -> bool:
-        """Commit a slice of the first operations; whether it had some that are no later than this change."""
+        """Commit a slice of the oldest operations. Return whether it had an operation up to the change `number`."""
 
         def num_kept() -> int:
             return sum(change.number <= number for change in self._committed)
@@ -630,7 +657,7 @@ class Keeper:
         return bool(await self._commit(num_kept, others=others, is_slice=True, is_apart=is_apart))
 
     def _has_looked(self, mark: int) -> bool:
-        """Whether commits have looked at all operations since the journal had so many passes."""
+        """Whether commits have looked at all operations since `journal.num_passes` was `mark`."""
         return not self._journal.is_in_pass or self._journal.num_passes > mark + 1
 
     # Commits
@@ -644,7 +671,7 @@ class Keeper:
         is_slice: bool = False,
         is_apart: bool = False,
     ) -> int:
-        """Wait for a commit; what `num_left` gives when it is over, and before the next takes any of that."""
+        """Wait for a commit. Return the result of `num_left`, called after the commit and before the next cut."""
         asked = _Asked(inodes, others, num_left, is_slice, is_apart)
         self._asked.append(asked)
         self._something_asked.set()
@@ -670,10 +697,10 @@ class Keeper:
                 each.error = error
                 each.found = 0 if error is not None else each.num_left()
                 each.is_over.set()
-                await trio.lowlevel.checkpoint()  # each may look at a whole slice
+                await trio.lowlevel.checkpoint()  # each `num_left` may look at a whole slice
 
     async def _commit_once(self, asked: Sequence[_Asked]) -> SymError | None:
-        """Why it failed."""
+        """Make one commit. Return its error, or None."""
         try:
             self._state.index.require_commits()
         except SymError as refusal:
@@ -685,7 +712,7 @@ class Keeper:
             is_slice=any(each.is_slice for each in asked),
             is_apart=self._is_full or any(each.is_apart for each in asked),
         )
-        self._committing = cut  # where an exception ends the storage, too: what it has is in the journal no more
+        self._committing = cut  # if an exception ends the storage, `unsynced_names` finds the changes here
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
         error = None if cut.is_empty and not covered.size else await self._make_durable(cut, covered)
@@ -718,7 +745,7 @@ class Keeper:
         return None
 
     async def _error_of(self, function: Callable[[], None]) -> Exception | None:
-        """Have a job do it, and say why it failed."""
+        """Have a job call a function. Return the function's error, or None."""
         job = self.jobs.start(function)
         await job.is_over.wait()
         return job.error
@@ -738,7 +765,7 @@ class Keeper:
         self._state.index.commit(cut.rows)
 
     def _free(self, cut: Cut) -> None:
-        """Space that nothing in the index needs any more."""
+        """Free the space that the rows of the index no longer need."""
         for name in cut.gone_backing:
             self._backing.discard(name)
             self._volume.forget_backing(name)
@@ -764,13 +791,15 @@ class Keeper:
         self.jobs.start(give_back, given)
 
     def disown(self, pages: IntArray, slots: IntArray) -> None:
-        """See `SlotFiles`. The pages are a file's: of one identity."""
+        """Note that pages of one file have given up slots (a method of `SlotFiles`). All pages of a file have one
+        identity.
+        """
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
         identity = next(others, self._own)
         self.slots[identity].disown(slots)
         if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
-            self._journal.bell.ring()  # of files without a name nothing else is ever committed
+            self._journal.bell.ring()  # a removed file without a name rings no bell by itself
 
     def _note_left_out(self, inode: Inode, error: Exception) -> None:
         path = str(self._volume.tree.path_of(inode))
@@ -788,8 +817,8 @@ class Keeper:
         self._has_no_room = is_full
 
 
-def _damage_of(kept: Kept) -> str:
-    """Return the summary of an index's damage; empty: the index is whole."""
+def _damage_of(kept: KeptRows) -> str:
+    """Return a summary of the index's damage; empty if it is whole."""
     if not kept.is_damaged:
         return ""
     found = [f"names that are refused: {len(kept.refused)}"] if kept.refused else []

@@ -1,7 +1,7 @@
-"""The whole index as a start reads it, table by table: every checksum is verified, and nothing is done row by row that
-can be done for all at once. A hundred thousand files take half a second.
+"""The index as a start reads it, table by table. Every checksum is verified. The code computes with whole columns, not
+row by row, so reading a hundred thousand files takes half a second.
 
-Where a row is not as it was written, `kvfs.durable.rows` looks at them one by one, and names it.
+If a row is not as it was written, `kvfs.durable.rows` checks the rows one by one, and names the damaged row.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ assert _VERSION.itemsize == VERSION.size
 
 @dataclass(frozen=True, slots=True)
 class KeptSlots:
-    """Every slot of one identity that the index knows, in the order of their numbers."""
+    """All slots of one identity that the index knows, ordered by number."""
 
     slots: IntArray
     checks: npt.NDArray[np.uint64]
     kept: npt.NDArray[np.int8]
     tokens: IntArray
     positions: IntArray
-    """[slots, 32] each."""
+    """Tokens and positions have the shape [slots, 32]."""
 
     def __len__(self) -> int:
         return self.slots.size
@@ -70,65 +70,73 @@ class KeptSlots:
 
 @dataclass(frozen=True, slots=True)
 class KeptVersions:
-    """The entries of every KV file, as far as they are on disk: one version after the other."""
+    """The versions of all KV files, in columns with one item for each version. A version has the entries that are on
+    disk.
+    """
 
     numbers: list[int]
-    """Of their inodes."""
+    """Numbers of the inodes."""
     identities: IntArray
     lengths: npt.NDArray[np.int64]
     full_lengths: npt.NDArray[np.int64]
-    """Entries that they had, on disk or not."""
+    """Numbers of entries that the files had, on disk or not."""
     marks: list[tuple[Mark, ...]]
     turns: list[bytes]
     slots: IntArray
-    """Of all of them."""
+    """Slots of all versions, in one array."""
     ends: npt.NDArray[np.intp]
-    """Where those of each one end."""
+    """Index in `slots` at which the slots of each version end."""
 
     def split(self, of_slots: IntArray) -> list[IntArray]:
-        """Return the part of each version in an array that is as long as `slots`."""
+        """Split an array that is as long as `slots` into one part for each version."""
         ends = self.ends.tolist()
         return [of_slots[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(slots=True)
-class Kept:
-    """Rows of the index, as a start reads them."""
+class KeptRows:
+    """The rows of the index that a start has read."""
 
     versions: KeptVersions
     facts: dict[int, KeptFacts] = field(default_factory=dict)
     inodes: dict[int, InodeRecord] = field(default_factory=dict)
     names: list[tuple[int, bytes, int, int]] = field(default_factory=list)
-    """Directory, name, inode, and a checksum."""
+    """For each name: the directory's number, the name, the inode's number, the checksum of the row."""
     slots: dict[int, KeptSlots] = field(default_factory=dict)
-    """Slots that a version needs; others are free: the commit that removes their rows was not made any more."""
+    """Slots that a version needs, by identity. Other slots are free: the last daemon ended before the commit that
+    removes their rows.
+    """
     xattrs: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
-    """Of domains whose attributes have a row of their own."""
+    """Attributes of domains, by inode, if the attributes have a row of their own."""
     sums: dict[int, list[SumsRecord]] = field(default_factory=dict)
-    """By inode: checksums of a plain file's bytes. Bytes whose row is damaged have none."""
+    """Checksums of plain files, by inode, without damaged rows."""
     next_inode: int = 0
     uuid: str = ""
     is_damaged: bool = False
-    """Whether the index has rows that are not in here: what it may need on disk stays there."""
+    """Whether damaged rows of the index are missing here. Bytes on disk that the missing rows may need must not be
+    freed.
+    """
     refused: dict[tuple[int, bytes], tuple[int, str]] = field(default_factory=dict)
-    """By directory and name: an inode that is not whole (0: nobody knows which), and why."""
+    """Damaged inodes (0: unknown) and their faults, by directory and name."""
     is_root_damaged: bool = False
     refusal: str = ""
-    """Why no commit is made."""
+    """The reason why no commit may be made; empty: commits may be made."""
     num_unreachable: int = 0
-    """Inodes that are whole, and that no whole name leads to."""
+    """Number of undamaged inodes that no undamaged name leads to."""
     held: dict[int, IntArray] = field(default_factory=dict)
-    """By identity: slots that something may need which is not in here."""
+    """Slots that must not be reused, by identity, because rows that are missing here may need them."""
     named_elsewhere: set[int] = field(default_factory=set)
-    """Inodes in here that names lead to which are not: their rows outlive their last name."""
+    """Inodes of `inodes` that also have names in rows that are missing here. The rows of such an inode stay in the
+    index even if the inode loses all its known names.
+    """
 
     def take_number(self) -> int:
-        """An inode's number that nothing has."""
+        """Return an unused inode number."""
         self.next_inode += 1
         return self.next_inode - 1
 
     def keep_needed_slots(self) -> None:
-        """Of the slots, those that a version needs."""
+        """Keep only the slots that a version needs."""
         of_slots = np.repeat(self.versions.identities, np.diff(self.versions.ends, prepend=0))
         every, self.slots = self.slots, {}
         for identity, each in every.items():
@@ -137,17 +145,17 @@ class Kept:
                 self.slots[identity] = each.only(used)
 
     def num_slots(self, own: int) -> tuple[int, int]:
-        """Of one identity, and of all others."""
+        """Return the number of slots of one identity, and the number of slots of all other identities."""
         num_own = len(self.slots.get(own, ()))
         return num_own, sum(map(len, self.slots.values())) - num_own
 
 
-def read_index(index: Index) -> Kept:
-    """Every row, verified; Broken names the first that is not as it was written, or does not fit the others."""
+def read_index(index: Index) -> KeptRows:
+    """Read and verify every row. Raise Broken if a row is not as it was written, or does not fit the other rows."""
     about = dict(map(about_row, index.rows("about")))
     if "uuid" not in about:
         raise Broken("its uuid is lost")
-    kept = Kept(_table(index, "versions", _versions, version_row))
+    kept = KeptRows(_table(index, "versions", _versions, version_row))
     kept.next_inode, kept.uuid = int(about.get("next_inode", "0")), about["uuid"]
     kept.facts = dict(map(identity_row, index.rows("identities")))
     kept.inodes = _table(index, "inodes", _inodes, inode_row)
@@ -155,7 +163,7 @@ def read_index(index: Index) -> Kept:
     kept.slots = _table(index, "slots", _slots, slot_row)
     unknown = {*kept.slots, *np.unique(kept.versions.identities).tolist()} - kept.facts.keys()
     if unknown:
-        raise Broken(f"what model the slots of identity {min(unknown)} are of is lost")
+        raise Broken(f"the model of the slots of identity {min(unknown)} is lost")
     kept.keep_needed_slots()
     _require_fitting(kept)
     apart = [number for number, record in kept.inodes.items() if record.apart is not None]
@@ -169,20 +177,20 @@ def read_index(index: Index) -> Kept:
 
 
 def sound_sums(rows: Iterable[Row]) -> dict[int, list[SumsRecord]]:
-    """By inode: rows of sums, without those that are damaged."""
+    """Return the records of checksums, by inode. Damaged rows are logged and left out."""
     found: dict[int, list[SumsRecord]] = {}
     for row in rows:
         try:
             number, record = sums_row(row)
         except Broken as error:
-            log.error("%s: those bytes are not checked: %s", error, SEE_FSCK)  # noqa: TRY400 - no defect of ours
+            log.error("%s: those bytes are not checked: %s", error, SEE_FSCK)  # noqa: TRY400 - damage, not a bug
         else:
             found.setdefault(number, []).append(record)
     return found
 
 
 def misfits(versions: KeptVersions, slots: Mapping[int, KeptSlots]) -> npt.NDArray[np.intp]:
-    """The places of versions with entries in a slot that is not there, or holds fewer."""
+    """Return the indexes of versions that need a missing slot, or need more entries of a slot than the slot has."""
     sizes = np.diff(versions.ends, prepend=0)
     identities = np.repeat(versions.identities, sizes)
     fills = np.full(identities.size, PAGE_ENTRIES, np.int8)
@@ -196,8 +204,8 @@ def misfits(versions: KeptVersions, slots: Mapping[int, KeptSlots]) -> npt.NDArr
     return np.unique(np.searchsorted(versions.ends, np.flatnonzero(~is_held), side="right"))
 
 
-def _require_fitting(kept: Kept) -> None:
-    """Broken: a row is lost, for others need it."""
+def _require_fitting(kept: KeptRows) -> None:
+    """Raise Broken if a row is missing that other rows need."""
     inodes, numbers = kept.inodes, {*kept.versions.numbers}
     directories = {number for number, inode in inodes.items() if inode.file_type == stat.S_IFDIR} | {ROOT_NUMBER}
     with_entries = {number for number, inode in inodes.items() if inode.has_entries}

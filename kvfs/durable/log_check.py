@@ -1,13 +1,13 @@
-"""Whether SQLite's log of the index has lost commits that were on disk.
+"""Checks whether SQLite's log of the index has lost commits that were on disk.
 
-SQLite takes the frames of a log up to the first one whose checksum is wrong, and says nothing of what is behind: as a
-rule that is the commit in the middle of which the power went. But each commit is on disk before the next one begins.
-So where two or more are behind that frame, the disk has changed what it had.
+SQLite reads the frames of a log up to the first frame with a wrong checksum, and ignores all frames from there on.
+Ordinarily the ignored frames belong to the commit during which the power failed. But each commit is on disk before the
+next commit begins. So if two or more commits follow the wrong checksum, the disk has changed data that it had.
 
-Commits that failed leave frames, too, behind the shorter ones that come in their place. A checksum goes on from that of
-the frame before: so two commits are behind each other where the frames from one to the other follow by their checksums.
+Failed commits leave frames, too, if a shorter commit was written over them. But each frame's checksum continues the
+checksum of the frame before. So two commits belong together if the checksums chain from one to the other.
 
-https://www.sqlite.org/walformat.html has the format.
+The format: https://www.sqlite.org/walformat.html
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 _HEADER = struct.Struct(">8I")
-"""Magic, version, page size, sequence, two salts, two sums."""
+"""Magic, version, page size, sequence number, two salts, two checksums."""
 _FRAME = struct.Struct(">6I")
-"""Page, pages of the database (of the last frame of a commit, else 0), two salts, two sums."""
+"""Page number, size of the database in pages (in the last frame of a commit, else 0), two salts, two checksums."""
 _MAGIC = 0x377F0682
-"""The last bit says whether the words that are summed are big-endian."""
+"""The last bit is set if the checksums take words as big-endian."""
 _SUMMED_HEADER_BYTES, _SUMMED_FRAME_BYTES = 24, 8
 _PAGE_BYTES = 4096
 _MASK = (1 << 32) - 1
 
 
 def has_lost_commits(log: Path) -> bool:
-    """Of a log that nobody has open; one that is not there has lost nothing."""
+    """Return whether the log of a closed index has lost commits. A missing log has lost no commits."""
     try:
         with log.open("rb") as file:
             return _has_commits_behind(file)
@@ -56,7 +56,7 @@ def _has_commits_behind(file: BinaryIO) -> bool:
         summed = frame[:_SUMMED_FRAME_BYTES] + frame[_FRAME.size :]
         if sums is None or found != [*salts, *_summed(sums, np.frombuffer(summed, words))]:
             is_good, num_commits = False, 0
-        is_ours = found[:2] == salts  # else of an older log, which this one overwrites, or a block that the disk lost
+        is_ours = found[:2] == salts  # else the frame is from an older log that this log overwrites, or in a lost block
         sums = (found[2], found[3]) if is_ours else None
         num_commits += is_ours and not is_good and num_pages > 0
         if num_commits > 1:
@@ -65,7 +65,9 @@ def _has_commits_behind(file: BinaryIO) -> bool:
 
 
 def _summed(sums: tuple[int, int], words: npt.NDArray[np.uint32]) -> tuple[int, int]:
-    """The two sums go through the words in pairs: s0 += x0 + s1, then s1 += x1 + s0. Here all of them at once."""
+    """Continue a checksum over some words, and return the result. SQLite adds pair after pair: s0 += x0 + s1, s1 += x1
+    + s0. Here numpy computes the same sums with one product for all pairs.
+    """
     factors = _factors(words.size // 2)
     values = np.concatenate((np.array(sums, np.uint32), words.astype(np.uint32)))
     first, second = (int((factors[each] * values).sum(dtype=np.uint32)) for each in (0, 1))
@@ -74,9 +76,9 @@ def _summed(sums: tuple[int, int], words: npt.NDArray[np.uint32]) -> tuple[int, 
 
 @cache
 def _factors(num_pairs: int) -> npt.NDArray[np.uint32]:
-    """How often the sums before, and each word, are in the two sums after so many pairs: numbers of Fibonacci's."""
+    """Return the factors of the old sums and of each word in the two new sums. The factors are Fibonacci numbers."""
     found = np.empty((2, 2 * num_pairs + 2), np.uint32)
-    of_first, of_second = [1, 0], [0, 1]  # in the two sums at the end, of those behind a pair; from the last pair on
+    of_first, of_second = [1, 0], [0, 1]  # factors in the final sums, last pair first
     for pair in range(num_pairs, 0, -1):
         both = [one + other & _MASK for one, other in zip(of_first, of_second, strict=True)]
         found[:, 2 * pair], found[:, 2 * pair + 1] = both, of_second

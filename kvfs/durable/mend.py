@@ -1,6 +1,6 @@
-"""The plan that fsck makes of an index: every contradiction found, and the rows as they are to be.
+"""The plan that fsck makes for an index: the contradictions that fsck has found, and the rows of the repaired index.
 
-A plan is always made as a whole. Without --repair it is only told: so what is said is what would be done.
+A plan is always complete. Without --repair it is only printed, so the output says exactly what --repair would do.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NO_BACKING = -1
 _TYPES = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK})
 
 Place = tuple[int, bytes]
-"""A directory and a name in it."""
+"""A directory's number, and a name in it."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """The index as it is to be, but for tokens: those of sound slots stay."""
+    """The repaired index, except for tokens, which are copied from the rows of sound slots."""
 
     uuid: str
     facts: dict[int, KeptFacts]
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A finding whose paths are known when the tree is."""
+    """A finding whose paths are not known yet. They are looked up once the tree is complete."""
 
     kind: str
     inodes: tuple[int, ...]
@@ -74,7 +74,7 @@ class Mender:
         sums: SumsSurvey,
         owner: tuple[int, int],
     ) -> None:
-        """`owner`: uid and gid of what has lost its own."""
+        """`owner`: uid and gid for inodes whose own uid and gid are lost."""
         self._rows = rows
         self._plan = plan
         self._slots = slots
@@ -123,7 +123,7 @@ class Mender:
         return Finding(found.kind, tuple(dict.fromkeys(paths)), found.what, repair, found.is_damage)
 
     def _take_broken(self, table: str, key: Row) -> bool:
-        """Whether the row is there, and damaged; it is told of only once."""
+        """Whether the row exists and is damaged. Each damaged row is reported only once."""
         keys = self._broken.get(table, set())
         is_broken = key in keys
         keys.discard(key)
@@ -152,10 +152,10 @@ class Mender:
         for number, version in tuple(plan.versions.items()):
             inode = plan.inodes.get(number)
             if inode is not None and (not inode.has_entries or inode.backing >= 0):
-                self._note("inode", [number], "its row knows nothing of its entries", "it has them")
+                self._note("inode", [number], "its row does not say that it has entries", "it keeps them")
                 plan.inodes[number] = inode._replace(has_entries=True, backing=NO_BACKING)
             if version.identity not in plan.facts:
-                self._note("identity", [number], "what model its entries are of is lost", "it has none any more")
+                self._note("identity", [number], "the model of its entries is unknown", "it has no entries any more")
                 self._empty(number, version.full_length)
         self._cut_at_damage()
         for number, version in plan.versions.items():
@@ -163,7 +163,7 @@ class Mender:
                 self._note("lost", [number], what_is_left(version.length, version.full_length), "", is_damage=False)
 
     def _empty(self, number: int, full_length: int) -> None:
-        """A KV file that has lost all; without any model that it could be of, a plain one."""
+        """Give a file that lost all entries an empty version. If no model is known, it becomes a plain file."""
         plan = self._plan
         if plan.facts:
             plan.versions[number] = VersionRecord(min(plan.facts), 0, full_length, (), np.empty(0, np.int32))
@@ -173,14 +173,16 @@ class Mender:
             plan.inodes[number] = plan.inodes[number]._replace(has_entries=False)
 
     def _cut_at_damage(self) -> None:
-        """Cut a version that is not whole to the entries before the damage."""
+        """Cut versions that are not whole to the entries before the damage."""
         damage: dict[tuple[int, int, str], list[int]] = {}
         for identity in self._plan.facts:
             self._cut_files_of(identity, damage)
         self._tell_of_slots(damage)
 
     def _cut_files_of(self, identity: int, damage: dict[tuple[int, int, str], list[int]]) -> None:
-        """Cut the files of an identity, all versions at once: there may be a hundred thousand."""
+        """Cut the damaged files of an identity. All versions are checked at once, because there may be a hundred
+        thousand.
+        """
         survey, rows = self._slots[identity], self._rows.slots.get(identity, NO_SLOTS)
         versions = [each for each in self._plan.versions.items() if each[1].identity == identity and each[1].length]
         if not versions:
@@ -253,9 +255,9 @@ class Mender:
             self._note("slots", numbers, f"{name} is missing", lambda: f"an empty one is made; {left()}")
             return
         if survey.is_misnamed:
-            what = f"{name} does not begin as the slots of this state do"
+            what = f"{name} does not have the superblock that the index expects"
             users = [number for number, version in self._rows.versions.items() if version.identity == identity]
-            self._note("superblock", users, what, "its beginning is written anew")
+            self._note("superblock", users, what, "its superblock is written anew")
         if numbers := files.get((identity, "short"), {}):
             self._note("slots", numbers, f"{name} is too short", self._what_is_left(numbers))
 
@@ -272,14 +274,14 @@ class Mender:
     # Inodes
 
     def _give_default_rows(self) -> None:
-        """Keep what is sound of a file whose row is lost; of the row, nothing but what it must have been."""
+        """Make rows for inodes whose own row is lost, with the facts that other rows show."""
         plan = self._plan
         directories = {directory for directory, _ in plan.names}
         needed = {*plan.versions, *plan.names.values(), *directories} - plan.inodes.keys() - {ROOT_NUMBER}
         for number in sorted(needed):
             record, as_what = self._default_row(number, is_directory=number in directories)
             if record is None:
-                continue  # the names that lead to it are told of
+                continue  # the names that lead to it are reported
             why = self._why("inodes", (number,))
             uid, mode = record.uid, record.mode
             self._note("inode", [number], f"its row {why}", f"it is {as_what} of uid {uid} with mode {mode:04o}")
@@ -320,7 +322,7 @@ class Mender:
             self._note("leftover", (), what, repair, is_damage=False)
 
     def _mend_sums(self) -> None:
-        """Checksums of plain files: those of bytes that are there, and as they were synced, stay."""
+        """Keep the checksums of bytes that exist and are as they were synced. Report the other checksums."""
         plan, rows, survey = self._plan, self._rows.sums, self._sums
         backing = {number: Backing(number, inode.backing) for number, inode in plan.inodes.items()}
         for (number, part), record in rows.items():
@@ -343,13 +345,13 @@ class Mender:
             return
         plan.inodes[ROOT_NUMBER] = self._blank(stat.S_IFDIR, 0o755)
         is_broken = self._take_broken("inodes", (ROOT_NUMBER,))
-        if root is not None or is_broken:  # it has no row before it is changed for the first time
+        if root is not None or is_broken:  # else the state is new: the root gets its row at its first change
             why = "is damaged" if is_broken else "is no directory's"
             uid = self._owner[0]
             self._note("inode", [ROOT_NUMBER], f"its row {why}", f"it is a directory of uid {uid} with mode 0755")
 
     def _mend_attributes(self) -> None:
-        """Inodes whose attributes have a row of their own. A row without an inode is of a file that was removed."""
+        """Compare inodes with their attributes' own rows. A row without an inode belongs to a file that was removed."""
         sound = self._rows.xattrs
         for number, inode in tuple(self._plan.inodes.items()):
             sums = sound.get(number)
@@ -359,7 +361,7 @@ class Mender:
                 why = self._why("xattrs", (number,))
                 self._note("attributes", [number], f"its attributes' row {why}", "it has none any more")
             elif number in self._rows.inodes:
-                self._note("attributes", [number], "its row knows nothing of its attributes", "it has them")
+                self._note("attributes", [number], "its row does not say that it has attributes", "it keeps them")
             self._plan.inodes[number] = inode._replace(apart=sums)
 
     # Names
@@ -401,7 +403,7 @@ class Mender:
         return lambda: self._path(directory, name)
 
     def paths_of(self, number: int) -> list[str]:
-        """Every path of an inode in the tree as it is to be."""
+        """Return every path of an inode in the repaired tree."""
         if number == ROOT_NUMBER:
             return ["/"]
         places = self._parents.get(number)
@@ -418,10 +420,12 @@ class Mender:
             parts.append(name)
         return "/" + "/".join(map(shown, reversed(parts)))
 
-    # Reach
+    # Unreachable inodes
 
     def _find_unreachable(self) -> None:
-        """Give what no path leads to a name in /lost+found: directories first, for what is in them comes along."""
+        """Give unreachable inodes names in /lost+found. Directories get their names first, because a path then leads to
+        all inodes below them.
+        """
         plan = self._plan
         children: dict[int, list[tuple[bytes, int]]] = {}
         targets: dict[int, list[Place]] = {}
@@ -480,7 +484,7 @@ class Mender:
         reached.add(number)
         return number
 
-    # The rest
+    # Numbers, and rows that no file needs
 
     def _unused_number(self) -> int:
         plan = self._plan
@@ -497,18 +501,18 @@ class Mender:
         beyond = [number for number in self._rows.inodes if number >= max(told, ROOT_NUMBER + 1)]
         if is_broken or beyond:
             why = "is damaged" if is_broken else f"is said to be {told}"
-            self._note("count", beyond, f"the number of the next inode {why}", "it is the one behind the last")
+            self._note("count", beyond, f"the number of the next inode {why}", "it is the one after the last")
         plan.next_inode = self._unused_number()
 
     def _tell_of_rows_that_nobody_needs(self) -> None:
         if self._take_broken("about", ("uuid",)) or "uuid" not in self._rows.about:
-            self._note("about", (), "the state's name for itself is lost", f"it is {self._plan.uuid}")
+            self._note("about", (), "the state's uuid is lost", f"it is {self._plan.uuid}")
         broken = {key[0] for key in self._broken.pop("identities", ())}
         for number in sorted(broken | self._plan.facts.keys() - self._rows.facts.keys(), key=repr):
             is_known = number in self._plan.facts
-            repair = f"it is what slots/{number}.kv says" if is_known else "nothing of it is left"
+            repair = f"they are taken from slots/{number}.kv" if is_known else "they can't be restored"
             why = "damaged" if number in broken else "lost"
-            self._note("identity", (), f"what identity {number} is of is {why} in the index", repair)
+            self._note("identity", (), f"the facts of identity {number} are {why} in the index", repair)
         for table, keys in sorted(self._broken.items()):
             for key in sorted(keys, key=repr):
                 what = f"row {', '.join(map(str, key))} of the index's {table} is damaged, and no file needs it"
@@ -516,7 +520,7 @@ class Mender:
 
 
 def _in_loop(start: int, targets: Mapping[int, list[Place]]) -> int:
-    """A directory that lies in itself, on the way up from one that no path leads to."""
+    """Return a directory that lies below itself. The search climbs from `start`, a directory that no path leads to."""
     seen, number = set[int](), start
     while number not in seen:
         seen.add(number)

@@ -1,7 +1,8 @@
-"""From one format of the index to the next: a step for each, in one transaction, when a newer release opens it.
+"""Migrations of the index, each from one format to the next in one transaction. They run when a newer release opens the
+index.
 
-A step reads rows as that format wrote them. It may use what `kvfs.durable.records` has as long as that does not change;
-whoever changes it copies the old reading here.
+A migration reads rows in its old format. It may use functions of `kvfs.durable.records` only as long as these keep
+reading that format. When such a function changes, its old code has to be copied here.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from kvfs.durable.records import decode_inode, encode_inode, encode_xattrs
 from kvfs.names.inode import MOST_IN_MEMORY, XattrSums
 
 _LARGE_ROW_BYTES = 256
-"""A row of a few attributes has as much: more are looked at."""
+"""Size in bytes of a row with a few attributes. Only larger rows are decoded, because only they may have large
+attributes.
+"""
 
 
 def mark_files_with_entries(database: sqlite3.Connection) -> None:
-    """1 to 2: the row of a KV file that has a version says so, lest it is taken for an empty one without it."""
+    """1 to 2: the row of a KV file says that the file has a version. So if the version is lost, the file does not seem
+    empty.
+    """
     rows = database.execute(
         "SELECT number, record FROM inodes WHERE number IN (SELECT number FROM versions)"
     ).fetchall()
@@ -29,14 +34,16 @@ def mark_files_with_entries(database: sqlite3.Connection) -> None:
 
 
 def let_versions_have_turns(_database: sqlite3.Connection) -> None:
-    """2 to 3: a row of entries may have turns behind its marks, whose number was 0 in all rows before."""
+    """2 to 3: a version's row may have turns after its marks. Older rows need no change, because their count of turns
+    is 0.
+    """
 
 
 def put_large_attributes_apart(database: sqlite3.Connection) -> None:
-    """3 to 4: attributes that are large together have a row of their own, and are read when they are wanted."""
+    """3 to 4: large attributes move to a row of their own, and are read on demand."""
     database.execute("CREATE TABLE xattrs (number INTEGER PRIMARY KEY, record BLOB NOT NULL)")
     large = database.execute("SELECT number FROM inodes WHERE length(record) > ?", (_LARGE_ROW_BYTES,)).fetchall()
-    for (number,) in large:  # one by one: together they may be larger than memory
+    for (number,) in large:  # one at a time, because together the rows may exceed the memory
         (row,) = database.execute("SELECT record FROM inodes WHERE number = ?", (number,)).fetchone()
         record = decode_inode(number, row)
         sums = XattrSums.of(record.xattrs)
@@ -47,7 +54,7 @@ def put_large_attributes_apart(database: sqlite3.Connection) -> None:
 
 
 def make_sums(database: sqlite3.Connection) -> None:
-    """4 to 5: plain files have checksums. Those that there are get theirs when the daemon has synced and read them."""
+    """4 to 5: plain files have checksums. Existing files get checksums when the daemon has synced and read them."""
     database.execute(
         """CREATE TABLE sums (number INTEGER NOT NULL, part INTEGER NOT NULL, record BLOB NOT NULL,
                    PRIMARY KEY (number, part)) WITHOUT ROWID"""
@@ -60,4 +67,4 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
     3: put_large_attributes_apart,
     4: make_sums,
 }
-"""By the format that they begin with."""
+"""Migrations, by the format that they start from."""

@@ -1,6 +1,7 @@
-"""Reads pages back from slots: all that somebody needs, or none; or some for a reader of an image, into no frame.
+"""Reads of pages from slots. `bring_in` reads pages into frames, all of them or none. Workers read pages into other
+memory.
 
-Every page is verified. What is damaged is never given to anybody: the file says EIO, and the log says which it is.
+Every page is verified. A damaged page is never handed out: reads of the file fail with EIO, and the log names the page.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from kvfs.names.content import KvFile
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.looking import Bytes, copies, look
-from kvfs.pages.on_disk import NO_SLOT
-from kvfs.volume import Volume
+from kvfs.pages.page_slots import NO_SLOT
+from kvfs.volume.volume import Volume
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ JOBS_A_FILE = 3
 
 @dataclass(slots=True, eq=False)
 class _Bringing:
-    """Pages that are being read into frames."""
+    """Pages that are being read into frames, for one caller."""
 
     pages: IntArray
     frames: IntArray
@@ -48,7 +49,7 @@ class _Bringing:
 
 
 class PagesIn:
-    """Brings pages of one volume into memory; satisfies `ColdPages`, for workers."""
+    """Reader of a volume's pages into memory. Satisfies `ColdPages`, for workers."""
 
     def __init__(self, volume: Volume, jobs: DiskJobs, own: SlotFile) -> None:
         self._volume = volume
@@ -58,15 +59,17 @@ class PagesIn:
         self._others: list[tuple[int, int, SlotFile]] = []
         self._facts: dict[SlotFile, ModelFacts] = {}
         self.num_bytes = 0
-        """Read since the daemon started."""
+        """Bytes read since the daemon started."""
 
     def add(self, first: int, stop: int, file: SlotFile, facts: ModelFacts) -> None:
-        """Pages from `first` to before `stop` are of another model, in another file."""
+        """Note that the pages `first` to `stop - 1` belong to another model, and are in the slot file `file`."""
         self._others.append((first, stop, file))
         self._facts[file] = facts
 
     def in_order_on_disk(self, pages: IntArray) -> IntArray:
-        """Pages file by file, and by their slots. For a worker: what changes meanwhile may be out of order."""
+        """Return pages ordered by file and slot. A worker may call this, and pages that change meanwhile may be out of
+        order.
+        """
         place = np.zeros(pages.size, np.int32)
         for number, (first, stop, _) in enumerate(self._others, 1):
             place[(pages >= first) & (pages < stop)] = number
@@ -74,8 +77,9 @@ class PagesIn:
         return in_order
 
     def bring_in(self, pages: IntArray, frames: IntArray, then: Callable[[SymError | None], None]) -> None:
-        """Read pages, which somebody holds, into frames that nobody else knows. `then` is told on the trio thread, when
-        no job writes there any more: EIO, one is damaged.
+        """Read pages into frames that nothing else uses. The caller has references to the pages. `then` is called on
+        the trio thread when no job writes to the frames any more. It gets None or the error, which is EIO if a page is
+        damaged.
         """
         in_order = np.argsort(self._pool.on_disk.slot[pages])
         bringing = _Bringing(pages[in_order], frames[in_order], then)
@@ -90,7 +94,7 @@ class PagesIn:
         self._read_group(bringing, bringing.pages[first:][:SLOTS_A_JOB], bringing.frames[first:][:SLOTS_A_JOB])
 
     def _read_group(self, bringing: _Bringing, pages: IntArray, frames: IntArray) -> None:
-        """Read the pages that are on disk still: without whoever wanted them, pages may be given back."""
+        """Read those of the pages that still have slots. Pages whose tickets were cancelled may have been freed."""
         on_disk = self._pool.on_disk
         is_there = on_disk.slot[pages] != NO_SLOT
         pages, frames = pages[is_there], frames[is_there]
@@ -101,7 +105,7 @@ class PagesIn:
             bringing.num_running -= 1
             self._volume.pager.progressed()
             if isinstance(job.error, Damaged) and (on_disk.slot[pages] != slots).any():
-                self._read_group(bringing, pages, frames)  # written anew meanwhile: the old slots may be anybody's
+                self._read_group(bringing, pages, frames)  # pages got new slots meanwhile: try these
                 return
             if job.error is not None:
                 bringing.error = bringing.error or self._told(job.error, pages)
@@ -114,7 +118,7 @@ class PagesIn:
         self._jobs.start(partial(self._read, slots, checks, frames.tolist()), ended)
 
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
-        """For a worker: into frames that nobody knows yet."""
+        """Read slots in a worker into frames that no page has yet."""
         if not frames:
             return
         store = self._pool.store.store
@@ -123,10 +127,10 @@ class PagesIn:
         except OSError as error:
             raise disk_error("read", self._own.path, error) from error
 
-    # For workers that bring nothing into memory
+    # For workers, which read pages without frames
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
-        """See `ColdPages`. All of them are of one identity."""
+        """Call `what` on the bytes of pages, as `ColdPages` describes. All pages belong to one identity."""
         found: list[T | None] = []
         for first in range(0, len(pages), SLOTS_A_JOB):
             found += self._use(pages[first : first + SLOTS_A_JOB], what)
@@ -135,7 +139,7 @@ class PagesIn:
     def _use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
         on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
         slots, checks = on_disk.slot[pages], on_disk.check[pages]
-        if (slots == NO_SLOT).any():  # it is in memory by now
+        if (slots == NO_SLOT).any():  # a page is in memory by now
             return [None] * len(pages)
         try:
             with file.lent(slots.tolist(), checks.tolist()) as (views, damaged):
@@ -150,8 +154,8 @@ class PagesIn:
             raise disk_error("read", file.path, error) from error
 
     def _require_readable(self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64]) -> None:
-        """EIO: these slots hold something else, and are what these pages have. A page that came into memory meanwhile
-        may have got another slot since, and its old one may be anybody's.
+        """Raise EIO if a page is lost. A lost page still has its damaged slot, and is not in memory. A page that was
+        read into memory meanwhile may have another slot by now, and its old slot may be reused.
         """
         on_disk = self._pool.on_disk
         is_lost = (on_disk.slot[pages] == slots) & (on_disk.check[pages] == checks)
@@ -160,7 +164,9 @@ class PagesIn:
             raise _from_worker(partial(self._told, Damaged(slots[is_lost].tolist()), pages[is_lost]))
 
     def read_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> None:
-        """Fill rooms with pages, wherever those are by now; EIO: some are damaged. All are of one identity."""
+        """Fill the memory in `rooms` with pages of one identity, wherever they are by now: in frames or on disk. Raise
+        EIO if a page is damaged.
+        """
         for first in range(0, len(pages), SLOTS_A_JOB):
             group, some = pages[first : first + SLOTS_A_JOB], rooms[first : first + SLOTS_A_JOB]
             if not self._read_group_into(group, some):
@@ -168,7 +174,9 @@ class PagesIn:
                     room[:] = data
 
     def _read_group_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> bool:
-        """False: some of them are not what these slots hold, or have none by now."""
+        """Fill the memory in `rooms` from slots. Return False if a page has no slot by now, or a slot does not hold the
+        expected bytes.
+        """
         on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
         slots, checks = on_disk.slot[pages], on_disk.check[pages]
         if (slots == NO_SLOT).any():
@@ -182,19 +190,22 @@ class PagesIn:
         return True
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
-        """The first entries of a tail: others may share it further, and its slot may hold what was cut off since."""
+        """Return a page's bytes with zeros behind the first `num_entries` entries.
+
+        The slot may also hold entries that other files use, or entries that were cut off since.
+        """
         facts = self._facts.get(self.file_of(page))
         view = memoryview(data)
         return self._pool.store.store.masked(view, num_entries) if facts is None else masked(view, facts, num_entries)
 
     def file_of(self, page: int) -> SlotFile:
-        """Where its slot is."""
+        """Return the slot file of a page."""
         return next((file for first, stop, file in self._others if first <= page < stop), self._own)
 
     # Damage
 
     def _told(self, error: Exception, pages: IntArray) -> Exception:
-        """Return the error that a caller gets for a failed read; damage is in the log, with every file that has it."""
+        """Return the error that a caller gets for a failed read. Log damage, with all files that have such a page."""
         if not isinstance(error, Damaged):
             return error
         slots = self._pool.on_disk.slot[pages]
@@ -209,7 +220,7 @@ class PagesIn:
         return SymError(f"damaged on disk: {shown}: see `symphony fsck`", errno.EIO)
 
     def files_with(self, pages: IntArray) -> list[tuple[str, int]]:
-        """Files that have some of these pages, and the first entry that is in one."""
+        """Return the paths of files that have some of these pages, each with the first entry in such a page."""
         found = []
         for inode in self._volume.tree:
             if isinstance(inode.content, KvFile):
@@ -220,7 +231,7 @@ class PagesIn:
 
 
 def as_ours(error: Exception) -> SymError:
-    """Of a job of the disk."""
+    """Return an error of a disk job as a SymError."""
     if isinstance(error, SymError):
         return error
     log.error("a job of the disk failed inside the daemon", exc_info=error)
@@ -228,8 +239,8 @@ def as_ours(error: Exception) -> SymError:
 
 
 def _from_worker(told: Callable[[], Exception]) -> Exception:
-    """Look at the tree where that may be done."""
+    """Run a function on the trio thread, where it may read the tree. Return its result."""
     try:
         return trio.from_thread.run_sync(told)
-    except RuntimeError:  # no worker of trio's: the tests call it from a thread of their own
+    except RuntimeError:  # not a worker thread of trio: tests use other threads
         return told()

@@ -1,9 +1,9 @@
-"""Writes pages to slots: those of a file that have none, or whose slot holds too little of them.
+"""Writes pages to new slots if they have no slot, or if their slot lacks their newest entries.
 
-A page may be freed, or overwritten at its end, while it is written: `OnDisk` knows, and says what the slot is good for.
-What is written is on disk only after the file of slots was synced. If that fails, all that was written since the last
-time is written anew, to other slots: the kernel may have dropped it, also what was written while that sync was under
-way.
+A page may be freed, or overwritten at its end, while it is being written. `PageSlots` notices this, and rejects the new
+slot. Written slots are on disk only after a sync of the slot file. If a sync fails, the kernel may have dropped all
+writes since the last successful sync, including writes during the failed sync. So the pages of all these writes are
+written again, to new slots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.looking import copies, look
 from kvfs.pages.pool import PagePool, pages_for
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
 
@@ -34,15 +34,15 @@ Fills: TypeAlias = npt.NDArray[np.int8]
 Checks: TypeAlias = npt.NDArray[np.uint64]
 
 JOBS_A_FILE = 2
-"""Jobs of a file at once: the pages of one are copied and summed while those of another are on their way."""
+"""Jobs of a file at a time. While one job copies its pages and computes checksums, the other job writes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Out:
-    """Pages that are to be written so that they may leave memory."""
+    """Pages to write to slots, so that they can be evicted."""
 
     pages: IntArray
-    """Pages that no job has begun to write for this."""
+    """Pages whose write has not begun."""
     generations: IntArray
     then: Callable[[SymError | None], None]
     num_running: int = 0
@@ -55,32 +55,34 @@ class PagesOut:
     def __init__(
         self, volume: Volume, file: SlotFile, slots: Slots, jobs: DiskJobs, require_room: Callable[[int], None]
     ) -> None:
-        """`require_room` raises NoSpace where so many bytes more may not be on disk."""
+        """`require_room` gets a number of bytes. It raises NoSpace if the disk may not take that many more."""
         self._pool = volume.pool
         self._progressed = volume.pager.progressed
         self.file = file
         self.slots = slots
         self._jobs = jobs
         self._writing: dict[int, Job[Checks]] = {}
-        """By page."""
+        """Jobs that are writing, by page."""
         self._unsynced: list[IntArray] = []
         """Pages that were written since the last sync."""
         self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
-        """Waiters for jobs that others began."""
+        """Functions to call at the end of a job, for callers that wait for the job of another caller."""
         self._num_failed_syncs = 0
         self.num_bytes = 0
-        """Written since the daemon started."""
+        """Bytes written since the daemon started."""
         self._require_room = require_room
 
     async def write(self, kv: KvFile, num_entries: int) -> None:
-        """Have the first entries of a file in slots. SymError: the disk is full, fails, or does not answer."""
+        """Write the first `num_entries` entries of a file to slots. Raise SymError if the disk is full, fails, or does
+        not answer.
+        """
         if kv.identity != OWN:
-            return  # its pages came from slots, and have them
+            return  # its pages came from slots, and still have slots
         while jobs := self._begin(kv, num_entries):
             await self._jobs.wait(jobs[0])
 
     def missing(self, kv: KvFile, num_entries: int) -> IntArray:
-        """The pages of a file that have to be written."""
+        """Return the pages that have to be written before the first `num_entries` entries of a file are in slots."""
         num_entries = min(num_entries, kv.table.length)
         if not num_entries or kv.identity != OWN:
             return _NONE
@@ -89,7 +91,7 @@ class PagesOut:
         return missing
 
     def _begin(self, kv: KvFile, num_entries: int) -> list[Job[Checks]]:
-        """Jobs that write some of what is missing; empty: nothing is."""
+        """Begin or join jobs that write some missing pages. Return the jobs; empty if no page is missing."""
         num_entries = min(num_entries, kv.table.length)
         missing = self.missing(kv, num_entries)
         if not missing.size:
@@ -107,12 +109,16 @@ class PagesOut:
         return jobs
 
     def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
-        """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
+        """Write pages to slots, with all computed entries. At the end, `then` is called on the trio thread, with None
+        or the error.
+        """
         out = _Out(pages, self._pool.on_disk.generation[pages], then)
-        self._jobs.soon(partial(self._write_next, out))  # whoever asks is in the middle of something
+        self._jobs.soon(partial(self._write_next, out))  # not now: the caller is in the middle of a change
 
     def _write_next(self, out: _Out) -> None:
-        """Begin as many jobs as may be. A page is written by one at a time: what others write just now comes last."""
+        """Begin as many jobs as allowed. Only one job at a time writes a page, so pages that another job is writing are
+        left for last.
+        """
         while out.error is None and out.num_running < JOBS_A_FILE:
             group = self._next_group(out)
             if not group.size:
@@ -132,9 +138,9 @@ class PagesOut:
             out.then(out.error)
 
     def _next_group(self, out: _Out) -> IntArray:
-        """Take the next pages to be written off what is left."""
+        """Remove the next pages to write from `out`, and return them."""
         pool = self._pool
-        is_left = pool.on_disk.generation[out.pages] == out.generations  # others were given back meanwhile
+        is_left = pool.on_disk.generation[out.pages] == out.generations  # other pages were freed meanwhile
         is_left &= ~pool.on_disk.is_kept(out.pages, pool.computed(out.pages))
         out.pages, out.generations = out.pages[is_left], out.generations[is_left]
         free = (place for place, page in enumerate(out.pages.tolist()) if page not in self._writing)
@@ -155,7 +161,7 @@ class PagesOut:
     ) -> Job[Checks]:
         pool, on_disk = self._pool, self._pool.on_disk
         self._require_room(len(pages) * self.file.slot_bytes)
-        # What is on disk alone is written as far as its slot holds it: others may have more of it than who asks.
+        # If a page is only on disk, all entries of its old slot are written again, because other files may need them.
         fills = np.where(pool.store.of[pages] == NOWHERE, np.maximum(fills, on_disk.kept[pages]), fills)
         slots = self.slots.take(len(pages))
         generations = on_disk.begin_write(pages, fills)
@@ -189,7 +195,7 @@ class PagesOut:
         return job
 
     def begin_sync(self) -> IntArray:
-        """The pages that a sync that begins now will cover; `sync_failed` wants them, if it does."""
+        """Begin a sync. Return the pages that the sync covers. If the sync fails, pass them to `sync_failed`."""
         covered, self._unsynced = np.unique(np.concatenate([_NONE, *self._unsynced])), []
         return covered
 
@@ -207,8 +213,9 @@ def _fills(num_pages: int, num_entries: int) -> Fills:
 
 
 def _source(pool: PagePool, page: int, fill: int) -> Source:
-    """A full page is written from where it is in memory, and stays meanwhile. Of a tail others may be computing the
-    rest, so a copy is made of what is there. What is on disk alone comes from the slot that it has.
+    """Return a function that returns the bytes of a page. A full page in memory is not copied. A page that is not full
+    is copied, because a step may be computing further entries in it. A page that is only on disk is read from its
+    present slot.
     """
     frame, store = int(pool.store.of[page]), pool.store.store
 

@@ -1,8 +1,8 @@
-"""Rows of the index as bytes, each with a checksum over what it says and whose it is.
+"""Rows of the index as bytes, each with a checksum over its content and its key.
 
-Records are named tuples: a hundred thousand are read at a start, and a dataclass takes four times as long to make.
+Records are named tuples: a start reads a hundred thousand, and a dataclass takes four times as long to make.
 
-A row that was damaged, or that was put in another's place, is found when it is read: `Broken`.
+Decoding raises `Broken` for a damaged row, and for a row under another row's key.
 """
 
 from __future__ import annotations
@@ -28,29 +28,37 @@ from libsym.abi import PAGE_ENTRIES
 
 CHECK_BYTES = 8
 ENTRY_BYTES = 8 * PAGE_ENTRIES
-"""Tokens and positions of a page, little-endian."""
+"""Size of a page's tokens and positions, each a little-endian integer of 4 bytes."""
 
 _NO_LIMIT = -1
 INODE = struct.Struct("<IIIIqqqIqq")
-"""The first fields of a record, as they are; then comes what most files have alike."""
+"""The first fields of an inode's record, which differ from file to file. The fields after them are equal for most
+files.
+"""
 _REST = struct.Struct("<BqiqqHH")
 VERSION = struct.Struct("<IqqI")
 NUM_TURNS_SHIFT = 24
-"""Of the last number: above are how many turns there are, below how many bytes of marks."""
+"""The last number of `VERSION` has two parts. The bits from this one up are the number of turns. The bits below are the
+size of the marks in bytes.
+"""
 SLOT = struct.Struct("<IIqb")
 NAME = struct.Struct("<qq")
 _COUNT = struct.Struct("<H")
 _APART = struct.Struct("<III")
 _OF_XATTRS = 1 << 63
-"""In the seed of its checksum: such a row is no inode's own, wherever a damaged index has it."""
+"""Bit in the seed of the checksum of attributes. With this bit, no row of attributes is taken for an inode's row in a
+damaged index.
+"""
 _SUMS = struct.Struct("<qqq")
 _OF_SUMS = 1 << 62
-"""The same of a row of sums."""
+"""Bit in the seed of the checksum of rows of sums, for the same reason."""
 _LENGTH = struct.Struct("<I")
-_JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
+_JSON = json.JSONEncoder(separators=(",", ":"))  # made once: making one takes as long as encoding a mark
 
 Mark = tuple[str, int]
-"""Name of what computed entries, and the number of entries up to there: see `KvFile.marks`."""
+"""A name for everything that the bits of entries depend on, and the entry at which the validity of that name ends: see
+`KvFile.marks`.
+"""
 
 
 SEE_FSCK = "`symphony fsck` says what is lost, and with --repair keeps the rest"
@@ -58,11 +66,11 @@ SEE_FSCK = "`symphony fsck` says what is lost, and with --repair keeps the rest"
 
 
 class Broken(Exception):  # noqa: N818 - as the errors of libsym
-    """A row is not as it was written."""
+    """Error for a row that is not as it was written."""
 
 
 class InodeRecord(NamedTuple):
-    """An inode, apart from its names and its entries."""
+    """An inode without its names and its entries."""
 
     file_type: int
     mode: int
@@ -73,9 +81,9 @@ class InodeRecord(NamedTuple):
     ctime_ns: int
     device: int = 0
     used_ns: int = 0
-    """When it was closed last, of a file with a TTL."""
+    """When a file with a TTL was last closed."""
     backing: int = _NO_LIMIT
-    """Of a plain file: which of the inode's backing files has its bytes; below 0: a KV file, or none of the two."""
+    """Number of a plain file's backing file; below 0: there is none."""
     advice: FileAdvice = NO_ADVICE
     is_domain: bool = False
     limit_bytes: int | None = None
@@ -83,45 +91,47 @@ class InodeRecord(NamedTuple):
     target: bytes = b""
     xattrs: Mapping[bytes, bytes] = MappingProxyType({})
     has_entries: bool = False
-    """Of a KV file of which there is a version: if its row is lost, the file is not taken for an empty one."""
+    """Whether the KV file has a version. Because of this field, a file whose version's row is lost is not taken for an
+    empty file.
+    """
     apart: XattrSums | None = None
-    """Of an inode whose attributes have a row of their own, and are not in this one: how much they are."""
+    """Number and bytes of the attributes, if they are not in this record but in a row of their own."""
 
 
 class VersionRecord(NamedTuple):
-    """The entries of a KV file, as far as they are on disk."""
+    """The entries of a KV file that are on disk."""
 
     identity: int
-    """Number of what its pages are of."""
+    """Number of the identity of the pages."""
     length: int
     full_length: int
-    """Entries that the file had, on disk or not."""
+    """Number of entries that the file had, on disk or not."""
     marks: tuple[Mark, ...]
     slots: IntArray
     turns: bytes = b""
-    """Where those of its conversation begin: see `kvfs.pages.turns`."""
+    """The places where turns of the conversation begin: see `kvfs.pages.turns`."""
 
 
 class SlotRecord(NamedTuple):
-    """Content of a slot."""
+    """The content of a slot."""
 
     slot: int
     check: int
     kept: int
-    """Entries of the page that the slot holds."""
+    """How many entries of the page the slot holds."""
     entries: bytes
     """Tokens of the entries, then their positions."""
 
 
 class SumsRecord(NamedTuple):
-    """Checksums of some of a plain file's bytes, in extents of EXTENT_BYTES."""
+    """Checksums of one part of a plain file, in extents of EXTENT_BYTES."""
 
     part: int
-    """Number of the part: it has PART_EXTENTS extents."""
+    """Number of the part. A part has PART_EXTENTS extents."""
     backing: int
     """The number of the backing file that has the bytes."""
     num_bytes: int
-    """Bytes of the part that were synced."""
+    """How many bytes of the part were synced."""
     sums: array[int]
     """Sums by extent; 0: the extent is unchecked."""
 
@@ -149,7 +159,7 @@ def decode_inode(number: int, data: bytes) -> InodeRecord:
 def rest_of_inode(
     data: bytes,
 ) -> tuple[FileAdvice, bool, int | None, int | None, bytes, Mapping[bytes, bytes], bool, XattrSums | None]:
-    """The other fields of a record, from `advice` on."""
+    """Return the fields of a record from `advice` on."""
     flags, ttl_ms, priority, limit_bytes, limit_files, num_target, num_xattrs = _REST.unpack_from(data)
     at = _REST.size + num_target
     return (
@@ -165,7 +175,7 @@ def rest_of_inode(
 
 
 def encode_xattrs(number: int, xattrs: Mapping[bytes, bytes]) -> bytes:
-    """The row of attributes that an inode's own row has not."""
+    """Return the record of attributes that are not in the inode's own record."""
     return _sealed(number | _OF_XATTRS, _COUNT.pack(len(xattrs)) + _texts(xattrs))
 
 
@@ -244,12 +254,12 @@ def name_check(directory: int, name: bytes, number: int) -> int:
 
 
 def text_check(key: str, value: str) -> int:
-    """Of a row of texts."""
+    """Return the checksum of a row of texts."""
     return _hash(f"{key}\0{value}".encode(), 0)
 
 
 def signed(check: int) -> int:
-    """A checksum as SQLite keeps integers."""
+    """Return a checksum as a signed integer, as SQLite stores it."""
     return check - (1 << 64) if check >> 63 else check
 
 

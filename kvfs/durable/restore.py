@@ -1,6 +1,6 @@
-"""Makes the tree what it was: every name, inode and version that the index knows, with no page in memory.
+"""Restores the tree: every name, inode and version that the index knows. No page is read into memory.
 
-It runs before anybody is served, in whatever thread. Charges are made in bulk, once for each account.
+The restore may run in any thread, before programs are served. Each account is charged once for all its files.
 """
 
 from __future__ import annotations
@@ -17,68 +17,68 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvfs.durable.kept import Kept, KeptSlots
+from kvfs.durable.kept import KeptRows, KeptSlots
 from kvfs.durable.records import SEE_FSCK, InodeRecord
 from kvfs.durable.sums import restored_sums
 from kvfs.names.content import OWN, Marks
 from kvfs.names.inode import NOT_KEPT, UNKNOWN, Inode, Xattrs, shown
 from kvfs.names.plain import backing_name
 from kvfs.names.tree import ROOT_NUMBER, domain_below
-from kvfs.pages.accounts import Account, Limits
+from kvfs.pages.accounts import Account, AccountLimits
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ARENA, RUNNING
 from kvfs.pages.table import PageTable
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
 
 MOST_TOLD = 100
-"""Damaged inodes that the log names at most: a large state may be damaged as a whole."""
+"""The most damaged inodes that the log names, because a large state may be damaged throughout."""
 
 
 @dataclass(slots=True)
 class Restored:
-    """Facts of the restored tree that the storage has to know."""
+    """Facts of the restored tree that the storage needs."""
 
     pages_of: dict[int, IntArray] = field(default_factory=dict)
-    """By identity: the page of each of its `KeptSlots`."""
+    """The page of each slot in `KeptSlots`, by identity."""
     files: list[Inode] = field(default_factory=list)
-    """The inode of each of the `KeptVersions`."""
+    """The inode of each version in `KeptVersions`."""
     expiring: list[Inode] = field(default_factory=list)
     """Files with a TTL."""
     pinned: list[Inode] = field(default_factory=list)
     lost: set[Inode] = field(default_factory=set)
-    """Files of which entries are lost."""
+    """Files that lost entries."""
     refused: dict[int, Inode] = field(default_factory=dict)
-    """By number: inodes that are not whole."""
+    """Damaged inodes, by number."""
     backing: set[str] = field(default_factory=set)
     """Names of the backing files of plain files."""
 
 
 _Version: TypeAlias = tuple[int, int, int, Marks, bytes, IntArray]
-"""Identity, length, length that it had, marks, turns, pages."""
+"""Identity, length, length before the loss of entries, marks, turns, pages."""
 
 
 class Restorer:
-    """Fills an empty volume, whose pool was made for so many restored pages."""
+    """Fills an empty volume. Its pool was made with room for the restored pages."""
 
-    def __init__(self, volume: Volume, kept: Kept, own: int) -> None:
+    def __init__(self, volume: Volume, kept: KeptRows, own: int) -> None:
         """`own`: the identity of the running model."""
         self._volume = volume
         self._kept = kept
         self._own = own
         self._page_at: dict[int, IntArray] = {}
-        self._pages = np.full(kept.versions.slots.size, -1, np.int32)  # of all versions
-        self._versions: dict[int, _Version] = {}  # by inode
+        self._pages = np.full(kept.versions.slots.size, -1, np.int32)  # pages of all versions
+        self._versions: dict[int, _Version] = {}  # by inode number
         self._num_files: Counter[Account] = Counter()
         self._other_bytes: Counter[Account] = Counter()
         self._without_bytes: list[tuple[Inode, str]] = []
         self.restored = Restored()
 
     def run(self) -> Restored:
-        """SymError: what the index says makes no sense."""
+        """Restore everything. Raise SymError if the index contradicts itself."""
         for identity, facts in self._kept.facts.items():
             if identity != self._own:
                 self._volume.add_format(identity, facts)
@@ -108,7 +108,7 @@ class Restorer:
         self.restored.pages_of[identity] = pages
 
     def _find_pages(self) -> None:
-        """The pages of all versions, and how full they are."""
+        """Find the pages of all versions, and note how many entries each page has."""
         versions = self._kept.versions
         sizes = np.diff(versions.ends, prepend=0)
         identities = np.repeat(versions.identities, sizes)
@@ -124,9 +124,9 @@ class Restorer:
         self._versions = dict(zip(versions.numbers, each, strict=True))
 
     def _charge_pages(self) -> None:
-        """By account and identity: pages that are charged at once have one size."""
+        """Charge all pages, separately by account and identity, because pages in one charge must have one size."""
         versions = self._kept.versions
-        payers = [inode.account.number for inode in self.restored.files if inode.account is not None]  # all have one
+        payers = [inode.account.number for inode in self.restored.files if inode.account is not None]  # always true
         sizes = np.diff(versions.ends, prepend=0)
         owners, identities = np.repeat(np.array(payers, np.int64), sizes), np.repeat(versions.identities, sizes)
         for identity in np.unique(identities).tolist():
@@ -168,7 +168,7 @@ class Restorer:
     def _restore_names(
         self, directory: Inode, names: list[tuple[int, bytes, int, int]], found: dict[int, Inode]
     ) -> list[Inode]:
-        """Restore the names in a directory, and return the directories among them."""
+        """Restore the names in a directory. Return the directories among them."""
         tree, records, account_of = self._volume.tree, self._kept.inodes, self._volume.pool.accounts.of
         domain, directories = domain_below(directory), list[Inode]()
         for _, name, number, _ in names:
@@ -195,7 +195,7 @@ class Restorer:
         return directories
 
     def _refuse(self, directory: Inode, name: bytes, number: int, why: str) -> None:
-        """The name is there, and leads to nothing that anybody can use."""
+        """Make a name that leads to a damaged inode. Every use of the name is refused."""
         tree, inode = self._volume.tree, self.restored.refused.get(number)
         account = domain_below(directory) or self._volume.pool.accounts.of(tree.root.uid)
         if inode is None:
@@ -205,7 +205,7 @@ class Restorer:
         self._num_files[inode.account] += 1
         tree.restore_name(directory, name, inode)
         if len(self.restored.refused) > MOST_TOLD:
-            return  # the storage tells how many there are
+            return  # the storage logs only the number of further inodes
         path = str(tree.path_of(directory)).rstrip("/") + "/" + shown(name)
         log.error("%s is damaged in the index and refused: %s", path, why, extra={"file": path})
 
@@ -239,7 +239,7 @@ class Restorer:
         size, is_lost = 0, False
         if record.backing >= 0:
             try:
-                size = max(sums.size, (self._volume.backing_dir / name).stat().st_size)  # less is damage, and shows
+                size = max(sums.size, (self._volume.backing_dir / name).stat().st_size)  # reads of a shorter file fail
             except FileNotFoundError:
                 self._without_bytes.append((inode, name))
                 is_lost = True
@@ -251,12 +251,12 @@ class Restorer:
 
     def _give_limits(self, inode: Inode, record: InodeRecord) -> None:
         if record.is_domain:
-            limits = Limits(record.limit_bytes, record.limit_files)
+            limits = AccountLimits(record.limit_bytes, record.limit_files)
             self._volume.domains.restore(inode, limits, self._kept.xattrs.get(inode.number, record.xattrs))
 
 
 def _senseless(what: str) -> SymError:
-    """Return an error for rows that are as they were written, and contradict each other."""
+    """Return an error for rows that are as they were written, but contradict each other."""
     return SymError(f"the index contradicts itself: {what}: {SEE_FSCK}", errno.EIO)
 
 
@@ -269,8 +269,8 @@ def _give_attributes(inode: Inode, record: InodeRecord) -> None:
         inode.xattrs = Xattrs(xattrs, apart)
 
 
-def record_of(inode: Inode, backing: int, limits: Limits | None, *, has_entries: bool) -> InodeRecord:
-    """Return the record of an inode as it is now; `limits`: of a domain."""
+def record_of(inode: Inode, backing: int, limits: AccountLimits | None, *, has_entries: bool) -> InodeRecord:
+    """Return the record of an inode as it is now. `limits`: the limits of a domain, or None."""
     return InodeRecord(
         inode.file_type,
         inode.mode,
@@ -294,7 +294,7 @@ def record_of(inode: Inode, backing: int, limits: Limits | None, *, has_entries:
 
 
 def remove_leftovers(directory: Path, used: set[str]) -> None:
-    """Remove backing files that no inode has: of files that were never kept, or were removed."""
+    """Remove backing files that no inode uses. Their plain files were never committed, or were removed."""
     leftovers = [path for path in directory.glob("*.plain") if path.name not in used]
     for path in leftovers:
         path.unlink()

@@ -1,7 +1,8 @@
-"""Carries out a plan of fsck: a new index beside the old one, which then takes its place at once.
+"""Carries out a plan of fsck: makes a new index beside the old one. The new index then replaces the old index in one
+step.
 
-Slots and backing files stay where they are; only the beginnings of files of slots are written. Whatever interrupts it,
-the state is as it was, or as it is to be.
+Slots and backing files stay where they are; only superblocks of slot files are rewritten. If the repair is interrupted
+at any point, the state is either as it was, or repaired.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from kvfs.durable.superblock import make_slot_file, superblock, sync_directory, 
 from libsym.errors import SymError
 
 LOST = "lost"
-"""A directory in `files` and in `slots` for what nobody has: the daemon does not look into it."""
+"""Directory in `files` and in `slots` for files without an owner. The daemon does not look into it."""
 T = TypeVar("T")
 
 _ROWS_A_COMMIT = 4096
 
 
 def carry_out(directory: Path, plan: Plan, salvage: Salvage, surveys: dict[int, SlotSurvey]) -> None:
-    """SymError: it can't be written, and the index is still the old one."""
+    """Write the new index, and replace the old index by it. If this fails, raise SymError, and the old index stays."""
     try:
         _write_index(directory / "index.db.new", plan, salvage)
         for identity, facts in plan.facts.items():
@@ -56,7 +57,7 @@ def carry_out(directory: Path, plan: Plan, salvage: Salvage, surveys: dict[int, 
 
 
 def put_aside(directory: Path, name: str) -> None:
-    """Move a file that nobody has to LOST: somebody may miss it."""
+    """Move a file that no row of the index names to LOST, because a user may miss the file."""
     lost = directory / LOST
     lost.mkdir(mode=0o700, exist_ok=True)
     target = lost / name
@@ -106,7 +107,7 @@ def _write_index(path: Path, plan: Plan, salvage: Salvage) -> None:
                 sums=[*sums_rows],
             )
         )
-    for number, row in _xattrs_rows(plan, salvage):  # one by one: a batch would be 512 MiB
+    for number, row in _xattrs_rows(plan, salvage):  # one at a time, because a batch would take 512 MiB
         index.commit(Rows(xattrs=[(number, row)]))
     index.close()
     with path.open("rb") as file:
@@ -114,7 +115,7 @@ def _write_index(path: Path, plan: Plan, salvage: Salvage) -> None:
 
 
 def _slot_rows(plan: Plan, salvage: Salvage) -> Iterable[Row]:
-    """Of slots that files need; the first sound one of each, as they were read before."""
+    """Yield the rows of slots that files need. For each slot, the first sound row is read again from the old index."""
     needed: set[tuple[int, int]] = set()
     for version in plan.versions.values():
         needed.update((version.identity, slot) for slot in version.slots.tolist())

@@ -1,4 +1,4 @@
-"""Rows of the index as SQLite gives them, verified one by one. `Broken` says which is not as it was written."""
+"""Rows of the index as SQLite gives them, verified one by one. `Broken` names a row that is not as it was written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reads an index that may be damaged in any way: a copy of it, row by row, and all that can still be read.
+"""Reads every row of a damaged index that can still be read. The rows are read one by one, from a copy of the index.
 
-Nothing of the state is written. SQLite would write even for a reader: it recovers the log into shared memory beside it,
-and takes it in when it closes. So it gets a copy of the two files, in memory where there is room: what they say of
-prompts is nobody's business.
+The state is not changed. SQLite writes even for a reader: it builds an index of the log in shared memory, and
+checkpoints the log when it closes. So SQLite gets a copy of the index and its log. The copy is in memory if memory has
+room, because it has the token ids of prompts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from libsym.errors import Invalid, SymError
 
 Key: TypeAlias = tuple[object, ...]
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of its own is made in it
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a new directory is made in it
 _MAX_BARREN = 400
-"""Scans of a table, one after the other, that find nothing: then nothing more is looked for. A tenth of a second."""
+"""The search of a table ends after this many consecutive scans without a row. They take a tenth of a second."""
 _PAGE_BYTES = 4096
 _NAME_BITS = 64
 _WITHOUT_ROWID = {b"\2", b"\x0a"}
-"""How a page of such a table begins."""
+"""Possible first bytes of a page of a table WITHOUT ROWID."""
 _AS_FORMAT_4 = "DROP TABLE sums; PRAGMA user_version=4;"
 _AS_FORMAT_3 = "DROP TABLE sums; DROP TABLE xattrs; PRAGMA user_version=3; PRAGMA auto_vacuum=0; VACUUM;"
 _ROOT_PAGE, _MAP_ENTRY_BYTES = 1, 5
@@ -42,18 +42,18 @@ _SHOWN_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table, and how its keys lie on a line: to look for what is sound behind damage."""
+    """A table, with a mapping of its keys to numbers. The search for sound rows after damage bisects these numbers."""
 
     name: str
     key: str
     low: Key
     high: Key
-    """Behind the last one."""
+    """A key greater than all others."""
     num_key_columns: int
     to_number: Callable[[Key], int]
     from_number: Callable[[int], Key]
     after: Callable[[Key], Key]
-    """The least key behind one."""
+    """Return the least key that is greater than this one."""
 
 
 def _by_number(name: str, key: str) -> _Table:
@@ -109,21 +109,19 @@ _OF_ALL_FORMATS = TABLES.keys() - {"xattrs", "sums"}
 
 
 class Salvage:
-    """A copy of an index, open."""
+    """An open copy of an index."""
 
     def __init__(self, database: sqlite3.Connection | None, problems: list[str], *, lost_commits: bool) -> None:
         self._database = database
         self.problems = problems
-        """What is wrong with the database's own structure."""
+        """Faults of the database's own structure."""
         self.lost_commits = lost_commits
-        """The log is damaged in the middle: what was committed behind that is lost."""
-
-    @property
-    def is_there(self) -> bool:
-        return self._database is not None
+        """Whether the log is damaged in the middle, so that later commits are lost."""
 
     def rows(self, name: str) -> Iterator[Row]:
-        """Every row of a table that can be read, verified by nobody yet; behind damage one may come twice."""
+        """Yield every row of a table that can be read, without verifying it. If the table is damaged, a row may be
+        yielded twice.
+        """
         if self._database is None:
             return
         table = TABLES[name]
@@ -146,7 +144,9 @@ class Salvage:
                 waiting += [(low, middle), (middle, high)]
 
     def _until_damage(self, table: _Table, low: Key, high: Key, order: str) -> Generator[Row, None, Row | None]:
-        """Rows from one end on; the last one before the damage, or an empty one. None: there is no damage."""
+        """Yield rows from one end of a range up to damage. Return the last row before the damage, () if no row was
+        read, or None without damage.
+        """
         last: Row = ()
         try:
             for row in self._scan(table, low, high, order):
@@ -160,7 +160,7 @@ class Salvage:
             high = last[: table.num_key_columns]
         elif last:
             low = table.after(last[: table.num_key_columns])
-        try:  # Python's cursor is one row ahead, and gives an error in place of the row before
+        try:  # Python's cursor reads one row ahead, so the row before an error was lost
             for row in self._scan(table, low, high, f"{order} LIMIT 1"):
                 last = row
                 yield row
@@ -175,14 +175,14 @@ class Salvage:
         columns = ", ".join(f"{column}{order}" for column in table.key.split(", "))
         yield from self._database.execute(
             f"SELECT * FROM {table.name} WHERE ({table.key}) >= ({marks}) AND ({table.key}) < ({marks}) "  # noqa: S608
-            f"ORDER BY {columns}{limit}{count}",  # names of ours
+            f"ORDER BY {columns}{limit}{count}",  # all names are constants
             (*low, *high),
         )
 
 
 @contextmanager
 def salvage(index: Path, *, quick: bool = False) -> Iterator[Salvage]:
-    """Open an index that may be damaged, or not be there. Invalid: it is of a newer release, or of something else."""
+    """Open an index that may be damaged or missing. Raise Invalid if a newer release or another program wrote it."""
     if not index.exists() or not index.stat().st_size:
         yield Salvage(None, ["it is empty" if index.exists() else "there is none"], lost_commits=False)
         return
@@ -202,7 +202,9 @@ def salvage(index: Path, *, quick: bool = False) -> Iterator[Salvage]:
 
 
 def _place_for(index: Path) -> Path | None:
-    """Memory, if the copy takes no more than half of what is free there; else where temporary files go."""
+    """Return a directory in memory if the copy takes less than half of its free bytes, or None for the default
+    directory.
+    """
     log = Path(f"{index}-wal")
     needed = index.stat().st_size + (log.stat().st_size if log.exists() else 0)
     if os.access(_MEMORY, os.W_OK) and 2 * needed < shutil.disk_usage(_MEMORY).free:
@@ -218,7 +220,9 @@ def _copy(index: Path, copy: Path) -> None:
 
 
 def _open(copy: Path, index: Path) -> tuple[sqlite3.Connection | None, list[str]]:
-    """The copy, and what had to be done to it. Its first page is that of every index of this format: see `_mend`."""
+    """Open the copy, with a new first page if necessary (see `_mend_first_page`). Return the database and the problems
+    found.
+    """
     problem = ""
     for mend in (lambda _copy: None, _mend_first_page):
         mend(copy)
@@ -255,7 +259,7 @@ def _require_readable(index: Path, version: int, application: int) -> None:
 
 
 def _migrate(database: sqlite3.Connection, version: int) -> None:
-    """As a daemon would; as far as that goes with damage: what is left of the old format is mended."""
+    """Migrate the copy as a daemon would, as far as damage allows. fsck mends rows that stay in an old format."""
     for old in range(version, FORMAT_VERSION):
         try:
             database.execute("BEGIN")
@@ -268,21 +272,25 @@ def _migrate(database: sqlite3.Connection, version: int) -> None:
 
 
 def _has_pointer_map(copy: Path) -> bool:
-    """Whether it was made, or written anew, by a release whose indexes shrink: else page 2 is the root of a table."""
+    """Whether page 2 is a pointer map, which SQLite needs to shrink a database. In an index of an older release, page 2
+    is the root of a table.
+    """
     with copy.open("rb") as file:
         file.seek(_PAGE_BYTES)
         return file.read(1) not in _WITHOUT_ROWID
 
 
 def _is_root(copy: Path, page: int) -> bool:
-    """Whether the pointer map says that a table begins at a page."""
+    """Whether the pointer map says that a table begins at this page."""
     with copy.open("rb") as file:
         file.seek(_PAGE_BYTES + (page - 3) * _MAP_ENTRY_BYTES)
         return file.read(1) == bytes([_ROOT_PAGE])
 
 
 def _mend_first_page(copy: Path) -> None:
-    """Its header and the list of its tables, which begin in the same places in every index."""
+    """Replace the first page of a copy. The first page has the header and the list of tables. Tables begin at fixed
+    pages, so the first page of a new index fits.
+    """
     with tempfile.TemporaryDirectory(dir=copy.parent) as directory:
         path = Path(directory) / "index.db"
         Index(path).close()
@@ -294,7 +302,7 @@ def _mend_first_page(copy: Path) -> None:
                 database.executescript(_AS_FORMAT_4)
         page = bytearray(path.read_bytes()[:_PAGE_BYTES])
     num_pages = -(-copy.stat().st_size // _PAGE_BYTES)
-    struct.pack_into(">III", page, 28, num_pages, 0, 0)  # its size, and no list of free pages
+    struct.pack_into(">III", page, 28, num_pages, 0, 0)  # the size of the database, and no list of free pages
     with copy.open("r+b") as file:
         file.write(page)
         file.truncate(num_pages * _PAGE_BYTES)

@@ -1,9 +1,10 @@
-"""Reads every slot that a file in the tree needs, while the daemon serves: at a bounded rate, or as fast as it goes.
+"""Scrub: reads every slot that a file in the tree needs, while the daemon runs, at a bounded rate or at full speed.
 
-What it finds damaged can be mended: a page that is in memory is written anew; a file whose page is on disk alone keeps
-the entries before it. A page that is in memory when its slot is found to be damaged stays there until all is mended: it
-would lose its frame otherwise, for a slot that is said to hold it. The trio thread is never held for long: pages are
-gathered and files looked for in turns, sorted in a worker, and read by jobs of the disk.
+A scrub can mend damage. If a page with a damaged slot is in memory, the page is written again. If such a page is only
+on disk, its file is cut, and keeps the entries before that page. A page in memory whose slot is damaged is pinned until
+all damage is mended. Otherwise the page could be evicted, because the daemon assumes that its slot is good. The scrub
+never holds the trio thread for long: it gathers pages and searches for files in time slices, sorts pages in a worker,
+and reads them in disk jobs.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from kvfs.names.content import KvFile
 from kvfs.names.inode import SOME_NAMES, Inode, shown
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.on_disk import NO_SLOT
-from kvfs.volume import Volume
+from kvfs.pages.page_slots import NO_SLOT
+from kvfs.volume.volume import Volume
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Busy, SymError
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.0003
-"""Time that a scrub goes on before other tasks get their turn."""
+SLICE_S = 0.0003
+"""Time for which a scrub runs before other tasks get their turn."""
 READERS = 3
-"""Jobs at a time, where no rate is wanted: a checksum is made while others wait for the disk."""
+"""Jobs at a time if no rate is given. One job computes checksums while the others wait for the disk."""
 STRETCH_S = 0.25
-"""At a rate, so much is read at once as comes to this time."""
+"""If a rate is given, a job reads as many bytes as the rate allows in this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """The findings of one scrub, and how much was read."""
+    """The findings of one scrub, and the amount that it has read."""
 
     num_pages: int
     num_bytes: int
@@ -59,7 +60,10 @@ async def scrub(
     repair: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> ScrubReport:
-    """`rate`: bytes a second at most. SymError: the disk does not answer."""
+    """Read all slots that files need. With `repair`, mend the damage. `rate`: the most bytes to read a second.
+
+    Raise SymError if the disk does not answer.
+    """
     began_s = perf_counter()
     lost = [_about_lost(volume, inode, kv) for inode, kv in keeper.lost_files()]
     walk = _Walk(volume, keeper, rate, progress)
@@ -82,19 +86,19 @@ def _about_lost(volume: Volume, inode: Inode, kv: KvFile) -> Finding:
 
 
 async def _of_index(volume: Volume, keeper: Keeper) -> list[Finding]:
-    """Names that a damaged index has refused since the start."""
+    """Return a finding with the names that are refused because the index is damaged."""
     if not keeper.damage:
         return []
     paths: list[str] = []
-    turn = _Turn()
+    time_slice = _TimeSlice()
     for inode in volume.tree:
-        await turn.end()
+        await time_slice.end()
         paths += _paths_of(volume, inode) if inode.is_damaged else ()
     return [Finding("index", tuple(paths), keeper.damage, "not possible while a daemon uses the state")]
 
 
 class _DamagedPages:
-    """Pages whose slots hold something else. One that has another slot by now is not damaged any more."""
+    """Pages whose slots hold wrong bytes. A page that has another slot by now is no longer damaged."""
 
     def __init__(self, volume: Volume) -> None:
         self._pool = volume.pool
@@ -104,7 +108,7 @@ class _DamagedPages:
         self.count = 0
 
     def add(self, pages: IntArray, slots: IntArray) -> None:
-        """Note damaged pages; pages in memory stay there until `let_go`."""
+        """Note damaged pages. Pages in memory are pinned until `let_go`."""
         self._pages, self._slots = np.concatenate([self._pages, pages]), np.concatenate([self._slots, slots])
         self.count += pages.size
         self._pinned.append(pages[self._pool.store.of[pages] != NOWHERE])
@@ -116,13 +120,15 @@ class _DamagedPages:
         self._pinned = []
 
     def places_in(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Return which of some pages are damaged."""
+        """Return, for each of these pages, whether it is damaged."""
         damaged: npt.NDArray[np.bool_] = np.isin(pages, self._pages[self._on_disk.slot[self._pages] == self._slots])
         return damaged
 
 
 class _Walk:
-    """Reads what is needed at its beginning, if it still is when its turn comes."""
+    """Reads the pages that files need when the walk begins. Pages that lose their slots before the walk reads them are
+    left out.
+    """
 
     def __init__(self, volume: Volume, keeper: Keeper, rate: int | None, progress: Progress) -> None:
         self._volume = volume
@@ -138,9 +144,9 @@ class _Walk:
 
     async def run(self) -> None:
         tables: list[IntArray] = []
-        turn = _Turn()
+        time_slice = _TimeSlice()
         for inode in self._volume.tree:
-            await turn.end()
+            await time_slice.end()
             if inode.names and isinstance(inode.content, KvFile):
                 tables.append(inode.content.table.pages.copy())
         pages_in = self._keeper.pages_in
@@ -154,11 +160,11 @@ class _Walk:
             raise self._error
 
     async def _divide(self, pages: IntArray) -> None:
-        """Into what one job reads: of one file, and of neighbours."""
+        """Divide pages into groups, one for each job. The pages of a group are neighbours in one file."""
         first = 0
-        turn = _Turn()
+        time_slice = _TimeSlice()
         while first < pages.size:
-            await turn.end()
+            await time_slice.end()
             file = self._keeper.pages_in.file_of(int(pages[first]))
             group = pages[first : first + self._num_at_once(file)]
             same = [self._keeper.pages_in.file_of(page) is file for page in group.tolist()]
@@ -194,7 +200,7 @@ class _Walk:
         slots, checks = on_disk.slot[pages], on_disk.check[pages]
         damaged = await self._keeper.jobs.do(partial(_damaged, file, slots, checks))
         self.num_pages += pages.size
-        # Of what has another slot by now, or none, the old one may be anybody's.
+        # A page that has another slot or no slot by now is skipped, because its old slot may be reused.
         is_same = (on_disk.slot[pages] == slots) & (on_disk.check[pages] == checks)
         found = pages[is_same & np.isin(slots, damaged)]
         if found.size:
@@ -203,7 +209,7 @@ class _Walk:
 
 
 def _damaged(file: SlotFile, slots: IntArray, checks: npt.NDArray[np.uint64]) -> list[int]:
-    """For a worker: which of the slots hold something else."""
+    """Return the slots whose bytes do not match their checksums. Workers call this."""
     try:
         return file.verify(slots.tolist(), checks.tolist())
     except OSError as error:
@@ -219,22 +225,22 @@ def _distinct(tables: list[IntArray]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class _Touched:
-    """A file that has damaged pages."""
+    """A file with damaged pages."""
 
     inode: Inode
     kv: KvFile
     places: npt.NDArray[np.intp]
-    """Of those pages in its table."""
+    """Places of the damaged pages in the file's table."""
     first_lost: int | None
-    """The first entry in one that is on disk alone."""
+    """The first entry of the first damaged page that is only on disk; None: all damaged pages are in memory."""
 
 
 async def _files_with(volume: Volume, damaged: _DamagedPages) -> list[_Touched]:
-    """In turns: what comes or goes meanwhile may or may not be seen."""
+    """Return the files with damaged pages. The search runs in time slices, and may miss files that change meanwhile."""
     found: list[_Touched] = []
-    turn = _Turn()
+    time_slice = _TimeSlice()
     for inode in volume.tree if damaged.count else ():
-        await turn.end()
+        await time_slice.end()
         each = _touched(volume, damaged, inode)
         if each is not None:
             found.append(each)
@@ -254,7 +260,7 @@ def _touched(volume: Volume, damaged: _DamagedPages, inode: Inode) -> _Touched |
 
 
 def _about(volume: Volume, touched: _Touched) -> Finding:
-    """Return the finding about a file."""
+    """Return the finding about a file, and log it."""
     paths, kv = _paths_of(volume, touched.inode), touched.kv
     firsts = ", ".join(str(place * PAGE_ENTRIES) for place in touched.places[:8].tolist())
     count = touched.places.size
@@ -268,9 +274,9 @@ def _about(volume: Volume, touched: _Touched) -> Finding:
 async def _mended(
     volume: Volume, keeper: Keeper, damaged: _DamagedPages, touched: _Touched, finding: Finding
 ) -> Finding:
-    """Mend a file, and return what became of it."""
+    """Mend a file. Return the finding, with an error in place of the repair if the repair failed."""
     inode, kv, path = touched.inode, touched.kv, finding.paths[0]
-    now = _touched(volume, damaged, inode)  # a file that it shares the page with may have been mended before
+    now = _touched(volume, damaged, inode)  # the damage may be mended, with another file that shares the page
     try:
         if inode.content is not kv:
             raise Busy(f"{path} was replaced meanwhile")
@@ -284,7 +290,7 @@ async def _mended(
         spoilt = pages[damaged.places_in(pages)]
         volume.pool.on_disk.spoil(spoilt, volume.pool.store.of[spoilt] != NOWHERE)
         await keeper.pages_out.write(kv, kv.table.length)
-        inode.note_change()  # only now: a commit before that would have kept the slots that are damaged
+        inode.note_change()  # not earlier: a commit before this would keep the damaged slots
         await keeper.sync(inode)
     except SymError as error:
         return replace(finding, repair=f"not possible now: {error}")
@@ -299,17 +305,17 @@ def _paths_of(volume: Volume, inode: Inode) -> tuple[str, ...]:
     )
 
 
-class _Turn:
-    """Turn of a scrub on the trio thread."""
+class _TimeSlice:
+    """Time slice of a scrub on the trio thread."""
 
     def __init__(self) -> None:
-        self._ends_s = perf_counter() + TURN_S
+        self._ends_s = perf_counter() + SLICE_S
 
     async def end(self) -> None:
-        """Give others their turn, if this one was long enough."""
+        """If the time slice is over, let other tasks run."""
         if perf_counter() > self._ends_s:
             await trio.lowlevel.checkpoint()
-            self._ends_s = perf_counter() + TURN_S
+            self._ends_s = perf_counter() + SLICE_S
 
 
 _NONE = np.empty(0, np.int32)

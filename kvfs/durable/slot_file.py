@@ -1,16 +1,16 @@
-"""A file of slots: pages of one identity on disk, a page in each slot.
+"""Slot file: pages of one identity on disk, one page in each slot.
 
-    offset                      bytes        what
+    offset                      bytes        content
     0                           4096         superblock: see `kvfs.durable.superblock`
     4096 + slot * slot_bytes    slot_bytes   a page, and zeros up to a multiple of 4096
 
-The page cache is bypassed where the file system allows it (O_DIRECT). So a page is on its way to the disk when its
-write returns, and fdatasync waits for no other file's bytes. A page that fills its slot, and lies at a multiple of 4096
-in memory, is written from where it is and read to where it belongs: the disk's own copy is the only one. Others go
-through a buffer. A job is one system call for each run of slots, wherever the pages are. A checksum is seeded with the
-number of its slot: bytes that went to another slot than they were meant for are as wrong as damaged ones.
+Reads and writes bypass the page cache if the file system allows it (O_DIRECT). So a page is on its way to the disk when
+its write returns, and fdatasync waits for no other file's bytes. A page that fills its slot, and is aligned to 4096
+bytes in memory, is written and read in place, without a copy. Other pages go through a buffer. A job makes one system
+call for each run of consecutive slots, wherever the pages are in memory. Each checksum is seeded with its slot's
+number, so bytes that were written to a wrong slot count as damaged.
 
-For worker threads, several at once.
+Several worker threads may use the file at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from libsym.errors import SymError
 ALIGNMENT = 4096
 SUPERBLOCK_BYTES = 4096
 SLOTS_A_JOB = 16
-"""Written or read by one job: 11 MiB of the default model's pages."""
+"""Slots that one job writes or reads: 11 MiB with the default model's pages."""
 _GROWTH_BYTES = 16 << 20
-"""The file grows by so much at a time: growing is journalled by the file system, writing into it is not."""
+"""The file grows by at least this many bytes, because the file system journals growth, but not writes inside the file.
+"""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -49,11 +50,12 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 Bytes: TypeAlias = bytes | memoryview
 
 Source: TypeAlias = Callable[[], Bytes]
-"""Gives the bytes of a page; a worker asks. They stay as they are until the write is over, or the slot is not used."""
+"""Function that a worker calls for a page's bytes. If the bytes change before the write is over, the slot is not used.
+"""
 
 
 class Damaged(Exception):  # noqa: N818 - as the errors of libsym
-    """What some slots hold is not what was written there."""
+    """Error for slots that do not hold the bytes that were written there."""
 
     def __init__(self, slots: Sequence[int]) -> None:
         super().__init__(f"slots {list(slots)} are damaged")
@@ -65,10 +67,10 @@ def slot_bytes_of(page_bytes: int) -> int:
 
 
 class SlotFile:
-    """One open file of slots."""
+    """An open slot file."""
 
     def __init__(self, path: Path, page_bytes: int, *, read_only: bool = False) -> None:
-        """The file exists, and its superblock was looked at."""
+        """Open an existing file. The caller has checked the file's superblock."""
         self.path = path
         self.page_bytes = page_bytes
         self.slot_bytes = slot_bytes_of(page_bytes)
@@ -79,14 +81,14 @@ class SlotFile:
 
     @property
     def num_slots(self) -> int:
-        """As long as the file is."""
+        """Number of slots that the file has room for."""
         return self._capacity
 
     def close(self) -> None:
         os.close(self._fd)
 
     def write(self, slots: Sequence[int], pages: Sequence[Source]) -> npt.NDArray[np.uint64]:
-        """Fill slots, and give their checksums. They are on disk after the next `sync`."""
+        """Fill slots, and return their checksums. The slots are on disk after the next `sync`."""
         assert len(slots) == len(pages) <= SLOTS_A_JOB
         self._grow(max(slots) + 1)
         checks = np.empty(len(slots), np.uint64)
@@ -100,7 +102,7 @@ class SlotFile:
 
     @contextmanager
     def lent(self, slots: Sequence[int], checks: Sequence[int]) -> Iterator[tuple[list[memoryview], list[int]]]:
-        """The pages, good inside the `with`; and which of the slots are not as they were written."""
+        """Yield the pages in these slots, and the damaged slots. The pages are valid only inside the `with`."""
         assert len(slots) == len(checks) <= SLOTS_A_JOB
         with self._buffers.one() as buffer:
             rooms = self._rooms(buffer)[: len(slots)]
@@ -108,12 +110,14 @@ class SlotFile:
             yield [room[: self.page_bytes] for room in rooms], self._wrong(rooms, slots, checks)
 
     def verify(self, slots: Sequence[int], checks: Sequence[int]) -> list[int]:
-        """The slots that are not as they were written."""
+        """Return the slots that are not as they were written."""
         with self.lent(slots, checks) as (_, damaged):
             return damaged
 
     def read_into(self, slots: Sequence[int], checks: Sequence[int], rooms: Sequence[memoryview]) -> None:
-        """Fill rooms with pages; Damaged names the slots that are not as they were written. Then believe none."""
+        """Fill the memory in `rooms` with pages. If slots are not as written, raise Damaged with these slots; then no
+        page in `rooms` is valid.
+        """
         if all(self._fits(room) for room in rooms):
             assert len(slots) == len(checks) == len(rooms) <= SLOTS_A_JOB
             self._fill(rooms, slots)
@@ -127,17 +131,17 @@ class SlotFile:
             raise Damaged(damaged)
 
     def sync(self) -> None:
-        """What was written is on disk when this returns."""
+        """Wait until all writes are on disk."""
         os.fdatasync(self._fd)
 
     def give_back(self, slots: Sequence[int], end: Callable[[], int]) -> None:
-        """The file system may have the blocks of these slots again, and all from slot `end()` on: behind the last one
-        that is not free.
+        """Return the blocks of free slots to the file system, and cut the file after the last used slot. `end` returns
+        the slot at which the file may end.
 
-        A hole reads as zeros: nothing of what was there can be read by whatever gets the slot next.
+        A hole reads as zeros, so no bytes of the old page can be read later.
         """
         with self._growing:
-            num_used = end()  # now: no write of a slot that was taken since gets past `_grow` before the file is cut
+            num_used = end()  # called under the lock, so that writes to slots taken later wait in `_grow`
             if num_used * self.slot_bytes + 4 * _GROWTH_BYTES < self._capacity * self.slot_bytes:
                 os.ftruncate(self._fd, self._offset(num_used))
                 self._capacity = num_used
@@ -151,7 +155,7 @@ class SlotFile:
             code = ctypes.get_errno()
             if code not in _NO_FALLOCATE:
                 raise OSError(code, os.strerror(code))
-            with self._buffers.one() as buffer:  # no holes there: overwritten, so that nobody reads it
+            with self._buffers.one() as buffer:  # the file system has no holes, so zeros overwrite the old bytes
                 room = buffer[: self.slot_bytes]
                 room[:] = bytes(self.slot_bytes)
                 for each in range(slot, slot + count):
@@ -183,11 +187,11 @@ class SlotFile:
         return [buffer[first : first + self.slot_bytes] for first in range(0, len(buffer), self.slot_bytes)]
 
     def _fits(self, data: Bytes) -> bool:
-        """Whether the disk can take a page from there, or put it there, as a slot."""
+        """Whether the disk can read into or write from this memory directly, as a whole slot."""
         return self.slot_bytes == self.page_bytes and (not self.is_direct or _address(data) % ALIGNMENT == 0)
 
     def _as_slot(self, page: Bytes, room: memoryview) -> Bytes:
-        """A page as it is written: where it lies, or in this room."""
+        """Return a page in the form that is written: the page itself, or a padded copy in the memory `room`."""
         if self._fits(page):
             return page
         _copy(room[: self.page_bytes], page)
@@ -195,7 +199,7 @@ class SlotFile:
         return room
 
     def _wrong(self, rooms: Sequence[memoryview], slots: Sequence[int], checks: Sequence[int]) -> list[int]:
-        """The slots of which these rooms hold something else than was written."""
+        """Return the slots whose bytes, as read into `rooms`, are not the bytes that were written."""
         found = zip(rooms, slots, checks, strict=True)
         return [slot for room, slot, check in found if self._checksum(room, slot) != check]
 
@@ -206,10 +210,10 @@ class SlotFile:
     # The disk
 
     def _write_all(self, views: Sequence[Bytes], offset: int) -> None:
-        """One behind the other."""
+        """Write buffers one after the other, from `offset` on."""
         while views:
             written = os.pwritev(self._fd, views, offset)
-            if written % ALIGNMENT and self.is_direct:  # a disk that is full in the middle of a block: once more
+            if written % ALIGNMENT and self.is_direct:  # the disk became full within a block: write that block again
                 written -= written % ALIGNMENT
             if not written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -217,12 +221,12 @@ class SlotFile:
             views = _behind(views, written)
 
     def _fill(self, rooms: Sequence[memoryview], slots: Sequence[int]) -> None:
-        """Read slots as they are."""
+        """Read slots into the memory in `rooms`, without verifying them."""
         for first, stop in _runs(slots):
             self._read_run(rooms[first:stop], slots[first:stop])
 
     def _read_run(self, rooms: Sequence[memoryview], slots: Sequence[int]) -> None:
-        """Slots that follow each other. One that the disk can't read is as good as damaged: the others are read."""
+        """Read consecutive slots. A slot that the disk can't read counts as damaged; the others are read one by one."""
         try:
             self._read_all(rooms, self._offset(slots[0]))
         except OSError as error:
@@ -236,7 +240,9 @@ class SlotFile:
             _clear(rooms)
 
     def _read_all(self, rooms: Sequence[memoryview], offset: int) -> None:
-        """Bytes beyond the end of the file read as zeros: the checksum will tell."""
+        """Read into the pieces of memory in `rooms`, one after the other. Bytes beyond the file's end become zeros,
+        which fail the checksum.
+        """
         while rooms:
             count = os.preadv(self._fd, rooms, offset)
             if not count:
@@ -247,7 +253,7 @@ class SlotFile:
 
 
 class _Buffers:
-    """Room to write from and read into, aligned as O_DIRECT needs it; as many as there are jobs at a time."""
+    """Reusable buffers, aligned for O_DIRECT. There are as many buffers as jobs have ever run at the same time."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -258,9 +264,10 @@ class _Buffers:
         try:
             buffer = self._free.pop()
         except IndexError:
-            # Of huge pages: of small ones, which lie anywhere, the disk gets many pieces; reads take 2.5 times as long.
+            # Use huge pages. Small pages lie scattered in memory, so that the disk gets many pieces, and reads take 2.5
+            # times as long.
             mapping = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(OSError):  # a kernel that has none
+            with suppress(OSError):  # the kernel has no huge pages
                 mapping.madvise(mmap.MADV_HUGEPAGE)
             buffer = memoryview(mapping)
         try:
@@ -275,7 +282,7 @@ def _address(data: Bytes) -> int:
 
 
 def _copy(target: memoryview, source: Bytes) -> None:
-    """Lets go of the interpreter's lock."""
+    """Copy bytes, without the GIL."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
@@ -285,7 +292,7 @@ def _clear(rooms: Sequence[memoryview]) -> None:
 
 
 def _behind(views: Sequence[Bytes], count: int) -> list[Bytes]:
-    """What is left of them behind so many bytes."""
+    """Return the buffers that are left after the first `count` bytes."""
     left = list(views)
     while left and count >= len(left[0]):
         count -= len(left.pop(0))
@@ -295,7 +302,9 @@ def _behind(views: Sequence[Bytes], count: int) -> list[Bytes]:
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Places of slots that follow each other: first, and the one after the last."""
+    """Yield each run of consecutive slots: the index in `slots` of the run's first slot, and the index after its last
+    slot.
+    """
     first = 0
     for place in range(1, len(slots) + 1):
         if place == len(slots) or slots[place] != slots[place - 1] + 1:
@@ -304,7 +313,7 @@ def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _open(path: Path, access: int) -> tuple[int, bool]:
-    """The descriptor, and whether it bypasses the page cache."""
+    """Open a file. Return the descriptor, and whether it bypasses the page cache."""
     flags = access | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_DIRECT)
@@ -312,7 +321,7 @@ def _open(path: Path, access: int) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags), False
-    try:  # some file systems open it so, and refuse every read
+    try:  # some file systems open a file with O_DIRECT, but then refuse every read
         os.preadv(fd, [mmap.mmap(-1, ALIGNMENT)], 0)
     except OSError as error:
         os.close(fd)
@@ -323,5 +332,5 @@ def _open(path: Path, access: int) -> tuple[int, bool]:
 
 
 def disk_error(verb: str, path: Path, error: OSError) -> SymError:
-    """What a caller is told of an error of the disk."""
+    """Return a SymError for an error of the disk, with its errno."""
     return SymError(f"can't {verb} {path}: {error.strerror or error}", error.errno or errno.EIO)

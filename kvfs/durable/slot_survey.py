@@ -1,4 +1,4 @@
-"""Reads the slots that files need, for fsck: which are not as they were written, and what is amiss with their files."""
+"""Survey of slots for fsck: reads the slots that files need, and finds damaged slots and damaged slot files."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from kvfs.durable.superblock import Superblock, read_superblock, superblock
 from kvfs.pages.free_list import IntArray
 
 _READERS = 3
-"""Threads: a checksum is made while others wait for the disk."""
+"""Number of threads. One thread computes checksums while the others wait for the disk."""
 
 
 @dataclass(slots=True)
 class SlotSurvey:
-    """What was found out of one identity's file."""
+    """Findings of fsck on the slot file of one identity."""
 
     is_missing: bool = False
     is_misnamed: bool = False
-    """Its superblock is not what the index says."""
+    """Whether the superblock differs from the index."""
     num_slots: int = 0
-    """As long as the file is."""
+    """Number of slots that the file has room for."""
     bad: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Slots with other bytes than were written; those behind the end of the file, too."""
+    """Slots whose bytes are not as written, and slots beyond the end of the file."""
     num_read: int = 0
 
 
 def uuid_of(directory: Path) -> str | None:
-    """What the files of slots say that the index is called."""
+    """Return the uuid of the index from the superblocks of the slot files, or None if no superblock is readable."""
     found = {block.state for block in _superblocks(directory).values()}
     return min(found) if found else None
 
 
 def facts_in_slot_files(directory: Path, uuid: str | None) -> dict[int, KeptFacts]:
-    """What the files of a state's slots say that their pages are of."""
+    """Return the facts of the pages in a state's slot files, by identity, from the superblocks."""
     blocks = _superblocks(directory)
     return {number: block.facts for number, block in blocks.items() if block.identity == number and block.state == uuid}
 
 
 def _superblocks(directory: Path) -> dict[int, Superblock]:
-    """By the number that a file is called by."""
+    """Return the readable superblocks, by the number in the file's name."""
     found: dict[int, Superblock] = {}
     for path in (directory / "slots").glob("*.kv"):
         block = read_superblock(path) if path.stem.isdecimal() and path.is_file() else None
@@ -60,7 +60,9 @@ def _superblocks(directory: Path) -> dict[int, Superblock]:
 def survey_slots(
     directory: Path, uuid: str, facts: Mapping[int, KeptFacts], rows: SoundRows, progress: Progress, *, quick: bool
 ) -> dict[int, SlotSurvey]:
-    """Read, with each file's slots in order. `quick`: no page is read."""
+    """Read the slots that files need, identity by identity. `quick`: check only superblocks and the sizes of slot
+    files.
+    """
     needed = {identity: _needed(identity, rows) for identity in facts}
     tables = {identity: rows.slots.get(identity, NO_SLOTS) for identity in facts}
     total = sum(needed[identity].size * slot_bytes_of(facts[identity].page_bytes) for identity in facts)
@@ -92,7 +94,7 @@ def survey_slots(
 
 
 def _needed(identity: int, rows: SoundRows) -> IntArray:
-    """Slots that have a row and that a file needs, in order."""
+    """Return the slots that files need and that have a row, in ascending order."""
     lists = [version.slots for version in rows.versions.values() if version.identity == identity]
     slots = np.unique(np.concatenate(lists)) if lists else np.empty(0, np.int32)
     _, is_known = rows.slots.get(identity, NO_SLOTS).find(slots)

@@ -1,10 +1,10 @@
-"""The free slots of a file. A slot is kept while a page has it, or a file that the index knows needs it.
+"""The slots of a slot file. A slot is owned, needed, both, or free.
 
-*Owned*: a page in the daemon has the slot. *Needed*: a version in the index refers to it, or one in a cut that is being
-committed. A slot that is neither is free: not before the commit that forgets it, for until then a crash brings the file
-back.
+*Owned*: a page in the daemon has the slot. *Needed*: a version in the index, or in a cut that is being committed,
+refers to the slot. All other slots are free. A slot of a removed file is needed until a commit has removed the file's
+rows, because a crash before that brings the file back.
 
-Owned by the daemon's trio thread.
+The daemon's trio thread owns the slots.
 """
 
 from __future__ import annotations
@@ -12,36 +12,38 @@ from __future__ import annotations
 import errno
 
 import numpy as np
-import numpy.ma  # np.unique imports it when it is first called: that would hold the trio thread for 16 ms
+import numpy.ma  # else the first np.unique would import this module, and hold the trio thread for 16 ms
 
 from kvfs.pages.free_list import FreeList, IntArray
 from libsym.errors import SymError
 
 _FIRST_ROOM = 1024
 _MANY = 256
-"""Pieces of what became free are put together when there are more."""
+"""Number of arrays of freed slots above which they are merged."""
 
 
 class Slots:
-    """The slots of one file, by number; there are always more, up to `limit` bytes of the whole state."""
+    """The slots of one file, by number. This class sets no limit to their number."""
 
     def __init__(self) -> None:
         self._owned = np.zeros(_FIRST_ROOM, np.bool_)
         self._needed = np.zeros(_FIRST_ROOM, np.int32)
         self._free = FreeList(_FIRST_ROOM)
         self.recorded: set[int] = set()
-        """Slots whose row in the index says what is in them."""
+        """Slots whose row in the index describes their present content."""
         self.num_freed = 0
-        """Slots that became free since `take_freed`."""
+        """Number of slots that became free since `take_freed`."""
         self._freed: list[IntArray] = []
 
     @property
     def num_used(self) -> int:
-        """Slots that are not free."""
+        """Number of slots that are not free."""
         return self._free.num_pages - self._free.count
 
     def take(self, count: int) -> IntArray:
-        """Take the `count` lowest free slots: they are owned from now on, and what the index says of them is old."""
+        """Take the `count` lowest free slots. The slots are owned from now on, and their rows in the index are out of
+        date.
+        """
         while self._free.count < count:
             self._grow(2 * self._owned.size)
         slots = self._free.take(count, lowest=True)
@@ -50,7 +52,9 @@ class Slots:
         return slots
 
     def restore(self, slots: IntArray, needed: IntArray) -> None:
-        """Slots that the index knows, each needed by so many versions; pages own them."""
+        """Note the slots that the index has. Pages own all of them. `needed`: the number of versions that need each
+        slot.
+        """
         if slots.size:
             self._grow(int(slots.max()) + 1)
         self._owned[slots] = True
@@ -59,22 +63,24 @@ class Slots:
         self.recorded.update(slots.tolist())
 
     def disown(self, slots: IntArray) -> None:
-        """No page has them any more."""
+        """Note that pages have given up these slots."""
         self._owned[slots] = False
         self._give(slots)
 
     def need(self, slots: IntArray) -> None:
-        """Note that a version more needs each slot."""
+        """Note that each of these slots is needed by one more version."""
         np.add.at(self._needed, slots, 1)
 
     def need_no_more(self, slots: IntArray) -> None:
-        """Note that a version less needs each slot."""
+        """Note that each of these slots is needed by one version fewer."""
         np.subtract.at(self._needed, slots, 1)
         assert (self._needed[slots] >= 0).all()
         self._give(slots)
 
     def take_freed(self) -> IntArray:
-        """Slots that became free since this was asked last, and still are: their blocks may go back."""
+        """Return the slots that became free since the last call, and are still free. Their blocks may be returned to
+        the file system.
+        """
         freed = np.unique(np.concatenate([_NONE, *self._freed]))
         self._freed.clear()
         self.num_freed = 0
@@ -82,28 +88,30 @@ class Slots:
         return free
 
     def end(self) -> int:
-        """The slot behind the last one that is not free. Workers may ask, too."""
-        ends = (np.flatnonzero(each) for each in (self._owned, self._needed))  # of two lengths, while there come more
+        """Return the number of the last slot that is not free, plus one. Workers may call this, too."""
+        ends = (np.flatnonzero(each) for each in (self._owned, self._needed))  # the lengths differ while `_grow` runs
         return max((int(used[-1]) + 1 for used in ends if used.size), default=0)
 
     def hold(self, slots: IntArray) -> None:
-        """Free slots whose blocks are being given back: not to be taken meanwhile."""
+        """Hold free slots while their blocks are returned to the file system, so that no page takes the slots
+        meanwhile.
+        """
         self._owned[slots] = True
         self._free.hold(slots)
 
     def hold_for_good(self, slots: IntArray) -> None:
-        """Keep slots from ever being free, whoever owns or needs them."""
+        """Keep slots from ever becoming free, even if no page owns them and no version needs them."""
         self._grow(int(slots.max(initial=-1)) + 1)
         self._free.hold(slots)
         self.need(slots)
 
     def let_go(self, slots: IntArray) -> None:
-        """Free the slots that were held."""
+        """Free the slots that `hold` held."""
         self._owned[slots] = False
         self._free.give(slots)
 
     def check(self) -> None:
-        """Raise AssertionError unless the free slots are those that nobody owns or needs."""
+        """Raise AssertionError unless the free slots are exactly those that are neither owned nor needed."""
         self._free.check()
         top = self._free.top
         if (self._free.bitmap(top) != (~self._owned[:top] & (self._needed[:top] == 0))).any():

@@ -1,4 +1,4 @@
-"""The rows of a salvaged index that are as they were written; and which are not."""
+"""The sound rows of a salvaged index. A sound row is as it was written. Of a damaged row, only the key is kept."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """What the sound rows of one identity's slots say, apart from tokens and positions; in the order of the slots."""
+    """Sound rows of one identity's slots, without tokens and positions, ordered by slot."""
 
     slots: IntArray
     checks: npt.NDArray[np.uint64]
     kept: npt.NDArray[np.int8]
 
     def find(self, slots: IntArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-        """Where each of these is, and whether it is there at all."""
+        """Return the index of each slot's row, and whether the slot has a row."""
         if not self.slots.size:
             return np.zeros(slots.size, np.intp), np.zeros(slots.size, np.bool_)
         at = np.minimum(np.searchsorted(self.slots, slots), self.slots.size - 1)
@@ -42,7 +42,7 @@ NO_SLOTS = SlotRows(np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, n
 
 @dataclass(slots=True)
 class SoundRows:
-    """By key; of a key that comes twice, as it can behind damage, the first."""
+    """Sound rows of an index, by key. If a damaged table has a key twice, the first row counts."""
 
     about: dict[str, str] = field(default_factory=dict)
     facts: dict[int, KeptFacts] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class SoundRows:
     names: dict[tuple[int, bytes], int] = field(default_factory=dict)
     slots: dict[int, SlotRows] = field(default_factory=dict)
     xattrs: dict[int, XattrSums] = field(default_factory=dict)
-    """How much they are: of attributes that have a row of their own."""
+    """Number and bytes of attributes that have a row of their own, by inode."""
     sums: dict[tuple[int, int], SumsRecord] = field(default_factory=dict)
-    """By inode and part."""
+    """Sums by inode and part."""
     broken: dict[str, list[Row]] = field(default_factory=dict)
     """Keys of rows with wrong checksums, by table."""
 
 
 def sound_rows(salvage: Salvage) -> SoundRows:
-    """Read all of an index but the tokens and large attributes."""
+    """Read all sound rows of an index, except for the tokens of slots and the large attributes."""
     found = SoundRows()
     for key, value in _verified(salvage, "about", about_row, found):
         found.about.setdefault(key, value)
@@ -86,12 +86,12 @@ def sound_rows(salvage: Salvage) -> SoundRows:
 
 
 def slot_records(salvage: Salvage, found: SoundRows) -> Iterator[tuple[int, SlotRecord]]:
-    """The sound rows of slots, tokens and all."""
+    """Yield the sound rows of slots, including tokens."""
     return _verified(salvage, "slots", slot_row, found)
 
 
 def xattrs_rows(salvage: Salvage, found: SoundRows) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """The sound rows of attributes."""
+    """Yield the sound rows of attributes."""
     return _verified(salvage, "xattrs", xattrs_row, found)
 
 

@@ -1,9 +1,9 @@
-"""A state directory: the index, the files of slots, and what was in them when the daemon before ended.
+"""A state directory: the index, slots and plain files that a daemon leaves to the next one.
 
-lock          one daemon, or one fsck, at a time: `kvfs.durable.state_lock`
-index.db      what the state is: `kvfs.durable.index`
+lock          one daemon or one fsck at a time: `kvfs.durable.state_lock`
+index.db      the index, which gives all else its meaning: `kvfs.durable.index`
 slots/N.kv    pages of identity N: `kvfs.durable.slot_file`
-files/        the bytes of plain files
+files/        bytes of plain files
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Index, Rows
-from kvfs.durable.kept import Kept, read_index
+from kvfs.durable.kept import KeptRows, read_index
 from kvfs.durable.log_check import has_lost_commits
 from kvfs.durable.records import SEE_FSCK, Broken, text_check
 from kvfs.durable.slot_file import SlotFile
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.db"
 REPAIRED_NAME = "index.db.repaired"
-"""An index that is whole, and about to take the place of the other."""
+"""A whole index that is about to replace the damaged one."""
 _HARMLESS = frozenset({"lock", "files", "lost+found"})
-"""Names that may be in the directory of a new state."""
+"""Names that the directory of a new state may contain."""
 
 
 class State:
-    """An open state directory; the caller holds its lock. Blocking calls, for workers."""
+    """An open state directory. The caller holds its lock. Methods block, so workers call them."""
 
     def __init__(self, directory: Path) -> None:
-        """SymError: it can't be used."""
+        """Open a state, or make a new one. Raise SymError if it can't be used."""
         self.directory = directory
         self.files = directory / "files"
         self._slots = directory / "slots"
@@ -56,8 +56,8 @@ class State:
         self._uuid = ""
         self._opened: dict[int, SlotFile] = {}
 
-    def load(self) -> Kept:
-        """Read the index, or what is whole of it."""
+    def load(self) -> KeptRows:
+        """Read the index. If it is damaged, read the rows that are whole."""
         why = ""
         try:
             kept = read_index(self.index)
@@ -73,20 +73,20 @@ class State:
         return self._slots / f"{identity}.kv"
 
     def slot_file(self, identity: int, facts: KeptFacts) -> SlotFile:
-        """The slots of an identity that the index knows."""
+        """Return the slot file of an identity that the index knows."""
         if identity not in self._opened:
             path = self.slot_path(identity)
             check_slot_file(path, superblock(self._uuid, identity, facts))
             self._opened[identity] = SlotFile(path, facts.page_bytes)
         return self._opened[identity]
 
-    def identity_of(self, facts: ModelFacts, kept: Kept) -> int:
-        """The number of a model's identity: it gets one, and a file for its slots, when it is first seen."""
+    def identity_of(self, facts: ModelFacts, kept: KeptRows) -> int:
+        """Return the number of a model's identity. A new model gets a number and a slot file."""
         for number, known in kept.facts.items():
             if known.is_of(facts):
                 return number
         number, new = max(kept.facts, default=0) + 1, KeptFacts.of(facts)
-        while self.slot_path(number).exists():  # of a daemon that ended here, or of an identity whose row is lost
+        while self.slot_path(number).exists():  # a daemon ended before the commit, or the row was lost
             number += 1
         make_slot_file(self.slot_path(number), superblock(self._uuid, number, new))
         text = new.text()
@@ -101,10 +101,10 @@ class State:
 
 
 def finish_repair(directory: Path) -> None:
-    """Put an index that fsck has written in the place of the old one, which stays beside it under another name.
+    """Replace the index by the repaired index of fsck. The old index stays beside it under another name.
 
-    Begun by fsck; gone on with by whoever opens the state next, if a power cut came in between. The log goes before
-    the index that it belongs to: SQLite would put it into the new one.
+    fsck begins the replacement. If the power fails meanwhile, the next fsck or daemon finishes it. The log of the old
+    index is moved first, because otherwise SQLite would apply it to the new index.
     """
     index, new = directory / INDEX_NAME, directory / REPAIRED_NAME
     if not new.exists():
@@ -122,7 +122,7 @@ def finish_repair(directory: Path) -> None:
 
 
 def _require_state(directory: Path) -> None:
-    """A new state takes its directory for itself, mode and all: so it begins in an empty one."""
+    """Raise Invalid if a directory has other files in it and no state. A new state needs a directory of its own."""
     names = {each.name for each in directory.iterdir()} if directory.exists() else set[str]()
     if names and not names & {INDEX_NAME, REPAIRED_NAME, "slots"} and names - _HARMLESS:
         shown = ", ".join(sorted(names - _HARMLESS)[:3])
@@ -130,8 +130,8 @@ def _require_state(directory: Path) -> None:
 
 
 def _require_index(directory: Path) -> None:
-    """A new index is for a new state: beside slots of an old one it would forget all files. And a log that is damaged
-    would bring back an old one.
+    """Raise EIO if the index is lost or its log is damaged. A new index for old slots would lose all files, and a
+    damaged log would restore an old index.
     """
     index = directory / INDEX_NAME
     if has_lost_commits(Path(f"{index}-wal")):

@@ -1,4 +1,4 @@
-"""Who uses a state directory: one daemon, or one fsck, at a time."""
+"""The lock of a state directory, for one daemon or one fsck at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libsym.errors import SymError
 
 @contextmanager
 def locked_by_daemon(state: Path) -> Iterator[None]:
-    """The directory is made if it is not there."""
+    """Hold the lock of a state for a daemon. The directory is made if it does not exist."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -27,7 +27,9 @@ def locked_by_daemon(state: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_by_fsck(state: Path) -> Iterator[None]:
-    """Nothing is made: a state that no daemon has used since it was copied here has no lock, and needs none."""
+    """Hold the lock of a state, for fsck. A copy of a state that no daemon has used has no lock file, and needs no
+    lock.
+    """
     in_use = (
         f"a daemon uses the state directory {state}: `symphony fsck` without --state asks that daemon, or stop it first"
     )

@@ -1,8 +1,8 @@
-"""Checksums of plain files on their way into the index: rows of a commit, and extents that have to be read for them.
+"""Checksums of plain files: puts sums into commits, and reads extents that have no sums.
 
-A commit has the sums of what was appended since the last one, if the file is synced and nobody changes it. What was
-overwritten gets its sums when the file has been left alone for QUIET_S: a program that overwrites and syncs in turns
-would wait for a mark each time otherwise.
+A commit includes the sums of bytes that were appended since the last commit, if the file is synced and no change of it
+is under way. Overwritten bytes get their sums only after the file has not changed for QUIET_S. Otherwise a program that
+overwrites and syncs by turns would wait for a commit of marks each time.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import TypeAlias
 
 import trio
 
-from kvfs.bell import Bell
+from kvfs.base.bell import Bell
 from kvfs.durable.disk_jobs import DiskJobs
 from kvfs.durable.index import Rows
 from kvfs.durable.records import SEE_FSCK, SumsRecord, encode_sums
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.names.sums import EXTENT_BYTES, PART_EXTENTS, UNCHECKED, Expected, Sums, Taken, sum_of
+from kvfs.names.sums import EXTENT_BYTES, PART_EXTENTS, UNCHECKED, Expected, Sums, TakenSums, sum_of
 from libsym.errors import NotFound, SymError
 
 log = logging.getLogger(__name__)
 
 QUIET_S = 5.0
-"""A file that was not changed for so long is read for the sums that it lacks."""
+"""If a file lacks sums and has not changed for this time, its bytes are read, and their sums are computed."""
 EXTENTS_A_JOB = 64
-"""Extents that a job reads at once: 16 MiB."""
+"""Extents that one job reads: 16 MiB."""
 FILES_A_COMMIT = 64
-"""Of quiet files: one that is small is read in less time than a commit takes."""
+"""Quiet files whose sums share one commit. A commit takes longer than reading a small file."""
 LOOKED_AT = 512
-"""Files that are looked at before other tasks have a turn."""
+"""Files to look at before other tasks run."""
 
-SumsTaken: TypeAlias = list[tuple[PlainFile, Taken | None]]
-"""Files whose sums a commit has; None: it has none of them any more."""
+SumsTaken: TypeAlias = list[tuple[PlainFile, TakenSums | None]]
+"""Files with the sums that a commit takes from each; None: the commit removes all sums of the file."""
 
 
 def restored_sums(records: Iterable[SumsRecord], backing: int) -> Sums:
-    """Return what the rows of an inode say of one backing file. Parts whose rows are lost are unchecked."""
+    """Return the sums of one backing file from an inode's rows. Parts without a row are unchecked."""
     kept, size = array("Q"), 0
     for record in sorted((each for each in records if each.backing == backing), key=attrgetter("part")):
         if size % EXTENT_BYTES:
@@ -64,7 +64,7 @@ class SumsCutter:
         """Rings when a file lacks sums."""
 
     def add_lacking(self, contents: Iterable[PlainFile]) -> None:
-        """Note files of the daemon before that have bytes without sums."""
+        """Note files of the last daemon that have bytes without sums."""
         for content in contents:
             if content.sums.is_lacking(content.size):
                 self.lacking[content] = None
@@ -72,11 +72,13 @@ class SumsCutter:
             self.bell.ring()
 
     def ask(self, content: PlainFile, *, is_quiet: bool) -> None:
-        """Have the next commit take what there is of a file's sums: marks, and all others if it is quiet."""
+        """Have the next commit take a file's marks and the sums of its appended bytes. If the file is quiet, the commit
+        takes its other sums, too.
+        """
         self._asked[content] = is_quiet or self._asked.get(content, False)
 
     def take_asked(self, rows: Rows, taken: SumsTaken, is_known: Callable[[PlainFile], bool]) -> None:
-        """Put what was asked for into a cut. `is_known`: whether the index knows the file behind that."""
+        """Put the requested sums into a cut. `is_known`: whether the index has a row of the file after the cut."""
         asked, self._asked = self._asked, {}
         for content, is_quiet in asked.items():
             if is_known(content):
@@ -90,7 +92,7 @@ class SumsCutter:
                 content.sums.forget()
 
     def take(self, rows: Rows, taken: SumsTaken, content: PlainFile, *, is_quiet: bool = False) -> None:
-        """Put what there is of a file's sums into a cut."""
+        """Put into a cut those sums of a file that a commit may have."""
         found = content.sums.take(content.size, is_synced=not content.is_dirty, is_quiet=is_quiet)
         if content.sums.is_lacking(content.size):
             self.lacking[content] = None
@@ -106,7 +108,7 @@ class SumsCutter:
             rows.sums.append((number, part, encode_sums(number, record)))
 
     def committed(self, taken: SumsTaken) -> None:
-        """The index has what a cut took."""
+        """Note that the commit of these sums has succeeded."""
         for content, found in taken:
             if found is None:
                 content.sums.forget()
@@ -114,13 +116,13 @@ class SumsCutter:
                 content.sums.committed(found)
 
     def not_committed(self, taken: SumsTaken) -> None:
-        """The index may have it, or not."""
+        """Note that the index may or may not have the sums of a cut."""
         for content, _ in taken:
             content.sums.not_committed()
 
 
 class Summer:
-    """Reads extents that have no sums, of files that are quiet."""
+    """Reads extents without sums in quiet files."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class Summer:
         inode: Callable[[int], Inode],
         commit: Callable[[], Awaitable[object]],
     ) -> None:
-        """`inode` gives one by its number, `commit` waits for a commit."""
+        """`inode` returns an inode by its number. `commit` waits for a commit."""
         self._cutter = cutter
         self._jobs = jobs
         self._commit = commit
@@ -137,7 +139,7 @@ class Summer:
         self._seen: dict[PlainFile, int] = {}
 
     async def run(self) -> None:
-        """For ever."""
+        """Compute the sums of files that have become quiet, until cancelled."""
         while True:
             await self._cutter.bell.wait()
             self.look()
@@ -147,11 +149,11 @@ class Summer:
                 self._cutter.bell.ring()
 
     def look(self) -> None:
-        """Note files that lack sums, as they are now."""
+        """Note files that lack sums, with their present `changes`."""
         self._seen = {each: each.changes for each in self._cutter.lacking}
 
     async def sum_quiet(self) -> None:
-        """Sum the files that have not changed since they were seen."""
+        """Compute and commit the sums of the files that have not changed since `look`."""
         read = list[PlainFile]()
         for place, (content, changes) in enumerate(self._seen.items()):
             if not self._is_shown(content):
@@ -162,7 +164,7 @@ class Summer:
                 if len(read) == FILES_A_COMMIT:
                     await self._keep(read)
                     read = []
-            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be a million
+            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be a million files
                 await trio.lowlevel.checkpoint()
         if read:
             await self._keep(read)
@@ -175,12 +177,12 @@ class Summer:
         return inode.content is content and bool(inode.names) and not content.is_lost
 
     async def sum(self, content: PlainFile) -> None:
-        """Read what has no sum, and commit the sums; nothing, if the file is changed meanwhile."""
+        """Read extents without sums, and commit their sums, unless the file changes meanwhile."""
         if await self._read(content):
             await self._keep([content])
 
     async def _read(self, content: PlainFile) -> bool:
-        """Read what has no sum. Whether nobody has changed the file meanwhile."""
+        """Read extents without sums. Return whether the file has not changed meanwhile."""
         changes, sums = content.changes, content.sums
         extents = sums.lacking(content.size)
         while extents:
@@ -189,7 +191,7 @@ class Summer:
             try:
                 found = await self._jobs.do(partial(_sums_of, content, some, expected))
             except SymError as error:
-                log.error("bytes of %s get no checksums: %s", content.name, error)  # noqa: TRY400 - of the disk
+                log.error("bytes of %s get no checksums: %s", content.name, error)  # noqa: TRY400 - a disk error
                 break
             if content.changes != changes or sums.is_changing:
                 return False
@@ -199,17 +201,17 @@ class Summer:
         return True
 
     async def _keep(self, contents: list[PlainFile]) -> None:
-        """Commit what is known of some files' sums."""
+        """Commit the known sums of some files."""
         for content in contents:
-            self._cutter.lacking.pop(content, None)  # what can't be read is tried again when it was changed
+            self._cutter.lacking.pop(content, None)  # unreadable bytes are read again after a change
             self._cutter.ask(content, is_quiet=True)
         try:
             await self._commit()
-        except SymError:  # the log has it
+        except SymError:  # the log has the error
             self._cutter.lacking |= dict.fromkeys(contents)
 
     async def finish(self) -> None:
-        """Commit the sums that are known, as the daemon ends: nothing is read for that."""
+        """Commit the known sums when the daemon ends. No bytes are read."""
         for content in self._cutter.lacking:
             self._cutter.ask(content, is_quiet=True)
         if self._cutter.lacking:
@@ -217,7 +219,7 @@ class Summer:
 
 
 def _sums_of(content: PlainFile, extents: list[int], expected: list[Expected]) -> dict[int, int]:
-    """For a worker. An extent of which a part has a sum gets another only if it fits that."""
+    """Return the sums of extents. Workers call this. An extent whose bytes do not match its known sum is left out."""
     found, room = dict[int, int](), memoryview(bytearray(EXTENT_BYTES))
     for extent, (num_bytes, value) in zip(extents, expected, strict=True):
         data = content.read_to(extent * EXTENT_BYTES, room, keep=False)

@@ -1,4 +1,4 @@
-"""Reads the bytes of plain files that have checksums, for fsck: which are not as they were synced."""
+"""Survey of plain files for fsck: reads bytes that have checksums, and finds bytes that differ from the synced ones."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from kvfs.names.sums import EXTENT_BYTES, PART_EXTENTS, UNCHECKED, num_extents, 
 
 @dataclass(slots=True)
 class SumsSurvey:
-    """Damage of backing files, and the rows of sums without it."""
+    """Descriptions of damaged backing files, and the rows of sums that changed because of the damage."""
 
     damage: dict[Backing, str] = field(default_factory=dict)
     mended: dict[tuple[int, int], SumsRecord | None] = field(default_factory=dict)
-    """By inode and part; None: nothing is left of the part."""
+    """Changed rows, by inode and part; None: the part has no bytes left."""
     num_bytes: int = 0
-    """Bytes that were read."""
+    """Number of bytes read."""
 
 
 def survey_sums(
     directory: Path, rows: Mapping[tuple[int, int], SumsRecord], progress: Progress, *, quick: bool
 ) -> SumsSurvey:
-    """Read backing files in a directory. `quick`: only their sizes are looked at."""
+    """Read the backing files in a directory. `quick`: only their sizes are checked."""
     survey = SumsSurvey()
     parts: dict[Backing, list[SumsRecord]] = {}
     for (number, _), record in sorted(rows.items(), key=lambda row: row[0]):
@@ -39,7 +39,7 @@ def survey_sums(
         path = directory / backing.name
         try:
             if not path.exists():
-                continue  # a finding of its own, or another inode's by now
+                continue  # fsck reports a missing file separately, or the inode has another backing file by now
             with path.open("rb") as file:
                 damage = [*_damage(file, backing, records, survey, quick=quick)]
         except OSError as error:
@@ -54,7 +54,7 @@ def survey_sums(
 def _damage(
     file: BinaryIO, backing: Backing, records: list[SumsRecord], survey: SumsSurvey, *, quick: bool
 ) -> Iterator[str]:
-    """Say what is wrong with a backing file."""
+    """Yield descriptions of the damage of a backing file."""
     last = records[-1]
     size, synced = file.seek(0, 2), _start(last) + last.num_bytes
     if size < synced:
@@ -83,7 +83,7 @@ def _start(record: SumsRecord) -> int:
 
 
 def _within(record: SumsRecord, size: int) -> SumsRecord | None:
-    """Return the rest of a row, for a file of so many bytes."""
+    """Return a row shortened to a file of this size, or None if the file ends before the row's part."""
     num_bytes = min(record.num_bytes, size - _start(record))
     if num_bytes == record.num_bytes:
         return record
@@ -95,7 +95,7 @@ def _within(record: SumsRecord, size: int) -> SumsRecord | None:
 
 
 def _bad(file: BinaryIO, record: SumsRecord) -> Iterator[int]:
-    """Extents of a part that have other bytes than they had."""
+    """Yield the extents of a part whose bytes do not match their sums."""
     for extent, value in enumerate(record.sums):
         if value == UNCHECKED:
             continue

@@ -1,6 +1,6 @@
-"""The first 4096 bytes of a file of slots: whose they are. JSON, padded with spaces, behind its checksum.
+"""Superblock: the first 4096 bytes of a slot file, which describe the file: a checksum, then JSON, padded with spaces.
 
-It says what the index says of the identity, too: each of the two can be made again from the other.
+The superblock repeats the facts of the identity that the index has. So each of the two can be restored from the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECK_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a file of slots says of itself."""
+    """Superblock of a slot file: the state that the file belongs to, and the facts of its pages."""
 
     state: str
     """The uuid of the index that the slots belong to."""
@@ -33,7 +33,7 @@ class Superblock:
 
 
 def superblock(state: str, identity: int, facts: KeptFacts) -> bytes:
-    """`state`: the uuid of the index that the slots belong to."""
+    """Return a superblock as bytes. `state`: the uuid of the index that the slots belong to."""
     fields = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -48,7 +48,7 @@ def superblock(state: str, identity: int, facts: KeptFacts) -> bytes:
 
 
 def read_superblock(path: Path) -> Superblock | None:
-    """What a file says of itself; None: nothing that makes sense."""
+    """Return the superblock of a file, or None if it is damaged or of another format."""
     with path.open("rb") as file:
         found = file.read(SUPERBLOCK_BYTES)
     text = found[_CHECK_BYTES:]
@@ -61,12 +61,12 @@ def read_superblock(path: Path) -> Superblock | None:
 
 
 def make_slot_file(path: Path, block: bytes) -> None:
-    """A new file with nothing but a superblock, on disk with its name when this returns."""
+    """Make a file with only a superblock, and wait until the file and its name are on disk."""
     write_superblock(path, block, os.O_CREAT | os.O_EXCL)
 
 
 def write_superblock(path: Path, block: bytes, flags: int = 0) -> None:
-    """Over the one that a file has. What is behind it stays."""
+    """Overwrite a file's superblock. The slots after it stay."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
         os.pwrite(descriptor, block, 0)
@@ -77,18 +77,18 @@ def write_superblock(path: Path, block: bytes, flags: int = 0) -> None:
 
 
 def check_slot_file(path: Path, block: bytes) -> None:
-    """SymError: the file is missing, or is not what the index takes it for."""
+    """Raise SymError if the file is missing, or its superblock differs from `block`."""
     try:
         with path.open("rb") as file:
             found = file.read(SUPERBLOCK_BYTES)
     except OSError as error:
         raise SymError(f"can't read {path}: {error.strerror}; {SEE_FSCK}", error.errno) from error
     if found != block:
-        raise SymError(f"{path} does not begin as the slots of this state do: {SEE_FSCK}")
+        raise SymError(f"{path} does not have the superblock that the index expects: {SEE_FSCK}")
 
 
 def sync_directory(path: Path) -> None:
-    """Names made or removed in it are on disk when this returns."""
+    """Sync a directory: names made or removed in it are on disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

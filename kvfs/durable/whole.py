@@ -1,7 +1,7 @@
-"""The whole part of a damaged index: rows that are as they were written, and fit together.
+"""The whole part of a damaged index: rows that are as they were written, and that fit together.
 
-A start takes this way when `kvfs.durable.kept` finds damage. Names that lead to the rest are refused with EIO. Nothing
-is mended here and no row is removed: fsck finds all that it would have found before.
+A start reads this part when `kvfs.durable.kept` finds damage. Names that lead to other rows are refused with EIO.
+This module mends and removes no row, so a later fsck finds all the damage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kvfs.durable.index import Index
-from kvfs.durable.kept import Kept, KeptSlots, KeptVersions, misfits, sound_sums
+from kvfs.durable.kept import KeptRows, KeptSlots, KeptVersions, misfits, sound_sums
 from kvfs.durable.records import InodeRecord, SlotRecord, VersionRecord
 from kvfs.durable.salvage import Salvage
 from kvfs.durable.slot_survey import facts_in_slot_files, uuid_of
@@ -26,18 +26,18 @@ from kvfs.pages.free_list import IntArray
 from libsym.abi import PAGE_ENTRIES
 
 
-def read_damaged_index(directory: Path, index: Index) -> Kept:
+def read_damaged_index(directory: Path, index: Index) -> KeptRows:
     """Return the rows that a daemon may serve, and the names that it has to refuse."""
     problems = index.problems()
     kept = _Whole(directory, Salvage(index.for_salvage(), problems, lost_commits=False)).kept(index)
     if problems:
-        kept.refusal = "nothing is kept, for pages of the index itself are damaged"
+        kept.refusal = "nothing is kept, because pages of the index itself are damaged"
         index.refuse_commits(f"pages of the index are damaged ({problems[0].splitlines()[0]})")
     return kept
 
 
 class _Whole:
-    """Sorts the sound rows into those that fit together and those that lack something."""
+    """Sorts the sound rows into rows that fit together and rows that lack something."""
 
     def __init__(self, directory: Path, salvage: Salvage) -> None:
         self._directory = directory
@@ -54,13 +54,15 @@ class _Whole:
         self._refused: dict[tuple[int, bytes], tuple[int, str]] = {}
         self._reached: dict[int, InodeRecord] = {}
 
-    def kept(self, index: Index) -> Kept:
+    def kept(self, index: Index) -> KeptRows:
         rows = self._rows
         self._find_wrong_versions()
         self._find_wrong_inodes()
         self._walk()
         versions = _versions({each: rows.versions[each] for each in self._reached if each in rows.versions})
-        kept = Kept(versions, self._facts, self._reached, self._names, next_inode=self._next_inode(), uuid=self._uuid)
+        kept = KeptRows(
+            versions, self._facts, self._reached, self._names, next_inode=self._next_inode(), uuid=self._uuid
+        )
         kept.slots = self._slots
         kept.sums = self._sums
         kept.keep_needed_slots()
@@ -90,9 +92,9 @@ class _Whole:
         for number, version in rows.versions.items():
             inode = rows.inodes.get(number)
             if version.identity not in self._facts:
-                why.setdefault(number, "what model its entries are of is lost")
+                why.setdefault(number, "the model of its entries is unknown")
             elif inode is not None and not (stat.S_ISREG(inode.file_type) and inode.has_entries and inode.backing < 0):
-                why.setdefault(number, "its row knows nothing of its entries")
+                why.setdefault(number, "its row does not say that it has entries")
         versions = _versions(rows.versions)
         for place in misfits(versions, self._slots).tolist():
             why.setdefault(versions.numbers[place], "a row of one of its slots is damaged or lost")
@@ -103,7 +105,7 @@ class _Whole:
                 self._why.setdefault(number, "its attributes' row is damaged or lost")
 
     def _walk(self) -> None:
-        """From the root on: names that lead to whole inodes, and those that are refused."""
+        """Walk from the root. Divide the names into names that lead to whole inodes, and names to refuse."""
         rows = self._rows
         below: dict[int, list[tuple[bytes, int]]] = {}
         for (directory, name), number in rows.names.items():
@@ -139,8 +141,10 @@ class _Whole:
             return "its row is lost"
         return "it is a second name of a directory" if number in directories else ""
 
-    def _held_slots(self, kept: Kept) -> dict[int, IntArray]:
-        """Slots of files that are refused or unreachable, and those with rows that no served file needs."""
+    def _held_slots(self, kept: KeptRows) -> dict[int, IntArray]:
+        """Return the slots to hold: slots of files that are refused or unreachable, and slots with a row that no served
+        file needs.
+        """
         found: dict[int, list[IntArray]] = {}
         for identity, each in self._slots.items():
             served = kept.slots[identity].slots if identity in kept.slots else each.slots[:0]
@@ -151,12 +155,12 @@ class _Whole:
         return {each: np.unique(np.concatenate(slots)) for each, slots in found.items() if each in self._facts}
 
     def _named_elsewhere(self) -> set[int]:
-        """Inodes that are served, and have a name below what is not, too."""
+        """Return the served inodes that also have a name that is not served."""
         served = {(directory, name) for directory, name, _, _ in self._names}
         return {number for place, number in self._rows.names.items() if place not in served} & self._reached.keys()
 
     def _next_inode(self) -> int:
-        """Behind every number that was ever given, as far as anything tells."""
+        """Return a number greater than every inode number in rows and in names of backing files."""
         told, rows = self._rows.about.get("next_inode", ""), self._rows
         backing = [each.inode for each in backing_files(self._directory / "files")]
         tables = (rows.inodes, rows.versions, rows.xattrs, rows.names.values(), backing)
@@ -165,7 +169,7 @@ class _Whole:
 
 
 def _slots(records: Iterable[tuple[int, SlotRecord]]) -> dict[int, KeptSlots]:
-    """Behind damage a row may come twice: then it is the same."""
+    """Return the slots of each identity. In a damaged index a row may occur twice, and then both copies are equal."""
     by_identity: dict[int, dict[int, SlotRecord]] = {}
     for identity, record in records:
         by_identity.setdefault(identity, {})[record.slot] = record

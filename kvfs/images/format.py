@@ -1,21 +1,20 @@
-"""The image of a KV file: the bytes that `read(2)` gives, a safetensors file whose layout is fixed.
+"""The image of a KV file: the bytes that `read(2)` gives, a safetensors file with a fixed layout.
 
-    offset              bytes            what
+    offset              bytes            content
     0                   8                header length, little-endian
     8                   data_start - 8   header: JSON, padded with spaces
     data_start          P * page_bytes   tensor `pages` [P, layers, 2, kv_heads, 32 * head_dim], P = ceil(n / 32)
     ...                 4 * n            tensor `tokens` [n], I32 little-endian
     ...                 4 * n            tensor `positions` [n], I32 little-endian
 
-`data_start` is a multiple of 4096 and depends on the model alone, not on the number of entries n. So the size of an
-image is arithmetic, and a page of the image is the page of the pool, byte for byte. Slots of the last page past n
-read as zero.
+`data_start` is a multiple of 4096. It depends only on the model, not on the number of entries n. So arithmetic gives
+the size of an image, and a page of the image equals the page of the pool, byte for byte. Slots of the last page past n
+are zeros.
 
 `__metadata__` holds the format's name and version, the model's identity, a digest, and where the last turns of a
-conversation begin (`turns`, 64 records of 16 bytes, in hexadecimal digits; those that are missing are zeros). Version 1
-had no turns: its images are read. The digest is BLAKE2b-256 over
-the pages' own BLAKE2b-256 digests one after the other, then the bytes of `tokens`, then those of `positions`. It finds
-damage; it does not say who made the image.
+conversation begin. `turns` has 64 records of 16 bytes, in hexadecimal digits; missing records are zeros. Version 1 had
+no turns. Its images are still read. The digest is BLAKE2b-256 over the BLAKE2b-256 digests of the pages in order, then
+the bytes of `tokens`, then those of `positions`. It detects damage, but does not prove who made the image.
 """
 
 from __future__ import annotations
@@ -38,27 +37,27 @@ FORMAT_VERSION = "2"
 TENSORS = ("pages", "tokens", "positions")
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
-"""Bytes of an element, by the names that safetensors gives to types."""
+"""Bytes of an element, by the type's name in safetensors."""
 
 _INFINITY = {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7F}
-"""The bits of plus infinity; F8_E4M3 has none, and its NaN is the number above all others."""
+"""The bits of plus infinity. F8_E4M3 has no infinity; here its NaN, the largest bit pattern, stands for it."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 16
-"""No image's header is longer: eight times what it takes today. Bounds what a hostile file can make us parse."""
+"""Limit for the header: eight times its present size. It bounds how much of a hostile file is parsed."""
 
 CLAIM_BYTES = 4096
-"""How much of a file's start `claims_to_be_image` wants to see."""
+"""How many bytes of a file's start `claims_to_be_image` needs."""
 
 _ALIGNMENT = 4096
 _CLAIM = re.compile(rb'"format"\s*:\s*"' + re.escape(FORMAT_NAME.encode()) + rb'"')
 _MANY_ENTRIES = 1 << 48
-"""More than any file will have: what room for numbers in the header is kept for."""
+"""More entries than any file will have. The header is long enough for numbers of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """Where the parts of one image are: absolute byte offsets."""
+    """Offsets of the parts of an image, in bytes from its start."""
 
     num_entries: int
     num_pages: int
@@ -81,7 +80,7 @@ class ImageFormat:
         self.dtype = facts.dtype
         self.page_shape = facts.page_shape
         self.page_bytes = math.prod(facts.page_shape) * ITEM_BYTES[facts.dtype]
-        self.data_start = 0  # until the longest header is known
+        self.data_start = 0  # set below, once the longest header is known
         longest = LENGTH_BYTES + len(self._json(_MANY_ENTRIES, "0" * 64, b""))
         self.data_start = -(-longest // _ALIGNMENT) * _ALIGNMENT
         assert self.data_start - LENGTH_BYTES <= MAX_HEADER_BYTES, f"a header of {longest} bytes: identity too long"
@@ -93,11 +92,11 @@ class ImageFormat:
         return ImageLayout(num_entries, num_pages, self.data_start, tokens, positions, positions + 4 * num_entries)
 
     def image_bytes(self, num_entries: int) -> int:
-        """The size of an image of so many entries."""
+        """Return the size of an image of `num_entries`."""
         return self.layout(num_entries).size
 
     def entries_for(self, size: int) -> int:
-        """The largest number of entries whose image is no longer than `size`: what `truncate(2)` keeps."""
+        """Return how many entries fit into an image of `size` bytes. `truncate(2)` keeps this many."""
         room = size - self.data_start
         if room < 0:
             raise Invalid(
@@ -111,14 +110,14 @@ class ImageFormat:
         return self.version != "1"
 
     def header(self, num_entries: int, digest: str, turns: bytes = b"") -> bytes:
-        """The first `data_start` bytes of an image."""
+        """Return the first `data_start` bytes of an image."""
         text = self._json(num_entries, digest, turns)
         length = self.data_start - LENGTH_BYTES
         assert len(text) <= length
         return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
 
     def tensor_table(self, num_entries: int) -> dict[str, dict[str, object]]:
-        """What the header says about each tensor; offsets count from `data_start`."""
+        """Return the header's entries for the tensors; offsets count from `data_start`."""
         at = self.layout(num_entries)
         return {
             "pages": self._tensor(self.dtype, [at.num_pages, *self.page_shape], at.pages, at.tokens),
@@ -138,10 +137,11 @@ class ImageFormat:
 
 
 def all_finite(page: memoryview, dtype: str) -> bool:
-    """Whether no number of a page is infinite or NaN.
+    """Return whether every number of a page is finite.
 
-    As integers with a sign, these are the positive numbers from infinity on; as integers without, the largest of all.
-    So two maxima tell: 30 times as fast as the page's digest, and nothing is converted.
+    The bits of the numbers are compared as integers. As signed integers, infinity and positive NaNs are the largest. As
+    unsigned integers, -infinity and negative NaNs are the largest. So two maxima decide. This is 30 times as fast as
+    the page's digest, and converts nothing.
     """
     infinity, item_bytes = _INFINITY[dtype], ITEM_BYTES[dtype]
     signed = np.frombuffer(page, f"<i{item_bytes}")
@@ -151,10 +151,10 @@ def all_finite(page: memoryview, dtype: str) -> bool:
 
 
 def claims_to_be_image(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins with `head` (give CLAIM_BYTES) says it is an image of ours.
+    """Return whether a file of `size` bytes claims to be an image of ours. `head` has its first CLAIM_BYTES.
 
-    A claim is not a proof: the file may be cut short or wrong. What claims nothing is a plain file, including the
-    safetensors files of others.
+    A claim is not a proof: the file may be cut short or wrong. A file without a claim is a plain file. Safetensors
+    files of other tools are plain files too.
     """
     if size <= LENGTH_BYTES or len(head) <= LENGTH_BYTES:
         return False

@@ -1,8 +1,8 @@
-"""Reads the header of an image that anybody may have written, and believes none of it.
+"""Reads the header of an image. Any user may have written the header, so no part of it is trusted.
 
-The header must say what this model's own header would say for the number of entries that it claims. So there is
-nothing to interpret: the claim is taken from one place (the shape of `tokens`), everything else is computed from it
-and compared. The checks come in the order in which their messages help: an image of another model says so.
+The header must equal this model's own header for the number of entries that it claims. So nothing needs interpretation:
+the shape of `tokens` gives that number, and everything else is computed from it and compared. The order of the checks
+gives the most helpful message: an image of another model gives an error about its model.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from libsym.errors import Invalid
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TURNS = re.compile(rf"[0-9a-f]{{{2 * TURNS_BYTES}}}")
 _SHOWN_CHARACTERS = 12
-"""Enough of a fingerprint to tell two apart in a message."""
+"""Characters of a fingerprint in messages: enough to tell two apart."""
 
 
 class ByteSource(Protocol):
-    """A file to import from; its content may change under the reader's hands."""
+    """A file to import from. Its content may change during the import."""
 
     def read_into(self, offset: int, room: memoryview) -> int:
-        """As `preadv(2)`: how many bytes were read."""
+        """Read into `room` as `preadv(2)` does. Return how many bytes were read."""
         ...
 
     @property
     def size(self) -> int: ...
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """As `pread(2)`: fewer bytes only at the end."""
+        """Read as `pread(2)` does. The result is shorter than `size` only at the end of the source."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What a valid header promises: the shape of the import, and the digest the content must have."""
+    """Plan of an import, from a valid header: the shape of the image, and the digest that its content must have."""
 
     image_format: ImageFormat
     layout: ImageLayout
     digest: str
     turns: bytes = b""
-    """Where turns of a conversation are said to begin: see `kvfs.pages.turns`."""
+    """Records of where turns of a conversation begin: see `kvfs.pages.turns`."""
 
     @property
     def num_entries(self) -> int:
@@ -65,9 +65,9 @@ class ImagePlan:
 
 
 def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
-    """Check everything that a header can show, against this model and the source's size; raise Invalid if it is off.
+    """Check everything that a header can show, against this model and the source's size. Raise Invalid if it is wrong.
 
-    Reads at most 64 KiB and takes well under a millisecond on a header of ours.
+    At most 64 KiB are read. A valid header takes well under a millisecond.
     """
     size = source.size
     text = _read_text(source, size)
@@ -80,7 +80,7 @@ def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
     num_entries = _claimed_entries(header["tokens"], size)
     for name, wanted in image_format.tensor_table(num_entries).items():
         if not _same(header[name], wanted):
-            raise Invalid(f"image's tensor {name} is not as {num_entries} entries of this model need it")
+            raise Invalid(f"image's tensor {name} does not fit {num_entries} entries of this model")
     layout = image_format.layout(num_entries)
     if size != layout.size:
         wrong = "cut short" if size < layout.size else "too long"
@@ -89,7 +89,7 @@ def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
 
 
 def read_exactly(source: ByteSource, offset: int, size: int) -> bytes:
-    """The bytes at `offset`, or Invalid if the source has shrunk meanwhile."""
+    """Return the bytes at `offset`, or raise Invalid if the source has shrunk meanwhile."""
     data = source.read_at(offset, size)
     if len(data) != size:
         raise Invalid(f"image is cut short: {len(data)} of {size} bytes at offset {offset}")
@@ -129,7 +129,7 @@ def _no_constants(name: str) -> None:
 
 
 def _check_metadata(image_format: ImageFormat, metadata: object) -> tuple[ImageFormat, str, bytes]:
-    """Compare the metadata with this daemon's; give the format that it is of, the digest and the turns."""
+    """Compare the metadata with the metadata that this daemon writes. Return the image's format, digest and turns."""
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         raise Invalid("image has no metadata: it was not written by Symphony")
     theirs: dict[str, str] = dict(metadata)
@@ -164,13 +164,13 @@ def _claimed_entries(tokens: object, size: int) -> int:
     if type(shape) is not list or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
         raise Invalid("image's tensor tokens has no shape [n]")
     num_entries: int = shape[0]
-    if num_entries > size:  # before arithmetic on, or a message of, a number of thousands of digits
+    if num_entries > size:  # checked before arithmetic and messages, because the number may have thousands of digits
         raise Invalid(f"image is cut short: {size} bytes can't hold the entries it claims")
     return num_entries
 
 
 def _same(theirs: object, ours: object) -> bool:
-    """Equality that takes neither 1.0 nor true for 1."""
+    """Return whether two values of JSON are equal. The integer 1 equals neither 1.0 nor true."""
     if type(theirs) is not type(ours):
         return False
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -181,6 +181,6 @@ def _same(theirs: object, ours: object) -> bool:
 
 
 def _shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    """The beginning of a stranger's text, fit for one line of a message."""
+    """Return the beginning of an untrusted text, in a form that fits one line of a message."""
     cut = text if len(text) <= characters else text[:characters] + "…"
     return "".join(character if character.isprintable() else "?" for character in cut)

@@ -1,19 +1,19 @@
-"""Makes a KV file from an image: the opposite of a snapshot.
+"""Import: makes a KV file from an image. (A snapshot is an image of a KV file.)
 
-Four moves, so that the slow one can run in a worker thread while the owner of the pool goes on:
+The work has four parts, so that a worker thread can do the slow one while the owner of the pool goes on:
 
     plan = parse_header(image_format, source)            any thread, quick
-    incoming = ImageImport(pool, plan, owner)            owner thread: takes the pages, or OverQuota or NoSpace
+    incoming = ImageImport(pool, plan, owner)            owner thread: allocates pages, or raises OverQuota or NoSpace
     incoming.load(source)                                worker thread: reads, checks, fills the pages
     table = incoming.finish()   or   incoming.abandon()  owner thread
 
-Pages that the owner holds already, with the same content, are shared at the end: the import's own go back then. They
-are taken first all the same, for what they hold is known only when they are loaded; they stay in memory until the end.
-Where there is no room for them, `survey` (in a worker) reads the image first, to say which of its full pages are there.
-ImageImport refers to those from the beginning then, and takes only the others.
+If the owner already has a page with the same content, the import shares it at the end, and frees its own page. The
+import's own pages have to be allocated first, because their content is known only after loading. They stay in memory
+until the end. If there is no room for them, `survey` reads the image first, in a worker, and finds the full pages that
+the owner already has. Then ImageImport refers to these pages from the beginning, and allocates only the others.
 
-No other code knows the pages before `finish`, and what was read is checked as it lies in memory. A source that changes
-while it is read can fail the import, not fool it.
+No other code knows the pages before `finish`, and the content is checked as it lies in memory. So a source that changes
+during the import can make it fail, but can't make it accept bad content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from libsym.errors import Invalid
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Digests of the full pages of an image, and the pages of the pool that are likely the same."""
+    """Digests of an image's full pages, and the pages of the pool that are likely twins."""
 
     entries: Entries
     digests: Digests
@@ -48,7 +48,9 @@ class Survey:
 def survey(
     pool: PagePool, plan: ImagePlan, owner: int, source: ByteSource, checkpoint: Callable[[], None] = lambda: None
 ) -> Survey:
-    """Read an image for which there is no room. For a worker thread: holds nothing, and believes nothing."""
+    """Read an image for which the pool has no room. A worker thread calls this, so the result is a guess that is
+    checked later.
+    """
     num_full = plan.num_entries // PAGE_ENTRIES
     room = bytearray(NUM_LANES * pool.page_bytes)
     found: list[bytes] = []
@@ -67,19 +69,19 @@ def survey(
 
 
 def num_pages_to_take(pool: PagePool, plan: ImagePlan, owner: int, surveyed: Survey | None) -> int:
-    """How many pages an import of it would take now."""
+    """Return how many pages an import would allocate if it began now."""
     return plan.num_pages - _there(pool, owner, surveyed).size
 
 
 def _there(pool: PagePool, owner: int, surveyed: Survey | None) -> npt.NDArray[np.intp]:
-    """Return which of the full pages that were surveyed are there."""
+    """Return which of the surveyed full pages are in the pool now."""
     if surveyed is None:
         return np.empty(0, np.intp)
     return np.flatnonzero(true_twins(pool, owner, surveyed.entries, surveyed.digests, surveyed.twins))
 
 
 class ImageImport:
-    """An image on its way into the pool. End it with `finish` or `abandon`."""
+    """An import of an image into the pool. `finish` or `abandon` ends it."""
 
     __slots__ = ("_digests", "_is_own", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
 
@@ -91,9 +93,9 @@ class ImageImport:
         surveyed: Survey | None = None,
         frames: IntArray | None = None,
     ) -> None:
-        """Takes the pages, or raises OverQuota or NoSpace; of what was surveyed only those that are not there.
+        """Allocate pages, except those that the survey has found in the pool; or raise OverQuota or NoSpace.
 
-        `frames`: of `take_frames`, for as many as `num_pages_to_take` says.
+        `frames` are from `take_frames`, as many as `num_pages_to_take` returned.
         """
         assert plan.image_format.page_bytes == pool.page_bytes
         self.pool = pool
@@ -105,20 +107,20 @@ class ImageImport:
         self._twins: IntArray = np.empty(0, np.int32)
         self._pages: IntArray = np.empty(plan.num_pages, np.int32)
         self._is_own = np.ones(plan.num_pages, np.bool_)
-        """Return which of the pages are not shared from the beginning."""
+        """For each page, whether the import has allocated it. Other pages are shared from the beginning."""
         there = _there(pool, owner, surveyed)
         if surveyed is not None:
             self._pages[there], self._is_own[there] = surveyed.twins[there], False
-        # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
+        # The pages are not zeroed first: that would take the owner's thread as long as loading takes the worker.
         self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, frames)
         pool.pin(self._pages[self._is_own])
         pool.retain(self._pages[~self._is_own], owner)
 
     def load(self, source: ByteSource, checkpoint: Callable[[], None] = lambda: None) -> None:
-        """Read everything and check it; raise Invalid if the content is not what the header promises.
+        """Read and check everything. Raise Invalid if the content is not what the header promises.
 
-        For a worker thread: touches nothing but the import's own pages. `checkpoint` is called at every page, and may
-        raise to end it.
+        A worker thread may call this method, because it changes only the import's own pages. `checkpoint` is called at
+        every page, and may raise to end the import.
         """
         self._load_pages(source, checkpoint)
         entries = self._load_entries(source)
@@ -132,7 +134,7 @@ class ImageImport:
         self._loaded = True
 
     def finish(self) -> PageTable:
-        """The table of the loaded image; it owns the pages from here on."""
+        """Return the table of the loaded image. The table owns the pages from then on."""
         assert self._loaded
         assert not self.closed
         self.closed = True
@@ -149,7 +151,7 @@ class ImageImport:
         return PageTable(self.pool, self.owner, pages, num_entries)
 
     def _share_twins(self) -> None:
-        """Refer to pages that the owner holds already instead of to the import's own."""
+        """Replace the import's own pages by twins that the owner already has."""
         pool, own = self.pool, self._full_pages
         is_twin = true_twins(pool, self.owner, Entries.of(pool, own), self._full_digests, self._twins)
         chosen = np.flatnonzero(is_twin & self._is_own[: len(own)])
@@ -159,7 +161,7 @@ class ImageImport:
         pool.release(spare, self.owner)
 
     def abandon(self) -> None:
-        """Give the pages back."""
+        """Free the pages."""
         assert not self.closed
         self.closed = True
         self.pool.unpin(self._pages[self._is_own])
@@ -167,7 +169,7 @@ class ImageImport:
 
     @property
     def _full_pages(self) -> IntArray:
-        """A view."""
+        """The numbers of the full pages, as a view."""
         return self._pages[: self.plan.num_entries // PAGE_ENTRIES]
 
     @property
@@ -177,7 +179,7 @@ class ImageImport:
     def _load_pages(self, source: ByteSource, checkpoint: Callable[[], None]) -> None:
         store, page_bytes, dtype = self.pool.store, self.pool.page_bytes, self.plan.image_format.dtype
         pages = self._pages.tolist()
-        self._digests = [self.pool.digests[page].tobytes() for page in pages]  # of those that are there: held, so true
+        self._digests = [self.pool.digests[page].tobytes() for page in pages]  # the digests of shared pages are valid
         own = np.flatnonzero(self._is_own).tolist()
         for first in range(0, len(own), NUM_LANES):
             group = own[first : first + NUM_LANES]
@@ -187,7 +189,7 @@ class ImageImport:
                 offset = self.plan.layout.pages + index * page_bytes
                 if (num_read := source.read_into(offset, view)) != page_bytes:
                     raise Invalid(f"image is cut short: {num_read} of {page_bytes} bytes at offset {offset}")
-                if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
+                if not all_finite(view, dtype):  # infinity would spoil a sum even with the weight 0
                     raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
             for index, value in zip(group, digests(views), strict=True):
                 self._digests[index] = value
@@ -198,7 +200,7 @@ class ImageImport:
                 raise Invalid(f"image is damaged: its last page holds bytes past entry {self.plan.num_entries}")
 
     def _load_entries(self, source: ByteSource) -> bytes:
-        """Tokens and positions into their pages; their bytes come back."""
+        """Write tokens and positions into their pages. Return their bytes."""
         plan, facts = self.plan, self.plan.image_format.facts
         data = read_exactly(source, plan.layout.tokens, 8 * plan.num_entries)
         tokens, positions = np.frombuffer(data, "<i4").reshape(2, plan.num_entries)
@@ -210,18 +212,18 @@ class ImageImport:
             target[self._pages[self._is_own]] = padded.reshape(plan.num_pages, PAGE_ENTRIES)[self._is_own]
         return data
 
-    # The books
+    # The audit
 
     @property
     def num_own_pages(self) -> int:
-        """Pages that it took from the free ones."""
+        """Number of pages that the import itself has allocated."""
         return int(self._is_own.sum())
 
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages
 
     def check(self) -> None:
-        """Nothing beside its references: nobody sees an import's pages before it ends."""
+        """Do nothing: the audit counts the references, and other code sees the pages only after the import ends."""
 
 
 def _as_digests(found: Sequence[bytes]) -> Digests:

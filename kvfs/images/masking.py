@@ -1,7 +1,7 @@
-"""Hides the entries of a page from some one on, in whatever layout the page is: what another model's arena would do.
+"""Zeroes the last entries of a page, in any layout of pages. For pages of models that have no arena in this daemon.
 
-A layout says how the numbers of K and of V lie, from the outermost axis in: `k=dim/2,entry,2 v=entry/2,dim,2`. An axis
-that is divided has its rest as an axis of that number.
+A layout gives the axes of K and of V, from the outermost to the innermost: `k=dim/2,entry,2 v=entry/2,dim,2`. An axis
+`dim/2` is divided by 2, and the axis named `2` has the remainder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from libsym.abi import PAGE_ENTRIES
 
 
 def masked(data: memoryview, facts: ModelFacts, num_entries: int) -> bytes:
-    """A copy of a page's bytes in which every entry from `num_entries` on reads as zero."""
+    """Return a copy of a page's bytes with zeros in every entry from `num_entries` on."""
     layers, _, heads, width = facts.page_shape
     numbers = np.frombuffer(data, f"<u{ITEM_BYTES[facts.dtype]}").reshape(layers, 2, heads, width).copy()
     for place, part in enumerate(facts.identity["layout"].split()):
@@ -28,7 +28,7 @@ def masked(data: memoryview, facts: ModelFacts, num_entries: int) -> bytes:
 
 @lru_cache(maxsize=16)
 def _entries(axes: str, dim: int) -> npt.NDArray[np.intp]:
-    """Of each number of a block, in order, which entry it belongs to."""
+    """Return the entry of each number in a block, in the order of the numbers."""
     names = axes.split(",")
     divisor = next((int(name) for name in names if name.isdigit()), 1)
     sizes = {"dim": dim, "entry": PAGE_ENTRIES, f"dim/{divisor}": dim // divisor}

@@ -1,4 +1,6 @@
-"""What an image says about the model whose KV it holds: `ModelFacts`, which the loaded model satisfies by structure."""
+"""`ModelFacts`: facts in an image about the model whose KV it holds. The loaded model satisfies this protocol by
+structure.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Protocol
 from libsym.errors import Invalid
 
 _SHOWN = 12
-"""Characters of a fingerprint that are enough to tell two apart."""
+"""Characters of a fingerprint in messages: enough to tell two apart."""
 
 
 class ModelFacts(Protocol):
-    """The shape of its pages, its name, and what makes the KV of another model useless with it."""
+    """The shape of a model's pages, its name, and the identity without which KV is useless to another model."""
 
     @property
     def page_shape(self) -> tuple[int, int, int, int]:
@@ -41,7 +43,7 @@ class ModelFacts(Protocol):
 
 
 def mismatch(kept: ModelFacts, running: ModelFacts, what: object) -> Invalid:
-    """Why a file can't be used with the running model."""
+    """Return the error that says why a file can't be used with the running model."""
     for key, ours in running.identity.items():
         theirs = kept.identity.get(key, "unknown")
         if theirs != ours:

@@ -1,18 +1,18 @@
 """A reader's view of a KV file: the image as it was at open, whatever happens to the file afterwards.
 
-A snapshot holds a reference on each page, so no page is freed or rewritten below the snapshot's end. Slots past its
-end, where another table may be appending, are masked. Nothing is copied at open but page numbers.
+A snapshot holds a reference on each page, so that no page is freed, or rewritten below the snapshot's end. Slots past
+its end, where another table may be appending, are masked. Opening copies only page numbers.
 
-A reference keeps no page in memory. On the thread that owns the pool the bytes of full pages are given out as they lie
-in the store: nothing can take a frame away there before the next await, and by then the reply is written. Pages that
-are on disk alone somebody has read to elsewhere (`missing` says which), and lends them to `read`. Workers look, and
-look again (`kvfs.pages.looking`). Reading brings nothing into memory.
+A reference does not keep a page in memory. On the thread that owns the pool, `read` returns full pages as views into
+the store: no page can lose its frame before the next await, and by then the reply is written. Pages that are on disk
+alone have to be read first, to other memory (`missing` says which), and are lent to `read`. Workers read optimistically
+(`kvfs.pages.looking`). No reader loads a page into a frame.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import NUM_LANES, digest, digests
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.looking import Bytes, copies, look
+from kvfs.pages.looking import Bytes, look
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
@@ -32,20 +32,20 @@ NONE_LENT: Mapping[int, Bytes] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The parts of an image that are not pages of the store."""
+    """The parts of an image that are not full pages."""
 
     header: bytes
     tail: bytes
-    """The last page with zeros past the end; empty when the last page is full."""
+    """The last page with zeros past the end. Empty if the last page is full."""
     entries: bytes
-    """Tokens, then positions."""
+    """The bytes of the tokens, then those of the positions."""
 
 
 class Snapshot:
-    """The image of a table's committed entries. Made and closed by the thread that owns the pool.
+    """The image of a table's committed entries. The thread that owns the pool makes and closes it.
 
-    `prepare` and `copy` may be called from worker threads, several at once; all of them, and all use of the views
-    that `read` gave out, must be over before `close`.
+    Several worker threads at once may call `prepare` and `copy`. These calls, and all use of views from `read`, must
+    end before `close`.
     """
 
     __slots__ = (
@@ -64,10 +64,10 @@ class Snapshot:
     def __init__(self, table: PageTable, image_format: ImageFormat, turns: bytes = b"") -> None:
         assert not table.closed
         self.turns = turns
-        """Where those of its conversation begin."""
+        """Where the turns of the file's conversation begin."""
         self.pool: PagePool = table.pool
         self.owner = table.owner
-        """The account that is charged: the file's, also after the file changed hands."""
+        """The account that is charged: that of the file's owner at open, even if the file changes its owner later."""
         self.image_format = image_format
         self.layout = image_format.layout(table.length)
         self.closed = False
@@ -82,26 +82,28 @@ class Snapshot:
         return self.layout.size
 
     def missing(self, offset: int, size: int, lent: Collection[int] = ()) -> list[int]:
-        """Full pages, by their number in the file, that these bytes need and that are neither in memory nor lent."""
+        """Return the numbers in the file of full pages that these bytes need. Pages in memory, and lent pages, are left
+        out.
+        """
         page_bytes, begin = self.image_format.page_bytes, offset - self.layout.pages
         first, stop = max(begin // page_bytes, 0), max(-(-(begin + size) // page_bytes), 0)
         return [number for number in self.cold_pages(first, stop)[0] if number not in lent]
 
     def cold_pages(self, first: int, stop: int) -> tuple[list[int], IntArray]:
-        """Of these full pages of the file, as far as it has them, those that are on disk alone: their numbers in the
-        file, and in the pool.
+        """Return the full pages from `first` to before `stop` that are on disk alone. The first result has their
+        numbers in the file, the second their numbers in the pool.
         """
         pages = self._pages[first : min(stop, self._num_full)]
         is_cold = self.pool.store.of[pages] == NOWHERE
         return (np.flatnonzero(is_cold) + first).tolist(), pages[is_cold]
 
     def unhashed(self) -> list[int]:
-        """Full pages, by their number in the file, that are on disk alone and have no digest."""
+        """Return the numbers in the file of full pages that are on disk alone and have no digest."""
         numbers, pages = self.cold_pages(0, self._num_full)
         return [number for number, has in zip(numbers, self.pool.has_digest[pages].tolist(), strict=True) if not has]
 
     def hash(self, pages: Mapping[int, Bytes], checkpoint: Callable[[], None] = lambda: None) -> None:
-        """Note the digests of pages that somebody has read. For a worker thread."""
+        """Store the digests of pages that were read. For a worker thread."""
         numbers = list(pages)
         for first in range(0, len(numbers), NUM_LANES):
             checkpoint()
@@ -112,27 +114,26 @@ class Snapshot:
             )
 
     def prepare(self, checkpoint: Callable[[], None] = lambda: None) -> None:
-        """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.
+        """Compute the digests and the header, once. This takes a second for each GB of pages without a digest.
 
-        The first `read` does it unasked. Call it from a worker thread, before reads that must be quick. `checkpoint`
-        is called at every page, and may raise to end it.
+        Call `prepare` from a worker thread before reads that must be quick. Otherwise the first `read` does this work.
+        `checkpoint` is called at every page, and may raise to end the work.
         """
         self._compute(checkpoint)
 
     def read(self, offset: int, size: int, lent: Mapping[int, Bytes] = NONE_LENT) -> Bytes:
-        """Up to `size` bytes of the image; empty past its end. On the thread that owns the pool.
+        """Return up to `size` bytes of the image; empty past its end. On the thread that owns the pool.
 
-        A view into the store, or into what is lent, without a copy where the range lies together: use it before the
-        next await. `lent`: what `missing` asked for.
+        A range in consecutive memory is returned without a copy, as a view into the store or into lent bytes. Use it
+        before the next await. `lent` has the pages that `missing` returned.
         """
-        return self._joined(offset, size, lambda begin, end: self._views(begin, end, lent))
-
-    def copy(self, offset: int, size: int) -> Bytes:
-        """The same for workers, and wherever the pages are: bytes of the caller's own."""
-        return self._joined(offset, size, self._copies)
+        assert not self.closed
+        assert min(offset, size) >= 0
+        parts = list(self._parts(offset, min(offset + size, self.size), lent))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Give the pages back."""
+        """Release the pages."""
         assert not self.closed
         assert not self._lock.locked(), "closed while a worker was preparing it"
         self.closed = True
@@ -140,28 +141,22 @@ class Snapshot:
 
     # Reading
 
-    def _joined(self, offset: int, size: int, full_pages: Callable[[int, int], Iterable[Bytes]]) -> Bytes:
-        assert not self.closed
-        assert min(offset, size) >= 0
-        parts = list(self._parts(offset, min(offset + size, self.size), full_pages))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _parts(self, begin: int, end: int, full_pages: Callable[[int, int], Iterable[Bytes]]) -> Iterator[Bytes]:
-        """The bytes from `begin` to `end`, in the largest pieces that lie together."""
+    def _parts(self, begin: int, end: int, lent: Mapping[int, Bytes]) -> Iterator[Bytes]:
+        """Yield the bytes from `begin` to `end`, in the largest pieces that are consecutive in memory."""
         computed = self._compute()
         pages_at, tokens_at = self.layout.pages, self.layout.tokens
         tail_at = pages_at + self._num_full * self.image_format.page_bytes
         if begin < min(end, pages_at):
             yield computed.header[begin:end]
         if max(begin, pages_at) < min(end, tail_at):
-            yield from full_pages(max(begin, pages_at) - pages_at, min(end, tail_at) - pages_at)
+            yield from self._views(max(begin, pages_at) - pages_at, min(end, tail_at) - pages_at, lent)
         if max(begin, tail_at) < min(end, tokens_at):
             yield memoryview(computed.tail)[max(begin - tail_at, 0) : end - tail_at]
         if max(begin, tokens_at) < end:
             yield memoryview(computed.entries)[max(begin - tokens_at, 0) : end - tokens_at]
 
     def _views(self, begin: int, end: int, lent: Mapping[int, Bytes]) -> Iterator[Bytes]:
-        """Bytes of full pages, offsets counted from the first page's; pages in consecutive frames come as one view."""
+        """Yield bytes of full pages, with offsets from the first page. Pages in consecutive frames form one view."""
         page_bytes, store = self.image_format.page_bytes, self.pool.store
         first, stop = begin // page_bytes, -(-end // page_bytes)
         frames = store.of[self._pages[first:stop]]
@@ -174,13 +169,6 @@ class Snapshot:
                 view = store.view(int(self._pages[first + run_first]), run_stop - run_first)
             run_begin = (first + run_first) * page_bytes
             yield view[max(begin - run_begin, 0) : end - run_begin]
-
-    def _copies(self, begin: int, end: int) -> Iterator[Bytes]:
-        page_bytes = self.image_format.page_bytes
-        first, stop = begin // page_bytes, -(-end // page_bytes)
-        for number in range(first, stop):
-            (data,) = look(self.pool.store, self.pool.cold, self._pages[number : number + 1], copies)
-            yield data[max(begin - number * page_bytes, 0) : end - number * page_bytes]
 
     def _compute(self, checkpoint: Callable[[], None] = lambda: None) -> _Computed:
         if self._computed is None:
@@ -204,7 +192,7 @@ class Snapshot:
         return _Computed(header, tail, entries)
 
     def _head_of_last(self, num_entries: int) -> bytes:
-        """Of the last page, with zeros behind these entries."""
+        """Return the bytes of the last page, with zeros behind its first `num_entries` entries."""
         pool, last = self.pool, self._pages[-1:]
         heads = look(
             pool.store,
@@ -214,16 +202,16 @@ class Snapshot:
         )
         return heads[0]
 
-    # The books
+    # The audit
 
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages
 
     def held(self) -> tuple[IntArray, int]:
-        """Pages, and the entries in them, for a fork of what is seen here."""
+        """Return the pages and the number of their entries, from which a fork of this view can be made."""
         return self.held_pages(), self.layout.num_entries
 
     def check(self) -> None:
-        """Raise AssertionError if the pages can't hold what was there at open."""
+        """Raise AssertionError if the pages can't hold the entries that the file had at open."""
         if not self.closed:
             self.pool.check_fill(self._pages, self.layout.num_entries)

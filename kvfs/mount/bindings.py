@@ -1,13 +1,14 @@
-"""Which handler answers which request of the kernel, and how: the table between C and Python.
+"""The table between C and Python: the handler of each request of the kernel, and the way in which it is called.
 
-The first number of a request is that of an inode or of a handle, and says whose it is: from CONTROL_ROOT up it is for
-the handlers of `.symphony`, below for those of the files. `_Routes` decides that, here and nowhere else, before a
-handler is called. Two things count beside that number: the name of `.symphony` itself, in the root; and the second file
-of a request that has two.
+The first number of a request is the number of an inode or of a handle, and selects the handlers. Numbers from
+CONTROL_ROOT up select the handlers of `.symphony`. Lower numbers select the handlers of the files. Only `_Routes` makes
+this choice, before a handler is called. Two more facts count: the name `.symphony` in the root, and the second file of
+a request on two files.
 
-Quick handlers wait for nothing, slow ones may. Those for names and attributes are paced while the model computes;
-never what ends something (a close, an unlock) or moves a file's bytes. The kernel asks for an open file's attributes
-before each read through the page cache, and for its capabilities before each write: those are parts of a read or write.
+Quick handlers never wait; slow ones may. Requests for names and attributes are paced while the model computes. A
+request that ends something (a close, an unlock) or moves a file's bytes is never paced. Before each read through the
+page cache, the kernel asks for the open file's attributes. Before each write, it asks for the file's capabilities. So
+these two requests count as parts of a read or write, and are not paced either.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER
 _NS = 1_000_000_000
 
 _PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs")
-"""Quick, and all arguments are numbers."""
+"""Requests with quick handlers. All arguments are numbers."""
 _QUICK_NUMBERS = ("releasedir",)
 _SLOW_NUMBERS = ("read", "flush", "fsync", "fsyncdir", "release", "flock", "fallocate")
 _PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir")
-"""Quick, and the second argument is a name in the directory that is the first."""
+"""Requests with quick handlers. The first argument is a directory, the second a name in it."""
 
 _CAPABILITIES = b"security.capability"
 
@@ -39,30 +40,32 @@ _Handlers: TypeAlias = FileHandlers | ControlHandlers
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Whose a request is."""
+    """Selects the handlers for a request: the handlers of `.symphony`, or the handlers of the files."""
 
     files: FileHandlers
     controls: _Handlers
-    """Those of the files, once more, where the mount has no `.symphony`."""
+    """Handlers of `.symphony`. On a mount without `.symphony`, these are the files' handlers."""
 
     def whose(self, number: int, name: bytes = b"") -> _Handlers:
-        """The handlers for an inode or a handle; or for a name in a directory."""
+        """Return the handlers for an inode, a handle, or a name in a directory."""
         is_control = number >= CONTROL_ROOT or (name == CONTROL_NAME and number == ROOT_NUMBER)
         return self.controls if is_control else self.files
 
     def whose_are(self, number: int, other: int, name: bytes = b"", other_name: bytes = b"") -> _Handlers:
-        """The handlers for two at once: those of `.symphony` if one of the two is there."""
+        """Return the handlers for a request on two files. Those of `.symphony` are returned if either file is a control
+        file.
+        """
         handlers = self.whose(number, name)
         return self.whose(other, other_name) if handlers is self.files else handlers
 
     def forget(self, number: int, num_lookups: int) -> None:
-        """Nothing is remembered of what the kernel knows of control files."""
+        """Have the handlers of the files forget a node. The handlers of control files remember no nodes."""
         if number < CONTROL_ROOT:
             self.files.forget(number, num_lookups)
 
 
 def bind(requests: Requests, files: FileHandlers, controls: ControlHandlers | None) -> None:
-    """Let the kernel's requests be answered by these handlers; `controls`: if the mount has a `.symphony`."""
+    """Bind these handlers to the kernel's requests. `controls`: None if the mount has no `.symphony`."""
     routes = _Routes(files, controls or files)
     for name in _PACED_NUMBERS:
         _bind_numbers(name, routes, requests.paced, requests.answer)
@@ -97,7 +100,7 @@ def _bind_name(name: str, routes: _Routes, how: Any, *first: Any) -> None:
 
 
 def _bind_attributes(requests: Requests, routes: _Routes) -> None:
-    """Attributes of both kinds: their arguments are of shapes of their own."""
+    """Bind the handlers of attributes and extended attributes. Each handler has its own kinds of arguments."""
     paced, quick, slow, whose, text = requests.paced, requests.answer, requests.begin, routes.whose, shim.text
 
     def getattr_(request: Any, number: int, has_file: int) -> int:
@@ -131,12 +134,14 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
 
 
 def _time_ns(seconds: int, nanoseconds: int) -> int:
-    """A time that a user sets. Outside of the range it becomes the nearest in it, as on other file systems."""
+    """Return a time that a program sets, in nanoseconds. A time out of range becomes the nearest one in range, as on
+    other file systems.
+    """
     return min(max(seconds * _NS + nanoseconds, MIN_TIME_NS), MAX_TIME_NS)
 
 
 def _bind_others(requests: Requests, routes: _Routes) -> None:
-    """Those that join two files, and those with other arguments than numbers."""
+    """Bind the handlers that take two files, or arguments that are not numbers."""
     paced, quick, slow, text = requests.paced, requests.answer, requests.begin, shim.text
 
     def symlink(request: Any, target: Any, parent: int, name: Any, uid: int, gid: int) -> int:

@@ -1,7 +1,8 @@
-"""The handlers of `.symphony`: `kvfs.mount.handlers` once more, for the numbers from CONTROL_ROOT up.
+"""The handlers of `.symphony`. They answer the same requests as `kvfs.mount.handlers`, for inodes and handles with
+numbers from CONTROL_ROOT up.
 
-Control files go past the page cache (direct I/O): their bytes are made when they are asked for. The kernel may forget
-one at any time: nothing is remembered of what it knows.
+Control files bypass the page cache (direct I/O), because their bytes are made on demand. The daemon does not record
+which control files the kernel knows, so the kernel may forget them at any time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from kvfs.control.handles import ControlHandle
 from kvfs.mount import wire
 from kvfs.mount.eager import Eager
 from kvfs.mount.handlers import FileHandlers
-from kvfs.mount.turns import Turns
+from kvfs.mount.waiting_changes import WaitingChanges
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials
 from kvfs.names.order import DOTS
 from kvfs.pages.holdings import Holdings, Kind
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError
 
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
@@ -29,14 +30,14 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory of control files; its end as of others."""
+    """An open directory of control files. `end`: the place at which the listing ends."""
 
     number: int
     end: int = 0
 
 
 class ControlHandlers:
-    """The handlers of one mount's control files. Handles too have numbers from CONTROL_ROOT up."""
+    """The handlers of one mount's control files. The numbers of open handles begin at CONTROL_ROOT, too."""
 
     def __init__(
         self,
@@ -45,17 +46,17 @@ class ControlHandlers:
         answers: wire.Answers,
         eager: Eager,
         files: FileHandlers,
-        turns: Turns,
+        changes: WaitingChanges,
     ) -> None:
         self._control = control
         self._volume = volume
         self._answers = answers
         self._eager = eager
         self._files = files
-        self._turns = turns
+        self._changes = changes
         self._handles: dict[int, ControlHandle] = {}
         self._payers: dict[int, Holdings] = {}
-        """Of handles and listings."""
+        """The holdings that each handle and each listing is charged to."""
         self._listings: dict[int, _Listing] = {}
         self._numbers = itertools.count(CONTROL_ROOT)
 
@@ -95,8 +96,8 @@ class ControlHandlers:
             self._volume.change_owner(behind, uid)
         if fields & wire.SET_SIZE:
             cut = partial(self._control.truncate, number, size)
-            if isinstance(behind.content, KvFile):  # else it says so
-                await self._turns.change(behind.content, self._volume.tree.path_of(behind), cut)
+            if isinstance(behind.content, KvFile):  # else the cut raises an error
+                await self._changes.change(behind.content, self._volume.tree.path_of(behind), cut)
             else:
                 cut()
         self._files.set_others(behind, fields, mode, gid, atime_ns, mtime_ns)
@@ -118,7 +119,9 @@ class ControlHandlers:
         return await self._files.removexattr(self._behind(number), name, uid)
 
     def _behind(self, number: int) -> int:
-        """The inode whose extended attributes these are: those of a text are those of its KV file."""
+        """Return the inode whose extended attributes a control file shows: the KV file's inode if the control file is a
+        text.
+        """
         try:
             return self._control.inode_behind(number).number
         except NotPermitted:
@@ -143,7 +146,7 @@ class ControlHandlers:
         return self._answers.data(await self._handles[fh].read(offset, size))
 
     async def write(self, fh: int, offset: int, data: memoryview) -> int:
-        kept = bytes(data)  # the request's own memory is used again as soon as this waits
+        kept = bytes(data)  # the memory of the request is reused once this handler waits
         await self._eager.leave()
         return self._answers.count(await self._handles[fh].write(offset, kept))
 
@@ -160,12 +163,12 @@ class ControlHandlers:
         return 0
 
     async def copy_file_range(self, *_arguments: int) -> int:
-        raise NotSupported("texts are copied by reading and writing")  # as `cp` does then
+        raise NotSupported("texts are copied by reading and writing")  # `cp` then does that
 
     fallocate = flock = copy_file_range
 
     def _payer(self, uid: int) -> Holdings:
-        """OverQuota: the user may open nothing more."""
+        """Return the holdings of the user. Raise OverQuota if the user may open no more files."""
         payer = self._volume.pool.accounts.of(uid).holdings
         payer.require(Kind.OPEN)
         return payer
@@ -176,7 +179,7 @@ class ControlHandlers:
         return number
 
     def _charged(self, payer: Holdings) -> int:
-        """The number of a new handle."""
+        """Return the number of a new handle, which is charged to the payer."""
         number = next(self._numbers)
         self._payers[number] = payer
         payer.charge(Kind.OPEN)
@@ -215,11 +218,11 @@ class ControlHandlers:
         return 0
 
     async def fsync(self, fh: int) -> int:
-        """Of a text: of the KV file behind it."""
+        """Sync the KV file behind a text."""
         await self._eager.leave()
         await self._handles[fh].sync()
         return 0
 
     async def fsyncdir(self, _fh: int) -> int:
-        """The directories are a view of others."""
+        """Do nothing, because these directories are not stored."""
         return 0

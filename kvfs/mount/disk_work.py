@@ -1,25 +1,27 @@
-"""Work below plain files that waits for the disk: in workers, and not for ever.
+"""Disk work for plain files: workers make the calls that may wait for the disk, and each request has a deadline.
 
-A disk may be slow, or it may hang: then a call to it never comes back, and its thread is stuck. A request waits for a
-worker until a deadline, or a signal, and then leaves it behind: *left*. The worker goes on. On its way back it still
-settles what it did, on the owner's thread: the charge, the times. Until then
+A disk may be slow, or it may hang. If it hangs, a call never returns, and its thread is stuck. A request waits for a
+worker until a deadline or a signal. Then the request ends, and its job counts as *left*, while the worker continues.
+When the worker returns, the owner's thread settles the job: it corrects the charge and the times. Until then
 
-- the file is charged for what it may become, and has its old size (see `kvfs.names.plain`);
-- other changes of the file, and its test for an image, wait for that change, each until its own deadline. An earlier
-  write can't overwrite a later one. Reads go on, and so does work that needs no disk: emptying the file, which gives it
-  another backing file, removing it, its attributes;
-- the pages of an import stay its own: the worker may yet write to them.
+- the file is charged for the largest size that the job may give it, and shows its old size (see `kvfs.names.plain`);
+- other changes of the file, and its test for an image, wait for the left job, each until its own deadline. So an
+  earlier write can't overwrite a later one. Reads go on, and so does work that needs no disk: emptying the file (which
+  gives it another backing file), removing the file, and changing its attributes;
+- an import keeps its pages, because the worker may still write to them.
 
-A program that got ETIMEDOUT or EINTR for a write can't know whether it was done, as on NFS. If the worker does it, the
-file's mtime says so then, and the kernel drops what it had cached.
+A program that got ETIMEDOUT or EINTR for a write can't know whether the write was done, as on NFS. If the worker writes
+later, the file gets a new mtime at that time, and the kernel drops its cached pages of the file.
 
-Threads are our own, not from trio's limiter, whose threads have other uses. Up to MAX_THREADS may be left behind; of
-one file, MAX_THREADS_OF_A_FILE. `trio.to_thread` takes more than twice as long, and does not report on left threads.
+The threads are not those of trio's default limiter, which other code needs. At most MAX_THREADS may be at work or
+stuck, and at most MAX_THREADS_OF_A_FILE of them for one file. `trio.to_thread` takes more than twice as long, and does
+not report the end of abandoned threads.
 
-Most calls only copy bytes to or from memory, and take less time than a task that waits for them. The owner's thread
-therefore stays for a moment after it has asked, and takes the answer itself if it comes. With that, 3,700 writes of
-4 KiB are done a second instead of 1,600. If no answer comes, the thread does not stay again for IN_VAIN_S: a disk that
-hangs takes less than a hundredth of its time.
+Most calls only copy bytes to or from memory, which takes less time than starting a task to wait for them. So after the
+owner's thread has started a worker, the owner's thread blocks for a moment. If the worker answers in this moment, no
+task is needed. This way 3,700 writes of 4 KiB are done a second instead of 1,600. If the worker does not answer, the
+owner's thread does not block again for IN_VAIN_S. So a disk that hangs takes less than a hundredth of the thread's
+time.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from kvfs.mount.eager import Eager
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.sums import EXTENT_BYTES, num_extents
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -54,28 +56,30 @@ MAX_THREADS = 32
 MAX_THREADS_OF_A_FILE = 4
 
 INLINE_BYTES = 64 << 10
-"""Size up to which bytes in memory are read or written at once: copying more takes longer than a worker does."""
+"""Up to this size, bytes in memory are copied without a worker. A larger copy takes longer than waking a worker."""
 
 MOMENT_S = 0.3e-3
-"""A worker needs some 0.1 ms to wake up, to copy a few KiB, and to wake us up."""
+"""How long the owner's thread blocks for a worker. A worker takes some 0.1 ms to wake up, copy a few KiB and answer."""
 
 MOST_HELD = 32
-"""Files of which the rest of the extent is held that was read last: a reader that goes on has its next bytes there."""
+"""The most files for which `_held` keeps the unread rest of an extent, which are the next bytes of a sequential reader.
+"""
 
 IN_VAIN_S = 50e-3
-"""For so long nobody stays for a moment after one has done so in vain."""
+"""Time for which the owner's thread does not block again after it has blocked in vain."""
 
 INTERRUPT_GRACE_S = 1.0
-"""A signal ends a request only if the disk does not answer for so long: no program expects one to end a write(2) to a
-file, but whoever presses Ctrl-C, or kills it, wants it to end."""
+"""A signal ends a request only if the disk has not answered for this time. No program expects a signal to interrupt a
+write(2) to a file. But a user who presses Ctrl-C or kills the program wants the program to end.
+"""
 
 
-class _Stopped(Exception):  # noqa: N818 - no error
-    """An import that nobody waits for ends."""
+class _Stopped(Exception):  # noqa: N818 - not an error
+    """Exception that ends an import when no request waits for the import any more."""
 
 
 class _Job(Generic[_Result]):
-    """A call that a worker makes."""
+    """A call for a worker to make."""
 
     __slots__ = ("answer", "content", "done", "function", "is_awaited", "is_left", "is_long", "met", "settle")
 
@@ -90,44 +94,48 @@ class _Job(Generic[_Result]):
         self.content = content
         self.function = function
         self.settle = settle
-        """Called when it has ended, or if it never begins."""
+        """Function to call when the job has ended, or when it will never begin."""
         self.is_long = is_long
-        """Whether it looks, now and then, whether it is left."""
+        """Whether the job's function checks from time to time whether the job is left."""
         self.is_left = False
-        """Whether nobody waits for it any more."""
+        """Whether the request has stopped waiting for the job."""
         self.answer: outcome.Outcome[_Result] | None = None
         """The outcome of the worker's call."""
         self.is_awaited = False
-        """Whether the owner's thread waits for `met`. Both under `DiskWork._meeting`, until it has come back."""
+        """Whether the owner's thread blocks for `met`. While the worker runs, `_meeting` guards this and `answer`."""
         self.met = threading.Lock()
-        """Not to be had before the worker has come back."""
+        """Lock that is free once the worker has returned."""
         self.met.acquire()
         self.done = trio.Event()
 
     def end(self) -> None:
-        """Settle the job, which has its answer or will not begin."""
+        """Settle the job, which has its answer or will never begin."""
         try:
             self.settle(self)
         except Exception:
             log.exception("after %r of %s", self.function, self.content.path)
-        del self.function, self.settle  # they may hold what was to be written; and this job, in a circle
+        del self.function, self.settle  # they may hold the written data, or this job in a cycle
         self.done.set()
 
     def take(self) -> outcome.Outcome[_Result]:
-        """Hand over the answer: frames of an error in it hold this job, so the job must not hold the error."""
+        """Return the answer, and drop this job's reference to it. The frames of an error refer to the job, so a
+        reference from the job to the error would be a cycle.
+        """
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
 
 
 class _Watched:
-    """A plain file as a worker imports it. It says since when the worker has been waiting for the disk."""
+    """A plain file that a worker imports. This object records when the worker began to wait for the disk."""
 
     def __init__(self, content: PlainFile, now: Callable[[], float]) -> None:
         self._content = content
         self._now = now
         self.asked_s: float | None = now()
-        """None: it is not waiting. At first it waits for a thread."""
+        """When the present wait for the disk began; None: the worker does not wait for the disk. The wait for a thread
+        counts, too.
+        """
 
     @property
     def size(self) -> int:
@@ -149,19 +157,19 @@ class _Watched:
 
 
 class DiskWork:
-    """The workers for plain files of one mount. Deadlines are points of trio's clock."""
+    """The workers for plain files of one mount. Deadlines are times of trio's clock."""
 
     def __init__(self, volume: Volume, eager: Eager) -> None:
         self._volume = volume
         self._eager = eager
         self._queue: deque[_Job[Any]] = deque()
         self._at_work: Counter[PlainFile] = Counter()
-        """Threads, by file."""
+        """Number of threads at work, by file."""
         self._changes: dict[PlainFile, _Job[Any]] = {}
-        """Jobs that change a file, or import it, just now."""
+        """The job that changes or imports a file now, by file."""
         self._held: dict[PlainFile, tuple[int, int, bytes]] = {}
-        """Verified bytes that nobody has asked for, in the order of reads: by file its `changes` then, and where they
-        begin.
+        """Verified bytes for the next read of a file; the file read last is the last item. For each file: its `changes`
+        when the bytes were read, the offset of the bytes, and the bytes.
         """
         self._buffers = Buffers()
         self._meeting = threading.Lock()
@@ -169,17 +177,17 @@ class DiskWork:
 
     @property
     def patience_s(self) -> float:
-        """Time that a request waits for the disk."""
+        """How long a request waits for the disk."""
         return self._volume.disk.deadline_s
 
     async def leave(self) -> None:
-        """From here on the caller is a task, and may wait for something else than a disk."""
+        """Make the caller a task. From here on, the caller may wait for other things than a disk."""
         await self._eager.leave()
 
     # Reading
 
     async def read(self, content: PlainFile, offset: int, size: int, until_s: float) -> bytes | memoryview:
-        """As `pread(2)`; EIO: some of the bytes are not as they were synced. Use the result before the next await."""
+        """Read as `pread(2)` does, or raise EIO for damaged bytes. Use the result before the next await."""
         stop = min(offset + size, content.size)
         is_small = stop - offset <= INLINE_BYTES
         if is_small and content.sums.is_verified(offset, stop):
@@ -207,7 +215,7 @@ class DiskWork:
         return data
 
     def _hold(self, content: PlainFile, changes: int, start: int, data: memoryview) -> None:
-        """Keep the rest of an extent for who reads on."""
+        """Hold the rest of an extent for a sequential reader."""
         self._held.pop(content, None)
         if data:
             self._held[content] = changes, start, bytes(data)
@@ -215,7 +223,9 @@ class DiskWork:
             del self._held[next(iter(self._held))]
 
     async def _verify(self, content: PlainFile, start: int, stop: int, until_s: float) -> memoryview:
-        """Read to the end of the last extent, or raise EIO. Extents that begin there are compared with their sums."""
+        """Read bytes up to the end of the last extent, and compare the extents with their sums. Raise EIO if an extent
+        differs.
+        """
         room = self._buffers.take(num_extents(stop) * EXTENT_BYTES - start)
         found = await self.call(content, partial(content.verified, start, room), until_s)
         self._buffers.lend(room)
@@ -223,7 +233,7 @@ class DiskWork:
         for extent, expected in found.good:
             sums.fits(extent, expected)
         for extent, expected in found.damaged:
-            if sums.expected(extent) == expected and not content.is_gone:  # else it was changed meanwhile
+            if sums.expected(extent) == expected and not content.is_gone:  # else the file was changed meanwhile
                 raise self._damaged(content, extent * EXTENT_BYTES, expected.num_bytes)
         return found.data
 
@@ -236,15 +246,15 @@ class DiskWork:
         return error
 
     async def call(self, content: PlainFile, function: Callable[[], _Result], until_s: float) -> _Result:
-        """Have a worker do something to the file that changes no byte."""
+        """Have a worker call a function on the file that changes no bytes."""
         return await self._answer_to(_Job(content, function), lambda: until_s - trio.current_time())
 
-    # Changing: one at a time, the caller sees to that as long as it waits
+    # Changes. Callers make one change of a file at a time. Only a left job may still be changing the file, too.
 
     async def write(
         self, inode: Inode, content: PlainFile, offset: int, data: bytes | memoryview, until_s: float
     ) -> None:
-        """Write all of `data`, which is copied before this waits for anything."""
+        """Write all of `data`, which is copied before this method waits."""
         stop = offset + len(data)
         is_small = len(data) <= INLINE_BYTES and self._volume.disk.nowait.writes
         if is_small and content not in self._changes and not content.sums.guards(offset, stop):
@@ -261,7 +271,7 @@ class DiskWork:
         copy = self._buffers.take(len(data))
         copy[:] = data
         await self.change(inode, content, stop, partial(content.write_at, offset, copy), until_s, start=offset)
-        self._buffers.give(copy)  # else a worker that was left behind may yet have it
+        self._buffers.give(copy)  # not in a `finally`: a worker that was left behind may still use it
 
     async def change(
         self,
@@ -274,13 +284,14 @@ class DiskWork:
         start: int,
         is_cut: bool = False,
     ) -> None:
-        """Have a worker change the file from `start` on, which becomes no longer than `size`. `is_cut`: it ends there.
+        """Have a worker change bytes from `start` on. The file may have up to `size` bytes afterwards. `is_cut`: the
+        change cuts the file to `size` bytes.
 
-        What it keeps of a damaged extent is EIO: its sum would say nothing any more.
+        Raise EIO if the change keeps a part of a damaged extent, because a new sum would hide the damage.
         """
         await self.at_rest(content, until_s)
         sums, charge = content.sums, self._volume.charged_for(inode, content, size)
-        start = min(start, content.size)  # a change behind the end fills what is between
+        start = min(start, content.size)  # a change beyond the end also fills the bytes before it
         stop = max(content.size, sums.size) if is_cut else size
         is_guarded = is_cut or sums.guards(start, stop)
         while is_guarded and (edges := sums.unverified_edges(start, stop)):
@@ -301,17 +312,17 @@ class DiskWork:
             charge.__exit__(None, None, None)
             sums.end()
             if inode.content is content and isinstance(job.answer, outcome.Error):
-                inode.note_change()  # a part may have been done: of a write, the bytes that the disk had room for
+                inode.note_change()  # a part of the change may be done, for example if the disk became full
             if job.is_left and job.answer is not None and inode.content is content:
                 inode.modified()
                 if not inode.opens:
-                    content.close()  # the last handle went before the worker opened it
+                    content.close()  # the last handle was closed before the worker opened the backing file
 
         job = self._changes[content] = _Job(content, function, settle)
         await self._answer_to(job, lambda: until_s - trio.current_time())
 
     async def at_rest(self, content: PlainFile, until_s: float) -> None:
-        """Return when nothing that was left behind changes the file any more."""
+        """Wait until no job that its request has left still changes the file."""
         job = self._changes.get(content)
         if job is not None:
             await self._eager.leave()
@@ -321,7 +332,7 @@ class DiskWork:
                 raise self._timed_out(content)
 
     def require_rest(self, content: PlainFile) -> None:
-        """Raise if something that was left behind changes the file: somebody has waited for that, it is enough."""
+        """Raise ETIMEDOUT if a left job still changes the file. An earlier request has waited for that job in vain."""
         if content in self._changes:
             raise self._timed_out(content)
 
@@ -334,12 +345,13 @@ class DiskWork:
         function: Callable[[ByteSource, Callable[[], None]], _Result],
         undo: Callable[[], None] = lambda: None,
     ) -> _Result:
-        """Have a worker read the file, which is at rest: for minutes, if the disk answers each call in time.
+        """Have a worker read the file, which no job is changing. The work may take minutes, if the disk answers each
+        call in time.
 
-        The function gets a source and a checkpoint, to be called often: it raises what must pass through. If this
-        raises, `undo` has been called, or will be when the worker comes back.
+        `function` gets a source and a checkpoint. It must call the checkpoint often, and must not catch its exceptions.
+        If this method raises, `undo` has been called, or will be called when the worker returns.
         """
-        now = trio.lowlevel.current_clock().current_time  # any thread may ask it
+        now = trio.lowlevel.current_clock().current_time  # any thread may call this
         source = _Watched(content, now)
 
         def settle(job: _Job[_Result]) -> None:
@@ -372,12 +384,12 @@ class DiskWork:
             self._changes[content] = job
             return await self._answer_to(job, left_s)
         finally:
-            limiter.release()  # a thread that was left behind takes no processor
+            limiter.release()  # a thread that was left behind uses no CPU time
 
     # Workers
 
     async def _answer_to(self, job: _Job[_Result], left_s: Callable[[], float]) -> _Result:
-        """Have a worker do it, and wait while time is left."""
+        """Give the job to a worker, and wait for the answer as long as `left_s` is positive."""
         self._queue.append(job)
         if left_s() > 0:
             self._start(not job.is_long and trio.current_time() > self._in_vain_until_s)
@@ -399,7 +411,7 @@ class DiskWork:
         return job.take().unwrap()
 
     def _comes_at_once(self, job: _Job[Any]) -> bool:
-        """Wait for a worker for a moment."""
+        """Block until the worker returns, but only for a moment. Return whether the worker has returned."""
         job.met.acquire(timeout=MOMENT_S)
         with self._meeting:
             job.is_awaited = False
@@ -410,7 +422,7 @@ class DiskWork:
         return True
 
     async def _must_leave(self, job: _Job[Any]) -> bool:
-        """Whether a request that got a signal is to end without an answer."""
+        """Whether a request that got a signal has to leave its job. Wait for the answer for a moment before that."""
         if job.done.is_set():
             return False
         job.is_left = job.is_long
@@ -426,7 +438,7 @@ class DiskWork:
             job.end()
 
     def _start(self, is_awaited: bool = False) -> None:
-        """Give what waits to threads, as far as there may be more. `is_awaited`: the one that was added last."""
+        """Start threads for queued jobs, within the limits. `is_awaited`: the caller will block for the last job."""
         while self._queue and self._at_work.total() < MAX_THREADS:
             job = next((job for job in self._queue if self._at_work[job.content] < MAX_THREADS_OF_A_FILE), None)
             if job is None:
@@ -437,11 +449,11 @@ class DiskWork:
             come_back = partial(self._come_back, trio.lowlevel.current_trio_token(), job)
             try:
                 trio.lowlevel.start_thread_soon(job.function, come_back)
-            except RuntimeError as error:  # the system gives us no more threads
+            except RuntimeError as error:  # the system refuses another thread
                 come_back(outcome.Error(SymError(f"no worker for the disk: {error}", errno.EAGAIN)))
 
     def _come_back(self, token: trio.lowlevel.TrioToken, job: _Job[Any], answer: outcome.Outcome[Any]) -> None:
-        """In the worker, at its end."""
+        """Hand the answer to the owner's thread. The worker calls this at its end."""
         with self._meeting:
             job.answer = answer
             is_awaited = job.is_awaited
@@ -463,7 +475,7 @@ class DiskWork:
     def _log_late(self, job: _Job[Any]) -> None:
         error = job.answer.error if isinstance(job.answer, outcome.Error) else None
         if error is None or isinstance(error, (SymError, _Stopped)):
-            log.info("the disk has answered for %s, when nobody waited any more", job.content.path)
+            log.info("the disk has answered for %s after the request was given up", job.content.path)
         else:
             log.error("%r of %s failed", job.function, job.content.path, exc_info=error)
 

@@ -1,13 +1,13 @@
-"""Coroutines that run at once, and become tasks only if they have to wait.
+"""Eager coroutines: they run at once, and become tasks only if they have to wait.
 
-A request of the kernel arrives in the middle of a C function. Nearly all are answered without waiting for anything,
-and a task for each would cost several times what the answer does. So a handler that might wait is a coroutine, and
-its first part runs right there; when it comes to a point where it must wait, it says `await eager.leave()`
-first, and from there on it is a task like any other. The alternative, each handler twice (`read_nowait`, `read`), would
-be two sets of semantics to keep equal.
+A request of the kernel arrives as a call from C. Nearly all requests are answered without waiting, and a task for each
+would cost several times as much as the answer. So a handler that might wait is a coroutine, and its first part runs
+inside the call from C. Before the handler waits, it calls `await eager.leave()`; from there on it is a task like any
+other. The alternative would be to write each handler twice (`read_nowait`, `read`), and to keep the semantics of both
+equal.
 
-The rule: between the start of such a coroutine and `leave` nothing of trio is awaited. `Mutex` and `in_worker` keep
-it, so handlers that wait for nothing else need not think of it.
+The rule: an eager coroutine awaits nothing of trio before it has called `leave`. `Mutex` keeps the rule by itself, so a
+handler that waits only for a mutex need not call `leave`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 _LEAVE = object()
 
 LEFT = object()
-"""What `start` gives for a coroutine that has to wait."""
+"""Result of `start` for a coroutine that has to wait."""
 
 
 @coroutine
@@ -41,17 +41,19 @@ def _rest(started: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]
 
 
 class Eager:
-    """Starts coroutines and lets them leave. All on the trio thread."""
+    """Starts eager coroutines, on the trio thread."""
 
     __slots__ = ("_is_starting", "_long_jobs")
 
     def __init__(self) -> None:
         self._is_starting = False
         self._long_jobs: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
-        """Of each account that has some. In one queue for all an account's jobs held up everybody's, for minutes."""
+        """A limiter of long jobs for each account. With one limiter for all accounts, the jobs of one account delayed
+        the jobs of others for minutes.
+        """
 
     def start(self, started: Coroutine[Any, Any, object]) -> object:
-        """Run the first part: the result if that was all, or `LEFT`: then `finish` it."""
+        """Run the coroutine's first part. Return its result, or `LEFT` if the rest needs `finish`."""
         assert not self._is_starting, "an eager coroutine was started inside another"
         self._is_starting = True
         try:
@@ -70,23 +72,20 @@ class Eager:
         return await _rest(started)
 
     async def leave(self) -> None:
-        """From here on the caller is a task, and may wait."""
+        """Make the caller a task. From here on, the caller may wait."""
         if self._is_starting:
             await _yield_leave()
 
-    async def in_worker(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run something in a worker thread that takes a millisecond or so."""
-        await self.leave()
-        return await trio.to_thread.run_sync(function, *arguments)
-
     def long_jobs(self, account: int) -> trio.CapacityLimiter:
-        """How many an account may have at once: one a processor."""
+        """Return the limiter of an account's long jobs. The limit is the number of processors, but at least two."""
         return self._long_jobs.setdefault(account, trio.CapacityLimiter(max(2, os.cpu_count() or 1)))
 
     async def long_job(self, account: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The same for what may take minutes: one a processor for each account, and interrupted at its checkpoints.
+        """Run a function that may take minutes in a worker, limited by `long_jobs`. A cancellation takes effect at a
+        checkpoint.
 
-        The function gets a checkpoint as its last argument, to be called often: it raises what must pass through.
+        The function gets a checkpoint as its last argument. The function must call the checkpoint often, and must not
+        catch its exceptions.
         """
         await self.leave()
         job = functools.partial(function, *arguments, trio.from_thread.check_cancelled)
@@ -94,7 +93,9 @@ class Eager:
 
 
 class Mutex:
-    """A lock that costs nothing while nobody waits: no checkpoint, no owner. Served in order of arrival."""
+    """A lock that costs nothing while it is free, because it has no checkpoint and no owner. Waiters get the lock in
+    order of arrival.
+    """
 
     __slots__ = ("_eager", "_waiting", "held")
 
@@ -108,12 +109,12 @@ class Mutex:
             self.held = True
             return
         await self._eager.leave()
-        if not self.held:  # let go before this task ran
+        if not self.held:  # the lock was released before this task ran
             self.held = True
             return
         if self._waiting is None:
             self._waiting = trio.lowlevel.ParkingLot()
-        await self._waiting.park()  # whoever lets go hands it over
+        await self._waiting.park()  # `__aexit__` hands the lock over
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

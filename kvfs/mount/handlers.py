@@ -1,8 +1,9 @@
-"""The mount's face: each request of the kernel, translated.
+"""The handlers of the mount's files: each translates one kind of request of the kernel.
 
-Every handler packs its answer and returns the length (`kvfs.mount.wire`); it raises SymErrors, and
-`kvfs.mount.requests` turns them into errnos. The kernel checks permissions (`default_permissions`). What LIPs change
-behind its back it must not remember: names and attributes are valid for no time at all.
+Each handler packs its answer and returns the length (`kvfs.mount.wire`), or raises a SymError, which
+`kvfs.mount.requests` turns into an errno. The kernel checks permissions (`default_permissions`). The kernel must not
+cache names and attributes, because programs change files by calls that the kernel does not see. So each answer says
+that names and attributes are valid for zero seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from kvfs import xattrs
+from kvfs.facts import xattrs
 from kvfs.mount import wire
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import Handle, OpenFiles
-from kvfs.mount.turns import PATIENCE_S, Turns
+from kvfs.mount.waiting_changes import PATIENCE_S, WaitingChanges
 from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
@@ -33,20 +34,20 @@ from kvfs.names.order import DOTS, FIRST_PLACE
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import MAX_NAME_BYTES
 from kvfs.pages.holdings import Holdings, Kind
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.errors import BadHandle, Exists, NotSupported, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4096
 _KV_BLOCK_BYTES = 1 << 20
-"""The size of a read that programs are told: the largest that the kernel passes on."""
+"""The read size that `stat` recommends for KV files: the largest read that the kernel passes on."""
 
 _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
 DESCRIPTORS_PART = 8
-"""The part of the daemon's descriptors that one user may have as open plain files: one in so many."""
+"""Each user may have 1 / DESCRIPTORS_PART of the daemon's descriptors as open plain files."""
 
 
 _Result = TypeVar("_Result")
@@ -54,24 +55,24 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory. Names that came since opendir or rewinddir are beyond its end: see `kvfs.names.order`."""
+    """An open directory. Names made since opendir or rewinddir have places from `end` on: see `kvfs.names.order`."""
 
     directory: Inode
     end: int = 0
 
 
 class FileHandlers:
-    """The handlers of one mount's files. `num_handles` are open; `dispose` when the mount is gone."""
+    """The handlers of one mount's files. Call `dispose` when the mount is gone."""
 
     def __init__(
         self,
         volume: Volume,
         answers: Answers,
         eager: Eager,
-        turns: Turns,
+        changes: WaitingChanges,
         caller: Callable[[], int],
     ) -> None:
-        """`caller`: the uid of the request that has just begun."""
+        """`caller`: returns the uid of the request that has just begun."""
         self._volume = volume
         self._accounts = volume.pool.accounts
         self._caller = caller
@@ -79,10 +80,10 @@ class FileHandlers:
         self._answers = answers
         self._eager = eager
         self._nodes = Nodes(volume.tree, self._payer)
-        self._files = OpenFiles(volume, eager, self._nodes, turns)
+        self._files = OpenFiles(volume, eager, self._nodes, changes)
         self._handles: dict[int, Handle | _Listing] = {}
         self._held: dict[int, tuple[Holdings, Kind]] = {}
-        """The account of each handle, and the kind that it counts as."""
+        """For each handle, the holdings that it is charged to, and the kind of the charge."""
         self._next_handle = 0
 
     @property
@@ -91,11 +92,11 @@ class FileHandlers:
 
     @property
     def caller(self) -> int:
-        """The user of the request that has just begun."""
+        """The uid of the request that has just begun."""
         return self._caller()
 
     def dispose(self) -> None:
-        """Give up what the kernel held: it will not tell any more."""
+        """Drop all references that the kernel held. The mount is gone, so the kernel will not release them."""
         self._tree.lost.clear()
         for number, handle in self._handles.items():
             if isinstance(handle, _Listing):
@@ -112,7 +113,7 @@ class FileHandlers:
     # Names
 
     def lookup(self, parent: int, name: bytes) -> int:
-        if name == b".":  # of a file too: whoever kept a handle of it (name_to_handle_at, NFS) asks for that very node
+        if name == b".":  # name_to_handle_at and NFS look up the node of a file handle by this name
             return self._entry(self._nodes.inode(parent), parent)
         return self._looked_up(self._tree.child(self._tree.get(parent), name))
 
@@ -124,7 +125,7 @@ class FileHandlers:
             log.exception("can't forget %d lookups of inode %d", num_lookups, number)
 
     def mknod(self, parent: int, name: bytes, mode: int, device: int, uid: int, gid: int) -> int:
-        """A file of any type, directories too. Who may make devices the kernel decides; the mount is nodev."""
+        """Make a file of any type, or a directory. The kernel decides who may make devices; the mount is nodev."""
         directory = self._tree.get(parent)
         if stat.S_ISREG(mode):
             return self._looked_up(self._volume.make_plain(directory, name, mode, uid, gid))
@@ -142,7 +143,7 @@ class FileHandlers:
         return self._answers.data(self._nodes.inode(number).target)
 
     def link(self, number: int, new_parent: int, new_name: bytes, uid: int) -> int:
-        """The file's account is charged for the name, so it takes its owner, or root."""
+        """Make a hard link. Its name is charged to the file's account, so only the owner or root may make it."""
         inode = self._nodes.inode(number)
         require_owner(inode, Credentials(uid, 0), shown(new_name))
         self._tree.link(inode, self._tree.get(new_parent), new_name)
@@ -190,7 +191,7 @@ class FileHandlers:
         mtime_ns: int,
     ) -> int:
         inode = self._nodes.inode(number)
-        if fields & wire.SET_UID:  # first: it can fail, and the kernel asks for no size with it
+        if fields & wire.SET_UID:  # first, because this can fail; the kernel sets no size together with an owner
             self._volume.change_owner(inode, uid)
         if fields & wire.SET_SIZE:
             await self._files.truncate(inode, number, size, None if fh is None else self._file(fh))
@@ -198,7 +199,7 @@ class FileHandlers:
         return self._answers.attr(self._attributes(inode, number))
 
     def set_others(self, inode: Inode, fields: int, mode: int, gid: int, atime_ns: int, mtime_ns: int) -> None:
-        """Set the attributes that can't fail."""
+        """Set mode, group and times. These changes never fail."""
         if fields & wire.SET_MODE:
             inode.mode = mode & 0o7777
         if fields & wire.SET_GID:
@@ -210,7 +211,7 @@ class FileHandlers:
         inode.changed()
 
     def statfs(self, number: int) -> int:
-        """The pool; in a domain what it may have, and of that what is left."""
+        """Answer with the total and free bytes of the pool, or of the domain around the inode."""
         space = self._volume.space_around(self._nodes.inode(number))
         return self._answers.statfs(
             block_bytes=space.block_bytes,
@@ -269,7 +270,9 @@ class FileHandlers:
         return 0
 
     async def _with_away(self, inode: Inode, work: Callable[[], _Result]) -> _Result:
-        """Do something with attributes that the index alone has; unless it changes them, they stay there."""
+        """Bring attributes that only the index has into memory, and run `work`. Afterwards free the memory of the
+        attributes, unless `work` has changed them.
+        """
         await self._eager.leave()
         await self._volume.storage.bring_xattrs(inode)
         try:
@@ -282,7 +285,8 @@ class FileHandlers:
     async def create(self, parent: int, name: bytes, mode: int, flags: int, uid: int, gid: int, _pid: int) -> int:
         directory = self._tree.get(parent)
         if name in directory.entries and not flags & os.O_EXCL:
-            # A LIP made it since the kernel looked. ESTALE makes the kernel look again, and check its permissions.
+            # A program has made the name since the kernel's lookup. ESTALE makes the kernel repeat the lookup and check
+            # permissions.
             raise SymError("the name was made meanwhile", errno.ESTALE)
         self._require_descriptor(uid)
         inode = self._volume.make_plain(directory, name, mode, uid, gid)
@@ -293,7 +297,7 @@ class FileHandlers:
     async def open(self, number: int, flags: int, uid: int, _pid: int) -> int:
         inode = self._nodes.inode(number)
         opened = await self._open(inode, number, flags, uid)
-        if flags & os.O_TRUNC and uid:  # the kernel, which drops these at a write, leaves this one to us
+        if flags & os.O_TRUNC and uid:  # the kernel drops the setuid and setgid bits at a write, but not at O_TRUNC
             inode.mode &= ~(stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0))
         return self._answers.opened(*opened)
 
@@ -306,7 +310,7 @@ class FileHandlers:
         return self._answers.count(size)
 
     async def flush(self, fh: int, _pid: int) -> int:
-        """A descriptor of the handle is closed, by thread `_pid`."""
+        """Flush a handle, because thread `_pid` closes one of its descriptors."""
         await self._files.flush(self._file(fh))
         return 0
 
@@ -327,19 +331,19 @@ class FileHandlers:
         return 0
 
     async def copy_file_range(self, fh: int, offset: int, target_fh: int, target_offset: int, size: int) -> int:
-        """`cp`: a fork where it can be one."""
+        """Copy a range of bytes, for example for `cp`. A copy of a whole KV file becomes a fork."""
         source, target = self._file(fh), self._file(target_fh)
         return self._answers.count(await self._files.copy(source, offset, target, target_offset, size))
 
     async def fallocate(self, fh: int, mode: int, offset: int, size: int) -> int:
-        """Plain `fallocate(2)`; the kernel has looked at RLIMIT_FSIZE."""
+        """Reserve room like `fallocate(2)` with mode 0. The kernel has checked RLIMIT_FSIZE."""
         if mode:
             raise NotSupported(f"fallocate: mode {mode:#x} is not known here, only 0")
         await self._files.allocate(self._file(fh), offset, size)
         return 0
 
     async def flock(self, fh: int, operation: int) -> int:
-        """A lock of the open file: the same that LIPs take."""
+        """Take or release the lock of the open file. Calls of programs use the same lock."""
         number, locks, owner = self._file(fh).file.inode.number, self._volume.locks, _lock_owner(fh)
         if operation & fcntl.LOCK_UN:
             locks.release(number, owner)
@@ -375,14 +379,14 @@ class FileHandlers:
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
-            node = 0 if inode.is_damaged else self._files.node_of(inode)  # 0: the kernel asks when somebody wants it
+            node = 0 if inode.is_damaged else self._files.node_of(inode)  # 0: the kernel will look the name up
             if place >= FIRST_PLACE and node:
                 try:
                     self._nodes.looked_up(node, inode)
                 except OverQuota:
                     if not answer:
                         raise
-                    break  # the kernel has to be told of those before
+                    break  # lookups of the earlier names are counted already, so the kernel must get these names
             answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1))
         return self._answers.data(b"".join(answer))
 
@@ -393,10 +397,10 @@ class FileHandlers:
         return 0
 
     async def fsyncdir(self, fh: int) -> int:
-        """The directory, and the names in it."""
+        """Sync the directory, with the names in it."""
         return await self._sync(self._listing(fh).directory)
 
-    # Parts
+    # Parts of handlers
 
     def _looked_up(self, inode: Inode) -> int:
         return self._entry(inode, self._files.node_of(inode))
@@ -422,7 +426,7 @@ class FileHandlers:
         )
 
     def _attribute_data(self, value: bytes, room: int) -> int:
-        """Answer getxattr(2) or listxattr(2): the length where no room is named, the bytes where they fit."""
+        """Answer getxattr(2) or listxattr(2): the length if `room` is 0, else the bytes if they fit."""
         if not room:
             return self._answers.count(len(value))
         if len(value) > room:
@@ -430,9 +434,9 @@ class FileHandlers:
         return self._answers.data(value)
 
     async def _open(self, inode: Inode, node: int, flags: int, uid: int) -> tuple[int, int]:
-        """A new handle's number, and how the kernel is to treat it."""
+        """Open a file. Return the new handle's number, and the flags for the kernel."""
         if inode.content is None:
-            if not inode.names:  # a LIP removed it since the kernel looked: ESTALE makes the kernel look again
+            if not inode.names:  # a program has removed the file by a call: ESTALE makes the kernel repeat the lookup
                 raise SymError(f"inode {inode.number} was removed meanwhile", errno.ESTALE)
             raise NotSupported(f"inode {inode.number} is not a regular file")
         holdings, kind = self._accounts.of(uid).holdings, Kind.OPEN
@@ -470,14 +474,12 @@ class FileHandlers:
         return self._accounts.of(self.caller).holdings
 
     def _require_descriptor(self, uid: int) -> None:
-        """OverQuota: the user has so many plain files open that none would be left for others."""
+        """Raise OverQuota if the user has used up its share of the daemon's descriptors. Other users get the rest."""
         holdings = self._accounts.of(uid).holdings
         holdings.require(Kind.PLAIN)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PART
         if holdings.core.num_of[Kind.PLAIN] >= most and not self._accounts.is_exempt(uid):
-            raise OverQuota(
-                f"uid {uid} has {most} plain files open, and the daemon has descriptors for others: close some"
-            )
+            raise OverQuota(f"uid {uid} has {most} plain files open, its share of the daemon's descriptors: close some")
 
     def _file(self, fh: int) -> Handle:
         handle = self._handles.get(fh)

@@ -1,10 +1,12 @@
-"""When a plain file becomes a KV file: as soon as its bytes are a whole, valid image.
+"""Import of files that are copied in: a plain file becomes a KV file once its bytes are a whole, valid image.
 
-The kernel sends a FLUSH at every close of a duplicated descriptor (`cat a > b` closes one before its first byte is
-written), so a test that fails is not the end: bytes that claim to be an image and are none give an error to whoever
-closes, `cp` for one, and stay a plain file that may be written further. What does not claim to be one is a plain file.
-A close says nothing while the file has gaps that nobody wrote, or is still open for another writer: `restic` closes a
-file between two of its parts.
+The kernel sends a FLUSH at each close of a descriptor, duplicated ones included, and each FLUSH tests the bytes. After
+a failed test, later FLUSHes test again: `cat a > b` closes a descriptor before the first byte is written. If bytes
+claim to be an image but are not valid, the closing program, such as `cp`, gets an error. The file stays a plain file
+that may be written further. Bytes without that claim are simply a plain file.
+
+A close gives no error while the file has gaps that no write has filled, or while another writer has the file open. For
+example, `restic` closes a file after writing only some of its parts.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from kvfs.images.importer import ImageImport, Survey
 from kvfs.mount.disk_work import DiskWork
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why some bytes are no image: their content does not become better by asking again."""
+    """The reason why a file's bytes are not an image. The same bytes are not tested again."""
 
     content: PlainFile
     changes: int
@@ -36,7 +38,9 @@ class Refusal:
 
     @classmethod
     def of(cls, inode: Inode, error: SymError) -> Self | None:
-        """The refusal to remember. A full pool is none: there may be room the next time."""
+        """Return the refusal to remember, or None. An error of a full pool is not remembered, because the pool may have
+        room at the next test.
+        """
         if isinstance(error, Invalid) and isinstance(inode.content, PlainFile):
             return cls(inode.content, inode.content.changes, error)
         return None
@@ -50,11 +54,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The first bytes of a file, in memory; satisfies `ByteSource` as far as a header needs it."""
+    """The first bytes of a file, in memory. Satisfies `ByteSource` as far as a header needs it."""
 
     data: bytes | memoryview
     size: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         return bytes(self.data[offset : offset + size])
@@ -66,10 +70,11 @@ class _Beginning:
 
 
 async def take_in(volume: Volume, inode: Inode, disk: DiskWork, until_s: float) -> bool:
-    """Make the file a KV file if it is an image, and say whether it was; raise if it claims to be one and is not.
+    """Turn the file into a KV file if its bytes are an image. Return whether they are an image. Raise if they only
+    claim to be an image.
 
-    The caller sees to it that nobody writes to the file meanwhile. `until_s`: as long as that this waits for the disk
-    to show the file's beginning; the rest has a deadline for each piece.
+    The caller ensures that nothing writes to the file meanwhile. `until_s`: deadline for reading the beginning of the
+    file. Each further read has a deadline of its own.
     """
     content = inode.content
     if not isinstance(content, PlainFile):
@@ -103,7 +108,7 @@ async def _import(volume: Volume, inode: Inode, content: PlainFile, disk: DiskWo
 async def _begin(
     volume: Volume, plan: ImagePlan, inode: Inode, disk: DiskWork, surveyed: Survey | None = None
 ) -> ImageImport:
-    """Wait until there is room in memory, and take it."""
+    """Wait until memory has room for the pages, and begin the import."""
     await disk.leave()
     frames = await volume.room_for_import(plan, inode, surveyed)
     return volume.begin_import(plan, inode, surveyed, frames)

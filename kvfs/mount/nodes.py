@@ -1,12 +1,15 @@
-"""What the kernel takes for an inode: of a KV file that is being read, one for each version.
+"""Nodes: the kernel's inodes. A KV file has one node for each version that is being read.
 
-The kernel has one page cache and one size for an inode. A reader of a KV file sees the file as it was when it opened
-it, and another, who opens it later, a newer version. So while handles read one version, a lookup that should lead to a
-newer one is answered with another *node*: a number of its own to the kernel, with the same `st_ino` for everybody
-else. The alternative, reading the newer version past the cache, showed it with the older one's size, could not be
-mapped, and let sendfile(2), which goes through the cache all the same, mix the two.
+The kernel has one page cache and one size for an inode. A reader of a KV file sees the file as it was at the open. A
+reader that opens the file later may see a newer version. So while handles read one version, a lookup of a newer version
+is answered with another *node*: a separate number for the kernel, with the same `st_ino` in `stat`. The alternative was
+that readers of the newer version bypass the page cache. But then `stat` showed the older version's size, the newer
+version could not be mapped, and sendfile(2), which always uses the page cache, mixed the two versions.
 
-The node of a version that nobody reads is the inode's own number.
+A version that no handle reads has the inode's own number as its node.
+
+The kernel keeps fcntl locks separately for each node. So two processes that have different versions of a file open do
+not exclude each other.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from kvfs.names.tree import Tree
 from kvfs.pages.holdings import Holdings, Kind
 
 _FIRST_ALIAS = 1 << 61
-"""Numbers from here on are nodes of versions; the tree counts its inodes from 1, control files begin above."""
+"""Lowest number of a version's node. Inodes are numbered from 1; control files have higher numbers."""
 
 
 @dataclass(slots=True)
@@ -31,34 +34,34 @@ class _Alias:
 
 
 class Nodes:
-    """The nodes that the kernel knows, and how many lookups of each it remembers."""
+    """The nodes that the kernel knows, each with the number of lookups that the kernel has not forgotten."""
 
     def __init__(self, tree: Tree, payer: Callable[[], Holdings] = Holdings) -> None:
-        """`payer`: of whom it is that looks something up now."""
+        """`payer` returns the holdings of the user whose lookup is being answered."""
         self._tree = tree
         self._payer = payer
         self._aliases: dict[int, _Alias] = {}
-        self._aliased: Counter[int] = Counter()  # lookups that are of aliases, by inode
+        self._aliased: Counter[int] = Counter()  # lookups of the aliases of each inode
         self._next = _FIRST_ALIAS
 
     def __len__(self) -> int:
-        """Nodes beside the inodes' own."""
+        """Number of nodes whose number differs from the number of their inode."""
         return len(self._aliases)
 
     def new_number(self) -> int:
-        """A node for one more version of a file."""
+        """Return an unused number for the node of another version of a file."""
         self._next += 1
         return self._next
 
     def inode(self, node: int) -> Inode:
-        """What a node is one of."""
+        """Return the inode that a node belongs to."""
         if node < _FIRST_ALIAS:
             return self._tree.get(node)
         alias = self._aliases.get(node)
-        return self._tree.get(node) if alias is None else alias.inode  # the tree says what is wrong
+        return self._tree.get(node) if alias is None else alias.inode  # the tree raises the error
 
     def looked_up(self, node: int, inode: Inode) -> None:
-        """The kernel is told of a node once more. OverQuota: it is a new one, and the user has too many."""
+        """Count a lookup of a node by the kernel. Raise OverQuota if the node is new and its user has too many."""
         if node >= _FIRST_ALIAS:
             alias = self._aliases.get(node)
             if alias is None:
@@ -70,7 +73,7 @@ class Nodes:
         inode.lookups += 1
 
     def forget(self, node: int, num_lookups: int) -> bool:
-        """The kernel forgets so many of its lookups; true when it no longer knows the node."""
+        """Subtract lookups that the kernel has forgotten. Return whether the kernel has forgotten the node."""
         inode = self.inode(node)
         if node < _FIRST_ALIAS:
             known = inode.lookups - self._aliased.get(inode.number, 0) - num_lookups
@@ -80,7 +83,7 @@ class Nodes:
         return not known
 
     def _forget_alias(self, node: int, num_lookups: int) -> int:
-        """How many lookups of the alias are left."""
+        """Subtract lookups of an alias. Return the number of lookups that are left."""
         alias = self._aliases[node]
         number = alias.inode.number
         assert alias.lookups >= num_lookups, f"node {node}: more lookups forgotten than made"

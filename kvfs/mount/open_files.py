@@ -1,11 +1,11 @@
-"""Regular files that are open on the mount, and what changes under their handles.
+"""Regular files that are open on the mount, and the changes that their handles see.
 
-Everything runs on the trio thread; slow parts run in workers. A file's lock is held by whatever opens it or changes
-its content: so an open during an import waits, and sees the KV file.
+The code runs on the trio thread, except for slow work, which workers do. A task holds a file's lock while it opens the
+file or changes its content. So an open during an import waits, and then sees the KV file.
 
-A request waits for the disk until its deadline, which begins when it comes: so whoever waits for the lock behind it
-gets that before a deadline of his own. Only imports, and readers that hash a KV file, hold it longer: the deadline of
-who waits for those begins when they have ended (`OpenFile.excused_s`).
+A request waits for the disk until a deadline, which is counted from the request's arrival. So a request that waits for
+the lock gets it before its own deadline. Only an import, or a reader that hashes a KV file, may hold the lock longer.
+The deadline of a request that waits for such work is counted from the end of the work (`OpenInode.excused_s`).
 """
 
 from __future__ import annotations
@@ -26,50 +26,54 @@ from kvfs.mount.eager import Eager, Mutex
 from kvfs.mount.incoming import Refusal, take_in
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.spans import Rooms
-from kvfs.mount.turns import Turns, at_once
 from kvfs.mount.views import Reader, Version, View, version_of
+from kvfs.mount.waiting_changes import WaitingChanges, at_once
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 from libsym.errors import Invalid, NotSupported, SymError
 
 log = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 20
-"""The most that one copy_file_range copies byte by byte; the caller loops. Bounds how long it holds the file."""
+"""The most bytes that one copy_file_range copies, which bounds the time for which the lock is held. Programs repeat the
+call.
+"""
 
 MAX_IDLE = 64
-"""Backing files that stay open after their last handle: `cat` opens the same ones again and again."""
+"""The most backing files that stay open without a handle, because programs like `cat` open the same files again and
+again.
+"""
 
 _KERNEL_CUT = 0xFFFFF000
-"""No copy_file_range that reaches us is longer: the kernel cuts it here."""
+"""The longest copy_file_range that the kernel passes on. The kernel cuts longer requests to this size."""
 
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """One open of a regular file."""
+    """An open regular file, as one open(2) gave it."""
 
-    file: OpenFile
+    file: OpenInode
     node: int
-    """What the kernel opened: see `kvfs.mount.nodes`."""
+    """The node that the kernel has opened: see `kvfs.mount.nodes`."""
     readable: bool
     writable: bool
     wrote: bool = False
-    """Something was changed through it: its FLUSH tests the content."""
+    """Whether the content was changed through the handle. Then a FLUSH of the handle tests the content."""
     closes: bool = False
-    """A descriptor was closed since the last change: perhaps the last one."""
+    """Whether a descriptor was closed since the last change. It may have been the last descriptor."""
     direct: bool = False
-    """It goes past the page cache, and so it can't be mapped for sharing."""
+    """Whether the handle bypasses the page cache. Then MAP_SHARED is refused."""
     own: Reader | None = None
-    """What a direct handle reads, of a KV file."""
+    """The reader that a direct handle of a KV file does not share; None: the handle has no reader of its own."""
     keep_cache: bool = False
-    """At open, the page cache holds what the handle is to see."""
+    """Whether the page cache has the right version for the handle at the open, so that the kernel may keep it."""
 
 
 @dataclass(slots=True)
 class Fork:
-    """A copy_file_range that made its target a fork at once, and answers for the rest piece by piece."""
+    """A copy_file_range that made its target a fork of the source. Later calls of the same copy change nothing."""
 
     source: Handle
     size: int
@@ -77,43 +81,45 @@ class Fork:
 
 
 @dataclass(slots=True, eq=False)
-class OpenFile:
-    """What the handles of one inode share."""
+class OpenInode:
+    """State that all handles of one inode share."""
 
     inode: Inode
     lock: Mutex
     node: int
-    """What a lookup is answered with: the newest version's."""
+    """The newest version's node, which answers lookups."""
     handles: set[Handle] = field(default_factory=set)
     views: dict[int, View] = field(default_factory=dict)
-    """By node."""
+    """Views, by node."""
     direct: defaultdict[int, Counter[Version]] = field(default_factory=lambda: defaultdict(Counter))
-    """By node: how many handles read each version past the page cache. A lookup must not look at every handle."""
+    """Number of handles that bypass the page cache, by node and version. With this count a lookup need not visit every
+    handle.
+    """
     fork: Fork | None = None
     refusal: Refusal | None = None
-    """Why the bytes as they are now are no image: not tested twice."""
+    """The reason why the present bytes are not an image. The refusal prevents a second test of the same bytes."""
     excused_s: float = -math.inf
-    """When the lock was held last by somebody who waited for something else than the disk."""
+    """When the lock was last held by a request that waited for something other than the disk."""
 
 
 class OpenFiles:
     """Every open regular file of one mount."""
 
-    def __init__(self, volume: Volume, eager: Eager, nodes: Nodes, turns: Turns | None = None) -> None:
+    def __init__(self, volume: Volume, eager: Eager, nodes: Nodes, changes: WaitingChanges | None = None) -> None:
         self._volume = volume
-        self._turns = turns or Turns(eager, at_once)
+        self._changes = changes or WaitingChanges(eager, at_once)
         self._nodes = nodes
         self._eager = eager
         self._disk = DiskWork(volume, eager)
         self._rooms = Rooms()
-        self._files: dict[int, OpenFile] = {}
-        self._idle: dict[PlainFile, None] = {}  # those that may be open below without a handle, the oldest first
-        self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by node
+        self._files: dict[int, OpenInode] = {}
+        self._idle: dict[PlainFile, None] = {}  # files that may have a descriptor but no handle; the oldest first
+        self._cached: dict[int, Version | None] = {}  # the version that the kernel's page cache has, by node
 
     # Opening and closing
 
     async def open(self, inode: Inode, node: int, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
-        """A new handle. A reader sees the file as it was when the kernel looked it up, until it closes it."""
+        """Open a file. A reader sees the file as it was at the kernel's lookup, until it closes the handle."""
         handle = self._new_handle(inode, node, readable=readable, writable=writable)
         try:
             async with handle.file.lock:
@@ -130,14 +136,14 @@ class OpenFiles:
         return handle
 
     def _require_bytes(self, inode: Inode) -> None:
-        """EIO: what should be there is not; the log said so at the start."""
+        """Raise EIO if the file's bytes are lost. The daemon has logged the loss at its start."""
         if isinstance(inode.content, PlainFile) and inode.content.is_lost:
             raise SymError(f"the bytes of {self._volume.tree.path_of(inode)} are lost")
 
     def _new_handle(self, inode: Inode, node: int, *, readable: bool, writable: bool) -> Handle:
         file = self._files.get(inode.number)
         if file is None:
-            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager), node)
+            file = self._files[inode.number] = OpenInode(inode, Mutex(self._eager), node)
         if isinstance(inode.content, PlainFile):
             self._idle.pop(inode.content, None)
         handle = Handle(file, node, readable, writable)
@@ -146,8 +152,8 @@ class OpenFiles:
         return handle
 
     async def flush(self, handle: Handle) -> None:
-        """A descriptor of the handle was closed: raise if what was written is a broken image, and nothing shows that
-        more will be written.
+        """Test the content when a descriptor is closed. Raise if the content claims to be an image, is invalid, and
+        seems complete.
         """
         if handle.wrote:
             began_s = trio.current_time()
@@ -156,36 +162,40 @@ class OpenFiles:
                 async with handle.file.lock:
                     content = handle.file.inode.content
                     if isinstance(content, PlainFile):
-                        self._disk.require_rest(content)  # a program that was interrupted closes its files, and ends
+                        self._disk.require_rest(content)  # an interrupted program must be able to close and end
                     await self._settle(handle.file, began_s)
             except Invalid:
                 if not self._is_being_written(handle.file):
                     raise
-            except trio.Cancelled:  # Ctrl-C: the bytes are what they are, and the release is not to begin again
+            except trio.Cancelled:  # Ctrl-C: the bytes stay, and the release must not test them again
                 handle.wrote = False
                 raise
 
-    def _is_being_written(self, file: OpenFile) -> bool:
-        """Whether parts of the file are missing, or another handle wrote and has not been closed since."""
+    def _is_being_written(self, file: OpenInode) -> bool:
+        """Whether parts of the file are missing, or a handle has written to the file and has closed no descriptor
+        since.
+        """
         content = file.inode.content
         has_gaps = isinstance(content, PlainFile) and bool(content.gaps)
         return has_gaps or any(handle.wrote and not handle.closes for handle in file.handles)
 
     async def release(self, handle: Handle) -> None:
-        """The handle's last descriptor was closed. If it was the last one that had written, this test is for good."""
+        """Drop a handle whose last descriptor was closed. If this is the last handle that wrote, test the content
+        again.
+        """
         file, began_s = handle.file, trio.current_time()
-        self._unsee(handle)  # before any await: the next open must not find a view that nobody uses
+        self._unsee(handle)  # before any await: the next open must not find an unused view
         try:
             if handle.wrote and file.inode.names and not any(other.wrote for other in file.handles - {handle}):
                 async with file.lock:
                     await self._settle(file, began_s)
-        except SymError as error:  # take_in has logged why; nobody is left to be told
+        except SymError as error:  # `take_in` has logged the reason, and no program waits for the answer
             log.debug("inode %d stays a plain file: %s", file.inode.number, error)
         finally:
             self._drop(handle)
 
     def release_all(self) -> None:
-        """The mount is gone, and with it every handle."""
+        """Drop every handle, because the mount is gone."""
         for file in tuple(self._files.values()):
             for handle in tuple(file.handles):
                 self._drop(handle)
@@ -194,7 +204,9 @@ class OpenFiles:
         self._cached.clear()
 
     def node_of(self, inode: Inode) -> int:
-        """What a lookup of the inode is answered with: another node than those of versions that are being read."""
+        """Return the node for a lookup of the inode. If readers of the newest node see an older version, make a new
+        node.
+        """
         file = self._files.get(inode.number)
         if file is None:
             return inode.number
@@ -202,8 +214,8 @@ class OpenFiles:
             file.node = self._nodes.new_number()
         return file.node
 
-    def _is_outdated(self, file: OpenFile) -> bool:
-        """Whether somebody reads another version of the KV file through its newest node."""
+    def _is_outdated(self, file: OpenInode) -> bool:
+        """Return whether readers see an older version of the KV file through its newest node."""
         if not isinstance(file.inode.content, KvFile):
             return False
         now, view = version_of(file.inode), file.views.get(file.node)
@@ -211,7 +223,7 @@ class OpenFiles:
         return (view is not None and view.reader.version != now) or (direct is not None and direct.keys() != {now})
 
     def forget(self, node: int) -> None:
-        """The kernel no longer knows the node, so it caches nothing of it."""
+        """Forget a node that the kernel no longer knows, and so no longer caches."""
         self._cached.pop(node, None)
 
     def _drop(self, handle: Handle) -> None:
@@ -221,7 +233,7 @@ class OpenFiles:
         if not file.handles:
             del self._files[file.inode.number]
         self._volume.tree.closed(file.inode)
-        content = file.inode.content  # none any more if that was all that led to it
+        content = file.inode.content  # None if this was the last reference to the file
         if not file.handles and isinstance(content, PlainFile):
             self._idle[content] = None
             if len(self._idle) > MAX_IDLE:
@@ -235,7 +247,7 @@ class OpenFiles:
     # Reading
 
     async def read(self, handle: Handle, offset: int, size: int) -> bytes | memoryview:
-        """As `pread(2)`; use the result before the next await."""
+        """Read as `pread(2)` does. Use the result before the next await."""
         reader = self._reader(handle)
         if reader is not None:
             return await reader.read(offset, size)
@@ -244,24 +256,25 @@ class OpenFiles:
         data = await self._disk.read(content, offset, size, trio.current_time() + self._disk.patience_s)
         if content is handle.file.inode.content:
             return data
-        return await self.read(handle, offset, size)  # it has become a KV file meanwhile
+        return await self.read(handle, offset, size)  # the file has become a KV file meanwhile
 
     def shown(self, inode: Inode, node: int) -> tuple[int, int, int]:
-        """Size, mtime and ctime for `stat`.
+        """Return size, mtime and ctime for `stat`.
 
-        While the page cache is in use they are those of what it holds: a new mtime would make the kernel drop it. Of
-        the ctime, appends do not show before the view is closed; anything else does.
+        While handles use the page cache, `stat` shows size and mtime of the cached version, because a new mtime would
+        make the kernel drop the cache. The ctime shows all changes except changes of the content. Those change the
+        ctime only after the view is closed.
         """
         file = self._files.get(inode.number)
         view = None if file is None else file.views.get(node)
         if view is None:
             return self._volume.size_of(inode), inode.mtime_ns, inode.ctime_ns
-        if inode.ctime_ns != inode.mtime_ns:  # not the content was changed last
+        if inode.ctime_ns != inode.mtime_ns:  # the last change did not concern the content
             view.ctime_ns = inode.ctime_ns
         return view.reader.size, view.mtime_ns, view.ctime_ns
 
     def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
-        """Somebody set the time: that is shown in any case."""
+        """Set the mtime that `stat` shows, for the views of readers, too. A user has asked for this."""
         file = self._files.get(inode.number)
         if file is not None:
             for view in file.views.values():
@@ -271,7 +284,7 @@ class OpenFiles:
     # Changing
 
     async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
-        """All of `data`, into a plain file. Taken before this waits for anything."""
+        """Write all of `data` to a plain file. The data is copied before this method waits."""
         inode, began_s = handle.file.inode, trio.current_time()
         if handle.file.lock.held:
             data = bytes(data)
@@ -280,7 +293,7 @@ class OpenFiles:
         inode.modified()
 
     async def allocate(self, handle: Handle, offset: int, size: int) -> None:
-        """As `posix_fallocate(3)`, of a plain file."""
+        """Reserve room in a plain file as `posix_fallocate(3)` does."""
         inode, began_s = handle.file.inode, trio.current_time()
         async with handle.file.lock:
             content = self._writable(handle)
@@ -290,7 +303,9 @@ class OpenFiles:
         inode.modified()
 
     async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
-        """As `truncate(2)`, or `ftruncate(2)` with a handle. What the file is may change while this waits."""
+        """Truncate as `truncate(2)` does, or as `ftruncate(2)` does if there is a handle. The content may be replaced
+        meanwhile.
+        """
         began_s = trio.current_time()
         with self._opened_for_now(inode, node) as file:
             is_done = False
@@ -304,8 +319,11 @@ class OpenFiles:
         if handle is not None:
             handle.wrote, handle.closes = True, False
 
-    async def _cut(self, file: OpenFile, kv: KvFile, size: int, node: int) -> bool:
-        """Entries, in their turn: without the lock, which whoever opens the file needs. False: it is another file."""
+    async def _cut(self, file: OpenInode, kv: KvFile, size: int, node: int) -> bool:
+        """Cut a KV file when no call appends to it. Return False if the content was replaced meanwhile.
+
+        The file's lock stays free, so opens need not wait for appends.
+        """
         inode, is_done = file.inode, False
 
         def cut() -> None:
@@ -315,11 +333,11 @@ class OpenFiles:
                 self._volume.truncate(inode, size)
                 self._is_truncated(file, size, node)
 
-        await self._turns.change(kv, self._volume.tree.path_of(inode), cut)
+        await self._changes.change(kv, self._volume.tree.path_of(inode), cut)
         return is_done
 
-    async def _truncate(self, file: OpenFile, size: int, node: int, began_s: float) -> bool:
-        """A plain file, or any file to nothing. False: it has become a KV file meanwhile."""
+    async def _truncate(self, file: OpenInode, size: int, node: int, began_s: float) -> bool:
+        """Truncate a plain file, or empty any file. Return False if the file has become a KV file meanwhile."""
         inode = file.inode
         if size and isinstance(inode.content, KvFile):
             return False
@@ -335,7 +353,7 @@ class OpenFiles:
         return True
 
     @contextmanager
-    def _opened_for_now(self, inode: Inode, node: int) -> Iterator[OpenFile]:
+    def _opened_for_now(self, inode: Inode, node: int) -> Iterator[OpenInode]:
         handle = self._new_handle(inode, node, readable=False, writable=False)
         try:
             yield handle.file
@@ -343,7 +361,9 @@ class OpenFiles:
             self._drop(handle)
 
     async def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, size: int) -> int:
-        """As `copy_file_range(2)`: a whole KV file becomes a fork at once, anything else is copied by the piece."""
+        """Copy as `copy_file_range(2)` does. A copy of a whole KV file is a fork, made at once. Other files are copied
+        piece by piece.
+        """
         file, began_s = target.file, trio.current_time()
         async with file.lock:
             if isinstance(file.inode.content, KvFile):
@@ -364,10 +384,12 @@ class OpenFiles:
             return len(data)
 
     def _is_whole(self, source: Handle, size: int) -> bool:
-        """Whether a copy from the start means the whole file: the kernel cuts it at the size that it was shown."""
+        """Whether a copy from the start covers the whole file. The kernel shortens a copy to the size that `stat`
+        showed.
+        """
         return size >= self.shown(source.file.inode, source.node)[0] or size == _KERNEL_CUT
 
-    def _continue_fork(self, file: OpenFile, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
+    def _continue_fork(self, file: OpenInode, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
         fork = file.fork
         if fork is None or fork.source is not source or not source_offset == target_offset == fork.answered:
             raise self._unwritable(file.inode)
@@ -379,31 +401,34 @@ class OpenFiles:
         content, file = self._writable(handle), handle.file
         await self._disk.write(file.inode, content, offset, data, self._until(file, began_s))
 
-    def _until(self, file: OpenFile, began_s: float) -> float:
-        """How long a request that came then may wait for the disk, now that it has the lock."""
+    def _until(self, file: OpenInode, began_s: float) -> float:
+        """Return the time until which a request may wait for the disk. The request arrived at `began_s`, and has just
+        got the lock.
+        """
         return max(began_s, file.excused_s) + self._disk.patience_s
 
     def _writable(self, handle: Handle) -> PlainFile:
-        """What is about to be written; it will be tested when the handle is closed."""
+        """Return the plain file that a handle may write to. From now on, a FLUSH of the handle tests the content."""
         content = handle.file.inode.content
         if not isinstance(content, PlainFile):
             raise self._unwritable(handle.file.inode)
         handle.wrote, handle.closes = True, False
         return content
 
-    def _is_truncated(self, file: OpenFile, size: int, node: int) -> None:
+    def _is_truncated(self, file: OpenInode, size: int, node: int) -> None:
         file.fork = None
         view = file.views.get(node)
         if view is not None and (
             size == 0 or all(handle.writable for handle in view.users if isinstance(handle, Handle))
         ):
-            # Emptied: as on any file system, readers see that (the kernel has emptied their page cache). Else readers
-            # keep what they opened, but whoever could have truncated it himself sees what he did.
+            # Readers see that a file was emptied, as on any file system, because the kernel has emptied the page cache.
+            # After another truncation, readers keep the version that they opened, unless all handles of the view may
+            # write.
             self._close_view(file, node)
         self._see_all(file)
 
-    async def _settle(self, file: OpenFile, began_s: float) -> None:
-        """Make a plain file whose bytes are an image a KV file. The caller holds the lock."""
+    async def _settle(self, file: OpenInode, began_s: float) -> None:
+        """Turn a plain file into a KV file if its bytes are an image. The caller holds the lock."""
         if file.refusal is not None and file.refusal.still_holds(file.inode):
             raise file.refusal.again()
         is_excused = True
@@ -431,10 +456,10 @@ class OpenFiles:
         return None if view is None else view.reader
 
     def _see(self, handle: Handle) -> None:
-        """Give a handle that is being opened its view.
+        """Give a view, or a reader of its own, to a handle that is being opened.
 
-        One that may write to a KV file is direct: its writes are refused, but those to a shared mapping would be in
-        the page cache by then, for everybody to read.
+        A handle that may write to a KV file bypasses the page cache. Writes through the handle are refused. But a write
+        to a shared mapping could not be refused: all readers would see it in the page cache.
         """
         content = handle.file.inode.content
         if isinstance(content, KvFile):
@@ -448,14 +473,14 @@ class OpenFiles:
             handle.keep_cache = self._cached.get(handle.node) == seen
             self._cached[handle.node] = seen
 
-    def _see_all(self, file: OpenFile) -> None:
-        """The content was replaced: open handles go on with the new one, except readers past the cache."""
+    def _see_all(self, file: OpenInode) -> None:
+        """Show the new content to open handles, except to readers that bypass the page cache."""
         for handle in file.handles:
             if handle.readable and (handle.writable or not handle.direct):
                 self._see_now(handle)
 
     def _see_now(self, handle: Handle) -> None:
-        """Let a handle read the content as it is now, or what its fellows in the page cache do."""
+        """Give a direct handle a reader of the current content, or let another handle join the view of its node."""
         if not handle.direct:
             self._join_view(handle)
             return
@@ -467,7 +492,7 @@ class OpenFiles:
             self._volume.heat.note(handle.file.inode, content)
 
     def _close_own(self, handle: Handle) -> None:
-        """A handle reads past the page cache no more."""
+        """Close a direct handle's own reader."""
         own, handle.own = handle.own, None
         if own is None:
             return
@@ -490,9 +515,10 @@ class OpenFiles:
         views[handle.node].users.add(handle)
 
     def _unsee(self, handle: Handle) -> None:
-        """Take a handle's view away; the last user of a view closes it."""
+        """Take the handle's view away. The last user of a view closes it."""
         if handle.writable and not handle.direct and isinstance(handle.file.inode.content, KvFile):
-            # It was opened when the file was plain: what it wrote since, into a mapping, may be in the page cache.
+            # The handle was opened when the file was plain. The page cache may have bytes that were written to a
+            # mapping.
             self._cached.pop(handle.node, None)
         self._close_own(handle)
         view = handle.file.views.get(handle.node)
@@ -501,5 +527,5 @@ class OpenFiles:
             if not view.users:
                 self._close_view(handle.file, handle.node)
 
-    def _close_view(self, file: OpenFile, node: int) -> None:
+    def _close_view(self, file: OpenInode, node: int) -> None:
         file.views.pop(node).reader.close()

@@ -1,15 +1,15 @@
-"""How fast requests for names and attributes are answered while the model computes.
+"""Pacing of requests for names and attributes while the model computes.
 
-A `find` over a large tree would take every core it can get, and a step of the model, whose threads wait for each
-other, is as slow as the slowest of them. So such requests have a bounded share of the time while the decoder is busy.
-When the decoder is idle there is no limit.
+A `find` over a large tree would take every core that it can get. The threads of a model's step wait for each other, so
+a step is as slow as its slowest thread. While the decoder is busy, requests for names and attributes therefore get only
+a bounded share of the time. While the decoder is idle, they have no limit.
 
-Each user has a token bucket, so large that an interactive `ls` never meets its bottom. All that flows into buckets is
-one rate, shared evenly among those that are not full: so a storm of one user's costs another nothing but half of what
-both could have, and a hundred users together get no more than one.
+Each user has a token bucket that is large enough for an interactive `ls`. One total rate is shared evenly among the
+buckets that are not full. So a storm of requests from one user takes at most half of the rate from another user. A
+hundred users together get the same rate as a single user.
 
-Requests are counted, not timed: what one costs (10 to 20 us here, as much again in its client) varies less than what
-a clock says on a machine that is full.
+A bucket counts requests, not time. A request costs 10 to 20 us in the daemon, and as much again in its client. This
+cost varies less than measured times do on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,28 +18,34 @@ import time
 from collections.abc import Callable
 
 BURST = 128
-"""Requests of a user that may come at once: some 3 ms of work, an `ls -l` of sixty files."""
+"""Requests of a user that are answered without a wait: some 3 ms of work, an `ls -l` of sixty files."""
 
 RATE_PER_S = 600
-"""While busy, of all users: some 2 % of one core, here and in clients. Without a limit four `find` doubled a decode's
-time."""
+"""Rate for all users together while the decoder is busy. These requests take some 2 % of one core, in the daemon and in
+clients. Without a limit, four `find` doubled the time of a decode.
+"""
 
 QUANTUM = 6
-"""Requests that are answered together once a bucket was empty. Whenever this thread and its clients wake up they push
-a thread of the decoder off its core, and all the others wait for it: at the same rate, rarer is better."""
+"""Requests that are answered together after a bucket was empty. Each wake-up of the daemon's thread or of a client
+pushes a thread of the decoder off its core, and the decoder's other threads wait for that thread. So wake-ups should be
+rare.
+"""
 
 STAYS_BUSY_S = 0.02
-"""Between two steps of a program that goes on at once the decoder is idle for less."""
+"""Time for which the decoder counts as busy after a check has found it busy. The gap between two steps of a program is
+shorter.
+"""
 
 LOOK_EVERY = 16
-"""Requests between two looks while the decoder is idle: a look costs a tenth of what a request does."""
+"""Requests between two checks of an idle decoder. A check costs a tenth of a request."""
 
 MAX_BUCKETS = 64
-"""More users than that share a bucket, and get what is in it in turn. A user may have thousands of uids (subuid(5)),
-and each new one has a burst."""
+"""The most users with a bucket of their own. Further users share one bucket, and are answered in turn. Without this
+limit, one user could have thousands of uids (subuid(5)), each with a burst of its own.
+"""
 
 OTHERS = -1
-"""Whose bucket that is."""
+"""The payer that stands for all users of the shared bucket."""
 
 
 class _Bucket:
@@ -51,12 +57,12 @@ class _Bucket:
 
     @property
     def wanted(self) -> int:
-        """Tokens without which it gives none."""
+        """How many tokens the bucket must have before a request may take one."""
         return QUANTUM if self.is_dry else 1
 
 
 class Pace:
-    """Token buckets that are full whenever the decoder has been idle for a moment."""
+    """The token buckets of all users. Once the decoder has been idle for a moment, all buckets are full."""
 
     __slots__ = ("_buckets", "_busy_until_s", "_clock", "_filled_s", "_is_busy", "_unlooked", "is_free")
 
@@ -65,17 +71,17 @@ class Pace:
         self._clock = clock
         self._busy_until_s = self._filled_s = clock()
         self._buckets: dict[int, _Bucket] = {}
-        """By user; those that are not full."""
+        """Buckets that are not full, by user."""
         self._unlooked = 0
         self.is_free = True
-        """Whether the decoder was idle when it was last looked at."""
+        """Whether the decoder was idle at the last check."""
 
     def payer(self, uid: int) -> int:
-        """The user whose bucket a request of `uid` is taken from."""
+        """Return the user whose bucket pays for a request of `uid`."""
         return uid if uid in self._buckets or len(self._buckets) < MAX_BUCKETS else OTHERS
 
     def admits(self, payer: int) -> bool:
-        """Whether one more request of this user may be answered now; if so, it is counted."""
+        """Whether one more request of this payer may be answered now. If so, it is counted."""
         if self._unlooked:
             self._unlooked -= 1
             return True
@@ -98,7 +104,7 @@ class Pace:
         return not bucket.is_dry
 
     def wait_s(self, payer: int) -> float:
-        """After how long the next request of this user may be tried."""
+        """Return the time in seconds after which `admits` may be true for this payer."""
         bucket = self._buckets.get(payer)
         return 0.0 if bucket is None else max(0.0, (bucket.wanted - bucket.tokens) * len(self._buckets) / RATE_PER_S)
 

@@ -1,12 +1,12 @@
-"""Answers to requests of the kernel: at once where possible, by a task where they must wait, never by an exception.
+"""Answers requests of the kernel: at once where possible, else by a task. No exception reaches the C code.
 
-A request comes as a call from C. Its handler returns a *status*: the length of the answer that it has packed, see
-`kvfs.mount.wire`. What handlers raise becomes an errno here and nowhere else; anything but a SymError is a defect of
-ours, an EIO and a line in the log, and the mount goes on.
+A request arrives as a call from C. Its handler returns a *status*: the length of the packed answer (see
+`kvfs.mount.wire`). Only this module turns exceptions of handlers into errnos. An exception that is not a SymError is a
+bug: the request is answered with EIO, the exception is logged, and the mount continues.
 
-A handler that waits is an eager coroutine (`kvfs.mount.eager`). While it waits, it can be interrupted: a signal to the
-process that made the request (Ctrl-C, SIGKILL) cancels it, and the answer is EINTR; so it is for a request that has
-been put off.
+A handler that waits is an eager coroutine (`kvfs.mount.eager`). A signal to the requesting process (Ctrl-C, SIGKILL)
+cancels the handler, and the request is answered with EINTR. A signal also cancels a request that `kvfs.mount.pace` has
+put off.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kvfs.mount.eager import LEFT, Eager
 from kvfs.mount.pace import QUANTUM, STAYS_BUSY_S, Pace
 from kvfs.pages.accounts import StillCharged
 from kvfs.pages.holdings import Holdings, Kind
-from kvfs.patience import when_forgotten
+from kvfs.volume.patience import when_forgotten
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
 
 Quick: TypeAlias = Callable[..., int]
-"""A handler that waits for nothing."""
+"""A handler that never waits."""
 Slow: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
-"""A handler that may have to wait."""
+"""A handler that may wait."""
 Waiting: TypeAlias = OrderedDict[Any, functools.partial[int]]
-"""Requests of one uid that were put off, in order; called, they are answered."""
+"""Requests of one uid that were put off, oldest first. Each value is a function that answers the request."""
 
 
 class Requests:
@@ -48,25 +48,27 @@ class Requests:
         catch_up: Callable[[], None] = lambda: None,
         holdings: Callable[[int], Holdings] = lambda _uid: Holdings(),
     ) -> None:
-        """`catch_up` is called before anybody looks at a file: what is computed shows from then on.
+        """`catch_up` is called before a handler looks at a file, so that the file shows all computed entries.
 
-        `holdings`: of a uid, which requests that wait are charged to.
+        `holdings` returns the holdings of a uid, to which waiting requests are charged.
         """
         self._catch_up = catch_up
         self._eager = eager
         self._pace = pace
         self._holdings = holdings
         self._latest: Any = None
-        """The request that has begun last."""
+        """The request that began last."""
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
-        """By who pays (see `kvfs.mount.pace`), then by uid: those who share a bucket are answered in turn."""
+        """Requests that were put off, by payer (see `kvfs.mount.pace`), then by uid. Users of the shared bucket are
+        answered in turn.
+        """
         self._something_put_off = trio.Event()
         self._lingers = True
 
     async def serve(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Answer what C calls with as long as `loop` runs."""
+        """Answer the calls from C while `loop` runs."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._answer_put_off)
             await loop()
@@ -74,31 +76,32 @@ class Requests:
 
     @property
     def caller(self) -> int:
-        """The uid of the request that has begun last: of a handler's own, until that waits."""
+        """The uid of the request that began last. A handler may use this property until its first wait."""
         return shim.uid(self._latest)
 
     # Called from C
 
     def answer(self, handler: Quick, request: Any, *arguments: Any) -> int:
-        """By a handler that waits for nothing."""
+        """Answer a request by a handler that never waits."""
         self._latest = request
         try:
             self._catch_up()
             return handler(*arguments)
         except StillCharged:
             return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
-        except Exception as error:  # noqa: BLE001 - nothing may reach C
+        except Exception as error:  # noqa: BLE001 - no exception may reach C
             return -errno_of(error, handler, arguments)
 
     def begin(self, handler: Slow, request: Any, *arguments: Any) -> int:
-        """By a handler that may have to wait: then it goes on as a task."""
+        """Answer a request by a handler that may wait. If the handler waits, it continues as a task."""
         self._latest = request
         coroutine = handler(*arguments)
         try:
             self._catch_up()
             status = self._eager.start(coroutine)
         except Exception as error:  # noqa: BLE001
-            # What is written is C's, and there until now.
+            # A write's data is in memory of C that is valid only until this method returns, so a write can't be tried
+            # again.
             if isinstance(error, StillCharged) and not any(isinstance(each, memoryview) for each in arguments):
                 return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
             return -errno_of(error, handler, arguments)
@@ -114,13 +117,13 @@ class Requests:
         handler: Quick | Slow,
         arguments: Sequence[object],
     ) -> int:
-        """By a task."""
+        """Have a task answer the request."""
         assert self._nursery is not None
         self._nursery.start_soon(self._finish, request, coroutine, handler, arguments)
         return shim.LATER
 
     def paced(self, how: Callable[..., int], handler: Quick | Slow, request: Any, *arguments: Any) -> int:
-        """By one of the two above, as soon as the pace admits it."""
+        """Answer a request by `how` (`answer` or `begin`) as soon as its user's token bucket admits it."""
         uid = shim.uid(request)
         payer = self._pace.payer(uid)
         admitted = payer not in self._put_off and self._pace.admits(payer)
@@ -143,10 +146,10 @@ class Requests:
             scope.cancel()
         elif self._was_put_off(request):
             assert self._nursery is not None
-            self._nursery.start_soon(self._refuse, request)  # libfuse holds the request's lock just now
+            self._nursery.start_soon(self._refuse, request)  # libfuse holds the request's lock during this call
 
     def _was_put_off(self, request: Any) -> bool:
-        """Whether the request is waiting for its turn; it is no longer."""
+        """Whether the request was put off. If so, remove it from the queue."""
         uid = shim.uid(request)
         for users in self._put_off.values():
             waiting = users.get(uid)
@@ -160,7 +163,9 @@ class Requests:
     # Tasks
 
     async def _when_forgotten(self, handler: Quick | Slow, request: Any, arguments: Sequence[object]) -> int:
-        """Answer a request, from its beginning, when the user's account has the room that it lacked."""
+        """Run a request again from its beginning, once the kernel has forgotten files that the account is still charged
+        for.
+        """
 
         async def attempt() -> int:
             self._latest = request
@@ -176,7 +181,9 @@ class Requests:
         status = -errno.EINTR
         holdings = self._holdings(shim.uid(request))
         num_bytes = _num_bytes(arguments)
-        holdings.charge(Kind.REQUEST, num_bytes=num_bytes)  # a thread of the user's waits for each, and takes more
+        # No request is refused here. Each request blocks a thread of its user, and a thread takes more memory than a
+        # request.
+        holdings.charge(Kind.REQUEST, num_bytes=num_bytes)
         scope = self._scopes[request] = trio.CancelScope()
         shim.watch(request)
         try:
@@ -184,7 +191,7 @@ class Requests:
                 status = await self._eager.finish(coroutine)
         except Exception as error:  # noqa: BLE001
             status = -errno_of(error, handler, arguments)
-        finally:  # at the end of the mount too, or libfuse would keep the request
+        finally:  # also when the mount ends, because otherwise libfuse would keep the request
             holdings.let_go(Kind.REQUEST, num_bytes=num_bytes)
             del self._scopes[request]
             shim.answer(request, status)
@@ -197,7 +204,7 @@ class Requests:
             await self._something_put_off.wait()
             self._something_put_off = trio.Event()
             while self._put_off:
-                # Not longer than rest takes to be rest: from then on nobody needs to wait.
+                # Sleep at most until the decoder may count as idle. From then on, no request needs to wait.
                 await trio.sleep(min(STAYS_BUSY_S, *map(self._pace.wait_s, self._put_off)))
                 for payer, users in tuple(self._put_off.items()):
                     self._answer_waiting(payer, users)
@@ -205,7 +212,9 @@ class Requests:
                         del self._put_off[payer]
 
     def _answer_waiting(self, payer: int, users: OrderedDict[int, Waiting]) -> None:
-        """Answer what the pace admits now of one payer's requests: few at a time, for others want their turn."""
+        """Answer the requests of one payer that its bucket admits now. Only a few are answered, so that other tasks can
+        run.
+        """
         for _ in range(QUANTUM):
             if not users or not self._pace.admits(payer):
                 break
@@ -213,19 +222,19 @@ class Requests:
             request, call = waiting.popitem(last=False)
             self._holdings(uid).let_go(Kind.REQUEST, num_bytes=_num_bytes(call.args))
             if waiting:
-                users[uid] = waiting  # behind the others
+                users[uid] = waiting  # moves the user to the end of the queue
             status = call()
             if status != shim.LATER:
                 shim.answer(request, status)
 
 
 def _num_bytes(arguments: Sequence[object]) -> int:
-    """Bytes that a request brings along: names, values, data to be written."""
+    """Return the number of bytes in a request's arguments, which are names, values, or data to be written."""
     return sum(len(each) for each in arguments if isinstance(each, bytes | memoryview))
 
 
 def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:
-    """Give the errno to answer with. An error that is no SymError is a defect of ours."""
+    """Return the errno to answer with. An error that is not a SymError is a bug, and is logged."""
     if isinstance(error, SymError):
         return error.errno or errno.EIO
     name = getattr(handler, "__name__", repr(handler))

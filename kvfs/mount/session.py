@@ -1,7 +1,7 @@
-"""Mounts a KV file system, serves it, and unmounts it: whatever happens, nothing stale is left behind.
+"""Mounts a KV file system, serves it, and unmounts it, so that no stale mount stays behind.
 
-The daemon must never touch its own mount from the trio thread: it would wait for itself. What is looked at here, is
-looked at before mounting, in a worker.
+The trio thread must never touch the daemon's own mount: the daemon would wait for itself. So paths are checked before
+mounting, in a worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.pace import Pace
 from kvfs.mount.requests import Requests
 from kvfs.mount.shim import pyfuse3
-from kvfs.mount.turns import Exclusive, Turns, at_once
+from kvfs.mount.waiting_changes import Exclusive, WaitingChanges, at_once
 from kvfs.mount.wire import Answers
 from kvfs.names.tree import Tree
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
@@ -46,19 +46,21 @@ _FUSE_DEVICE = Path("/dev/fuse")
 
 
 class Mounter(Protocol):
-    """Mounts for a daemon that may not. Each call may block for a moment, and none touches the mount."""
+    """Protocol of a helper that mounts for a daemon that may not mount by itself. Each call may block for a moment. No
+    call touches the mount.
+    """
 
     def mount(self, where: Path, source: str) -> int:
-        """Mount there, for all users; the descriptor of /dev/fuse, which is the session's from now on.
+        """Mount at `where` for all users. Return the descriptor of /dev/fuse, which the session owns from now on.
 
-        `source`: what lists of mounts call it.
+        `source`: the mount's name in lists of mounts.
         """
 
     def agreed(self) -> None:
-        """The kernel has asked what we can do."""
+        """Note that the kernel has asked for the session's features (FUSE_INIT)."""
 
     def unmount(self) -> None:
-        """Returns when it is no more there; what is open stays open."""
+        """Unmount, and return when the mount is gone. Open files stay open."""
 
 
 async def serve_mount(
@@ -74,24 +76,23 @@ async def serve_mount(
     control: ControlTree | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Mount `fs`, report that it is, serve until cancelled, unmount. One mount a process at a time.
+    """Mount `fs`, report that it is mounted, serve until cancelled, unmount. A process has at most one mount.
 
-    `control`: what its `.symphony` holds; without it there is none.
-    `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
-    `name`: tells this mount from others in `df` and `findmnt`.
-    `mounter`: mounts in place of this process, and then looks after the mount point, too.
-    `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
-    `catch_up`: called before a request is answered, so that files show what was computed until then.
-    `exclusive`: has a KV file changed when no call appends to it.
+    `control`: the control files to show in `.symphony`; None: the mount has no control files. `allow_other`: every user
+    may use the mount, within the permission bits. Otherwise only the daemon's own user may use the mount, and even root
+    may not. `name`: distinguishes this mount from others in `df` and `findmnt`. `mounter`: mounts for this process, and
+    checks the mount point. `is_busy`: returns whether the model is computing. While it is, requests for names and
+    attributes get a bounded share of the time. `catch_up`: called before a request is answered, so that files show all
+    entries computed so far. `exclusive`: runs a change of a KV file when no call appends to the file.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other, mounter)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     eager = Eager()
     requests = Requests(eager, Pace(is_busy), catch_up, lambda uid: fs.pool.accounts.of(uid).holdings)
     answers = Answers(shim.out, shim.send)
-    turns = Turns(eager, exclusive)
-    files = FileHandlers(fs.volume, answers, eager, turns, lambda: requests.caller)
-    controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
+    changes = WaitingChanges(eager, exclusive)
+    files = FileHandlers(fs.volume, answers, eager, changes, lambda: requests.caller)
+    controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, changes)
     bind(requests, files, controls)
     agreed = trio.Event()
     await _mount(where, _source(name), agreed, mounter, allow_other=allow_other)
@@ -110,9 +111,11 @@ async def serve_mount(
 
 
 async def _tell_of_lost(tree: Tree) -> None:
-    """For ever: have the kernel forget names that were removed, for their owners pay until it does.
+    """Have the kernel forget removed names, in an endless loop. The account of a removed file pays for it until the
+    kernel has forgotten its name.
 
-    In pyfuse3's thread for that: the kernel locks the directory meanwhile, and requests of ours may hold it.
+    A thread of pyfuse3 makes the calls, because each call waits for the kernel's lock of the directory. A request that
+    waits for the daemon may hold that lock.
     """
     while True:
         await tree.bell.wait()
@@ -122,15 +125,15 @@ async def _tell_of_lost(tree: Tree) -> None:
 
 
 def _source(name: str) -> str:
-    """The mount's name in lists of mounts, without characters that mean something there or in options."""
+    """Return the mount's name for lists of mounts, without characters that are special there or in options."""
     return "symphony:" + re.sub(r"[^!-~]|[,\\]", "_", name) if name else "symphony"
 
 
 class _Settings(pyfuse3.Operations):
-    """Settings of the mount: handlers are never called, but for `init`."""
+    """Settings of the mount. pyfuse3 calls none of its handlers except `init`."""
 
     supports_dot_lookup = True
-    enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
+    enable_writeback_cache = False  # calls of programs read the files, so bytes must not wait in the kernel
 
     def __init__(self, agreed: trio.Event) -> None:
         self._agreed = agreed
@@ -140,12 +143,13 @@ class _Settings(pyfuse3.Operations):
 
 
 async def _mount(where: Path, source: str, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:
-    """Mount; `agreed` is set when the kernel has asked what we can do."""
+    """Mount. `agreed` is set when the kernel has asked for the session's features (FUSE_INIT)."""
     options = {"default_permissions", f"fsname={source}", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
     shim.expect_session()
-    # The descriptor is the session's, which closes it: libfuse takes one in place of a path, and mounts nothing then.
+    # The session owns the descriptor and closes it. libfuse accepts a descriptor in place of a path, and then mounts
+    # nothing.
     place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where, source)}"
     try:
         pyfuse3.init(_Settings(agreed), str(place), options)
@@ -156,9 +160,9 @@ async def _mount(where: Path, source: str, agreed: trio.Event, mounter: Mounter 
 
 
 def _read_ahead(where: Path) -> None:
-    """Let the kernel read images in pieces larger than the 128 KiB that it offers to FUSE: a quarter faster.
+    """Raise the kernel's read-ahead above FUSE's 128 KiB, which makes reads of images a quarter faster.
 
-    Needs root, and no more than a wish. The mount's own device is looked up where that does not touch the mount.
+    This works only for root, and a failure is harmless. The device of the mount is found without touching the mount.
     """
     mounts = [line.split(b" ") for line in _MOUNTS.read_bytes().splitlines()]
     name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % ord(found[0]), os.fsencode(where))
@@ -170,10 +174,10 @@ def _read_ahead(where: Path) -> None:
 
 
 async def _loop(tree: Tree, where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
-    """Receive requests until the file system is unmounted. One task is enough: none of them waits in it."""
+    """Receive requests until the file system is unmounted. One task is enough, because requests never wait in it."""
 
     async def when_agreed() -> None:
-        await agreed.wait()  # the kernel sets its own figure when it gets our answer
+        await agreed.wait()  # earlier, the kernel would overwrite the read-ahead when it gets the answer to FUSE_INIT
         if mounter is None:
             _read_ahead(where)
         else:
@@ -201,7 +205,7 @@ def _unmount(where: Path, files: FileHandlers, control: ControlTree | None, moun
 
 
 def _make_ready(mountpoint: Path, allow_other: bool, mounter: Mounter | None) -> Path:
-    """See to it that there is an empty directory that may be mounted on, or say why it can't be; give its real path."""
+    """Ensure that the mount point is an empty directory where a mount is possible. Return its real path."""
     where = Path(os.path.realpath(mountpoint))  # Path.resolve fails on a stale mount
     if mounter is not None:
         return where
@@ -229,7 +233,9 @@ def _make_ready(mountpoint: Path, allow_other: bool, mounter: Mounter | None) ->
 
 
 def _aliases(mountpoint: Path, where: Path) -> list[Path]:
-    """The path as it was given, with and without `..`: if it leads through a link, people will write it like that."""
+    """Return other paths of the mount point: the given path, with and without `..`. Users may write paths that contain
+    a link.
+    """
     given = {mountpoint.absolute(), Path(os.path.abspath(mountpoint))} - {where}  # noqa: PTH100 - keeps no `..`
     return [path for path in given if Path(os.path.realpath(path)) == where]
 
@@ -251,7 +257,7 @@ def _require_fuse(*, allow_other: bool) -> None:
 
 
 def _may_mount() -> bool:
-    """Whether this process has CAP_SYS_ADMIN, which root in a container may lack."""
+    """Whether this process has CAP_SYS_ADMIN. Root in a container may lack it."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
     assert found, f"{_STATUS} names no capabilities"
     return bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
@@ -273,7 +279,7 @@ def _make_directory(where: Path) -> None:
 
 
 def _clear_stale(where: Path) -> None:
-    """Take away the mount of a daemon that was killed."""
+    """Unmount the mount that a killed daemon left behind."""
     log.warning("%s is the mount of a daemon that is gone: unmounting it", where)
     done = subprocess.run(["fusermount3", "-uz", str(where)], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,21 +1,21 @@
-/* Between libfuse and the mount's handlers: what pyfuse3 leaves out, and the way that costs least.
+/* The layer between libfuse and the mount's handlers. It adds operations that pyfuse3 lacks, and makes all cheaper.
  *
- * pyfuse3 makes the session, mounts it, waits for it under trio and receives from it; but it has no handler for
- * copy_file_range (by which `cp` becomes a fork), for flock and interrupts, it can't answer without a coroutine, and it
- * goes through trio's epoll for every request. Its own table of operations is refilled on every init, so patching that
- * is no use. Instead this object, loaded RTLD_GLOBAL before pyfuse3, exports functions that the dynamic linker finds
- * before libfuse's:
+ * pyfuse3 makes the session, mounts it, waits for it under trio and receives from it. But it has no handlers for
+ * copy_file_range (by which `cp` becomes a fork), flock and interrupts. It needs a coroutine for every answer, and a
+ * pass through trio's epoll for every request. It refills its own table of operations at each init, so patching the
+ * table does not help. Instead this object is loaded with RTLD_GLOBAL before pyfuse3, and exports functions that the
+ * dynamic linker finds before libfuse's:
  *
- *   fuse_session_new           puts our operations in place of pyfuse3's
- *   fuse_session_process_buf   goes on with the requests that are there, or come within a moment, before it returns
- *   fuse_session_receive_buf   never blocks: a request may be gone between epoll and read, when its process is killed
+ *   fuse_session_new           installs our operations instead of pyfuse3's
+ *   fuse_session_process_buf   also answers further requests that arrive within a moment, before it returns
+ *   fuse_session_receive_buf   never blocks: a request may vanish between epoll and read if its process is killed
  *
- * Each operation calls one Python function, which packs the answer as the kernel wants it (linux/fuse.h, see wire.py)
- * into `kvfs_out`, and returns its length; or -errno; or a value of `enum`, below. Everything here runs in the
- * thread that runs pyfuse3's loop, with the GIL held unless it says otherwise.
+ * Each operation calls one Python function. The function packs the answer into `kvfs_out` in the kernel's format
+ * (linux/fuse.h, see wire.py), and returns its length, or -errno, or a value of the `enum` in shim.h. All code here
+ * runs in the thread of pyfuse3's loop, with the GIL held unless a comment says otherwise.
  */
 
-#define Py_LIMITED_API 0x03020000 /* as in what cffi makes: one build for every Python */
+#define Py_LIMITED_API 0x03020000 /* the value that cffi uses, so that one build serves every Python */
 #include <Python.h>
 
 #include "shim.h"
@@ -29,10 +29,10 @@
 #include <string.h>
 #include <time.h>
 
-#define UNLOCKED_BYTES 32768 /* shorter answers are sent with the GIL held: giving it away may cost 0.1 ms */
+#define UNLOCKED_BYTES 32768 /* shorter answers are sent with the GIL held: its release may cost 0.1 ms */
 
-/* Functions of libfuse. This object is not linked with it: libfuse is the distribution's, or in pyfuse3's wheel under a
- * name of its own, and there must not be two. */
+/* Functions of libfuse. This object is not linked with libfuse: pyfuse3 may use the distribution's library, or a
+ * library of another name in its wheel, and a process must not load two. */
 #define LIBFUSE(function)                                                                                              \
     function(reply_buf) function(reply_err) function(reply_none) function(req_ctx) function(req_interrupt_func)        \
         function(session_exited) function(session_fd) function(session_new) function(session_process_buf)              \
@@ -42,12 +42,13 @@ static struct {
     LIBFUSE(DECLARED)
 } libfuse;
 
-/* How long requests are answered without a look at the rest of the daemon. */
+/* Time for which the loop answers requests before other tasks of the daemon run. */
 static const long budget_ns = 400 * 1000;
 
-/* How long we look for the next one. A client on the same CPU runs as soon as we yield, and is back in 10 us; one on
- * another CPU is woken up in 20 to 50. Asleep we would have to be woken up as well, and trio's loop takes 100: beside a
- * client on another CPU looking gives more than twice the rate. 0 while the model computes: the CPU is for it. */
+/* How long the loop polls for the next request. A client on the same CPU runs as soon as we yield, and is back in
+ * 10 us; a client on another CPU is woken up in 20 to 50 us. If we slept, we would have to be woken up too, and trio's
+ * loop takes 100 us. So with a client on another CPU, polling more than doubles the rate. While the model computes, the
+ * time is 0, because the model needs the CPU. */
 long kvfs_linger_ns = 60 * 1000;
 
 char kvfs_out[OUT_BYTES];
@@ -56,11 +57,11 @@ size_t kvfs_data_bytes;
 
 static struct fuse_session *captured_session;
 static void (*pyfuse3_init)(void *userdata, struct fuse_conn_info *connection);
-static int must_return; /* trio has something to do for the mount */
+static int must_return; /* trio has a task to run for the mount */
 
 /* Answers */
 
-/* For requests that were answered later; cffi gives the GIL away before it calls. */
+/* Send an answer, during its callback or later. When Python calls this, cffi releases the GIL first. */
 void kvfs_answer(fuse_req_t req, int status) {
     if (status >= 0)
         libfuse.reply_buf(req, kvfs_out, (size_t)status);
@@ -88,10 +89,11 @@ static void on_interrupt(fuse_req_t req, void *unused) {
     kvfs_interrupted(req);
 }
 
-/* Let Python know when whoever waits for the answer is interrupted; at once, if that has happened. */
+/* Have `kvfs_interrupted` called when the process that waits for the answer gets a signal, or at once if the process
+ * has already got a signal. */
 void kvfs_watch(fuse_req_t req) { libfuse.req_interrupt_func(req, on_interrupt, NULL); }
 
-/* Who makes the request. */
+/* The uid of the process that makes the request. */
 uint32_t kvfs_uid(fuse_req_t req) { return libfuse.req_ctx(req)->uid; }
 
 /* Operations */
@@ -253,7 +255,8 @@ static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name) {
     answer(req, kvfs_removexattr(req, inode, name, libfuse.req_ctx(req)->uid));
 }
 
-/* No file here has controls. Asked often: isatty(3), and with it every open() of Python, is an ioctl. */
+/* Answer ENOTTY: no file here is a terminal. The call is frequent, because isatty(3) is an ioctl, and so each open() in
+ * Python makes one. */
 static void on_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned int command, void *argument,
                      struct fuse_file_info *file, unsigned flags, const void *input, size_t input_bytes,
                      size_t output_bytes) {
@@ -264,19 +267,20 @@ static void on_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned int command, voi
 
 static void on_init(void *userdata, struct fuse_conn_info *connection) {
     pyfuse3_init(userdata, connection);
-    /* Dropping setuid bits on write needs the writer's credentials, which are not passed on: left to the kernel, which
-     * then asks for it with a plain chmod. */
+    /* Dropping setuid bits at a write needs the writer's credentials, which FUSE does not pass on. So the kernel has to
+     * drop the bits: it asks for the change with a plain chmod. */
     connection->want &= ~(unsigned)FUSE_CAP_HANDLE_KILLPRIV;
-    /* An asynchronous direct write is answered before it ends, and the kernel drops cached pages of its range when it
-     * answers: pages that a buffered read brings in between would stay as they were. So io_submit(2) waits. */
+    /* With this feature, the kernel answers an asynchronous direct write before the write ends, and drops the cached
+     * pages of the range at the answer. A buffered read could then cache old pages, which would stay. So io_submit(2)
+     * has to wait for the write. */
     connection->want &= ~(unsigned)FUSE_CAP_ASYNC_DIO;
-    /* A read straight into our buffer is cheaper than one through a pipe. */
+    /* A read straight into our buffer is cheaper than a read through a pipe. */
     connection->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;
     int descriptor = libfuse.session_fd(captured_session);
     fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
 }
 
-/* What is not here libfuse answers with ENOSYS, and the kernel does it itself or without. */
+/* Operations of the mount. libfuse answers all other operations with ENOSYS, and the kernel works without them. */
 static const struct fuse_lowlevel_ops our_operations = {
     .init = on_init,
     .lookup = on_lookup,
@@ -314,7 +318,7 @@ static const struct fuse_lowlevel_ops our_operations = {
     .ioctl = on_ioctl,
 };
 
-/* Interposed */
+/* Interposed functions */
 
 __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(struct fuse_args *arguments,
                                                                              const struct fuse_lowlevel_ops *operations,
@@ -328,7 +332,7 @@ __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(str
 __attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_session *session,
                                                                     struct fuse_buf *buf) {
     int result = libfuse.session_receive_buf(session, buf);
-    return result == -EAGAIN ? -EINTR : result; /* pyfuse3 waits again */
+    return result == -EAGAIN ? -EINTR : result; /* pyfuse3 then waits again */
 }
 
 static long now_ns(void) {
@@ -337,7 +341,7 @@ static long now_ns(void) {
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
-/* The next request, if it comes soon. */
+/* Receive the next request, if it comes within kvfs_linger_ns. */
 static int receive_soon(struct fuse_session *session, struct fuse_buf *buf) {
     struct pollfd waiting = {.fd = libfuse.session_fd(session), .events = POLLIN};
     const long end_ns = now_ns() + kvfs_linger_ns;
@@ -353,7 +357,7 @@ static int receive_soon(struct fuse_session *session, struct fuse_buf *buf) {
 
 __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse_session *session,
                                                                      const struct fuse_buf *received) {
-    struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3's, and not needed by it any more */
+    struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3 owns it, but has no further use for it */
     const long end_ns = now_ns() + budget_ns;
     must_return = 0;
     do
@@ -361,7 +365,7 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
     while (!must_return && now_ns() < end_ns && !libfuse.session_exited(session) && receive_soon(session, buf) > 0);
 }
 
-/* Take libfuse from what pyfuse3's module was linked with. The first function that is missing, or NULL. */
+/* Take libfuse's functions from the library that pyfuse3's module is linked with. Return an error, or NULL. */
 const char *kvfs_find_libfuse(const char *pyfuse3) {
     void *module = dlopen(pyfuse3, RTLD_LAZY | RTLD_NOLOAD);
     if (!module)

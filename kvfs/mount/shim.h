@@ -1,4 +1,4 @@
-/* What shim.c and Python call of each other. cffi reads this file: declarations only. */
+/* Functions by which shim.c and Python call each other. cffi reads this file, so it has declarations only. */
 #ifndef KVFS_SHIM_H
 #define KVFS_SHIM_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-    ANSWER_LATER = -10001, /* kvfs_answer will be called */
+    ANSWER_LATER = -10001, /* Python will call kvfs_answer */
     ANSWER_DATA = -10002,  /* the answer is at kvfs_data */
     OUT_BYTES = 4096,
 };

@@ -1,9 +1,10 @@
-"""Binds the kernel's requests to handlers; pyfuse3 itself is imported from here.
+"""Bindings of the kernel's requests to handlers. Other modules import pyfuse3 from here.
 
-`shim.c` says how. Order matters because the dynamic linker binds pyfuse3's `fuse_session_new` when pyfuse3 is loaded,
-to the first library that offers one: so one module loads both, and the rest says `from kvfs.mount.shim import pyfuse3`.
+`shim.c` explains the mechanism. When pyfuse3 is loaded, the dynamic linker binds its `fuse_session_new` to the first
+library that exports this name. So this module loads the shim before pyfuse3, and all other modules import pyfuse3 from
+this module.
 
-One mount a process: pyfuse3's session is a global, and so is what C calls.
+A process has at most one mount, because pyfuse3's session and the callbacks from C are globals.
 """
 
 from __future__ import annotations
@@ -25,31 +26,33 @@ try:
 finally:
     sys.setdlopenflags(_flags)
 
-import pyfuse3 as pyfuse3  # noqa: E402, PLC0414 - only now; and `as` says that it is exported
+import pyfuse3 as pyfuse3  # noqa: E402, PLC0414 - after the shim; `as` marks it as exported
 
 if _missing := lib.kvfs_find_libfuse(os.fsencode(pyfuse3.__file__)):
     raise ImportError(ffi.string(_missing).decode(), name="pyfuse3")
 
 LATER: int = lib.ANSWER_LATER
-"""What a callback returns when `answer` will be called."""
+"""Result of a callback whose answer comes later, by `answer`."""
 
 out: memoryview = memoryview(ffi.buffer(lib.kvfs_out, lib.OUT_BYTES))
-"""Where an answer is packed, directly before it is given: there is one for all."""
+"""Buffer that all answers share. A handler packs its answer into the buffer directly before the answer is sent."""
 
 answer: Callable[[Any, int], None] = lib.kvfs_answer
-"""Answer a request later, with what its callback would have returned. Each is answered once."""
+"""Answer a request whose callback returned LATER. The status is what the callback would have returned. Each request is
+answered once.
+"""
 
 watch: Callable[[Any], None] = lib.kvfs_watch
-"""From now on, call `interrupted` with the request when whoever waits for it gets a signal."""
+"""Have C call `interrupted` with the request when the process that waits for the answer gets a signal."""
 
 uid: Callable[[Any], int] = lib.kvfs_uid
-"""Who makes a request."""
+"""Return the uid of the process that made a request."""
 
 LINGER_NS: int = lib.kvfs_linger_ns
 
 
 def linger(wanted: bool) -> None:
-    """Whether to look for the next request for a moment, or to leave the processor to others at once."""
+    """Set whether the loop polls for the next request for a moment, or yields the processor at once."""
     lib.kvfs_linger_ns = LINGER_NS if wanted else 0
 
 
@@ -57,7 +60,7 @@ _kept: list[object] = [None]
 
 
 def send(data: bytes | memoryview) -> int:
-    """Answer with these bytes, which must not change before the answer is given."""
+    """Set the bytes of the answer, and return its status. The bytes must not change before the answer is sent."""
     _kept[0] = pointer = ffi.from_buffer(data)
     lib.kvfs_data = pointer
     lib.kvfs_data_bytes = len(data)
@@ -65,35 +68,35 @@ def send(data: bytes | memoryview) -> int:
 
 
 def bind(name: str, callback: Callable[..., int]) -> None:
-    """Let C call this for one kind of request. It must not raise."""
+    """Have C call `callback` for one kind of request. The callback must not raise."""
     ffi.def_extern(name=f"kvfs_{name}", error=-errno.EIO)(callback)
 
 
 def bind_silent(name: str, callback: Callable[..., None]) -> None:
-    """The same for what has no answer."""
+    """Have C call `callback` for a kind of request that has no answer. The callback must not raise."""
     ffi.def_extern(name=f"kvfs_{name}")(callback)
 
 
 def text(pointer: Any) -> bytes:
-    """A name, copied: C's memory is used again after the callback."""
+    """Return a copy of a name. C reuses the memory of the name after the callback."""
     found: bytes = ffi.string(pointer)
     return found
 
 
 def view(pointer: Any, size: int) -> memoryview:
-    """Bytes of the request, without a copy: only until its callback returns."""
+    """Return bytes of a request without copying them. They are valid only until the callback returns."""
     return memoryview(ffi.buffer(pointer, size))
 
 
 def expect_session() -> None:
-    """The next `pyfuse3.init` is to make its session through us."""
+    """Forget the last session. Call this before `pyfuse3.init`, which makes a new session through the shim."""
     lib.kvfs_forget_session()
 
 
 def verify() -> None:
-    """Raise if `pyfuse3.init` made its session without us: nothing of ours would be called."""
+    """Raise if `pyfuse3.init` made its session without the shim, because then no handler would ever be called."""
     if not lib.kvfs_session_captured():
         raise RuntimeError(
-            "the FUSE session was made past kvfs._shim: libfuse was bound before it was loaded; "
+            "the FUSE session was made without kvfs._shim, because libfuse was bound before that was loaded; "
             "import kvfs.mount.shim before anything else that loads libfuse3"
         )

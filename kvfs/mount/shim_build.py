@@ -1,4 +1,4 @@
-"""Builds `kvfs._shim`, the interposer of `shim.c`."""
+"""Builds the module `kvfs._shim` from `shim.c`."""
 
 import os
 import re
@@ -19,7 +19,7 @@ ffi.set_source(
     sources=[os.path.relpath(_HERE / "shim.c")],
     depends=[str(_HERE / "shim.h")],
     include_dirs=[str(_HERE), "/usr/include/fuse3"],
-    # Hidden, but for the functions that stand before libfuse's.
+    # All symbols are hidden, except for the functions that replace functions of libfuse.
     extra_compile_args=[
         "-std=gnu11",
         "-D_GNU_SOURCE",

@@ -1,13 +1,16 @@
-"""Reads images of files that are on disk: a span of pages at a time, the next one ahead, into no frame.
+"""Spans: reads of images whose pages are on disk. A reader reads one span of pages from the disk at a time, and reads
+ahead the next span.
 
-A program reads an image by pieces of 1 MiB at most, and a page may have 10 MiB or 100 KiB. To read its slot for each
-piece would read it many times. To bring the file into memory would put others out that are used. So a reader has some
-spans in rooms of their own, outside of the arena, for as long as they are near to where it reads.
+A program reads an image in pieces of at most 1 MiB, while a page has between 100 KiB and 10 MiB. If each piece were a
+read of the disk, the same slot would be read many times. If the file were read into the arena, it would evict pages
+that are in use. So a reader keeps some spans in memory outside of the arena while it reads near them. The memory of one
+span is called its *room*.
 
-There are few rooms for all readers together. One that finds none takes that of the span that was read from the
-longest ago, and waits only if somebody waits for each of them. A read-ahead takes no room from anybody.
+All readers of the mount share a few rooms. A reader that finds no free room takes the room of the least recently read
+span that no reader is using. If readers are using every span, the reader waits. A read-ahead takes no room from another
+span.
 
-All on the trio thread, but for the jobs of the disk that fill rooms.
+All code runs on the trio thread, except for the disk jobs that fill rooms.
 """
 
 from __future__ import annotations
@@ -22,33 +25,35 @@ import trio
 from kvfs.images.snapshot import Snapshot
 from kvfs.mount.eager import Eager
 from kvfs.pages.free_list import IntArray
-from kvfs.storage import Reading, Storage
+from kvfs.volume.storage import Reading, Storage
 from libsym.errors import SymError
 
 SPAN_BYTES = 8 << 20
-"""A read of this size has the disk's full rate; two of them are under way while one is given out."""
+"""Size of a span. Reads of this size reach the disk's full rate."""
 MAX_ROOMS = 12
-"""96 MiB, or as many pages where a page is larger."""
+"""The most rooms of all readers: 96 MiB, or more if a page is larger than a span."""
 ROOMS_KEPT = 3
-"""Of rooms that nobody uses: memory that is there already is filled at the disk's rate, new memory at a third of it."""
+"""Unused rooms that are kept. A read into memory that was used before reaches the disk's full rate; a read into new
+memory, a third of that rate.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Pages of one file in a room."""
+    """Pages of one file that are in a room."""
 
     owner: Spans
     number: int
     room: memoryview
     pages: dict[int, memoryview]
-    """By their number in the file: those that were not in memory when it was begun."""
+    """The pages that were not in memory when the read began, by their number in the file."""
     reading: Reading
     num_waiting: int = 0
-    """Those who want to read from it."""
+    """Number of readers that wait for the span or use it."""
 
     @property
     def is_free(self) -> bool:
-        """Whether its room may be taken."""
+        """Whether another span may take the room."""
         return not self.num_waiting and self.reading.is_over
 
 
@@ -57,11 +62,11 @@ class Rooms:
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
-        self._spans: dict[Span, None] = {}  # which have a room: that which was read from last is the last
+        self._spans: dict[Span, None] = {}  # spans with a room, the least recently used first
         self._waiting = trio.lowlevel.ParkingLot()
 
     def take(self, num_bytes: int, *, is_ahead: bool) -> memoryview | None:
-        """A room, or None: not now."""
+        """Return a room, or None if no room is free and none may be taken from a span."""
         if not self._free and len(self._spans) >= MAX_ROOMS:
             oldest = None if is_ahead else next((each for each in self._spans if each.is_free), None)
             if oldest is None:
@@ -71,29 +76,29 @@ class Rooms:
         return room if len(room) >= num_bytes else _new_room(num_bytes)
 
     def used(self, span: Span) -> None:
-        """It has its room, or was read from just now."""
+        """Note that a span was begun or read just now. Other spans lose their rooms before this span does."""
         self._spans.pop(span, None)
         self._spans[span] = None
         self.wake()
 
     def give(self, span: Span) -> None:
-        """It needs its room no more. One that is still being written to is nobody's any more."""
+        """Take a span's room back. A room that the disk still writes to is not reused."""
         del self._spans[span]
         if span.is_free and len(self._free) < ROOMS_KEPT:
             self._free.append(span.room)
         self.wake()
 
     async def wait(self) -> None:
-        """Until there may be one again."""
+        """Wait until a room may be free."""
         await self._waiting.park()
 
     def wake(self) -> None:
-        """Something has changed for those who wait."""
+        """Wake the readers that wait for a room. Each tries again."""
         self._waiting.unpark_all()
 
 
 class Spans:
-    """Those of one reader."""
+    """The spans of one reader."""
 
     __slots__ = (
         "_eager",
@@ -114,20 +119,22 @@ class Spans:
         self._eager = eager
         self._page_bytes = snapshot.image_format.page_bytes
         self._num_pages = max(1, SPAN_BYTES // self._page_bytes)
-        """Of a span."""
-        self._step = -(-self._page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # from page to page: the disk wants it so
+        """Number of pages in a span."""
+        self._step = -(-self._page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # distance of pages, aligned for O_DIRECT
         self._spans: dict[int, Span] = {}
         self._last = -1
-        """The span that was read from last."""
+        """Number of the span that was read last."""
 
     async def read(self, missing: Sequence[int]) -> dict[int, memoryview]:
-        """Some of these pages of the file, the first one among them: good until the next await."""
+        """Return the first of the `missing` pages, and the other `missing` pages in the same span. The pages are valid
+        until the next await.
+        """
         async with self.lent(missing) as pages:
             return pages
 
     @asynccontextmanager
     async def lent(self, missing: Sequence[int]) -> AsyncIterator[dict[int, memoryview]]:
-        """The same: good inside the `with`, whatever is awaited there."""
+        """Yield the pages that `read` returns. These pages are valid inside the `with`, even across an await."""
         span = await self._have(missing[0])
         self._read_ahead(span.number)
         span.num_waiting += 1
@@ -144,18 +151,18 @@ class Spans:
             self._rooms.wake()
 
     def forget(self, span: Span) -> None:
-        """It is not to be read from again; those who wait for it get what they wanted."""
+        """Drop a span, so that no new read uses it. Reads that already wait for it still get their pages."""
         if self._spans.get(span.number) is span:
             del self._spans[span.number]
             self._rooms.give(span)
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Drop all spans."""
         for span in tuple(self._spans.values()):
             self.forget(span)
 
     async def _have(self, page: int) -> Span:
-        """The span with this page, begun."""
+        """Return the span with this page. Begin the span's read if necessary."""
         number = page // self._num_pages
         while True:
             span = self._spans.get(number)
@@ -167,7 +174,7 @@ class Spans:
                 break
             await self._eager.leave()
             await self._rooms.wait()
-        if span is not None:  # the page was in memory when that was begun
+        if span is not None:  # the page was in memory when the old span was begun
             self.forget(span)
         return self._begin(number, room)
 
@@ -184,8 +191,8 @@ class Spans:
         return self._snapshot.cold_pages(number * self._num_pages, (number + 1) * self._num_pages)
 
     def _read_ahead(self, number: int) -> None:
-        """Who reads one span after the other finds the next one there. The one before stays: the kernel reads ahead,
-        too, in any order.
+        """Begin to read the next span for a sequential reader. The span before the current one is kept, because the
+        kernel's read-ahead asks for pieces in any order.
         """
         is_in_order = 0 <= number - self._last <= 1
         self._last = number
@@ -199,7 +206,7 @@ class Spans:
 
 
 def _new_room(num_bytes: int) -> memoryview:
-    """Of huge pages, as far as there are: the disk gets fewer pieces."""
+    """Return a room of huge pages if the kernel has some, because a read into huge pages has fewer pieces."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)

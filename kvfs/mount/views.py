@@ -1,12 +1,13 @@
-"""What a reader of a KV file on the mount sees.
+"""Views: the snapshots that readers of KV files on the mount see.
 
-The kernel's page cache belongs to a node (see `kvfs.mount.nodes`), not to an open. So all cached opens of one node
-share one view, a snapshot; its size and times stay put until the last of them is closed, whatever LIPs append
-meanwhile. An open that may write gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is
-refused).
+The kernel's page cache belongs to a node (see `kvfs.mount.nodes`), not to an open. So all handles of one node that use
+the page cache share one view, which is a snapshot. The view's size and mtime stay the same until the last of these
+handles is closed, even if programs append meanwhile. A handle that may write gets a snapshot of its own, and bypasses
+the page cache (direct I/O, for which MAP_SHARED is refused).
 
-What is in memory is answered as it lies in the arena; the reply is written before anybody else has the thread, so no
-frame can be taken away under it. What is on disk alone is read to rooms outside of the arena (`kvfs.mount.spans`).
+A read of pages in memory is answered directly from the arena. The answer is sent before another task runs, so the pages
+can't be evicted before that. Pages that are only on disk are read into memory outside of the arena
+(`kvfs.mount.spans`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from kvfs.mount.spans import Rooms, Spans
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.pages.looking import Bytes
-from kvfs.volume import Volume
+from kvfs.volume.volume import Volume
 
 Version: TypeAlias = tuple[Content, int]
-"""Equal versions have equal bytes. A plain file has one version: the kernel itself writes its page cache."""
+"""A content, with its count of changes. Equal versions have equal bytes. The version of a plain file never changes,
+because the kernel itself updates its page cache.
+"""
 
 
 def version_of(inode: Inode) -> Version | None:
-    """The version that a regular file has now."""
+    """Return the version that a regular file has now."""
     content = inode.content
     if content is None:
         return None
@@ -33,7 +36,7 @@ def version_of(inode: Inode) -> Version | None:
 
 
 class Reader:
-    """A snapshot for asynchronous reading: a worker makes it ready before its first byte is given out."""
+    """A snapshot for asynchronous reads. A worker computes missing hashes before the first byte is read."""
 
     __slots__ = (
         "_closing",
@@ -48,7 +51,7 @@ class Reader:
     )
 
     def __init__(self, volume: Volume, kv: KvFile, eager: Eager, rooms: Rooms) -> None:
-        """`rooms`: for what is on disk alone."""
+        """`rooms`: memory for pages that are only on disk."""
         self._eager = eager
         self.version: Version = (kv, kv.changes)
         self._volume = volume
@@ -64,14 +67,17 @@ class Reader:
         return self._snapshot.size
 
     async def read(self, offset: int, size: int) -> bytes | memoryview:
-        """As `pread(2)`. The result may be a view of pages, or of a room: use it before the next await."""
+        """Read as `pread(2)` does. Use the result before the next await, because it may be a view of a page's memory.
+
+        That memory is in the arena, or in a span (`kvfs.mount.spans`).
+        """
         self._num_reading += 1
         try:
             if not self._prepared:
                 await self._prepare()
             lent: dict[int, Bytes] = {}
             while missing := self._snapshot.missing(offset, size, lent):
-                lent = {number: bytes(data) for number, data in lent.items()}  # a view is good until the next await
+                lent = {number: bytes(data) for number, data in lent.items()}  # views are invalid after the next await
                 lent |= await self._spans.read(missing)
             return self._snapshot.read(offset, size, lent)
         finally:
@@ -80,9 +86,10 @@ class Reader:
                 self._end()
 
     async def _prepare(self) -> None:
-        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader.
+        """Hash pages that were never hashed, at about 1 GB/s. After an interruption, the next reader hashes only the
+        pages that are left.
 
-        What is on disk alone comes in spans, as for a reader: one is hashed while the next is read.
+        Pages that are only on disk are read in spans, as `read` does. One span is hashed while the next span is read.
         """
         async with self._preparing:
             if not self._prepared:
@@ -93,14 +100,14 @@ class Reader:
                 self._prepared = True
 
     def fork_into(self, origin: Inode, inode: Inode) -> None:
-        """Make an empty plain file a fork of what this reader of `origin` sees."""
+        """Make an empty plain file a fork of the version that this reader of `origin` sees."""
         assert not self._closing
         kv, _changes = self.version
         assert isinstance(kv, KvFile)
         self._volume.fork_into(self._snapshot, origin, kv, inode)
 
     def close(self) -> None:
-        """Give the pages back, as soon as nobody is reading."""
+        """Release the snapshot's pages as soon as no read is under way."""
         assert not self._closing
         self._closing = True
         if not self._num_reading:
@@ -112,7 +119,9 @@ class Reader:
 
 
 class View:
-    """The reader that all cached opens of one node share, and the attributes that must not move meanwhile."""
+    """A reader that all handles of one node share if they use the page cache, with the times that `stat` shows
+    meanwhile.
+    """
 
     __slots__ = ("ctime_ns", "mtime_ns", "reader", "users")
 

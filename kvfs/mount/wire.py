@@ -1,7 +1,7 @@
-"""Answers to the kernel's requests, in its own format: the structures of linux/fuse.h, version 7.23 and later.
+"""Answers to the kernel's requests, in the kernel's format: the structures of linux/fuse.h, version 7.23 and later.
 
-Packed here and sent as they are: one `struct.pack_into` an answer, where libfuse's functions would take a dozen fields
-one by one, each a crossing from Python to C.
+Each answer is packed by one `struct.pack_into` and sent unchanged. libfuse's functions take structures with a dozen
+fields, and each assignment to a field would cross from Python to C.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from struct import Struct
 from typing import TypeAlias
 
 Attributes: TypeAlias = tuple[int, ...]
-"""The fields of `struct fuse_attr`; made by `attributes`."""
+"""The fields of `struct fuse_attr`, as `attributes` makes them."""
 
 OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
-"""Of an open file: past the page cache; what is cached is still right; closing needs no FLUSH."""
+"""Flags of an open file: the file bypasses the page cache; the cached pages are still right; a close needs no FLUSH."""
 
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_ATIME, SET_MTIME = (1 << bit for bit in range(6))
-"""What a SETATTR sets."""
+"""Flags of a SETATTR request, which say what attributes it sets."""
 
 _ATTRIBUTES = "QQQqqqIIIIIIIIII"
 _ENTRY = Struct("=QQQQII" + _ATTRIBUTES)
@@ -46,9 +46,10 @@ def attributes(
     device: int = 0,
     block_bytes: int = 4096,
 ) -> Attributes:
-    """What `stat` shows. `mode` with the type.
+    """Return the attributes that `stat` shows. `mode` includes the file type.
 
-    Blocks are counted in full, whatever is behind them: less would be a hole to `cp`, and its bytes lost.
+    Blocks are counted for the whole size. If fewer blocks were shown, `cp` would treat the file as one with holes, and
+    lose its bytes.
     """
     atime, atime_ns = divmod(atime_ns, _NS)
     mtime, mtime_ns = divmod(mtime_ns, _NS)
@@ -61,9 +62,11 @@ def attributes(
 
 
 class Answers:
-    """Packs answers into `out`; each method returns the length. `send` takes what does not fit there.
+    """Packs answers into `out`. Each method returns the length of its answer. `send` is for answers that do not fit
+    into `out`.
 
-    Entries and attributes are valid for no time at all: LIPs change files behind the kernel's back.
+    Entries and attributes are valid for zero seconds, because programs change files by calls that the kernel does not
+    see.
     """
 
     def __init__(self, out: memoryview, send: Callable[[bytes | memoryview], int]) -> None:
@@ -71,7 +74,7 @@ class Answers:
         self.data = send
 
     def entry(self, attributes: Attributes, node: int) -> int:
-        """A name was found or made; the kernel is to ask for it as `node`."""
+        """Pack the answer for a name that was found or made. The kernel will know the file as `node`."""
         _ENTRY.pack_into(self._out, 0, node, 0, 0, 0, 0, 0, *attributes)
         return _ENTRY.size
 
@@ -84,12 +87,12 @@ class Answers:
         return _OPEN.size
 
     def created(self, attributes: Attributes, handle: int, flags: int) -> int:
-        """A file was made and opened."""
+        """Pack the answer for a file that was made and opened."""
         _ENTRY_OPEN.pack_into(self._out, 0, attributes[0], 0, 0, 0, 0, 0, *attributes, handle, flags, 0)
         return _ENTRY_OPEN.size
 
     def count(self, num_bytes: int) -> int:
-        """So much was written; or so long is an attribute."""
+        """Pack a number of bytes: the size of written data, or of an attribute."""
         _COUNT.pack_into(self._out, 0, num_bytes, 0)
         return _COUNT.size
 
@@ -104,19 +107,19 @@ class Answers:
         num_free_files: int,
         name_bytes: int,
     ) -> int:
-        """What `df` shows."""
+        """Pack the figures that `df` shows."""
         blocks = (num_blocks, num_free, num_available, num_files, num_free_files)
         _STATFS.pack_into(self._out, 0, *blocks, block_bytes, name_bytes, block_bytes, 0)
         return _STATFS.size
 
 
 def listing_entry_bytes(name: bytes) -> int:
-    """How long `listing_entry` makes it."""
+    """Return the length of a `listing_entry` in bytes."""
     return (_DIRENT.size + len(name) + 7) & ~7
 
 
 def listing_entry(name: bytes, attributes: Attributes, node: int, next_offset: int) -> bytes:
-    """One name of a directory, with its attributes. The next one is asked for at `next_offset`."""
+    """Pack a name of a directory with its attributes. The kernel asks for the next name at `next_offset`."""
     number, mode, length = attributes[0], attributes[9], len(name)
     file_type = stat.S_IFMT(mode) >> 12
     packed = _DIRENT.pack(node, 0, 0, 0, 0, 0, *attributes, number, next_offset, length, file_type)

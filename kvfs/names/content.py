@@ -1,4 +1,4 @@
-"""Contents behind a file's name: the bytes of a plain file, or one version of a KV file."""
+"""Contents of a regular file: the bytes of a plain file, or one version of a KV file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Marks: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def marks_within(marks: Marks, length: int) -> Marks:
-    """Return the marks of the first entries alone."""
+    """Return the marks of the first `length` entries."""
     found: list[tuple[str, int]] = []
     for by, stop in marks:
         if length and (not found or found[-1][1] < length):
@@ -24,30 +24,31 @@ def marks_within(marks: Marks, length: int) -> Marks:
 
 
 class TurnUnderWay(NamedTuple):
-    """A turn of a conversation whose answer has not ended, or was cancelled and may be cut still."""
+    """A turn of a conversation whose answer is not complete. The answer is being generated, or was cancelled and may be
+    cut.
+    """
 
     by: object
-    """The handle that it is appended by."""
+    """The handle that appends the turn."""
     length: int
-    """Of the file without it."""
+    """Length of the file without the turn."""
 
 
 class Seen(Protocol):
-    """Entries that a reader sees, whatever the file has by now."""
+    """The entries that a reader has open. They stay the same if the file changes."""
 
     @property
     def turns(self) -> bytes: ...
 
     def held(self) -> tuple[IntArray, int]:
-        """Pages that the reader has references on, and the number of entries."""
+        """Return the pages that the reader holds references to, and the number of entries."""
         ...
 
 
 class KvFile:
-    """A version of a KV file, shared by the inode that shows it and by every handle of a LIP that opened it.
+    """A version of a KV file. The file's inode and all handles that opened the version share this object.
 
-    Truncating the name to nothing replaces the inode's content; handles keep this one, and the last of all users
-    gives its pages back.
+    A truncation to 0 bytes gives the inode a new content. Handles keep this version, and its last user frees the pages.
     """
 
     __slots__ = (
@@ -71,26 +72,32 @@ class KvFile:
     def __init__(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> None:
         self.table = table
         self.identity = identity
-        """The identity of its pages, by the index's number; OWN: the running model's."""
+        """The identity of the pages, by its number in the index. OWN: the identity of the running model."""
         self._marks, self._turns, self._is_arriving = marks, b"", False
         self._under_way: TurnUnderWay | None = None
         self._tell_core()
         self.forked_from: tuple[int, int] | None = None
-        """The number of the file that this daemon forked it from, and the entries that it had from there."""
+        """If this daemon forked the version from a file: the number of that file, and the number of entries taken from
+        it.
+        """
         self.lost = 0
-        """Entries that it had when the daemon before ended, and that were not on disk."""
+        """Entries that were not on disk when the last daemon ended, and are lost."""
         self.born_length = table.length
-        """Entries that it began with, of which none may be missing where it is kept: a fork, or an import, is whole."""
+        """Number of entries that the version began with. A fork or an import enters the index with all of these
+        entries, or not at all.
+        """
         self.users = 1
         self.changes = 0
-        """Counts changes of the entries: equal counts mean an equal image."""
+        """Count of changes to the entries. Equal counts mean an equal image."""
         self.fewest = table.length
-        """The fewest entries it has had since the text view looked: those are as they were then."""
+        """The smallest number of entries that the file has had since the text view last read them. The entries below
+        this number are unchanged.
+        """
         self._fewest_since_commit = self._fewest_since_cut = table.length
 
     @classmethod
     def of_branch(cls, table: PageTable) -> KvFile:
-        """The version that was a branch of the core's: its inode shows it, and one handle has it."""
+        """Make the Python object of a branch in the core. The branch's inode and one handle are its users."""
         core, kv = table.core, cls(table)
         kv.forked_from = core.forked_from, core.forked_length
         kv.changes = core.changes
@@ -98,11 +105,13 @@ class KvFile:
         kv.retain()
         return kv
 
-    # ---- what a fork takes over, or ends: the core forks a file by itself that has nothing of it
+    # ---- state that a fork copies or ends. The core forks a file without Python only if the file has no such state.
 
     @property
     def marks(self) -> Marks:
-        """Pairs of a mark and the entry up to which it holds; later entries were computed by this daemon."""
+        """Pairs of a mark and the entry before which the mark's range ends. This daemon has computed all entries after
+        the last range.
+        """
         return self._marks
 
     @marks.setter
@@ -112,7 +121,7 @@ class KvFile:
 
     @property
     def turns(self) -> bytes:
-        """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
+        """The places where the last turns of the conversation begin: see `kvfs.pages.turns`."""
         return self._turns
 
     @turns.setter
@@ -122,7 +131,7 @@ class KvFile:
 
     @property
     def under_way(self) -> TurnUnderWay | None:
-        """The turn that a call appends now."""
+        """The turn whose answer is not complete, or None."""
         return self._under_way
 
     @under_way.setter
@@ -132,7 +141,9 @@ class KvFile:
 
     @property
     def is_arriving(self) -> bool:
-        """Whether it is an image that was copied here, and no program has used it yet: its attributes may follow."""
+        """Whether the version is an image that was copied in, and that no program has used yet. The copying program may
+        still set the file's attributes.
+        """
         return self._is_arriving
 
     @is_arriving.setter
@@ -144,7 +155,7 @@ class KvFile:
         is_foreign = self.identity != OWN
         self.table.core.is_odd = bool(self._marks or self._turns or self._under_way or self._is_arriving or is_foreign)
 
-    # ---- what the core counts
+    # ---- counts of the core
 
     @property
     def hits(self) -> int:
@@ -157,28 +168,31 @@ class KvFile:
 
     @property
     def cuts(self) -> int:
-        """Count of truncations: with equal counts, entries that were there are there unchanged."""
+        """Count of truncations. If the count has not changed, all earlier entries are unchanged."""
         return int(self.table.core.cuts)
 
     @property
     def heat(self) -> float:
-        """Heat when it was used last, at `used_s`; both are 0 before: see `kvfs.heat`."""
+        """The heat that the version had at its last use, at the time `used_s`. Both are 0 before the first use: see
+        `kvfs.volume.heat`.
+        """
         return float(self.table.core.heat)
 
     @property
     def used_s(self) -> float:
-        """When it was used last."""
+        """The time when the version was last used."""
         return float(self.table.core.used_s)
 
     def used_by_program(self) -> None:
-        """A program has opened or forked the file."""
+        """Note that a program has opened or forked the file."""
         self.hits += 1
         self.is_arriving = False
 
     def fork(self, number: int, owner: int, seen: Seen | None = None) -> KvFile:
-        """A version with these entries, charged to an account; or raise OverQuota. Its marks, turns and origin say so.
+        """Make a version with these entries, marks and turns, charged to `owner`, or raise OverQuota.
 
-        `number`: of this file. `seen`: what a reader sees of it, in place of the entries that it has now.
+        `number`: the number of this file. `seen`: the entries of a reader, which are forked instead of the current
+        entries.
         """
         table = self.table.fork(owner, None if seen is None else seen.held())
         fork = KvFile(table, self.identity, marks_within(self.marks, table.length))
@@ -187,8 +201,8 @@ class KvFile:
         return fork
 
     def goes_on(self, turn_tokens: IntArray | None) -> None:
-        """A call is about to append: a turn of its conversation, which begins behind these tokens of the file and the
-        call; None: something else, behind which the records would say too little.
+        """Note that a call is about to append. `turn_tokens`: the tokens of the file and of the call, if the call is a
+        turn; None: the call is not a turn, and the records of all turns are dropped.
         """
         self.under_way = None
         turns = b"" if turn_tokens is None else with_turn(self.turns, turn_tokens)
@@ -197,17 +211,19 @@ class KvFile:
             self.changes += 1
 
     def turn_ended(self, *, by_itself: bool) -> None:
-        """The call of a turn is over. One that appended nothing is no turn, whatever is written there later."""
+        """Note that the call of a turn is over. If the call appended nothing, the turn's record is dropped.
+        `by_itself`: the answer is complete.
+        """
         self.turns = turns_within(self.turns, self.table.length)
         if by_itself:
             self.under_way = None
 
     def fitting_turns(self) -> tuple[int, ...]:
-        """The lengths that the file had before its last turns, as far as is known."""
+        """Return the lengths that the file had before each of its last turns, as far as they are known."""
         return tuple(fitting(self.turns, self.table.read()[0])) if self.turns else ()
 
     def cut(self, length: int) -> None:
-        """Keep the first entries."""
+        """Keep the first `length` entries."""
         self.turns, self.under_way = turns_within(self.turns, length), None
         self.table.truncate(length)
         self.changes += 1
@@ -218,17 +234,19 @@ class KvFile:
         self.marks = marks_within(self.marks, length)
 
     def begin_commit(self) -> int:
-        """A commit of the entries that it has now begins: how many are those that the last commit had of it."""
+        """Begin a commit of the entries. Return the number of entries, from the first one on, that are unchanged since
+        the last commit.
+        """
         self._fewest_since_commit = min(self._fewest_since_commit, self._fewest_since_cut)
         self._fewest_since_cut = self.table.length
         return self._fewest_since_commit
 
     def committed(self) -> None:
-        """The commit that began last is over."""
+        """Note that the latest commit has succeeded."""
         self._fewest_since_commit = self._fewest_since_cut
 
     def all_marks(self, bits: str) -> Marks:
-        """Return the marks of every entry, if this daemon's own are of `bits`."""
+        """Return the marks of every entry. `bits` marks the entries that this daemon computed."""
         length, stop = self.table.length, self.marks[-1][1] if self.marks else 0
         if length == stop:
             return self.marks
@@ -237,11 +255,15 @@ class KvFile:
         return (*self.marks, (bits, length))
 
     def marks_of_part(self, length: int) -> Marks:
-        """Of a file of so many entries that is made of some of this one's: any may be of those that are marked."""
+        """Return the marks of a file of `length` entries that is made from some entries of this file. Any of them may
+        have a mark, so all entries of the new file get one.
+        """
         return ((self.marks[0][0], length),) if self.marks else ()
 
     def num_other_bits(self, bits: str) -> int:
-        """The first entries, up to the last one that something else computed: the bit promise ends at them."""
+        """Return the number of entries up to the last one with another mark than `bits`. Only later entries are sure to
+        have the bits that this daemon computes.
+        """
         return max((stop for by, stop in self.marks if by != bits), default=0)
 
     def retain(self) -> None:
@@ -249,7 +271,7 @@ class KvFile:
         self.users += 1
 
     def release(self) -> bool:
-        """Take a user away. True: that was the last one, and the pages were given back."""
+        """Remove a user. If this was the last user, free the pages. Return whether this was the last user."""
         assert self.users > 0
         self.users -= 1
         if self.users == 0:

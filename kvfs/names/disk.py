@@ -1,7 +1,7 @@
-"""The disk below plain files: the system calls that backing files take, and how long to wait for them.
+"""The disk under plain files: the system calls that backing files need, and the deadline for them.
 
-Any of them may hang, for as long as the disk does: so the owner's thread makes none but those that the kernel promises
-not to wait in (`RWF_NOWAIT`). Whether it can promise that depends on the file system, and is found out by asking.
+Any of these calls may hang for as long as the disk hangs. So the owner's thread makes only calls that never block in
+the kernel (`RWF_NOWAIT`). The first such call shows whether the file system supports them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DISK_DEADLINE_S = 30.0
-"""A request that has waited so long for the disk gets ETIMEDOUT: longer than a disk takes to spin up, or to give up on
-a bad sector; shorter than what people wait for before they look for a defect of ours."""
+"""A request that has waited this long for the disk gets ETIMEDOUT. A disk needs less time to spin up, or to give up on
+a bad sector. People suspect a fault of the daemon only after a longer wait.
+"""
 
 NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""Errors of a file system that can't promise not to wait: many for buffered writes, tmpfs for reads, too."""
+"""Errors of a file system that lacks a non-blocking call. Many lack non-blocking buffered writes, and tmpfs also lacks
+reads.
+"""
 
 
 @dataclass(slots=True)
 class Nowait:
-    """Calls that the file system can make without waiting, as far as is known."""
+    """Whether the file system supports non-blocking reads and writes. True until a call shows that it does not."""
 
     reads: bool = True
     writes: bool = True
@@ -38,7 +41,9 @@ def _size(fd: int) -> int:
 
 @dataclass(slots=True)
 class Disk:
-    """A file system, and its calls. Tests replace some calls by ones that fail, or wait. The deadline may change."""
+    """The system calls on a file system. Tests replace some of them by calls that fail or wait, and may change the
+    deadline.
+    """
 
     deadline_s: float = DISK_DEADLINE_S
     nowait: Nowait = field(default_factory=Nowait)

@@ -1,14 +1,14 @@
-"""Domains: directories with a quota of their own, and a boundary that no page crosses unless a file is copied.
+"""Domains: directories with a quota of their own, and with a boundary that pages cross only by a copy of a file.
 
     mkdir key1; setfattr -n user.kv.quota -v 512M key1        an empty directory becomes a domain
-    getfattr -n user.kv.used key1                             what lies below it
+    getfattr -n user.kv.used key1                             bytes that the domain uses
     setfattr -n user.kv.weight -v 2 key1                      its share beside its owner's other domains
-    setfattr -x user.kv.quota key1                            empty again, it stops being one
+    setfattr -x user.kv.quota key1                            once it is empty, it stops being a domain
 
-What lies below is charged to the domain, and to the owner of its directory (of the outermost, where domains lie in
-domains): see `kvfs.pages.accounts`. A name can't be moved or linked across the boundary.
+Files in a domain are charged to the domain and to the owner of the domain's directory. If domains are nested, the owner
+of the outermost directory is charged: see `kvfs.pages.accounts`. No file can be moved or linked across the boundary.
 
-A weight is kept as any other attribute of the directory, so that records of domains need no room for it.
+A weight is stored as an ordinary attribute of the directory, so that records of domains need no field for weights.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kvfs.base.sizes import parse_bytes
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
-from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.pages.accounts import NO_LIMITS, AccountLimits, Accounts
 from kvfs.pages.holdings import Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT, parse_weight
-from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported
 
 QUOTA, QUOTA_FILES = b"user.kv.quota", b"user.kv.quota_files"
@@ -29,18 +29,18 @@ WEIGHT = b"user.kv.weight"
 USED, USED_FILES = b"user.kv.used", b"user.kv.used_files"
 
 MAX_DEPTH = 8
-"""Domains in domains: each charge goes to all of them."""
+"""The most domains inside each other. Each charge for a file is made to every domain around the file."""
 
 
 class Domains:
-    """The domains of one tree, as attributes of their directories."""
+    """The domains of one tree, controlled by attributes of their directories."""
 
     def __init__(self, tree: Tree, accounts: Accounts) -> None:
         self._tree = tree
         self._accounts = accounts
 
     def attributes(self, directory: Inode) -> dict[bytes, bytes]:
-        """Return the limits and the use of a domain as attributes; any other inode has none of them."""
+        """Return the limits and the usage of a domain as attributes. An inode that is no domain has none of them."""
         domain = directory.domain
         if domain is None:
             return {}
@@ -49,7 +49,7 @@ class Domains:
         return {name: str(number).encode() for name, number in found.items() if number is not None}
 
     def set_limit(self, directory: Inode, name: bytes, value: bytes, uid: int) -> None:
-        """Set QUOTA or QUOTA_FILES for `uid`; the first of them makes an empty directory a domain."""
+        """Set QUOTA or QUOTA_FILES for `uid`. The first limit turns an empty directory into a domain."""
         self._require_owner(directory, uid)
         old = NO_LIMITS if directory.domain is None else directory.domain.limits
         limits = _changed(old, name, _parse(name, value))
@@ -60,10 +60,12 @@ class Domains:
         directory.changed()
 
     def remove_limit(self, directory: Inode, name: bytes, uid: int) -> None:
-        """Remove a limit; without any an empty directory stops being a domain."""
+        """Remove a limit. An empty directory that loses its last limit stops being a domain. If the directory is not
+        empty, its last limit can't be removed.
+        """
         self._require_owner(directory, uid)
         domain = directory.domain
-        assert domain is not None, "whoever asks has seen the limit"
+        assert domain is not None, "the caller has seen the limit"
         limits = _changed(domain.limits, name, None)
         if limits != NO_LIMITS:
             domain.limits = limits
@@ -77,7 +79,7 @@ class Domains:
         directory.changed()
 
     def set_weight(self, directory: Inode, value: bytes, uid: int) -> None:
-        """Set WEIGHT of a domain for `uid`."""
+        """Set the weight of a domain for `uid`."""
         self._require_owner(directory, uid)
         if directory.domain is None:
             raise Invalid(f"{self._tree.path_of(directory)} is no domain: set {QUOTA.decode()} first")
@@ -88,13 +90,13 @@ class Domains:
         directory.note(WEIGHT, text)
 
     def remove_weight(self, directory: Inode, uid: int) -> None:
-        """The domain's weight is that of any other."""
+        """Reset the domain to the default weight."""
         self._require_owner(directory, uid)
-        assert directory.domain is not None, "whoever asks has seen the weight"
+        assert directory.domain is not None, "the caller has seen the weight"
         self._accounts.weigh(directory.domain, DEFAULT_WEIGHT)
         directory.remove_note(WEIGHT)
 
-    def _begin(self, directory: Inode, limits: Limits) -> None:
+    def _begin(self, directory: Inode, limits: AccountLimits) -> None:
         self._require_empty(directory, "becomes a domain")
         if directory.account is None or directory.parent is None:
             raise Invalid("the directory was removed: it can't become a domain")
@@ -104,10 +106,10 @@ class Domains:
         directory.changes.of_domain(directory, None)
         self.restore(directory, limits, directory.xattrs)
 
-    def restore(self, directory: Inode, limits: Limits, noted: Mapping[bytes, bytes]) -> None:
-        """A directory is a domain from now on: an empty one, or one that was a domain when the daemon before ended.
+    def restore(self, directory: Inode, limits: AccountLimits, noted: Mapping[bytes, bytes]) -> None:
+        """Turn a directory into a domain. The directory is empty, or was a domain when the last daemon ended.
 
-        `noted`: its attributes, wherever they are kept.
+        `noted`: the directory's attributes, from memory or from the index.
         """
         assert directory.account is not None
         directory.domain = self._accounts.new_domain(
@@ -129,7 +131,7 @@ class Domains:
             raise NotEmpty(f"{path}: only an empty directory {becomes}, this holds {len(directory.entries)} names")
 
 
-def _changed(limits: Limits, name: bytes, value: int | None) -> Limits:
+def _changed(limits: AccountLimits, name: bytes, value: int | None) -> AccountLimits:
     return replace(limits, num_bytes=value) if name == QUOTA else replace(limits, num_files=value)
 
 

@@ -1,7 +1,8 @@
 """Gaps: the ranges of a plain file that no write has filled, below its size.
 
-A program that restores a file in pieces makes it as long as it is to be, and closes it between two pieces. Such a file
-is no image yet, and nothing is wrong with it. Gaps tell it from an image that was cut or spoilt.
+A program may restore a file in pieces: it first sets the full size, and closes the file between two pieces. Such a file
+is not an image yet, and is not damaged either. By its gaps, the daemon distinguishes it from an image that was cut or
+damaged.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 MAX_GAPS = 4096
-"""Gaps of one file. A program that leaves more has the first one counted as written: memory is bounded."""
+"""The most gaps of one file, so that memory is bounded. If a file gets more gaps, its first gaps count as written."""
 
 
-class Gaps:
-    """Ranges of bytes, in order, none of which touch. One thread at a time changes them."""
+class UnfilledRanges:
+    """Ranges of bytes in ascending order, with written bytes between any two ranges. Only one thread at a time changes
+    them.
+    """
 
     __slots__ = ("_gaps",)
 
@@ -28,14 +31,14 @@ class Gaps:
         return iter(self._gaps)
 
     def grown(self, before: int, after: int) -> None:
-        """The file had `before` bytes and has `after`; nobody wrote those between."""
+        """Note that the file grew from `before` bytes to `after` without a write."""
         if before < after:
             goes_on = self._gaps and self._gaps[-1].stop == before
             self._gaps.append(range(self._gaps.pop().start if goes_on else before, after))
             del self._gaps[:-MAX_GAPS]
 
     def written(self, start: int, stop: int) -> None:
-        """A write has filled these bytes."""
+        """Note that a write has filled these bytes."""
         gaps = self._gaps
         if gaps and start < gaps[-1].stop:
             first = bisect_right(gaps, start, key=lambda gap: gap.stop)
@@ -46,7 +49,7 @@ class Gaps:
                 del gaps[:-MAX_GAPS]
 
     def cut(self, size: int) -> None:
-        """The file has `size` bytes now, fewer than before."""
+        """Note that the file was cut to `size` bytes."""
         while self._gaps and self._gaps[-1].stop > size:
             last = self._gaps.pop()
             if last.start < size:

@@ -1,7 +1,7 @@
-"""An inode: a file, directory or link apart from its names; and who may do what with it.
+"""Inodes: files, directories and symbolic links without their names, and the rules of access to them.
 
-The rules are those of path_resolution(7), for the gate's calls; on the mount the kernel has applied them already
-(`default_permissions`) when a request comes in.
+The rules are those of path_resolution(7). This module applies them to calls of programs. On the mount, the kernel
+applies them before it sends a request (`default_permissions`).
 """
 
 from __future__ import annotations
@@ -17,31 +17,37 @@ from typing import NamedTuple
 from kvfs.names.content import Content, KvFile
 from kvfs.names.order import NameOrder
 from kvfs.names.retention import NO_ADVICE
-from kvfs.pages.accounts import Account, Limits
+from kvfs.pages.accounts import Account, AccountLimits
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.table import PageTable
 from libsym.errors import NoAccess, NotPermitted, SymError
 
 READ, WRITE, SEARCH = 4, 2, 1
-"""The bits of one class of a mode."""
+"""The permission bits of one class (owner, group or other) in a mode."""
 
 SOME_NAMES = 8
-"""Names of a file that a call looks at, at most: there may be 200,000."""
+"""The most names of one file that a call looks at. A file may have 200,000."""
 
 ATTRIBUTE_BYTES = 64
-"""Bytes that an attribute is charged beside its name and value: as many as Python takes for a short one."""
+"""Bytes charged for an attribute in addition to its name and value. Python takes about as many bytes for a short
+attribute.
+"""
 
 MOST_IN_MEMORY = 1024
-"""Bytes of a file's attributes, as they are charged: more are in the index alone. An inode itself takes as much."""
+"""The most charged bytes of attributes that a file keeps in memory; an inode takes about as many bytes. If a file's
+attributes have more bytes, only the index keeps them.
+"""
 
 MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
-"""The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
+"""The earliest and the latest time of an inode, in the years 1677 and 2262. The index and the frames of rings store a
+time in 64 bits.
+"""
 
 OWN_NAME = b"."
-"""A directory's name in itself: no file can have it."""
+"""The name of a put that records that a directory becomes a domain or stops being one. No file can have this name."""
 
 UNKNOWN = 0
-"""In place of a file type: the index is damaged where it says what the inode is."""
+"""File type of an inode whose row in the index is damaged."""
 
 _KINDS = {
     UNKNOWN: "damaged",
@@ -57,21 +63,23 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """User and groups of a caller: as the kernel told, never as the caller claims."""
+    """User and groups of a caller, as the kernel reports them."""
 
     uid: int
     gid: int
     groups: frozenset[int] = frozenset()
     """Supplementary groups."""
     root: Inode | None = None
-    """A connection that is confined to a domain: its directory. Paths begin there and never lead out of it."""
+    """The directory of the domain that the connection is confined to. Paths begin there, and never lead out of the
+    domain.
+    """
 
     def in_group(self, gid: int) -> bool:
         return gid == self.gid or gid in self.groups
 
 
 class XattrSums(NamedTuple):
-    """Number and bytes of the attributes that a user noted on a file."""
+    """Number and bytes of the attributes that users have set on a file."""
 
     number: int = 0
     name_bytes: int = 0
@@ -83,61 +91,67 @@ class XattrSums(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that an account is charged for an attribute."""
+        """The number of bytes that an account is charged for these attributes."""
         return self.number * ATTRIBUTE_BYTES + self.name_bytes + self.value_bytes
 
 
 class Xattrs(dict[bytes, bytes]):
-    """Extended attributes that a user noted. Set and delete single ones: the sums follow.
+    """Extended attributes that users have set on a file. Code must set and delete them one by one, so that the sums
+    stay right.
 
-    More than MOST_IN_MEMORY are *away* once the index has them: the sums stay, and the rest is read when it is needed.
+    Attributes of more than MOST_IN_MEMORY bytes leave memory once the index has them, and then count as *away*. Only
+    their sums stay in memory. The attributes are read from the index on demand.
     """
 
     __slots__ = ("_payer", "changes", "held_bytes", "is_away", "kept", "sums")
 
     def __init__(self, noted: Mapping[bytes, bytes] = MappingProxyType({}), away: XattrSums | None = None) -> None:
-        """`away`: the index alone has so many."""
+        """`away`: sums of attributes that only the index has."""
         super().__init__(noted)
         self.sums = away or XattrSums.of(noted)
         self.is_away = away is not None
         self.changes = 0
-        """Counts them."""
+        """Count of changes to the attributes."""
         self.kept: int | None = 0 if self.is_away else None
-        """`changes` when the row of the index was written, apart from the inode's own; None: there is none."""
+        """The value of `changes` when the attributes' own row in the index was written. None: the attributes have no
+        row of their own.
+        """
         self._payer: Holdings | None = None
         self.held_bytes = 0
-        """Of memory, which `_payer` is charged."""
+        """The number of bytes in memory that `_payer` is charged for."""
 
     @property
     def are_large(self) -> bool:
         return self.sums.num_bytes > MOST_IN_MEMORY
 
     def growth(self, name: bytes, value: bytes) -> int:
-        """Return how many bytes more are charged if an attribute is set."""
+        """Return the number of bytes by which the charge grows if an attribute is set."""
         old = self.get(name)
         return len(value) - len(old) if old is not None else ATTRIBUTE_BYTES + len(name) + len(value)
 
     def memory_growth(self, num_bytes: int) -> int:
-        """Return how many bytes of memory more are charged once the attributes have grown by `num_bytes`."""
+        """Return the number of bytes by which the charge for memory grows if the attributes grow by `num_bytes`."""
         num_bytes += self.sums.num_bytes
         return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self.held_bytes
 
     def bring(self, noted: Mapping[bytes, bytes]) -> None:
-        """Attributes are at hand again: those that the index has."""
+        """Put the attributes that the index has into memory again."""
         self.update(noted)
         self.is_away = False
 
     def put_away(self) -> None:
-        """Give their memory back if the index has them."""
+        """Free the memory of the attributes if the index has them."""
         if self.are_large and self.kept == self.changes:
             super().clear()
             self.is_away = True
             self.weigh()
 
     def weigh(self, payer: Holdings | None = None) -> None:
-        """Charge the memory that they take beside the inode's, until they are away. `payer` gets what is new.
+        """Charge the bytes of large attributes while they are in memory. `payer`: the new payer; None: the payer stays
+        the same.
 
-        The index never has those of a file that has lost its name first: they stay in memory until it is closed.
+        The index does not store the attributes of a file without a name. Such attributes stay in memory until the file
+        is closed.
         """
         if self._payer is not None:
             self._payer.let_go(Kind.FILE, 0, self.held_bytes)
@@ -148,7 +162,7 @@ class Xattrs(dict[bytes, bytes]):
             self._payer.charge(Kind.FILE, 0, self.held_bytes)
 
     def clear(self) -> None:
-        """None is left."""
+        """Remove all attributes."""
         super().clear()
         self.sums, self.is_away = XattrSums(), False
         self.changes += 1
@@ -172,7 +186,7 @@ class Xattrs(dict[bytes, bytes]):
 
 
 class Inode:
-    """A file, directory, symbolic link, fifo, socket or device node, apart from its names."""
+    """A file, directory, symbolic link, fifo, socket or device node, without its names."""
 
     __slots__ = (
         "account",
@@ -219,34 +233,36 @@ class Inode:
         self.uid = uid
         self.gid = gid
         self.account: Account | None = account
-        """The account that pays for the inode and its content; None once nothing refers to it, the kernel included."""
+        """The account that pays for the inode and its content; None: nothing refers to the inode any more, not even the
+        kernel.
+        """
         self.domain: Account | None = None
-        """Of a directory that is a domain: who pays for what is below it."""
+        """If the directory is a domain: the domain's account, which pays for all files below it."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
         self.xattrs = Xattrs()
         self.advice = NO_ADVICE
-        """Of a KV file; change it with `Volume.advise`."""
+        """Advice on a KV file; change it with `Volume.advise`."""
         self.names: set[tuple[int, bytes]] = set()
-        """(number of the directory, name) of each hard link."""
+        """The hard links: pairs of the directory's number and the name."""
         self.opens = 0
         self.lookups = 0
         self.content: Content | None = None
-        """Of a regular file."""
+        """Content of a regular file."""
         self.entries: dict[bytes, Inode] = {}
-        """Of a directory."""
+        """Entries of a directory."""
         self.order: NameOrder[Inode] | None = None
-        """Of a directory's entries, once somebody has read it: see `Tree.order`."""
+        """Order of a directory's entries; None: no program has listed the directory. See `Tree.order`."""
         self.parent: Inode | None = None
-        """Of a directory that has a name; the root is its own."""
+        """Parent of a directory that has a name. The root is its own parent."""
         self.num_subdirectories = 0
         self.target = b""
-        """Of a symbolic link."""
+        """Target of a symbolic link."""
         self.device = 0
-        """Of a device node: which one, in the kernel's 32 bits."""
+        """Device of a device node, in the kernel's 32 bits."""
         self.used_ns = 0
-        """Of a file with a TTL: when it was closed last, or its advice changed."""
+        """The time when the file was last closed, or its advice last changed. Only files with a TTL have this time."""
         self.changes = changes or NOT_KEPT
-        """The listener that is told."""
+        """The listener that gets each change."""
 
     @property
     def is_directory(self) -> bool:
@@ -254,7 +270,7 @@ class Inode:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether nobody may use it: there is a name, and nothing else."""
+        """Whether the index has lost the inode. Such an inode has a name but no content, and can't be used."""
         return self.file_type == UNKNOWN
 
     @property
@@ -273,16 +289,16 @@ class Inode:
 
     @property
     def num_files(self) -> int:
-        """Number of files that the account is charged for: one, and one more for each hard link after the first."""
+        """Number of files that the account is charged for: one for each hard link, and at least one."""
         return max(1, len(self.names))
 
     @property
     def other_bytes(self) -> int:
-        """Bytes that the account is charged for the inode beside its name and its content."""
+        """Bytes that the account is charged for the inode itself, without its name and its content."""
         return self.xattrs.sums.num_bytes + len(self.target)
 
     def note(self, name: bytes, value: bytes) -> None:
-        """Set an attribute of the user's, and charge it; there has to be room."""
+        """Set and charge an attribute. The caller has checked that the account has room."""
         self.charge(self.xattrs.growth(name, value))
         self.xattrs[name] = value
         self._weigh_notes()
@@ -299,39 +315,39 @@ class Inode:
         self.xattrs.weigh(None if self.account is None else self.account.holdings)
 
     def charge(self, num_bytes: int) -> None:
-        """Charge the inode's account for so many bytes more, or less."""
+        """Charge bytes to the inode's account; a negative number refunds bytes."""
         if num_bytes and self.account is not None:
             self.account.charge_bytes(num_bytes)
 
     def exclusive_pages(self, table: PageTable) -> int:
-        """Pages of its table that are free once a name is removed: none while it has another one."""
+        """Return how many pages of a table the removal of a name frees: 0 if the inode has another name."""
         return 0 if self.nlink > 1 else table.exclusive_pages
 
     def modified(self) -> None:
-        """The content has changed just now."""
+        """Note that the content has just changed."""
         self.mtime_ns = self.ctime_ns = time.time_ns()
         self.changes.of_inode(self)
 
     def changed(self) -> None:
-        """Something other than the content has changed just now."""
+        """Note that something other than the content has just changed."""
         self.ctime_ns = time.time_ns()
         self.changes.of_inode(self)
 
     def note_change(self) -> None:
-        """Something has changed that no time tells of."""
+        """Note a change that leaves the inode's times as they are."""
         self.changes.of_inode(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamePut:
-    """A name that led to something before an operation, and leads to something after it."""
+    """The change of one name by an operation: the inodes that the name leads to before and after the operation."""
 
     directory: Inode
     name: bytes
     before: Inode | None
     after: Inode | None
     content: Content | None
-    """The content of `after` at that moment."""
+    """The content of `after` at the time of the operation."""
     length: int
 
     @property
@@ -340,44 +356,46 @@ class NamePut:
 
     @property
     def is_of_domain(self) -> bool:
-        """Whether it says that the directory becomes a domain or stops being one, and nothing of a name."""
+        """Whether this put records, instead of a name, that a directory becomes a domain or stops being one."""
         return self.name == OWN_NAME
 
 
 class Changes:
-    """Is told of every change, so that it can be kept; this one keeps nothing.
+    """Listener that gets every change, so that changes can be made durable. This base class ignores all changes.
 
-    Two kinds, for two promises. Names change in operations, each of them atomic and after the others. Everything else
-    of an inode, its attributes and its content, is only said to have changed.
+    Two kinds of changes are reported. Names change in atomic operations, whose order the listener keeps. For the
+    attributes and the content of an inode, the listener learns only that they have changed.
     """
 
     def of_inode(self, inode: Inode) -> None:
-        """Attributes or content are not what they were."""
+        """Note that attributes or content of an inode have changed."""
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
-        """Note names that an operation has changed together."""
+        """Note the names that one operation has changed. The listener makes all of these changes durable together."""
 
-    def of_domain(self, directory: Inode, limits: Limits | None) -> None:
-        """A directory becomes a domain or stops being one, behind all that it had in it; `limits`: what it had before.
+    def of_domain(self, directory: Inode, limits: AccountLimits | None) -> None:
+        """Note that a directory becomes a domain or stops being one. `limits`: the limits that it had before; None: it
+        was no domain.
 
-        An operation as those on names: a name that comes out of order would cross the domain's boundary.
+        The listener keeps the order of this change and the operations on names. Otherwise, after a crash, a file could
+        have names on both sides of the domain's boundary.
         """
 
     def of_xattrs_gone(self, inode: Inode) -> None:
-        """An inode has lost its last name and handle, and its attributes have a row of their own."""
+        """Note that an inode, whose attributes have a row of their own, has lost its last name and handle."""
 
 
 NOT_KEPT = Changes()
 
 
 def require_whole(inode: Inode, what: object) -> None:
-    """Raise EIO for an inode that the index has lost."""
+    """Raise EIO if the index has lost the inode."""
     if inode.is_damaged:
         raise SymError(f"{what} is damaged in the index: see `symphony fsck`", errno.EIO)
 
 
 def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:
-    """Whether the mode bits give `creds` all of the `wanted` ones."""
+    """Whether the mode bits give `creds` all of the `wanted` bits."""
     if creds.uid == 0:
         return not wanted & SEARCH or inode.is_directory or bool(inode.mode & 0o111)
     if creds.uid == inode.uid:
@@ -390,10 +408,10 @@ def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:
 
 
 def require(inode: Inode, creds: Credentials, wanted: int, what: object) -> None:
-    """Raise NoAccess unless the mode bits allow it."""
+    """Raise NoAccess unless the mode bits allow the `wanted` access."""
     if not allows(inode, creds, wanted):
         verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
-        message = f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it"
+        message = f"{what}: mode {inode.mode:04o} of uid {inode.uid} does not let uid {creds.uid} {verb} it"
         if not inode.is_directory:
             message += f"; choose another file, or have uid {inode.uid} or root change its mode"
         elif wanted & WRITE and not inode.uid:
@@ -402,7 +420,7 @@ def require(inode: Inode, creds: Credentials, wanted: int, what: object) -> None
 
 
 def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: str) -> None:
-    """Raise unless `creds` may take a name of the inode out of the directory."""
+    """Raise unless `creds` may remove a name of the inode from the directory."""
     require(directory, creds, WRITE | SEARCH, f"directory of {what}")
     if directory.mode & stat.S_ISVTX and creds.uid not in {0, inode.uid, directory.uid}:
         raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither of them")
@@ -414,10 +432,11 @@ def require_owner(inode: Inode, creds: Credentials, what: object) -> None:
 
 
 def require_followable(link: Inode, directory: Inode, creds: Credentials, what: str) -> None:
-    """Raise NoAccess for a link that a stranger may have planted, as Linux does for `fs.protected_symlinks`.
+    """Raise NoAccess for a link that another user may have planted, as Linux does with `fs.protected_symlinks`.
 
-    A directory that its group or everybody may write to counts, sticky or not. A link of the caller, of root or of the
-    directory's owner is followed: each of them has the power already.
+    The check applies to links in directories that their group or all users may write to, sticky or not. Links of the
+    caller are always followed. Links of root and of the directory's owner are followed, too, because both could replace
+    any file there.
     """
     is_shared = directory.mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and link.uid not in {0, creds.uid, directory.uid}:
@@ -428,7 +447,7 @@ def require_followable(link: Inode, directory: Inode, creds: Credentials, what: 
 
 
 def mode_for_new(directory: Inode, creds: Credentials, mode: int) -> int:
-    """The mode of a file made by `creds`: it can't run with the group of a directory that gives it a strange one."""
+    """Return the mode of a new file. Setgid is dropped if the file could run with a group that `creds` is not in."""
     inherits = directory.mode & stat.S_ISGID and mode & stat.S_ISGID and mode & stat.S_IXGRP
     if inherits and creds.uid != 0 and not creds.in_group(directory.gid):
         return mode & ~stat.S_ISGID
@@ -436,7 +455,7 @@ def mode_for_new(directory: Inode, creds: Credentials, mode: int) -> int:
 
 
 def shown(name: bytes) -> str:
-    """A name fit for one line of a message."""
+    """Return a name in a form that fits one line of a message."""
     text = name.decode(errors="replace")
     if text.isprintable():
         return text

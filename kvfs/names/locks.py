@@ -1,13 +1,14 @@
-"""flock(2) over inodes: shared or exclusive, held by an open file, wherever it was opened: on the mount or by a LIP.
+"""flock(2) on inodes: shared or exclusive locks of open files. Files opened on the mount and files opened by calls use
+the same locks.
 
-The same table, another one, holds the claims on names (`kvfs.fs.Claim`): there the places of names are locked.
+Another table of the same class has the claims (`kvfs.fs.Claim`). Its keys are places of names instead of inode numbers.
 
-A lock costs the same beside thousands on one inode: nothing here walks over those that hold it or wait for it.
+The cost of an operation does not grow with the number of locks on an inode: no loop visits all holders or waiters.
 
-Waiters are served in order of arrival, except that a conversion gives up the lock that its owner has first, as
-flock(2) does. Advisory: nothing else looks at these locks.
+Waiters get the lock in order of arrival. A conversion between shared and exclusive first releases the owner's lock, as
+flock(2) does. The locks are advisory: reads and writes ignore them.
 
-Owned by the daemon's trio thread.
+The daemon's trio thread owns the locks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio
 from libsym.errors import WouldBlock
 
 SOME_HOLDERS = 16
-"""Holders that are named: thousands may share a lock."""
+"""The most holders that `holders` lists. Thousands may share a lock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,14 +35,14 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Lock:
-    """One inode's: either one exclusive holder or any number of shared ones."""
+    """The lock of an inode: one exclusive holder, or any number of shared holders."""
 
     holders: dict[Hashable, None] = field(default_factory=dict)
     is_exclusive: bool = False
-    """Of the holders there are."""
+    """Whether the lock is held exclusively, by one holder."""
     waiting: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
     waiting_of: dict[Hashable, dict[_Waiter, None]] = field(default_factory=dict)
-    """The same by their owners."""
+    """Waiters by owner."""
 
     def admits(self, exclusive: bool) -> bool:
         return not self.holders or not (exclusive or self.is_exclusive)
@@ -53,7 +54,7 @@ class _Lock:
         self.holders[owner], self.is_exclusive = None, exclusive
 
     def give_up(self, owner: Hashable) -> bool:
-        """Whether the owner had it."""
+        """Remove the owner from the holders. Return whether the owner was a holder."""
         return self.holders.pop(owner, self) is None
 
     def enter(self, waiter: _Waiter) -> None:
@@ -66,27 +67,24 @@ class _Lock:
 
 
 class FileLocks:
-    """Every lock that is held or waited for, by inode number, or by whatever else is locked."""
+    """All locks that are held or waited for, by inode number or another key."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, _Lock] = {}
 
     def __len__(self) -> int:
-        """Inodes with a lock."""
+        """Number of inodes with a lock."""
         return len(self._locks)
 
     def holders(self, number: Hashable) -> list[Hashable]:
-        """Holders of the lock of one inode; the first few, where many share it."""
+        """Return the holders of an inode's lock. If many share the lock, return the first SOME_HOLDERS."""
         lock = self._locks.get(number)
         return [] if lock is None else list(islice(lock.holders, SOME_HOLDERS))
 
-    def num_waiting(self, number: Hashable) -> int:
-        """Who waits for the lock of one inode."""
-        lock = self._locks.get(number)
-        return 0 if lock is None else len(lock.waiting)
-
     def acquire_nowait(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
-        """Take the lock, or raise EWOULDBLOCK. What the owner held before is converted, or lost if that fails."""
+        """Take the lock, or raise EWOULDBLOCK. If the owner already has a lock of the other kind, the lock is
+        converted. If the conversion fails, the owner loses its lock.
+        """
         lock = self._locks.setdefault(number, _Lock())
         if lock.has(owner, exclusive=exclusive):
             return
@@ -99,7 +97,7 @@ class FileLocks:
             self._settle(number, lock)
 
     async def acquire(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
-        """Take the lock, after everybody who asked earlier. Cancelled, it leaves the queue."""
+        """Take the lock after all earlier waiters. On cancellation, leave the queue."""
         lock = self._locks.setdefault(number, _Lock())
         if lock.has(owner, exclusive=exclusive):
             return
@@ -118,7 +116,9 @@ class FileLocks:
             raise
 
     def leave(self, number: Hashable, owner: Hashable) -> None:
-        """Take the owner's waiters out of the queue now. No grant wakes them: their tasks have to be cancelled."""
+        """Remove the owner's waiters from the queue. The lock never wakes them after that, so the caller has to cancel
+        their tasks.
+        """
         lock = self._locks.get(number)
         if lock is None:
             return
@@ -127,19 +127,19 @@ class FileLocks:
         self._settle(number, lock)
 
     def release(self, number: Hashable, owner: Hashable) -> None:
-        """Give the lock up; nothing happens if the owner has none."""
+        """Release the owner's lock, if the owner has one."""
         lock = self._locks.get(number)
         if lock is not None and lock.give_up(owner):
             self._settle(number, lock)
 
     def _settle(self, number: Hashable, lock: _Lock) -> None:
-        """Grant what can be granted; forget a lock that nobody wants."""
+        """Grant the lock to waiters that it admits. Drop a lock without holders and waiters."""
         while lock.waiting and lock.admits((first := next(iter(lock.waiting))).exclusive):
             lock.grant(first.owner, exclusive=first.exclusive)
             for waiter in list(lock.waiting_of[first.owner]):
-                if waiter.exclusive == first.exclusive:  # threads that asked for one open file get the lock together
+                if waiter.exclusive == first.exclusive:  # threads that wait with one open file get the lock together
                     lock.leave(waiter)
                     waiter.granted.set()
-        # A waiter that was granted the lock, lost it again and then is cancelled settles one that is forgotten already.
+        # `_locks` may have another `_Lock` by now: a waiter may have got this lock and lost it before it was cancelled.
         if not lock.holders and not lock.waiting and self._locks.get(number) is lock:
             del self._locks[number]

@@ -1,8 +1,10 @@
-"""The places of a directory's names: where readdir(2) goes on, without a copy of the names for each open directory.
+"""Places of a directory's names, by which readdir(2) continues a listing without a copy of all names for each open
+directory.
 
-Names are in the order in which they came, each with a number that stays its own while it is there. A reader keeps two
-numbers: where it goes on, and where it ends, for names that come later are not its own. So a name that stays is seen
-exactly once, and no name twice, whatever comes and goes meanwhile. A name that a rename replaces keeps its place.
+Names are ordered by the time when they were made. Each name has a number, its place, as long as it exists. A reader
+keeps two numbers: the place at which it continues, and the place at which it ends, because it skips names made later.
+So while names are made and removed, a reader sees no name twice, and sees each lasting name exactly once. A rename over
+an existing name keeps that name's place.
 """
 
 from __future__ import annotations
@@ -13,38 +15,41 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 DOTS = ((0, b"."), (1, b".."))
-"""Come before the names; no entry has them."""
+"""Places of `.` and `..`, before all names. A directory's entries don't contain them."""
 FIRST_PLACE = len(DOTS)
 
 _LEAST_DEAD = 64
-"""Places of names that went are dropped when they are more than this, and more than a quarter of the names."""
+"""Places of removed names are dropped when their number exceeds this one, and exceeds a quarter of the existing names.
+"""
 
 Entry = TypeVar("Entry")
 
 
 class NameOrder(Generic[Entry]):
-    """The order of one directory's names. Made when the directory is read first, it takes 16 bytes a name."""
+    """The order of one directory's names. The order is made at the first listing, and takes 16 bytes a name."""
 
     __slots__ = ("_names", "_new", "_numbers", "end", "entries")
 
     def __init__(self, entries: Mapping[bytes, Entry]) -> None:
-        """`entries`: of the directory, as they change."""
+        """`entries` are the directory's entries. Each later addition or removal must be reported to `changed`."""
         self.entries = entries
-        """The tree gives another table when that one has more room than it needs."""
+        """The directory's entries. The tree replaces this table when it copies the entries to a smaller one."""
         self._names = list(entries)
         self.end = FIRST_PLACE + len(entries)
         """The number that the next name gets."""
         self._numbers = array("q", range(FIRST_PLACE, self.end))
-        """By place in `_names`, ascending."""
+        """Numbers of the names in `_names`, with the same indexes, in ascending order."""
         self._new: dict[bytes, int] = {}
-        """Numbers of names that may have an earlier place, too: of one that was there before."""
+        """Numbers of names that were added after the order was made. If such a name had been removed before, `_names`
+        may have it twice. Then the first one counts as removed.
+        """
 
     def __len__(self) -> int:
-        """Places that are kept, those of names that went too."""
+        """Number of places that are kept, including the places of removed names."""
         return len(self._names)
 
     def changed(self, name: bytes) -> None:
-        """A name came or went."""
+        """Note that a name was added or removed."""
         if name in self.entries:
             self._names.append(name)
             self._numbers.append(self.end)
@@ -56,7 +61,9 @@ class NameOrder(Generic[Entry]):
                 self._drop_dead()
 
     def between(self, start: int, end: int) -> Iterator[tuple[int, bytes, Entry]]:
-        """Numbers, names and entries from a number on. No name may come or go meanwhile."""
+        """Yield numbers, names and entries for numbers from `start` to `end - 1`. No name may be added or removed
+        meanwhile.
+        """
         for place in range(bisect_left(self._numbers, start), bisect_left(self._numbers, end)):
             number, name = self._numbers[place], self._names[place]
             entry = self.entries.get(name)

@@ -1,14 +1,14 @@
-"""A plain file's bytes: a backing file, made when the first byte is written.
+"""The bytes of a plain file. They are in a backing file, which is made at the first write.
 
-The size is kept here, so that `stat` asks nobody. What may wait for the disk is for workers: `read_at`, `read_into`,
-`write_at`, `resize`, `allocate`, `sync`. All else is the owner's, and waits for nothing. The owner lets one worker
-change the file at a time; others may read meanwhile. They get bytes from before or after, and fewer where the file was
-cut.
+The size is kept in memory, so `stat` needs no system call. Methods that may wait for the disk are for workers:
+`read_at`, `read_into`, `write_at`, `resize`, `allocate`, `sync`. All other methods belong to the owner's thread, and
+never block. The owner lets one worker at a time change the file. Other workers may read meanwhile. Their reads return
+bytes from before or after the change, or fewer bytes if the file was cut.
 
-A worker may be in a call for ever, if the disk never answers. Its owner does not know then what the call has done, and
-lets no other change begin before it has ended (`kvfs.mount.disk_work`). When it ends, `size` is right again; until then
-the size is that of before, and only a cut shows at once. So whatever has become of it, no byte that was written later
-is lost to a call that was given up, and bytes that it wrote are never shown beyond the size.
+If the disk hangs, a call of a worker may never return. Then the owner does not know what the call has done, and lets no
+other change begin before the call has ended (`kvfs.mount.disk_work`). Until the end of the call, the file has its old
+size, or the smaller size if the call cuts the file. After the call, `size` is right again. So an abandoned call never
+overwrites bytes that were written later, and bytes that it wrote beyond the size are never shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from kvfs.names.disk import NOT_OFFERED, Disk
-from kvfs.names.gaps import Gaps
+from kvfs.names.gaps import UnfilledRanges
 from kvfs.names.removals import Descriptor, Removals
 from kvfs.names.sums import EXTENT_BYTES, Sums, Verified, num_extents, sum_of
 from libsym.errors import SymError
@@ -33,11 +33,12 @@ from libsym.errors import SymError
 log = logging.getLogger(__name__)
 
 _ASKED_FOR = frozenset({errno.EFBIG, errno.EINVAL, errno.EOPNOTSUPP})
-"""Errors that come from what was asked for, and not from the disk below."""
+"""Errors that the request causes, not the disk."""
 
 Remove: TypeAlias = Callable[[Path, Descriptor | None], None]
-"""Unlinks a backing file, now or later, and lets go of its descriptor after that; neither on the owner's thread, which
-calls it, once at most for a file, and not for one that was never written."""
+"""Function that has a backing file unlinked, now or later, and drops its descriptor after that. Both steps must be done
+by another thread. The owner's thread calls the function at most once for a file, and never if no backing file was made.
+"""
 
 _BACKING_NAME = re.compile(r"(\d+)\.(\d+)\.plain")
 _NOTHING = range(0)
@@ -45,13 +46,13 @@ _NEVER = -1
 
 
 def backing_name(inode: int, number: int) -> str:
-    """Of the backing file of an inode that has this number: no other one of the inode ever had it."""
+    """Return the name of an inode's backing file. `number` distinguishes the backing files that an inode has had."""
     return f"{inode}.{number}.plain"
 
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """A file that is called as a backing file is."""
+    """The two parts of a backing file's name: the number of the inode, and the number of the backing file."""
 
     inode: int
     number: int
@@ -62,14 +63,14 @@ class Backing:
 
 
 def backing_files(directory: Path) -> list[Backing]:
-    """Backing files that lie in a directory, in the order of their names."""
+    """Return the backing files in a directory, ordered by name."""
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     matches = [match for path in paths if (match := _BACKING_NAME.fullmatch(path.name))]
     return [Backing(int(match[1]), int(match[2])) for match in matches]
 
 
 class PlainFile:
-    """The content of a plain file; satisfies `ByteSource`, so an image in it can be imported."""
+    """The content of a plain file. It satisfies `ByteSource`, so that an image in the file can be imported."""
 
     __slots__ = (
         "__weakref__",
@@ -104,7 +105,9 @@ class PlainFile:
         removals: Removals | None = None,
         remove: Remove | None = None,
     ) -> None:
-        """`remove`: what unlinks it in the end; without it `removals` does, at once."""
+        """`remove` unlinks the backing file when the bytes are no longer needed. By default, `removals` unlinks the
+        file at once.
+        """
         self._directory = directory
         self._name = name
         self._disk = disk or Disk()
@@ -112,34 +115,41 @@ class PlainFile:
         self._remove = remove or self._removals.remove
         self.size = 0
         self.charged = 0
-        """Bytes that somebody is charged for: its size, except while it is being written or imported."""
+        """Number of bytes charged to the account. Ordinarily this is the size, but not while the file is being written
+        or imported.
+        """
         self.changes = 0
-        """Counts where changes begin and end: equal counts mean equal bytes, and that nothing is being changed now if
-        nothing was then."""
-        self.gaps = Gaps()
-        """Bytes below the size that nobody has written, as far as this daemon saw it. Whoever changes the file changes
-        them."""
+        """Count that grows when a change begins and when a change ends. If two readings of the count are equal, the
+        bytes are equal, because no change has begun or ended in between.
+        """
+        self.gaps = UnfilledRanges()
+        """Ranges below the size that were added by growing the file, and that no write has filled since. Only the code
+        that changes the file updates the ranges.
+        """
         self.is_lost = False
-        """Whether its bytes should be there, and are not: it can be emptied or removed, and not opened."""
+        """Whether the file has lost its bytes. Then it can be emptied or removed, but not opened."""
         self.sums = Sums()
-        """Checksums: who changes bytes says so before, see `Sums`."""
+        """Checksums of the bytes. Code that changes bytes calls `sums.begin` first: see `Sums`."""
         self._synced = 0
-        """`changes` when the last sync that succeeded began; -1: there was none, and there are bytes."""
+        """Value of `changes` when the last successful sync began; -1: the file is from an earlier daemon, and no sync
+        has succeeded since.
+        """
         self._doubtful = _NOTHING
-        """Bytes that a sync may have lost, see `sync`."""
+        """Range of the bytes that a failed sync may have lost: see `sync`."""
         self._file: Descriptor | None = None
         self._exists = False
-        """Whether there may be a backing file."""
+        """Whether a backing file may exist."""
         self._inherited_bytes: int | None = None
-        """The bytes of the backing file that count, if it may be longer."""
+        """Size of a file from an earlier daemon, until the backing file is cut to this size; else None."""
         self.is_gone = False
-        """Whether the bytes were removed for good: no backing file must be made again."""
+        """Whether the bytes were removed for good. No backing file may be made after that."""
         self._lock = threading.Lock()
-        """Guards `_file` and `is_gone`; nobody waits for the disk with it."""
+        """Lock around `_file` and `is_gone`. No thread waits for the disk while it holds the lock."""
         self._opening = threading.Lock()
-        """Taken by workers alone: they wait for the disk with it."""
+        """Lock for opening the backing file. Only workers take the lock, because its holder may wait for the disk."""
         self._syncing = threading.Lock()
-        """The same: of syncs under way at once, Linux tells one alone of an error."""
+        """Lock that admits one sync at a time, because Linux reports an error to only one of several concurrent syncs.
+        """
 
     @classmethod
     def existing(
@@ -152,8 +162,8 @@ class PlainFile:
         removals: Removals | None = None,
         remove: Remove | None = None,
     ) -> Self:
-        """The file of a daemon that has ended, perhaps before a sync. Bytes that lie behind `size` are cut off
-        before anybody sees it.
+        """Return a file of an earlier daemon, which may have ended before it synced the file. Bytes beyond `size` are
+        cut off before any read.
         """
         file = cls(directory, name, disk=disk, removals=removals, remove=remove)
         file.size = file._inherited_bytes = size
@@ -172,7 +182,7 @@ class PlainFile:
 
     @property
     def inode(self) -> int:
-        """The number of the inode that it was made for."""
+        """The number of the inode that the file was made for."""
         return int(self._name.split(".")[0])
 
     @property
@@ -183,10 +193,10 @@ class PlainFile:
     def path(self) -> Path:
         return self._directory / self._name
 
-    # Without waiting, for the owner
+    # Methods for the owner's thread, which never wait
 
     def read_nowait(self, offset: int, size: int) -> bytes | memoryview | None:
-        """As `read_at` if all of it is in memory, else None."""
+        """Read as `read_at` does if all bytes are in memory; else return None."""
         wanted = min(size, self.size - offset)
         if wanted <= 0:
             return b""
@@ -202,10 +212,10 @@ class PlainFile:
             elif error.errno != errno.EAGAIN:
                 raise self._failed("read", error) from error
             return None
-        return memoryview(room) if count == wanted else None  # fewer: the rest is not in memory, or not there
+        return memoryview(room) if count == wanted else None  # else the rest is only on disk, or does not exist
 
     def write_nowait(self, offset: int, data: bytes | memoryview) -> int:
-        """As much of `data`, from its beginning, as can be written without waiting: how many bytes."""
+        """Write as much of the beginning of `data` as is possible without waiting. Return the number of bytes."""
         file = self._file
         if file is None or not self._disk.nowait.writes:
             return 0
@@ -227,12 +237,12 @@ class PlainFile:
         return written
 
     def close(self) -> None:
-        """Give the descriptor back; the next access opens the file again."""
+        """Drop the descriptor. The next access opens the backing file again."""
         with self._lock:
             self._file = None
 
     def discard(self) -> None:
-        """Remove the bytes for good. A worker that is at work on them may end it, with what nobody sees."""
+        """Remove the bytes for good. A worker may still finish its call, but no reader sees the result."""
         self.size = 0
         self.changes += 1
         with self._lock:
@@ -241,15 +251,17 @@ class PlainFile:
         if self._exists:
             self._remove(self.path, file)
 
-    # For workers
+    # Methods for workers
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """As `pread(2)`: fewer bytes only at the end."""
+        """Read as `pread(2)` does. The result is shorter than `size` only at the end of the file."""
         return bytes(self.read_to(offset, memoryview(bytearray(max(0, min(size, self.size - offset))))))
 
     def read_to(self, offset: int, room: memoryview, *, keep: bool = True) -> memoryview:
-        """As `read_at`: the part of the room that has bytes then. `keep`: the file stays open for those to come."""
-        changes = self.changes  # before the size: see `resize`
+        """Read as `read_at` does, into `room`. Return the filled part of `room`. `keep`: leave the backing file open
+        for later calls.
+        """
+        changes = self.changes  # must be read before the size: see `resize`
         room = room[: max(0, self.size - offset)]
         found = self._pread(offset, room, keep=keep)
         if len(found) < len(room) and self.changes == changes:
@@ -257,7 +269,7 @@ class PlainFile:
         return found
 
     def read_into(self, offset: int, room: memoryview) -> int:
-        """As `preadv(2)`: the bytes there are, straight to where they are to be."""
+        """Read into `room` as `preadv(2)` does. Return the number of bytes."""
         if offset >= self.size:
             return 0
         try:
@@ -267,7 +279,7 @@ class PlainFile:
             raise self._failed("read", error) from error
 
     def verified(self, start: int, room: memoryview) -> Verified:
-        """Read as many bytes as there is room for, and compare the extents that begin there with their sums."""
+        """Fill `room` with bytes from `start` on. Compare each extent that begins in these bytes with its sum."""
         first, stop = num_extents(start), num_extents(start + len(room))
         wanted = [(each, self.sums.expected(each)) for each in range(first, stop)]
         found = Verified(self._pread(start, room[: max(0, self.size - start)]), [], [])
@@ -299,10 +311,10 @@ class PlainFile:
             self.changes += 1
 
     def resize(self, size: int) -> None:
-        """As `ftruncate(2)`."""
+        """Set the size as `ftruncate(2)` does."""
         before = self.size
-        self.size = min(before, size)  # no read begins that expects what will be cut, and one that has begun
-        self.changes += 1  # sees that something changed
+        self.size = min(before, size)  # so that no new read expects bytes that will be cut
+        self.changes += 1  # shows a read under way that the file has changed
         try:
             if size or before:
                 file = self._opened()
@@ -318,7 +330,7 @@ class PlainFile:
         self._doubtful = range(self._doubtful.start, min(self._doubtful.stop, size))
 
     def allocate(self, offset: int, size: int) -> None:
-        """As `posix_fallocate(3)`."""
+        """Reserve room as `posix_fallocate(3)` does."""
         before = self.size
         self.changes += 1
         try:
@@ -332,11 +344,12 @@ class PlainFile:
         self.gaps.grown(before, offset + size)
 
     def sync(self) -> None:
-        """As `fdatasync(2)`: bytes that were written before are on the disk, or this raises.
+        """Sync as `fdatasync(2)` does: when this method returns, all bytes written before are on disk. Raise SymError
+        on failure.
 
-        The name of a new backing file is its directory's to sync. A sync that fails leaves in doubt all bytes that the
-        file has: Linux takes pages for clean that it could not write, and the next fdatasync would succeed. So each
-        sync fails from then on, until the bytes are written once more, from the first to the last, or cut off.
+        A commit syncs the directory with the name of a new backing file. A failed sync leaves all bytes of the file in
+        doubt, because Linux marks pages as clean that it could not write, and the next fdatasync would succeed. So each
+        later sync fails until all bytes have been written again, from the first to the last, or cut off.
         """
         with self._syncing:
             seen = self.changes
@@ -359,22 +372,22 @@ class PlainFile:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether bytes were changed since the last successful sync began, or are being changed now."""
+        """Whether bytes have changed since the last successful sync began, or a change is under way."""
         return self.changes != self._synced
 
     def is_synced(self, changes: int) -> bool:
-        """Whether the bytes are on disk that there were when `changes` was this."""
+        """Whether the bytes of an earlier time are on disk. `changes`: the count at that time."""
         return self._synced >= changes
 
     @property
     def sync_failed(self) -> bool:
-        """Whether a sync has lost bytes, perhaps, that were not written anew since."""
+        """Whether a failed sync may have lost bytes that have not been written again."""
         return bool(self._doubtful)
 
     # Parts
 
     def _pread(self, offset: int, room: memoryview, *, keep: bool = True) -> memoryview:
-        """Fill as much of the room as there are bytes: none of a file that was removed meanwhile."""
+        """Fill `room` as far as the file has bytes. A file that was removed meanwhile has no bytes."""
         if not room:
             return room
         try:
@@ -386,21 +399,21 @@ class PlainFile:
             raise self._failed("read", error) from error
 
     def _filled(self, start: int, stop: int) -> None:
-        """A write has put bytes there."""
+        """Note that a write has filled these bytes."""
         self.gaps.grown(self.size, start)
         self.gaps.written(start, stop)
         self._grown(stop)
 
     def _grown(self, size: int) -> None:
-        """The file has so many bytes at least; but none that anybody sees once they were removed."""
+        """Note that the file has at least `size` bytes, unless its bytes were removed."""
         with self._lock:
             if not self.is_gone:
                 self.size = max(self.size, size)
 
     def _written(self, doubtful: range, start: int, end: int) -> None:
-        """Note bytes of a call that began while `doubtful` was in doubt.
+        """Note the bytes of a write. `doubtful`: the bytes in doubt when the write began.
 
-        A sync that has failed since then may have met them, or not: they are in doubt as well.
+        If a sync has failed since the write began, it may have lost the written bytes, so they are in doubt, too.
         """
         if doubtful is not self._doubtful:
             self._doubtful = range(max(self._doubtful.stop, end))
@@ -408,7 +421,9 @@ class PlainFile:
             self._doubtful = range(min(end, doubtful.stop), doubtful.stop)
 
     def _opened(self, *, keep: bool = True) -> Descriptor:
-        """The open file. `keep`: for those to come, too."""
+        """Return the descriptor of the backing file, and open the backing file if necessary. `keep`: leave it open for
+        later calls.
+        """
         file = self._file
         if file is not None:
             return file
@@ -431,18 +446,18 @@ class PlainFile:
                 if not self.is_gone:
                     self._file = made if keep else self._file
                     return made
-        if not was_there:  # made after it was removed, or just before
+        if not was_there:  # this thread made the backing file around the time of the removal
             with suppress(FileNotFoundError):
                 self._disk.unlink(self.path)
         raise _removed()
 
     def _failed(self, verb: str, error: OSError) -> SymError:
-        code = errno.EIO if error.errno == errno.ENOENT else error.errno  # nobody asked for that name
+        code = errno.EIO if error.errno == errno.ENOENT else error.errno  # programs know no backing files
         failure = SymError(f"can't {verb} backing file {self.path}: {error.strerror}", code)
         if error.errno in _ASKED_FOR or self.is_gone:
             log.debug("%s", failure)
         else:
-            log.warning("%s", failure)  # whoever made the request gets no more than the number
+            log.warning("%s", failure)  # the program gets only the error number
         return failure
 
 

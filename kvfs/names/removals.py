@@ -1,6 +1,7 @@
-"""Unlinks backing files and closes descriptors in the background: both may wait for the disk, and nobody for them.
+"""Unlinks and closes backing files in background threads, from a queue, because both calls may wait for the disk.
 
-A close frees the blocks of a file that was unlinked: 270 MB took 12 to 40 ms. Some file systems write at a close.
+The close of an unlinked file frees its blocks, which took 12 to 40 ms for 270 MB. Some file systems write data at a
+close.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ log = logging.getLogger(__name__)
 
 MAX_THREADS = 4
 STUCK_S = 1.0
-"""One thread does it all, unless it has been in one call for so long: then another one goes on with the rest."""
+"""A thread that has been in one call for this long counts as stuck. If all threads are stuck, another thread is
+started.
+"""
 
 
 class Descriptor:
-    """An open backing file, closed soon after the last user has let go of it: a worker in the middle of a read, or a
-    frame of an error.
+    """An open backing file. The descriptor is closed soon after its last user has dropped this object. The last user
+    may be a worker that is reading, or a frame in an error's traceback.
     """
 
     __slots__ = ("_removals", "number")
@@ -36,32 +39,36 @@ class Descriptor:
         self.number = removals.disk.open(path, flags)
 
     def __del__(self) -> None:
-        if hasattr(self, "number") and not sys.is_finalizing():  # no thread starts any more; the process closes it
+        if hasattr(self, "number") and not sys.is_finalizing():  # at exit no thread can start
             self._removals.close(self.number)
 
 
 class Removals:
-    """What is to be unlinked and closed. Any thread may add to it; nobody waits."""
+    """Queue of backing files to unlink and descriptors to close. Any thread may add to the queue, and never waits for
+    that.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self._pending: deque[tuple[Path | None, Descriptor | int | None]] = deque()
         self._numbers = itertools.count()
         self._began_s: dict[int, float] = {}
-        """Of each thread that is at work: when its last call began."""
+        """The time when each busy thread began its current call."""
         self._lock = threading.Condition(threading.RLock())
-        """Of both. The collector may add a descriptor in the middle of anything, also of what is done with the lock."""
+        """Lock around `_pending` and `_began_s`. The lock is reentrant, because the garbage collector may add a
+        descriptor in a thread that holds the lock.
+        """
 
     def close(self, number: int) -> None:
-        """Close a descriptor that nobody uses any more."""
+        """Queue a descriptor to be closed, once it has no user."""
         self._add(None, number)
 
     def remove(self, path: Path, descriptor: Descriptor | None) -> None:
-        """Unlink a file, then let go of its descriptor."""
+        """Queue a file to be unlinked. The file's descriptor is dropped after that."""
         self._add(path, descriptor)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether everything was done within that time."""
+        """Wait until the queue is empty and all threads are done. Return False after `timeout_s`."""
         with self._lock:
             return self._lock.wait_for(lambda: not self._pending and not self._began_s, timeout_s)
 
@@ -85,7 +92,7 @@ class Removals:
                 path, descriptor = self._pending.popleft()
                 self._began_s[number] = time.monotonic()
             self._do(path, descriptor if isinstance(descriptor, int) else None)
-            del descriptor  # that of a file which was unlinked: closed now, unless a worker is using it
+            del descriptor  # closes the unlinked file now, unless a worker is using it
 
     def _do(self, path: Path | None, number: int | None) -> None:
         try:
@@ -94,8 +101,8 @@ class Removals:
             if number is not None:
                 self.disk.close(number)
         except FileNotFoundError:
-            pass  # it never came to be
+            pass  # the backing file was never made
         except OSError as error:
             log.warning("can't %s: %s", "close a backing file" if path is None else f"remove {path}", error.strerror)
         except Exception:
-            log.exception("can't remove %s", path)  # and the others go on
+            log.exception("can't remove %s", path)  # the thread continues with the rest of the queue

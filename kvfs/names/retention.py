@@ -1,4 +1,4 @@
-"""What an owner says about the future of a file: keep it, let it go after some time, put it before others."""
+"""Advice of an owner on a file: a pin, a lease, a TTL, a priority."""
 
 from __future__ import annotations
 
@@ -11,35 +11,42 @@ from libsym.abi import MAX_PRIORITY, Advice
 from libsym.errors import Invalid
 
 MAX_TTL_MS = 10 * 365 * 86_400_000
-"""Ten years: more is a mistake, and 0 is for ever. A lease is no longer, either."""
+"""The longest TTL and the longest lease: ten years. A longer one is a mistake, because a TTL of 0 keeps a file for
+ever.
+"""
 
 PINNED, TTL, PRIORITY = b"user.kv.pinned", b"user.kv.ttl", b"user.kv.priority"
-"""The same as attributes: 0 or 1, seconds, a whole number."""
+"""Names of the attributes that show advice. Their values are 0 or 1, a number of seconds, and a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileAdvice:
-    """Stored with the inode: every name and every version of the file has it, a fork does not."""
+    """Advice on a file, stored with the inode. All names and versions of a file share the advice. A fork begins without
+    advice.
+    """
 
     pinned: bool = False
-    """For good: it does not expire, whatever its TTL, and its pages stay in memory."""
+    """Whether the file is pinned for good. A pinned file's pages stay in memory. The file never expires, whatever its
+    TTL is.
+    """
     ttl_ms: int = 0
-    """It is removed so long after its last use, when nobody has it open; 0: never."""
+    """Time after the last use at which the file is removed, if no program has it open; 0: never."""
     priority: int = 0
     lease_end_s: float | None = None
-    """It is pinned until then, in the time of `trio.current_time()`, and not longer than the daemon lives."""
+    """End of the lease that pins the file, as a time of `trio.current_time()`. A lease also ends when the daemon ends.
+    """
 
     @property
     def ttl_s(self) -> float:
         return self.ttl_ms / 1000
 
     def left_s(self, now_s: Callable[[], float] = current_time) -> float:
-        """Of the lease; 0: there is none."""
+        """Return how many seconds of the lease are left; 0 without a lease."""
         return 0.0 if self.lease_end_s is None else max(0.0, self.lease_end_s - now_s())
 
     @property
     def is_pinned(self) -> bool:
-        """For good, or by a lease: whoever ends that takes it out of here."""
+        """Whether the file is pinned for good or by a lease. A lease that has ended is removed from the advice."""
         return self.pinned or self.lease_end_s is not None
 
 
@@ -49,7 +56,9 @@ NO_ADVICE = FileAdvice()
 def advised(
     old: FileAdvice, advice: Sequence[tuple[int, int]], now_s: Callable[[], float] = current_time
 ) -> FileAdvice:
-    """What `old` becomes by some pieces of advice, each with its value, one after the other."""
+    """Apply pieces of advice to `old`, one after the other, and return the result. Each piece is a pair of kind and
+    value.
+    """
     for kind, value in advice:
         if kind == Advice.PIN and value == 0:
             old = replace(old, pinned=True, lease_end_s=None)
@@ -62,18 +71,18 @@ def advised(
             old = replace(old, ttl_ms=_within(value, 0, MAX_TTL_MS, "a TTL in milliseconds"))
         elif kind == Advice.PRIORITY:
             old = replace(old, priority=_within(value, -MAX_PRIORITY, MAX_PRIORITY, "a priority"))
-        elif kind not in {Advice.COLD, Advice.WILLNEED}:  # of where the bytes are now: nothing is kept of that
+        elif kind not in {Advice.COLD, Advice.WILLNEED}:  # these two kinds move pages now, and are not stored
             raise Invalid(f"there is no advice {kind}")
     return old
 
 
 def is_stored(kind: int) -> bool:
-    """Whether a piece of advice changes the file: only its owner gives it."""
+    """Whether this kind of advice is stored with the file. Only the owner may give such advice."""
     return kind not in {Advice.COLD, Advice.WILLNEED}
 
 
 def attributes(advice: FileAdvice) -> dict[bytes, bytes]:
-    """Advice as extended attributes."""
+    """Return the advice as extended attributes."""
     return {
         PINNED: b"%d" % advice.is_pinned,
         TTL: f"{advice.ttl_s:.3f}".rstrip("0").rstrip(".").encode(),
@@ -82,13 +91,13 @@ def attributes(advice: FileAdvice) -> dict[bytes, bytes]:
 
 
 def from_attribute(old: FileAdvice, name: bytes, value: bytes) -> FileAdvice:
-    """What `old` becomes when one of the attributes is set."""
+    """Return the advice after one of the attributes is set. `old`: the advice before that."""
     text = value.decode(errors="replace").strip("\0 \n")
     return advised(old, (_PARSERS[name](text),))
 
 
 def without_attribute(old: FileAdvice, name: bytes) -> FileAdvice:
-    """What `old` becomes when one of the attributes is removed."""
+    """Return the advice after one of the attributes is removed. `old`: the advice before that."""
     return from_attribute(old, name, b"0")
 
 

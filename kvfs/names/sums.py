@@ -1,12 +1,15 @@
-"""Checksums of a plain file's bytes, by extents: of synced ones, as the index has them, and of those written since.
+"""Checksums of a plain file's extents: the index's sums of synced bytes, and sums of bytes that were written later.
 
-    kept    the index may have it: an extent is marked there, which sets it to 0, before any of its bytes is changed
-    spare   marked together with others, and not changed: the sum is right, and goes back when the file is quiet
-    fresh   of bytes that were written from the beginning of the extent to its end, and may not be synced yet
+    kept    a sum that the index may have. Before any byte of its extent is changed, the extent is *marked*: a commit
+            sets the sum in the index to 0
+    spare   a sum whose extent was marked ahead, together with others, and not changed. The sum is still right, and
+            returns to the index when the file is quiet
+    fresh   a sum of bytes that were written from the beginning of the extent to its end, and may not be synced yet
 
-The last extent that is kept ends where the synced bytes did. So an append changes none, and needs no mark.
+The sum of the last kept extent covers bytes only up to the end of the synced bytes. So an append changes no bytes with
+a kept sum, and needs no mark.
 
-The owner's thread has all of it, but for `wrote`, which the worker calls that is changing the file.
+Only the owner's thread uses this module, except that the worker that changes the file also calls `wrote`.
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ import xxhash
 
 EXTENT_BYTES = 256 << 10
 PART_EXTENTS = 1024
-"""Extents of which the index has the sums in one row: of 256 MiB in 8 KiB."""
+"""Number of extents whose sums are in one row of the index. They have 256 MiB, and their sums take 8 KiB."""
 UNCHECKED = 0
 _NONE: set[int] = set()
-"""Of all files that nobody marks: there may be a million. Nobody changes it."""
+"""The empty set that all files without marks share, because there may be a million files. Code must never change this
+set.
+"""
 
 
 def sum_of(data: bytes | memoryview) -> int:
-    """Return the checksum of an extent."""
+    """Return the checksum of an extent's bytes."""
     return xxhash.xxh3_64_intdigest(data)
 
 
@@ -37,39 +42,39 @@ class Expected(NamedTuple):
     """The length and the sum that an extent should have."""
 
     num_bytes: int
-    """Bytes from the start of the extent that the sum covers."""
+    """Bytes that the sum covers, from the start of the extent."""
     value: int
-    """UNCHECKED: there is no sum."""
+    """The sum; UNCHECKED: no sum is known."""
 
 
 class Verified(NamedTuple):
-    """Extents that were read."""
+    """Bytes that were read, and the result of comparing their extents with the expected sums."""
 
     data: memoryview
     good: list[tuple[int, Expected]]
-    """Extents whose bytes fit their sums."""
+    """Extents whose bytes match their sums."""
     damaged: list[tuple[int, Expected]]
 
 
-class Taken(NamedTuple):
-    """Sums as the index is to have them after a commit."""
+class TakenSums(NamedTuple):
+    """Sums that a commit is to put into the index."""
 
     kept: array[int]
     size: int
     parts: tuple[int, ...]
-    """Parts whose rows are written."""
+    """Parts whose rows have to be written."""
     is_shorter: bool
-    """Whether there were more parts."""
+    """Whether the commit leaves fewer parts in the index."""
     is_mark: bool
     spared: dict[int, int]
-    """Sums of extents that are marked together with others."""
+    """Sums of extents that the commit marks ahead, before any change of these extents."""
 
     @property
     def num_parts(self) -> int:
         return num_parts(len(self.kept))
 
     def part(self, number: int) -> tuple[int, array[int]]:
-        """Return how many bytes a part has, and their sums."""
+        """Return the number of bytes that a part covers, and the part's sums."""
         first = number * PART_EXTENTS
         num_bytes = min(self.size - first * EXTENT_BYTES, PART_EXTENTS * EXTENT_BYTES)
         return num_bytes, self.kept[first : first + PART_EXTENTS]
@@ -98,33 +103,39 @@ class Sums:
     def __init__(self, kept: array[int] | None = None, size: int = 0) -> None:
         self._kept = array("Q") if kept is None else kept
         self.size = size
-        """Bytes that the index knows to be synced: the file is damaged if it has fewer."""
+        """Number of bytes that the index records as synced. A file with fewer bytes is damaged."""
         self._verified = bytearray(len(self._kept))
         self._spare: dict[int, int] = {}
         self._fresh: dict[int, int] = {}
         self._position = 0
-        """Up to here the bytes from the beginning of an extent on went through `_hasher`."""
+        """End of the bytes that were hashed last. If `_hasher` is set, it has hashed the bytes from the start of their
+        extent to this position.
+        """
         self._hasher: xxhash.xxh3_64 | None = None
-        """None: no byte did. One takes 700 bytes."""
+        """Hasher of the beginning of the extent at `_position`; None: no byte of this extent was hashed. A hasher takes
+        700 bytes.
+        """
         self._num_under_way = 0
         self._marking = self._ahead = self._sparing = _NONE
-        """Extents that a commit under way marks together with others."""
+        """Sets of extents. `_marking`: extents that the next commit has to mark. `_ahead`: extents that it marks ahead.
+        `_sparing`: extents that the commit under way marks ahead.
+        """
         self._cut_to: int | None = None
         self._num_marks = 0
         self.is_doubtful = False
-        """Whether a commit has failed that may have been made all the same: the index may have other sums."""
+        """Whether the outcome of the last commit is unknown. Then the index may have other sums."""
 
-    # What is known of bytes
+    # Verification
 
     def expected(self, extent: int) -> Expected:
-        kept = self._kept  # a worker that asks may see a commit replace it
+        kept = self._kept  # a commit may replace the array while a worker runs this
         if extent >= len(kept):
             return Expected(0, UNCHECKED)
         num_bytes = min(EXTENT_BYTES, self.size - extent * EXTENT_BYTES)
         return Expected(num_bytes, kept[extent] or self._spare.get(extent, UNCHECKED))
 
     def is_verified(self, start: int, stop: int) -> bool:
-        """Whether bytes may be read as they are: they have no sums, or were found to fit them."""
+        """Whether bytes need no verification, because their extents have no sums or were verified before."""
         each, end = start // EXTENT_BYTES, -(-stop // EXTENT_BYTES)
         while (each := self._verified.find(0, each, end)) >= 0:
             if self._kept[each] or each in self._spare:
@@ -133,12 +144,14 @@ class Sums:
         return True
 
     def fits(self, extent: int, expected: Expected) -> None:
-        """Bytes of the extent were read, and are those that this was expected of."""
+        """Note that bytes of the extent were read and match `expected`."""
         if self.expected(extent) == expected:
             self._verified[extent] = 1
 
     def unverified_edges(self, start: int, stop: int) -> list[int]:
-        """Return extents of which a change of these bytes keeps some that were not verified yet."""
+        """Return the extents that a change of these bytes overwrites only in part, and that have a sum but were not
+        verified.
+        """
         if start >= self.size or self._verified.find(0, start // EXTENT_BYTES, num_extents(stop)) < 0:
             return []
         edges = {start // EXTENT_BYTES} if start % EXTENT_BYTES else set[int]()
@@ -149,21 +162,25 @@ class Sums:
     # Marks
 
     def guards(self, start: int, stop: int) -> bool:
-        """Whether a change of these bytes has to wait: for a mark, or until what it keeps of an extent is verified."""
+        """Whether a change of these bytes has to wait for a mark, or for the verification of extents that it overwrites
+        in part.
+        """
         if start >= self.size:
             return False
         first, end = start // EXTENT_BYTES, min(num_extents(stop), len(self._kept))
         return any(self._kept[first:end]) or bool(self._spare and self.unverified_edges(start, stop))
 
     def needs_mark(self, start: int, stop: int, *, is_cut: bool = False) -> bool:
-        """Whether the index has sums that a change of these bytes makes wrong. `is_cut`: all behind `start` goes."""
+        """Whether the index has sums that a change of these bytes would make wrong. `is_cut`: the change cuts off all
+        bytes from `start` on.
+        """
         if start >= self.size:
             return False
         return is_cut or any(self._kept[start // EXTENT_BYTES : min(num_extents(stop), len(self._kept))])
 
     def ask(self, start: int, stop: int, *, is_cut: bool = False) -> None:
-        """Have the next `take` mark what a change of these bytes needs. Each further mark takes eight times as many
-        extents ahead: so few commits are waited for, wherever the file is overwritten.
+        """Request that the next `take` marks the extents of these bytes. Each further request marks eight times as many
+        extents ahead, so that a program that overwrites a file waits for few commits.
         """
         if is_cut:
             self._cut_to = start if self._cut_to is None else min(start, self._cut_to)
@@ -179,7 +196,9 @@ class Sums:
     # Changes
 
     def begin(self, start: int, stop: int) -> None:
-        """A change of these bytes is under way, or waits: nobody sums them before it has ended."""
+        """Note that a change of these bytes is about to begin. The sums of these bytes are forgotten or not taken until
+        the change has ended.
+        """
         self._num_under_way += 1
         first, last = start // EXTENT_BYTES, (max(start, stop - 1)) // EXTENT_BYTES
         position = self._position
@@ -205,7 +224,7 @@ class Sums:
         self._hasher = None
 
     def wrote(self, offset: int, data: bytes | memoryview) -> None:
-        """Hash bytes that a change under way has written."""
+        """Hash bytes that a change under way has just written."""
         if offset == self._position and len(data) < EXTENT_BYTES - offset % EXTENT_BYTES:
             self._hasher = self._hasher or xxhash.xxh3_64()
             self._hasher.update(data)
@@ -228,12 +247,12 @@ class Sums:
                 self._hasher = None
 
     def failed(self, start: int, stop: int) -> None:
-        """Forget the sums of bytes that a failed change may have written."""
+        """Forget the sums of the bytes of a failed change, which may have been written."""
         self._forget_position()
         self._forget(self._fresh, start // EXTENT_BYTES, stop // EXTENT_BYTES)
 
     def end(self) -> None:
-        """A change has ended, or does not begin any more."""
+        """Note that a change has ended or was abandoned."""
         self._num_under_way -= 1
 
     @property
@@ -243,7 +262,7 @@ class Sums:
     # Sums that the index lacks
 
     def lacking(self, size: int) -> list[int]:
-        """Return the extents of a file of this size that have to be read to be summed."""
+        """Return the extents that have to be read for their sums to be known. `size`: the size of the file."""
         if size == self.size and all(self._kept):
             return []
         grown = self._num_whole(size)
@@ -253,28 +272,33 @@ class Sums:
         ]
 
     def _num_whole(self, size: int) -> int:
-        """Return how many extents have sums of all the bytes that they have in a file of this size."""
+        """Return how many of the kept sums cover their whole extent. The last extent may have grown: `size` is the
+        present size of the file.
+        """
         return len(self._kept) if size == self.size else self.size // EXTENT_BYTES
 
     def is_lacking(self, size: int) -> bool:
-        """Whether the index could have more sums of a file of this size."""
+        """Whether the index lacks sums of a file of this size."""
         return size != self.size or not all(self._kept)
 
     def read(self, sums: dict[int, int]) -> None:
-        """Extents were read and summed while nothing was changed."""
+        """Note the sums of extents that were read while no change was under way."""
         self._fresh |= sums
 
     def _tail(self, size: int) -> dict[int, int]:
-        """The sum of the last extent, where it was written from its beginning and is not full."""
+        """Return the sum of the last extent of a file of this size, if the extent is not full and its hasher has all
+        its bytes.
+        """
         if size != self._position or self._hasher is None:
             return {}
         return {size // EXTENT_BYTES: self._hasher.intdigest()}
 
     # Commits
 
-    def take(self, size: int, *, is_synced: bool, is_quiet: bool) -> Taken | None:
-        """Return what a commit is to write of a file of this size: marks that were asked for, or sums of what was
-        appended; those of what was overwritten, too, if it is quiet. None: nothing.
+    def take(self, size: int, *, is_synced: bool, is_quiet: bool) -> TakenSums | None:
+        """Return the sums that a commit has to write for a file of this size, or None. If marks were requested, the
+        commit writes only the marks. Otherwise the commit writes the sums of appended bytes. If the file is quiet, the
+        commit also writes the sums of overwritten bytes.
         """
         kept, kept_size, spared = array("Q", self._kept), self.size, dict[int, int]()
         is_mark = bool(self._marking) or self._cut_to is not None
@@ -296,18 +320,18 @@ class Sums:
         if not parts and num_parts(len(kept)) == num_parts(len(self._kept)):
             return None
         is_shorter = num_parts(len(kept)) < num_parts(len(self._kept))
-        taken = Taken(kept, kept_size, parts, is_shorter, is_mark, spared)
+        taken = TakenSums(kept, kept_size, parts, is_shorter, is_mark, spared)
         self.is_doubtful = False
         if not is_mark:
             self._install(taken)
         return taken
 
     def _raise(self, kept: array[int], size: int, *, is_quiet: bool) -> int:
-        """Put sums that are known into `kept`; how many bytes it is of then."""
+        """Put known sums into `kept`. Return the number of bytes that `kept` then covers."""
         known = self._fresh | self._tail(size)
         appended = self._num_whole(size)
         if size > self.size and appended < len(kept) and kept[appended] and appended not in known:
-            return self.size  # a sum of some of its bytes is better than none
+            return self.size  # a sum that covers a part of the extent is better than no sum
         kept.extend([UNCHECKED] * (num_extents(size) - len(kept)))
         if is_quiet:
             known = self._spare | known
@@ -330,7 +354,7 @@ class Sums:
         bounds = ((each, slice(each * PART_EXTENTS, (each + 1) * PART_EXTENTS)) for each in range(count))
         return tuple(sorted({each for each, part in bounds if kept[part] != self._kept[part]} | last))
 
-    def _install(self, taken: Taken) -> None:
+    def _install(self, taken: TakenSums) -> None:
         old, self._kept, self.size = self._kept, taken.kept, taken.size
         self._verified.extend(bytes(max(0, len(self._kept) - len(old))))
         del self._verified[len(self._kept) :]
@@ -341,19 +365,21 @@ class Sums:
             for each in [each for each in found if each < len(self._kept) and self._kept[each]]:
                 del found[each]
 
-    def committed(self, taken: Taken) -> None:
-        """The index has it."""
+    def committed(self, taken: TakenSums) -> None:
+        """Note that the commit of these sums has succeeded."""
         if taken.is_mark:
             self._install(taken)
             self._spare |= {each: value for each, value in taken.spared.items() if each in self._sparing}
             self._sparing = _NONE
 
     def not_committed(self) -> None:
-        """The index may or may not have what was taken last: sums stay guarded, and are written once more."""
+        """Note that the last commit may have failed. The sums of both outcomes stay guarded, and the next commit writes
+        all sums again.
+        """
         self.is_doubtful = True
 
     def forget(self) -> None:
-        """The index knows nothing of the file any more."""
+        """Forget all sums, because the index has no sums of this file any more."""
         self._kept, self.size, self.is_doubtful = array("Q"), 0, False
         self._verified = bytearray()
         self._spare.clear()
@@ -362,5 +388,5 @@ class Sums:
 
 
 def num_parts(count: int) -> int:
-    """Return how many rows the sums of so many extents take."""
+    """Return how many rows of the index the sums of `count` extents take."""
     return -(-count // PART_EXTENTS)

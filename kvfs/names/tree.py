@@ -1,20 +1,20 @@
-"""Names: directories, hard links, renames, and how long an inode lives.
+"""The tree of names: directories, hard links, renames, and the lifetime of inodes.
 
-The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.names.walk`. It
-checks no permissions: `kvfs.names.inode` has the rules.
+The tree does not look into the contents of files. It neither resolves paths, which `kvfs.names.walk` does, nor checks
+permissions, which `kvfs.names.inode` does.
 
-Every inode is charged to an account: of the domain that its directory lies in, else of its uid; a second hard link and
-each further one counts as one file more. The inode knows its account, and a directory its domain. No name crosses the
-boundary of a domain, and each name costs the same, so a rename moves no charge, whatever lies below, and only a change
-of owner does.
+Every inode is charged to an account: the account of the domain that it lies in, or else the account of its uid. Each
+hard link after the first counts as one more file. An inode refers to its account, and a domain's directory refers to
+the domain's account. No rename or link crosses the boundary of a domain, and all names cost the same. So a rename moves
+no charge, even if it moves a whole tree. Only a change of owner moves charges.
 
-A tree may be deeper than any path, and a file may have more names than anybody looks at: no call walks to the root, and
-none goes through all names of a file.
+A tree may be deeper than the longest path, and a file may have very many names. So no call walks from an inode up to
+the root without a limit, and no call visits all names of a file.
 
-An inode lives while anything refers to it: a name, an open handle (of the mount or of a LIP), or the kernel's memory
-of it (a lookup). Its number is never used again while the daemon lives, so a stale one can't reach another file.
+An inode lives while anything refers to it: a name, an open handle (of the mount or of a program), or a lookup that the
+kernel remembers. Its number is never used again while the daemon lives, so a stale number can't reach another file.
 
-Owned by the daemon's trio thread. No call awaits: each change is atomic.
+The daemon's trio thread owns the tree. No method awaits: each change is atomic.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from itertools import islice
 from typing import TypeVar
 
 from kvfs._pages import ffi, lib
-from kvfs.bell import Bell
+from kvfs.base.bell import Bell
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, SOME_NAMES, UNKNOWN, Changes, Inode, NamePut, require_whole, shown
-from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
+from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - users of a tree need it
 from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import NAME_BYTES, Account, Accounts, names_bytes
 from kvfs.pages.holdings import Kind
@@ -51,24 +51,25 @@ from libsym.errors import (
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
 NAMES_AHEAD = 256
-"""Files that the core may make before it is looked again whether the disk has room for their names."""
+"""Number of names that the tree checks room for at once. The core may make as many files before the next check."""
 
 MAX_SHOWN_BYTES, MAX_SHOWN_NAMES = 4096, 128
-"""Of a path for a message: a failing call in a deep tree builds one, in 0.1 ms."""
+"""Limits of a path in a message, in bytes and names. In a deep tree, such a path takes a failing call 0.1 ms."""
 MAX_WALK = 2048
-"""Names that a path of 4,096 bytes can have."""
+"""The most names that a path of 4,096 bytes can have."""
 
 CONTROL_NAME = b".symphony"
-"""The name of the control files in the root: nothing else may have it there."""
+"""Name of the control files in the root. No file of the tree can have this name in the root."""
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 """Flags of renameat2(2)."""
 
 
 class Tree:
-    """Every inode, by number. `discard` is told of each one that nothing refers to any more.
+    """Every inode, by number, with the names of all files.
 
-    `idle` is told of a file with a TTL that nobody has open any more.
+    `discard` is called with each inode that has lost its last name and handle. `idle` is called with a file that has a
+    TTL, when the file's last handle is closed.
     """
 
     def __init__(
@@ -83,31 +84,36 @@ class Tree:
         require_room: Callable[[int], None] = lambda _num_bytes: None,
         require_noted: Callable[[int], None] = lambda _num_bytes: None,
     ) -> None:
-        """`require_room`: NoSpace where the disk has no room for so many bytes more.
+        """`require_room` raises NoSpace if the disk lacks room for a number of further bytes.
 
-        `require_noted`: the same for bytes of attributes, and of paths in symbolic links.
+        `require_noted` raises NoSpace in the same way for bytes of attributes and of targets of symbolic links.
         """
         self._changes = changes
         self._require_room, self._require_noted = require_room, require_noted
-        self._puts: dict[tuple[int, bytes], tuple[Inode, Inode | None, Inode | None]] = {}  # of the operation under way
+        self._puts: dict[tuple[int, bytes], tuple[Inode, Inode | None, Inode | None]] = {}  # until `_tell`
         self._accounts = accounts
         self._discard = discard
         self._idle = idle
         self.lost: list[tuple[int, bytes]] = []
-        """Last names of inodes that the kernel remembers, each with its directory's number: the mount takes them."""
+        """Removed names, each with the number of its directory. Their inodes have no other name, but the kernel
+        remembers them. The mount empties this list.
+        """
         self.bell = Bell()
-        """Rings when a name was lost."""
+        """Rings when `lost` gets a name."""
         self.is_kernels = False
-        """The operation under way is a request of the kernel, which knows of it."""
+        """Whether the operation under way is a request of the kernel. If so, the kernel itself forgets the names that
+        the operation removes.
+        """
         self.core = ffi.new("core_files *", {"next_number": ROOT_NUMBER + 1})
-        """Numbers of inodes, and branches, which no dictionary has: the core makes them."""
+        """Counters of inode numbers and of branches. The core makes branches without Python, so `_inodes` lacks them.
+        """
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid), changes)
         accounts.of(uid).charge_files()
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
         self.num_names = 0
         self._lingering: dict[int, Account] = {}
-        """Accounts, by inode, of those that nothing but the kernel has."""
+        """Accounts that pay for inodes that only the kernel still refers to, by inode number."""
 
     def __len__(self) -> int:
         return len(self._inodes) + int(self.core.num_branches)
@@ -122,7 +128,7 @@ class Tree:
         self.core.next_number = number
 
     def see(self, table: PageTable) -> Inode:
-        """Return an inode for a branch, which is charged already, and open once."""
+        """Return a new inode for a branch of the core. The branch is already charged, and one handle has it open."""
         core, account = table.core, self._accounts.of(table.owner)
         inode = Inode(core.number, stat.S_IFREG, core.mode, core.uid, core.gid, account, self._changes)
         inode.atime_ns, inode.mtime_ns, inode.ctime_ns = core.made_ns, core.changed_ns, core.changed_ns
@@ -141,10 +147,10 @@ class Tree:
         return inode
 
     def child(self, directory: Inode, name: bytes) -> Inode:
-        """The inode of a name; `.` and `..` too."""
+        """Return the inode of a name, including `.` and `..`."""
         inode = directory.entries.get(name)
         if inode is not None:
-            if inode.file_type == UNKNOWN:  # asked here as well: a lookup shows no name in vain
+            if inode.file_type == UNKNOWN:  # checked here, so that `shown` is called only for a damaged inode
                 require_whole(inode, shown(name))
             return inode
         require_directory(directory, name)
@@ -156,19 +162,19 @@ class Tree:
         raise NotFound(f"{shown(name)}: no such file")
 
     def order(self, directory: Inode) -> NameOrder[Inode]:
-        """Where readers of the directory go on."""
+        """Return the order of the directory's names, by which readers continue a listing."""
         if directory.order is None:
             directory.order = NameOrder(directory.entries)
         return directory.order
 
     def path_of(self, inode: Inode) -> PathOf:
-        """A path of the inode below the root, for people."""
+        """Return a path of the inode below the root, as an object that messages can show."""
         return PathOf(self, inode)
 
     # Making
 
     def require_one_more(self, account: Account, other_bytes: int = 0) -> None:
-        """Raise OverQuota or NoSpace unless an account may have one more name, and so many bytes with it."""
+        """Raise OverQuota or NoSpace unless the account may have one more name and `other_bytes` more bytes."""
         account.require_files(1, other_bytes)
         num_files = self._accounts.total.num_files
         other_bytes += names_bytes(num_files + 1) - names_bytes(num_files)
@@ -185,9 +191,10 @@ class Tree:
         return True
 
     def require_bytes(self, inode: Inode, num_bytes: int) -> None:
-        """Raise OverQuota or NoSpace unless what is noted on an inode may grow by so much.
+        """Raise OverQuota or NoSpace unless the attributes of an inode may grow by `num_bytes`.
 
-        It may shrink, unless nothing has a name for it any more: then it stays in memory for good.
+        Attributes of an inode with a name may always shrink. Attributes of an inode without a name stay in memory,
+        because the index can't have them. So the memory that they take is always checked.
         """
         if inode.account is None:
             return
@@ -200,9 +207,10 @@ class Tree:
     def new_inode(
         self, file_type: int, mode: int, uid: int, gid: int, account: Account | None = None, target: bytes = b""
     ) -> Inode:
-        """An inode without a name: it lives from its first reference on, see `drop_if_unused`.
+        """Make an inode without a name. The inode lives until `drop_if_unused` finds no reference to it.
 
-        Raises OverQuota if who pays (`account`, or that of the uid) has no room for one more.
+        Raise OverQuota if the account that pays has no room for one more file. This is `account`, by default the
+        account of `uid`.
         """
         account = account or self._accounts.of(uid)
         self.require_one_more(account, len(target))
@@ -219,7 +227,7 @@ class Tree:
     def make(
         self, directory: Inode, name: bytes, file_type: int, *, mode: int, uid: int, gid: int, target: bytes = b""
     ) -> Inode:
-        """A new inode under a new name. In a setgid directory it gets the directory's group."""
+        """Make an inode under a new name. In a setgid directory the inode gets the directory's group."""
         self.require_free(directory, name)
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
@@ -231,11 +239,11 @@ class Tree:
         return inode
 
     def account_for(self, directory: Inode, uid: int) -> Account:
-        """Return the account that pays for what `uid` makes in the directory."""
+        """Return the account that pays for files that `uid` makes in the directory."""
         return domain_below(directory) or self._accounts.of(uid)
 
     def require_free(self, directory: Inode, name: bytes) -> None:
-        """Raise unless the name can be made in the directory."""
+        """Raise unless this name can be made in the directory."""
         require_directory(directory, name)
         check_name(name)
         if name == CONTROL_NAME and directory is self.root:
@@ -260,7 +268,7 @@ class Tree:
         self._tell()
 
     def name(self, inode: Inode, directory: Inode, name: bytes) -> None:
-        """The first name of a file that was made without one. In a setgid directory it gets the directory's group."""
+        """Give a file without a name its first name. In a setgid directory the file gets the directory's group."""
         if domain_around(inode) is not domain_below(directory):
             raise CrossDevice(f"{shown(name)}: its directory has become part of another domain: make the file anew")
         self.require_free(directory, name)
@@ -296,7 +304,9 @@ class Tree:
         self.drop_if_unused(inode)
 
     def rename(self, source: Inode, name: bytes, target: Inode, new_name: bytes, flags: int = 0) -> None:
-        """Move a name, over an existing one if there is one; or exchange the two."""
+        """Move a name, and replace the file that has the new name, if there is one. With RENAME_EXCHANGE, exchange the
+        two names.
+        """
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
             raise Invalid(f"rename: unknown flags {flags:#x}")
         if {name, new_name} & {b".", b".."}:
@@ -314,7 +324,7 @@ class Tree:
             self.require_free(target, new_name)
         self._refuse_loop(moved, target, new_name)
         if replaced is moved:
-            return  # two names of one file: POSIX says that nothing happens
+            return  # both are names of one file: by POSIX, rename then does nothing
         if replaced is not None:
             self._require_replaceable(moved, replaced, new_name)
             self._detach(target, new_name)
@@ -337,9 +347,10 @@ class Tree:
         self._tell()
 
     def _refuse_loop(self, moved: Inode, target: Inode, new_name: bytes) -> None:
-        """A directory can't move into itself or below.
+        """Raise Invalid if a directory would move into itself or below itself.
 
-        Directories above both are searched up to MAX_WALK from each, so that relative paths always do.
+        The search walks up from the directories of both names, at most MAX_WALK levels each. So a move between
+        directories that are near each other works at any depth.
         """
         if target is moved.parent or not (moved.num_subdirectories or moved is target):
             return
@@ -352,7 +363,7 @@ class Tree:
         raise NameTooLong(f"{shown(new_name)} lies {MAX_WALK} directories away or more: move it there in steps")
 
     def _upwards(self, directory: Inode | None) -> Iterator[Inode]:
-        """The first MAX_WALK of a directory and those that it lies in."""
+        """Yield a directory and the directories above it, at most MAX_WALK in all."""
         for _ in range(MAX_WALK):
             if directory is None:
                 return
@@ -402,7 +413,7 @@ class Tree:
         self._puts[key] = directory, before, after
 
     def _tell(self) -> None:
-        """An operation is complete."""
+        """Report the changed names of a complete operation to the listener."""
         puts, self._puts = self._puts, {}
         for (_, name), (directory, before, after) in puts.items():
             if directory.order is not None and (before is None) != (after is None):
@@ -421,12 +432,14 @@ class Tree:
     # Restoring
 
     def restore(self, number: int, file_type: int, account: Account) -> Inode:
-        """An inode that there was, without a name or attributes yet. The caller charges it. Nobody is told."""
+        """Make an inode that the index has, without names and attributes. The caller charges the inode. The listener
+        gets no change.
+        """
         inode = self._inodes[number] = Inode(number, file_type, 0, 0, 0, account, self._changes)
         return inode
 
     def restore_name(self, directory: Inode, name: bytes, inode: Inode) -> None:
-        """A name as it was. Nobody is told, and no time changes."""
+        """Make a name that the index has. The listener gets no change, and the times of the inodes stay."""
         directory.entries[name] = inode
         self.num_names += 1
         inode.names.add((directory.number, name))
@@ -437,14 +450,14 @@ class Tree:
     # References
 
     def forget(self, inode: Inode, num_lookups: int) -> None:
-        """The kernel forgets so many of its lookups."""
+        """Subtract lookups that the kernel has forgotten."""
         assert inode.lookups >= num_lookups, f"inode {inode.number}: {inode.lookups} lookups, {num_lookups} forgotten"
         inode.lookups -= num_lookups
         self.drop_if_unused(inode)
 
     def opened(self, inode: Inode) -> None:
         inode.opens += 1
-        self._end_lingering(inode)  # a removed one, by a descriptor of O_PATH
+        self._end_lingering(inode)  # an O_PATH descriptor can open a removed file
 
     def closed(self, inode: Inode) -> None:
         assert inode.opens > 0
@@ -454,9 +467,11 @@ class Tree:
         self.drop_if_unused(inode)
 
     def drop_if_unused(self, inode: Inode) -> None:
-        """Give up the content when no name and no handle leads to it, and the inode when the kernel forgot it as well.
+        """Discard the content if the inode has no name and no handle. Drop the inode if the kernel has forgotten it,
+        too.
 
-        A program can keep the kernel from forgetting (O_PATH): that keeps the charge for the inode, and nothing else.
+        A program can keep the kernel from forgetting the inode (O_PATH). Meanwhile the inode stays charged, without its
+        content.
         """
         if inode.opens or inode.names or inode is self.root:
             return
@@ -482,7 +497,7 @@ class Tree:
         self._end_lingering(inode)
 
     def charged_to(self, inode: Inode, account: Account) -> None:
-        """Have another account pay for an inode."""
+        """Move the inode's charge to another account."""
         inode.account = account
         if self._end_lingering(inode):
             self._let_linger(inode)
@@ -493,13 +508,13 @@ class Tree:
         inode.account.linger(len(inode.target))
 
     def _end_lingering(self, inode: Inode) -> bool:
-        """Whether nothing but the kernel had the inode."""
+        """End the lingering of an inode if only the kernel referred to it so far. Return whether it was lingering."""
         lingered = self._lingering.pop(inode.number, None)
         if lingered is not None:
             lingered.forgotten(len(inode.target))
         return lingered is not None
 
-    # The books
+    # Audit
 
     def check(self) -> None:
         """Raise AssertionError if names, links and inodes contradict each other."""
@@ -540,9 +555,11 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class PathOf:
-    """A path of an inode below the root, for people: built from its end backwards when it is shown.
+    """A path of an inode below the root, for messages. The path is built when it is shown, from its last name to its
+    first.
 
-    Of several hard links it is any. MAX_SHOWN_BYTES and MAX_SHOWN_NAMES limit what is shown of it.
+    If the file has several hard links, only one of its paths is shown. A path beyond MAX_SHOWN_BYTES or MAX_SHOWN_NAMES
+    is shortened.
     """
 
     tree: Tree
@@ -570,37 +587,37 @@ _Table = TypeVar("_Table", dict[bytes, Inode], set[tuple[int, bytes]])
 
 
 def _fitting(table: _Table) -> _Table:
-    """The table, or a copy where most of its room is of members that are gone.
+    """Return the table, or a copy of the table if most of its memory belongs to removed members.
 
-    Python never shrinks one: each would keep the memory of the most that it had, and looking for its first member would
-    pass all that room.
+    Python never shrinks a table. Without the copy, the table would keep the memory of its largest size, and a search
+    for its first member would visit all of that memory.
     """
     return type(table)(table) if sys.getsizeof(table) > 4096 + 512 * len(table) else table
 
 
 def domain_around(inode: Inode) -> Account | None:
-    """The domain that the inode lies in; for a domain's own directory, the one around it."""
+    """Return the domain that the inode lies in. For a domain's own directory, return the domain around it."""
     return inode.account if inode.account is not None and inode.account.is_domain else None
 
 
 def domain_below(directory: Inode) -> Account | None:
-    """The domain in which lies what is made in the directory."""
+    """Return the domain that files made in the directory belong to."""
     return directory.domain or domain_around(directory)
 
 
 def _content_of(inode: Inode | None) -> tuple[Content | None, int]:
-    """Return the content of an inode now, and how many entries it has."""
+    """Return the current content of an inode, and its number of entries."""
     content = None if inode is None else inode.content
     return content, content.table.length if isinstance(content, KvFile) else 0
 
 
 def require_directory(inode: Inode, name: bytes) -> None:
     if not inode.is_directory:
-        raise NotDirectory(f"{shown(name)}: what should hold it is not a directory")
+        raise NotDirectory(f"{shown(name)}: its parent is not a directory")
 
 
 def is_possible_name(directory: int, name: bytes) -> bool:
-    """Whether an inode in that directory can be called so."""
+    """Whether an inode in that directory can have this name."""
     is_control = directory == ROOT_NUMBER and name == CONTROL_NAME
     is_text = 0 < len(name) <= MAX_NAME_BYTES and b"/" not in name and b"\0" not in name
     return is_text and name not in {b".", b".."} and not is_control

@@ -1,11 +1,12 @@
-"""Walks a path for a LIP, by the rules that the kernel follows on the mount.
+"""Walks paths for calls of programs, by the rules that the kernel follows on the mount.
 
-A relative path begins at the root of the mount; an absolute one must lie below the mount. So must every symbolic link
-on the way and every `..`, for KV files are nowhere else. Each directory passed needs its search bit. A link of others
-is not followed in a directory that others may write to.
+A relative path begins at the root of the mount. An absolute path must lie below the mount. All symbolic links and every
+`..` in a path must stay in the mount, too, because KV files exist only in the mount. The caller must have the search
+permission for each directory in the path. In a directory that its group or all users may write to, a link of another
+user is not followed.
 
-For a connection that is confined to a domain, the domain is all there is: relative paths begin at its directory, and
-absolute ones must begin with its path. What lies above it is not even looked at.
+A connection may be confined to a domain. Then relative paths begin at the domain's directory, and absolute paths must
+begin with that directory's path. The walk never searches directories above the domain's directory.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ MAX_LINKS = 40
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A name in a directory, whether or not anything has that name."""
+    """A name in a directory. A file with that name may exist or not."""
 
     directory: Inode
     name: bytes
     path: str
-    """As the caller wrote it."""
+    """The path as the caller wrote it."""
     must_be_directory: bool
-    """The path ends in a slash."""
+    """Whether the path ends in a slash."""
 
     @property
     def inode(self) -> Inode | None:
@@ -59,14 +60,16 @@ class Paths:
         self._tree = tree
         self.mountpoint = mountpoint
         self.mount_aliases: tuple[PurePath, ...] = ()
-        """Other paths of the same directory, as through a symbolic link outside."""
+        """Other paths of the mount's directory, for example through a symbolic link outside of the mount."""
 
     def resolve(self, creds: Credentials, path: str) -> Inode:
-        """The inode of a path, symbolic links followed to the end."""
+        """Return the inode of a path. All symbolic links are followed, even if the last name is one."""
         return self._walk(creds, self._encoded(path), path)
 
     def place(self, creds: Credentials, path: str) -> Place:
-        """Where a path's last component is, or would be; if it is a symbolic link, it is not followed."""
+        """Return the place of a path's last name, which need not exist. If the last name is a symbolic link, it is not
+        followed.
+        """
         encoded = self._encoded(path)
         bare = encoded.rstrip(b"/")
         head, _, name = bare.rpartition(b"/")
@@ -82,7 +85,7 @@ class Paths:
         return Place(directory, name, path, must_be_directory=bare != encoded)
 
     def _walk(self, creds: Credentials, encoded: bytes, path: str, *, is_way: bool = False) -> Inode:
-        """`is_way`: it is where a name is to be, which is not in `encoded`."""
+        """Return the inode of a path. `is_way`: `encoded` is only the path's directory, without the last name."""
         top = current = creds.root or self._tree.root
         pending = self._components(top, encoded, path)
         links_left = MAX_LINKS
@@ -119,7 +122,9 @@ class Paths:
         return current
 
     def _components(self, top: Inode, encoded: bytes, path: str) -> list[bytes]:
-        """Names below `top` from last to first; a slash at the end counts as a `.`, which demands a directory."""
+        """Return the names below `top`, from last to first. A final slash adds the name `.`, so that the walk requires
+        a directory.
+        """
         absolute = encoded.startswith(b"/")
         if encoded.startswith(b"/"):
             mount = next((mount for mount in self._mounts() if _lies_in(encoded, mount)), None)
@@ -138,7 +143,7 @@ class Paths:
         return names[::-1]
 
     def _names_above(self, directory: Inode) -> Iterator[bytes]:
-        """The names that lead from the root to a directory, from last to first."""
+        """Yield the names on the path from the root to a directory, from last to first."""
         while directory is not self._tree.root:
             if directory.parent is None:
                 raise NotFound("the domain that this connection is confined to was removed")

@@ -1,15 +1,16 @@
 """Accounts pay for pages, other bytes and files, and an account may have a limit.
 
-An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
-for each distinct page that its tables, readers and imports refer to, and once for each inode and each further hard
-link. Other bytes are those of plain files (by size: a hole counts, as it does in `st_blocks`), of attributes, and of
-the paths in symbolic links. Names beyond the first FREE_NAMES take NAME_BYTES each, whatever their length: so a rename
-moves no charge, and a small quota that was meant for so many pages holds as many.
+An account has a number: a uid for everything outside domains, `FIRST_DOMAIN | n` for a domain. An account pays once for
+each distinct page that its tables, readers and imports refer to, and once for each inode and each further hard link.
+Other bytes are those of plain files, of attributes, and of the paths in symbolic links. A plain file is charged its
+size. Holes count, as they do in `st_blocks`. The first CORE_FREE_NAMES names are free, and each further name takes
+NAME_BYTES, whatever its length. So a rename moves no charge, and a small quota that was chosen for a number of pages
+has room for that number.
 
-What a domain is charged its parent is charged as well: the domain around it, or else the uid that owns its directory.
-So a domain is a part of its owner's quota, never a way out of it.
+A charge to a domain is also a charge to its parent: the domain around it, or else the uid that owns its directory. So a
+domain is a part of its owner's quota, never a way out of it.
 
-Owned by the daemon's trio thread; limits are checked before anything changes.
+Owned by the daemon's trio thread. Limits are checked before anything changes.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota, SymError
 
 FIRST_DOMAIN = 1 << 32
-"""Account numbers from here on are domains; a uid is less."""
+"""Account numbers from here on are domains. Uids are smaller."""
 
-NAME_BYTES, FREE_NAMES = int(lib.CORE_NAME_BYTES), int(lib.CORE_FREE_NAMES)
-"""Bytes of a name: the longest one, and its rows in the index. The first names of an account take nothing."""
+NAME_BYTES = int(lib.CORE_NAME_BYTES)
+"""Charge for a name in bytes: the longest name, and its rows in the index. An account's first names are free."""
 
 _SWEEP_AT = 64
-"""Accounts that hold nothing are forgotten when there are more than this, and twice what was left the last time."""
+"""Idle accounts are removed when there are at least this many accounts, and twice as many as after the last removal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of an account; None: as much as there is."""
+class AccountLimits:
+    """Limits of an account. None: no limit."""
 
     num_bytes: int | None = None
-    """Of pages, names and all else together."""
+    """Limit of all bytes together: pages, names, and other bytes."""
     num_files: int | None = None
     memory_bytes: int | None = None
-    """Of the daemon's own memory, for what it keeps for a user: see `kvfs.pages.holdings`."""
+    """Limit of the daemon's own memory that is used for a user: see `kvfs.pages.holdings`."""
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = AccountLimits()
 
 
 class StillCharged(OverQuota):
-    """An account lacks room that it has as soon as the kernel forgets files which were removed."""
+    """Error for an account that is full now, but will have room once the kernel forgets files that were removed."""
 
     def __init__(self, message: str, account: Account) -> None:
         super().__init__(message)
@@ -69,46 +70,48 @@ class Account:
     def __init__(
         self,
         number: int,
-        limits: Limits,
+        limits: AccountLimits,
         parent: Account | None,
         describe: Callable[[], str],
         num_pages: int,
         sizes: PageSizes,
         total: Any,
     ) -> None:
-        """`total`: the core's, of all accounts."""
+        """`total` is the `core_total` that all accounts share."""
         self.number = number
         self.core = ffi.new("core_account *", {"number": number})
-        """Charges and limits, as the core keeps them."""
+        """Charges and limits, as the core has them."""
         self._holdings = Holdings(describe)
-        """Of a uid."""
+        """Holdings of the user, if the account is a uid's."""
         self.core.holdings, self.core.sizes, self.core.total = self._holdings.core, sizes.core, total
         self.limits = limits
         self.parent = parent
         self.describe = describe
         """The account's name for messages."""
         self.pages = Counts(num_pages, self.core, "pages")
-        """References of its tables, readers and imports."""
+        """References on pages by the account's tables, readers and imports."""
         self.sizes = sizes
         self.num_domains = 0
-        """Domains that are open in it, itself included."""
+        """Open domains in the account. A domain's own account counts itself."""
         self.num_lingering = self.lingering_bytes = 0
-        """Files, and other bytes of theirs, that are charged until the kernel forgets them: nothing else has them."""
+        """Removed files, and their other bytes, that stay charged until the kernel forgets the files."""
         self.waiting: deque[Callable[[], None]] = deque()
-        """Functions that are called one by one, at each file that the kernel has forgotten."""
+        """Queue of functions. Each time that the kernel forgets a removed file, the first one is called."""
         self.patient_at_s = 0.0
-        """Of a uid: when its calls have all their patience again, see `kvfs.patience`."""
+        """Time when calls of the uid may again wait as long as at first: see `kvfs.volume.patience`."""
         self.weight = DEFAULT_WEIGHT
-        """Of its share of the steps, among the uids, or among the domains of one account."""
+        """Weight of the account among the uids, or among the domains of one account. The account's share of the steps
+        is in proportion.
+        """
         self._watchers: tuple[Callable[[], None], ...] = ()
 
     @property
-    def limits(self) -> Limits:
-        """Limits of the account, those that its parents have aside."""
+    def limits(self) -> AccountLimits:
+        """The account's own limits, without those of its parents."""
         return self._limits
 
     @limits.setter
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: AccountLimits) -> None:
         self._limits = limits
         self.core.most_bytes = -1 if limits.num_bytes is None else limits.num_bytes
         self.core.most_files = -1 if limits.num_files is None else limits.num_files
@@ -116,7 +119,7 @@ class Account:
 
     @property
     def parent(self) -> Account | None:
-        """The domain around it, or else the uid that owns its directory: charged with it. None: it is a uid's."""
+        """The domain around the account, or else the uid that owns its directory. None: the account is a uid's."""
         return self._parent
 
     @parent.setter
@@ -126,44 +129,44 @@ class Account:
 
     @property
     def other_bytes(self) -> int:
-        """Bytes of plain files, attributes, and what symbolic links lead to."""
+        """Bytes of plain files, attributes, and targets of symbolic links."""
         return int(self.core.other_bytes)
 
     @property
     def num_files(self) -> int:
-        """Inodes, and each further name of one."""
+        """Number of inodes, and of further names of inodes."""
         return int(self.core.num_files)
 
     @property
     def is_domain(self) -> bool:
-        """Whether the account is a domain's, and no uid's."""
+        """Whether the account is a domain's. Otherwise it is a uid's."""
         return self.number >= FIRST_DOMAIN
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is charged to it, and nothing needs to be remembered of it."""
+        """Whether nothing is charged to the account, and it has no state worth keeping."""
         charged = self.pages.num_above or self.core.num_tables or self.other_bytes or self.num_files
         kept = charged or self._watchers or any(self._holdings.core.num_of)
         return not (kept or self.patient_at_s or (self.is_domain and not self.core.is_ended))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its distinct pages, its names and all else."""
+        """Bytes of the account's distinct pages, names, and other bytes."""
         return int(self.core.page_bytes) + self.other_bytes + names_bytes(self.num_files)
 
     @property
     def holdings(self) -> Holdings:
-        """Things that the daemon keeps for the user who pays in the end, the owner of the outermost domain."""
+        """Holdings of the user who pays in the end: the owner of the outermost domain."""
         return self._holdings if self.parent is None else self.parent.holdings
 
     @property
     def num_free_bytes(self) -> int | None:
-        """Bytes left of all limits that hold for it; None without any."""
+        """Bytes that are left within the limits of the account and its parents. None: there is no limit."""
         limits = [(each.limits.num_bytes, each.num_bytes) for each in self.chain()]
         return min((max(0, limit - used) for limit, used in limits if limit is not None), default=None)
 
     def chain(self) -> Iterator[Account]:
-        """The account and those that are charged with it."""
+        """Return the account and its parents, the innermost first."""
         account: Account | None = self
         while account is not None:
             yield account
@@ -171,20 +174,20 @@ class Account:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the accounts that are charged with it, from the uid inwards; its own is the last."""
+        """Numbers of the account and its parents, from the uid inwards. Its own number is the last."""
         return tuple(each.number for each in self.chain())[::-1]
 
-    # Room: raises OverQuota, and changes nothing
+    # Checks of room: they raise OverQuota, and change nothing.
 
     def require_bytes(self, other_bytes: int) -> None:
-        """Raise OverQuota unless what is no page may grow by so much."""
+        """Raise OverQuota unless there is room for `other_bytes` more bytes that are not in pages."""
         if not lib.core_has_room(self.core, 1, other_bytes):
             raise self.refusal()
         if not lib.core_may_count(self.core, other_bytes):
-            raise SymError("64 PiB of plain files are counted for a user, holes included, and no more", errno.EFBIG)
+            raise SymError("a user's plain files may have 64 PiB together, holes included", errno.EFBIG)
 
     def require_files(self, count: int = 1, other_bytes: int = 0) -> None:
-        """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
+        """Raise OverQuota unless there is room for `count` more files, directories or links, and their other bytes."""
         if lib.core_has_room_for_files(self.core, count, other_bytes):
             return
         if not (self.core.total.wanted_bytes or self.core.total.wanted_files):
@@ -192,7 +195,7 @@ class Account:
         raise self.refusal()
 
     def refusal(self) -> OverQuota:
-        """Return the error of the last call of the core that found no room in the account, or around it."""
+        """Return the error for the core's last refusal. This account, or one of its parents, lacked room."""
         total = self.core.total
         account = next(each for each in self.chain() if each.number == total.refused)
         if not total.wanted_bytes:
@@ -216,24 +219,26 @@ class Account:
     # Charges
 
     def charge_bytes(self, num_bytes: int) -> None:
-        """Charge the growth of what is no page, or take back (below 0) what it has lost."""
+        """Charge bytes that are not in pages; a negative number refunds bytes."""
         outcome = lib.core_charge_bytes(self.core, num_bytes)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back bytes that it does not have"
         self.tell_watchers()
 
     def close(self) -> None:
-        """End a domain: it goes when its last page and file have gone."""
+        """End a domain. Its account is removed after its last page and file are gone."""
         self.core.is_ended = True
         self.charge_domains(-1)
 
     def charge_domains(self, count: int) -> None:
-        """Charge domains that were made in it, or that it is, or take them back (below 0)."""
+        """Charge domains that were made in the account. A domain's own account counts itself. A negative number refunds
+        domains.
+        """
         for account in self.chain():
             account.num_domains += count
         self.holdings.charge(Kind.DOMAIN, count, count * self.pages.all.nbytes)
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Tell whenever something was charged or taken back. A watcher is told in the middle of that: it may change
+        """Call `watcher` after each charge or refund. The account is still being changed then, so a watcher may change
         nothing.
         """
         self._watchers += (watcher,)
@@ -245,38 +250,38 @@ class Account:
         self.core.is_watched = bool(self._watchers)
 
     def tell(self) -> None:
-        """Tell the watchers of what the core has charged."""
+        """Call the watchers if the core has charged or refunded anything."""
         if self.core.has_news:
             self.core.has_news = False
             for watcher in self._watchers:
                 watcher()
 
     def tell_watchers(self) -> None:
-        """Tell the watchers of the account, and of all that are charged with it."""
+        """Call the watchers of the account and of its parents."""
         for account in self.chain():
             account.tell()
 
     def charge_files(self, count: int = 1) -> None:
-        """Charge files, and their names; or take back (below 0) those that are gone."""
+        """Charge files and their names; a negative number refunds them."""
         outcome = lib.core_charge_files(self.core, count)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back files that it does not have"
         self.tell_watchers()
 
     def linger(self, num_bytes: int, num_files: int = 1) -> None:
-        """Count files, with so many other bytes, that are charged until the kernel forgets them."""
+        """Count removed files, and their other bytes, that stay charged until the kernel forgets them."""
         for account in self.chain():
             account.num_lingering += num_files
             account.lingering_bytes += num_bytes
 
     def forgotten(self, num_bytes: int) -> None:
-        """Count a file no more that lingered: the kernel has forgotten it."""
+        """Note that the kernel has forgotten a removed file, and call the next waiting function."""
         self.linger(-num_bytes, -1)
         for account in self.chain():
             if account.waiting:
                 account.waiting.popleft()()
 
     def adopt(self, domain: Account) -> None:
-        """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
+        """Become the parent of a domain in place of its present parent, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
         pages = np.flatnonzero(domain.pages.used).astype(np.int32)
         if not lib.core_has_room_for(self.core, pointer(pages), pages.size, domain.other_bytes, domain.num_files):
@@ -285,11 +290,11 @@ class Account:
         assert old is not None
         for account, sign in ((old, -1), (self, 1)):
             account.charge_all(domain, sign)
-        for account in (old, self):  # in between it would look as if there were room
+        for account in (old, self):  # after the first charge alone, the accounts would seem to have room
             account.tell_watchers()
 
     def charge_all(self, domain: Account, sign: int) -> None:
-        """Charge all that a domain is charged, or take it back (`sign` below 0). Watchers are not told."""
+        """Charge everything that a domain is charged (`sign` 1), or refund it (-1). Watchers are not told."""
         for account in self.chain():
             account.pages.combine(np.add if sign > 0 else np.subtract, domain.pages)
             account.core.page_bytes = account.sizes.total(account.pages.used)
@@ -301,18 +306,20 @@ class Account:
 
 
 class Accounts:
-    """Every account of one pool. `default` limits each uid that is not exempt; a domain has the limits it was given."""
+    """Every account of one pool. `default` limits each uid that is not exempt. A domain has limits of its own."""
 
     def __init__(
         self,
         num_pages: int,
         page_bytes: int,
-        default: Limits = NO_LIMITS,
+        default: AccountLimits = NO_LIMITS,
         exempt: Iterable[int] = (0,),
         weights: Mapping[int, float] = MappingProxyType({}),
         weighed: Callable[[Account], None] = lambda _account: None,
     ) -> None:
-        """`weights`: of uids; the others have `DEFAULT_WEIGHT`. `weighed` is told of an account with another weight."""
+        """`weights` has the weights of uids; other uids have `DEFAULT_WEIGHT`. `weighed` is called when an account's
+        weight changes.
+        """
         self.num_pages = num_pages
         self._default = default
         self._exempt = frozenset(exempt)
@@ -327,14 +334,14 @@ class Accounts:
 
     @property
     def bytes_beside_pages(self) -> int:
-        """Bytes of names and of all else that is no page."""
+        """Bytes of names and of everything else that is not a page."""
         return int(self.total.other_bytes) + names_bytes(self.total.num_files)
 
     def __iter__(self) -> Iterator[Account]:
         return iter(tuple(self._accounts.values()))
 
     def of(self, number: int) -> Account:
-        """The account of a uid, or of a domain that there is."""
+        """Return the account of a uid, or of a domain that exists."""
         account = self._accounts.get(number)
         if account is None:
             assert number < FIRST_DOMAIN, f"domain {number} was forgotten while somebody held pages of it"
@@ -344,49 +351,39 @@ class Accounts:
         return account
 
     def holds(self, number: int, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Give which pages an account holds. Any thread may ask; the answer stays true on the owner's thread alone."""
-        account = self._accounts.get(number)  # none is made
+        """Return which pages an account holds. Any thread may ask. The answer stays true only on the owning thread."""
+        account = self._accounts.get(number)  # unlike `of`, this makes no account
         return np.zeros(pages.size, np.bool_) if account is None else account.pages.all[pages] > 0
 
-    def grow(self, num_pages: int) -> None:
-        """Count more pages. Each domain counts all of them, so domains take more of the daemon's memory."""
-        self.num_pages = num_pages
-        for account in self:
-            before = account.pages.all.nbytes
-            account.pages.grow(num_pages)
-            if account.parent is None:
-                more = account.num_domains * (account.pages.all.nbytes - before)
-                account.holdings.charge(Kind.DOMAIN, 0, more)
-
     def is_exempt(self, uid: int) -> bool:
-        """Whether no default limit holds for a user."""
+        """Whether a user is exempt from default limits."""
         return uid in self._exempt
 
-    def limit(self, default: Limits) -> None:
-        """Give each uid that is not exempt other limits. An account that has more keeps it, and gets nothing more."""
+    def limit(self, default: AccountLimits) -> None:
+        """Change the limits of each uid that is not exempt. An account above its new limits keeps its content."""
         self._default = default
         for account in self:
             if not account.is_domain and account.number not in self._exempt:
                 account.limits = default
 
     def tell(self, told: Any) -> None:
-        """Tell watchers of accounts that the core has charged: a `core_account`, and those behind it."""
+        """Call the watchers of accounts that the core has charged. `told` is the first `core_account` of their list."""
         while told:
             told.is_told = False
             self._accounts[told.number].tell()
             told = told.next_told
 
     def weigh_uids(self, weights: Mapping[int, float]) -> None:
-        """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""
+        """Change the weights of uids. Uids that are not named get `DEFAULT_WEIGHT`."""
         self._weights = dict(weights)
         for account in self:
             if not account.is_domain:
                 self.weigh(account, self._weights.get(account.number, DEFAULT_WEIGHT))
 
-    def new_domain(self, parent: Account, limits: Limits, describe: Callable[[], str]) -> Account:
-        """A new account whose charges are also its parent's, until it is closed."""
+    def new_domain(self, parent: Account, limits: AccountLimits, describe: Callable[[], str]) -> Account:
+        """Return the account of a new domain. Until the domain is closed, its charges are also charged to `parent`."""
         number = self._next_domain
-        self._next_domain += 1  # never used again: pages remember whose bytes they hold
+        self._next_domain += 1  # never reused: frames remember whose bytes they hold
         domain = self._new(number, limits, parent, describe)
         domain.charge_domains(1)
         return domain
@@ -396,7 +393,7 @@ class Accounts:
         account.weight = weight
         self._weighed(account)
 
-    def _new(self, number: int, limits: Limits, parent: Account | None, describe: Callable[[], str]) -> Account:
+    def _new(self, number: int, limits: AccountLimits, parent: Account | None, describe: Callable[[], str]) -> Account:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {each.number: each for each in self if not each.is_idle}
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
@@ -404,10 +401,12 @@ class Accounts:
         self._accounts[number] = account
         return account
 
-    # The books
+    # The audit
 
     def check_pages(self, held: Iterable[tuple[int, IntArray]]) -> None:
-        """Raise AssertionError unless these (account number, pages held) are what was charged."""
+        """Raise AssertionError unless the charges agree with `held`: pairs of an account number and the pages that the
+        account holds.
+        """
         pages_of: dict[int, list[IntArray]] = {}
         for number, pages in held:
             for account in self.of(number).chain():
@@ -428,7 +427,9 @@ class Accounts:
                 )
 
     def check(self, name: str, charged: Iterable[tuple[Account, int]]) -> None:
-        """Raise AssertionError unless an attribute of accounts is the sum of these, and of what lies in them."""
+        """Raise AssertionError unless attribute `name` of each account is the sum of `charges` to it and its
+        descendants.
+        """
         sums = Counter[Account]()
         for each, num in charged:
             for account in each.chain():
@@ -438,7 +439,9 @@ class Accounts:
                 raise AssertionError(f"{account.describe()} is charged {name} {num}, has {sums[account]}")
 
     def check_users(self) -> None:
-        """Raise AssertionError unless what each user holds, and all together, is what is charged to accounts."""
+        """Raise AssertionError unless the holdings of each user, and the totals of all users, equal the accounts'
+        charges.
+        """
         self.check("num_domains", ((each, 1) for each in self if each.is_domain and not each.core.is_ended))
         users = [account for account in self if account.parent is None]
         for user in users:
@@ -452,7 +455,7 @@ class Accounts:
 
 
 def names_bytes(num_files: int) -> int:
-    """Return the bytes that so many names are charged."""
+    """Return the bytes that `num_files` names are charged."""
     return int(lib.core_names_bytes(num_files))
 
 

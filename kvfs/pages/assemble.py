@@ -1,19 +1,18 @@
-"""Makes a KV file of entries of others: extract picks ranges of one file, merge joins several.
+"""Makes a KV file from entries of other files: extract picks ranges of one file, merge joins several.
 
-Five moves, so that the slow ones can run in a worker thread while the owner of the pool goes on:
+The work has five parts, so that a worker thread can do the slow ones while the owner of the pool goes on:
 
-    assembly = Assembly(pool, owner, pieces, ...)       owner thread: holds the sources as they are now
-    assembly.plan()                                     worker thread: which page is made of what, what can be shared
-    assembly.reserve(frames)                            owner thread: takes the pages, or NoSpace
-    assembly.fill()                                     worker thread: copies entries and turns their keys
+    assembly = Assembly(pool, owner, pieces, ...)       owner thread: takes references on the sources
+    assembly.plan()                                     worker thread: finds sources of each page, and shared pages
+    assembly.reserve(frames)                            owner thread: allocates the pages, or raises NoSpace
+    assembly.fill()                                     worker thread: copies entries and rotates their keys
     table = assembly.finish()   or   assembly.abandon() owner thread
 
-Where a page of the new file would equal a page of a source, in the same places and at the same positions, it is that
-page: shared, not copied, as in a fork. No other code knows the other pages before `finish`.
+A page of the new file is shared, as in a fork, if a page of a source has the same entries in the same places, at the
+same positions. The other pages are copies, and no other code knows them before `finish`.
 
-What is read has to be in memory from before `reserve` until `fill` is over: `pages_to_read` says which pages of the
-sources that are, and the caller holds them there. Shared pages may be anywhere. New pages stay in memory until
-the end, which pins them.
+The source pages of copies have to be in memory from before `reserve` until `fill` ends. `pages_to_read` lists them, and
+the caller pins them. Shared pages may be anywhere. `reserve` pins the new pages in memory until the end.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from libsym.abi import PAGE_ENTRIES, RANGE_END
 from libsym.errors import Invalid, NoSpace
 
 Ranges: TypeAlias = npt.NDArray[np.int64]
-"""[n, 2]: first entry and the one after the last."""
+"""[n, 2]: for each range, the first entry and the entry behind the last one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Ranges of entries of one file, one after the other."""
+class SourceRanges:
+    """Consecutive ranges of entries of one file."""
 
     table: PageTable
     ranges: Ranges
-    """Within the table: see `ranges_within`."""
+    """All within the table's length: see `ranges_within`."""
 
     @property
     def num_entries(self) -> int:
-        """Entries of all ranges."""
+        """The number of entries in all ranges."""
         return int((self.ranges[:, 1] - self.ranges[:, 0]).sum())
 
 
@@ -54,22 +53,22 @@ class _Plan:
     """Where the entries of each page of the new file come from."""
 
     pages: IntArray
-    """[num_pages, 32] of the source; behind the last entry as if the page went on."""
+    """[num_pages, 32]: pages of the source. Padding behind the last entry repeats the page of the row's first entry."""
     slots: IntArray
     shifts: IntArray
-    """Positions that an entry moves up by."""
+    """[num_pages, 32]: by how many positions each entry moves up."""
     tokens: IntArray
     positions: IntArray
-    """[num_pages, 32] of the new file, zeros behind the last entry."""
+    """[num_pages, 32]: positions in the new file, with zeros behind the last entry."""
     shared: npt.NDArray[np.bool_]
-    """[num_pages]: the page is the source's."""
+    """[num_pages]: whether the page is shared with the source."""
 
 
 class Assembly:
-    """A KV file that is being put together. End it with `finish` or `abandon`."""
+    """A KV file that is being put together. `finish` or `abandon` ends it."""
 
     def __init__(
-        self, pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: bool, max_positions: int
+        self, pool: PagePool, owner: int, pieces: Sequence[SourceRanges], *, rebase: bool, max_positions: int
     ) -> None:
         self.num_entries = sum(piece.num_entries for piece in pieces)
         if rebase and self.num_entries > max_positions:
@@ -77,13 +76,13 @@ class Assembly:
                 f"{self.num_entries} entries can't have positions from 0 on: the model's context is {max_positions}; "
                 "pick fewer, or keep their old positions (rebase=False)"
             )
-        if self.num_entries > pool.num_pages * PAGE_ENTRIES:  # before any array of that size is made
+        if self.num_entries > pool.num_pages * PAGE_ENTRIES:  # checked before any array of this size is made
             raise NoSpace(f"{self.num_entries} entries are more than the whole page pool holds: pick fewer")
         self.pool = pool
         self.owner = owner
         self.rebase = rebase
         self.closed = False
-        # Forks in all but name, charged to whom the sources are charged already: they may go on growing.
+        # Forks of the sources, so that the sources may go on growing. The accounts of the sources pay for these forks.
         self.sources: tuple[PageTable, ...] = tuple(piece.table.fork() for piece in pieces)
         self._ranges = [piece.ranges for piece in pieces]
         self._plan: _Plan | None = None
@@ -91,7 +90,9 @@ class Assembly:
         self._new_pages = self._pages
 
     def plan(self) -> None:
-        """Find out what each page is made of. For a worker thread: reads what is held, changes nothing."""
+        """Find the sources of each page. A worker thread may call this method, because it only reads pages with
+        references.
+        """
         pool, num_pages = self.pool, pages_for(self.num_entries)
         pages, slots = self._entries()
         padding = num_pages * PAGE_ENTRIES - self.num_entries
@@ -112,18 +113,19 @@ class Assembly:
 
     @property
     def num_new_pages(self) -> int:
-        """Pages that it will take."""
+        """Pages that `reserve` will allocate."""
         return int(np.count_nonzero(~self._planned().shared))
 
     def pages_to_read(self) -> IntArray:
-        """Pages of the sources that `fill` reads; each is named once."""
+        """Return the source pages that `fill` reads, each once."""
         plan = self._planned()
         found: IntArray = np.unique(plan.pages[~plan.shared])
         return found
 
     def reserve(self, frames: IntArray | None = None) -> None:
-        """Take the pages, or raise NoSpace or OverQuota and change nothing. `frames`: of `take_frames`, for the new
-        pages; they are used, or given back.
+        """Allocate the pages, or raise NoSpace or OverQuota and change nothing.
+
+        `frames`, from `take_frames`, are for the new pages. On an error they are given back.
         """
         plan, pool = self._planned(), self.pool
         pages = plan.pages[:, 0].copy()
@@ -143,7 +145,7 @@ class Assembly:
         pool.pin(new_pages)
 
     def fill(self, checkpoint: Callable[[], None] = lambda: None) -> None:
-        """Write the new pages. For a worker thread; `checkpoint` is called between pages and may raise."""
+        """Write the new pages, in a worker thread. `checkpoint` is called between pages and may raise."""
         plan, store = self._planned(), self.pool.store
         new = np.flatnonzero(~plan.shared)
         for index in new.tolist():
@@ -159,7 +161,7 @@ class Assembly:
         self.pool.positions[self._pages[new]] = plan.positions[new]
 
     def finish(self) -> PageTable:
-        """The table of the new file; it owns the pages from here on."""
+        """Return the table of the new file, which owns the pages from then on."""
         new_pages = self._new_pages
         self.pool.claim(new_pages, self.owner)
         self.pool.fill[new_pages] = PAGE_ENTRIES
@@ -170,7 +172,7 @@ class Assembly:
         return PageTable(self.pool, self.owner, self._pages, self.num_entries)
 
     def abandon(self) -> None:
-        """Give the pages back, as if nothing had been asked."""
+        """Free the pages, as if the assembly had never begun."""
         self._close()
         self.pool.release(self._pages, self.owner)
 
@@ -187,7 +189,7 @@ class Assembly:
         return self._plan
 
     def _entries(self) -> tuple[IntArray, IntArray]:
-        """Page and slot of every entry, in the order of the new file."""
+        """Return page and place in the page of every entry, in the order of the new file."""
         pages, slots = [_NONE], [_NONE]
         for source, ranges in zip(self.sources, self._ranges, strict=True):
             lengths = ranges[:, 1] - ranges[:, 0]
@@ -197,18 +199,18 @@ class Assembly:
             slots.append((index % PAGE_ENTRIES).astype(np.int32))
         return np.concatenate(pages), np.concatenate(slots)
 
-    # The books
+    # The audit
 
     def held_pages(self) -> IntArray:
-        """Every page that is charged to the owner."""
+        """Return every page that is charged to the owner."""
         return self._pages[:0] if self.closed else self._pages
 
     def check(self) -> None:
-        """Nothing beside its references: nobody sees its pages before it ends."""
+        """Do nothing: the audit counts the references, and other code sees the pages only after the assembly ends."""
 
 
 def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:
-    """Return ranges of a file of that length. Negative numbers count from its end; RANGE_END as a stop is its end."""
+    """Return ranges whose bounds are from 0 to `length`. A negative bound counts from the end; RANGE_END is the end."""
     found = np.where(ranges == RANGE_END, length, ranges)
     found[found < 0] += length
     wrong = np.flatnonzero((found[:, 0] < 0) | (found[:, 0] > found[:, 1]) | (found[:, 1] > length))
@@ -220,7 +222,7 @@ def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:
 
 
 def _first_of_each(pages: IntArray, candidates: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Candidates that name a page first: a table mentions no page twice, so its counts stay simple."""
+    """Keep only the first of the candidates that name the same page, so that the new table has no page twice."""
     where = np.flatnonzero(candidates)
     _, first = np.unique(pages[where], return_index=True)
     chosen = np.zeros(len(pages), np.bool_)

@@ -1,8 +1,8 @@
-"""Columns: the state of pages, frames and files, as `columns.h` declares it, in arrays of numpy.
+"""Columns: the state of pages, frames and files, as `columns.h` declares it, in numpy arrays.
 
-Columns are reserved address space, as long as numbers may ever grow. A part takes memory once it is written: ten
-million unused numbers take none, and a pool that grows moves nothing. Only numbers that there are may be written; the
-others count nothing where the kernel does not overcommit.
+Columns are reserved address space, with room for as many rows as there may ever be. A part takes memory when it is
+first written. So ten million unused numbers take no memory, and rows that grow move nothing. Only rows in use are
+writable. So a kernel that does not overcommit does not count the other rows as memory.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import numpy as np
 
 from kvfs._pages import ffi, lib
 
-MOST_NUMBERS = 1 << 28
-"""Page numbers that a pool may grow to: 2^33 entries, and 85 GiB of address space."""
 MOST_ROWS = 1 << 24
-"""Files that somebody has: 2 GiB of address space. All that the daemon keeps of so many takes 100 GB of memory."""
+"""The most files in use. Their rows take 2 GiB of address space. The daemon would need 100 GB of memory for so many
+files.
+"""
 _MAP_NORESERVE = 0x4000  # `mmap` has the name from Python 3.13 on
 
 
 class Numbers:
-    """A column of numbers that may be missing, of signed integers. Complements are stored: zero bytes are -1, none."""
+    """A column of signed integers that may be missing. Complements are stored, so zero bytes are -1, which stands for a
+    missing number.
+    """
 
     __slots__ = ("_stored",)
 
@@ -38,17 +40,17 @@ class Numbers:
         self._stored[key] = ~value
 
     def has(self, key: Any) -> Any:
-        """Return which entries have a number: faster than a comparison with -1."""
+        """Return which entries have a number. This is faster than a comparison with -1."""
         return self._stored[key] != 0
 
 
 class Columns:
-    """The columns of a struct of `columns.h`, by field: zeros."""
+    """The columns of a struct in `columns.h`, by field. Every column begins as zeros."""
 
     __slots__ = ("_items", "_of", "_offsets", "_region", "_room")
 
-    def __init__(self, struct: str, num: int, room: int = MOST_NUMBERS) -> None:
-        """`num`: so many rows may be written, and later as many as `grow` says, up to `room` if that is more."""
+    def __init__(self, struct: str, num: int, room: int = 0) -> None:
+        """Make `num` rows writable; `grow` adds more, up to `room` or `num`, whichever is larger."""
         self._room = room = max(room, num)
         self._items = {name: field.type.item for name, field in ffi.typeof(struct).fields}
         *self._offsets, num_bytes = accumulate([_whole(room, item) for item in self._items.values()], initial=0)
@@ -58,7 +60,7 @@ class Columns:
         self.grow(num)
 
     def grow(self, num: int) -> None:
-        """Let so many rows be written. MemoryError: there is no room for them, or the kernel commits to no more."""
+        """Make `num` rows writable. MemoryError: `room` is too small, or the kernel commits no more memory."""
         if num > self._room:
             raise MemoryError(f"no address space for the state of {num} pages: {self._room} are reserved")
         for item, offset in zip(self._items.values(), self._offsets, strict=True):
@@ -69,18 +71,18 @@ class Columns:
         return self._of[name]
 
     def tell(self, struct: Any) -> None:
-        """Write into a struct of the same fields where the columns are."""
+        """Write the columns' addresses into a struct with the same fields."""
         for field, offset in zip(ffi.typeof(struct).fields, self._offsets, strict=True):
             setattr(struct, field[0], ffi.cast(field[1].type, self._region + offset))
 
 
 def _whole(num: int, item: Any) -> int:
-    """Return the bytes of the memory's pages that so many rows are in."""
+    """Return the bytes of `num` rows, rounded up to whole pages of the machine's memory."""
     return -(-num * int(ffi.sizeof(item)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _reserved(num_bytes: int) -> Any:
-    """Return zeros that may be read, a `char *`."""
+    """Return a `char *` to read-only zeros."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     found = lib.mmap(ffi.NULL, num_bytes, mmap.PROT_READ, flags, -1, 0)
     if found == ffi.cast("void *", -1):

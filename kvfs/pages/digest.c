@@ -1,7 +1,9 @@
-/* BLAKE2b-256 of eight pages at once: one page a lane of AVX-512, four times as fast as one after the other.
+/* BLAKE2b-256 of eight pages at once. Each lane of AVX-512 hashes one page. This is four times as fast as hashing one
+ * page after the other.
  *
- * The digests are those of RFC 7693 and of hashlib.blake2b(page, digest_size=32). Only whole blocks: pages are
- * multiples of 128 bytes. On processors without AVX-512 the caller uses hashlib: with fewer registers this gains nothing.
+ * The digests are those of RFC 7693 and of hashlib.blake2b(page, digest_size=32). Pages have to be multiples of 128
+ * bytes, the block of BLAKE2b. On processors without AVX-512 the caller uses hashlib: with fewer registers this code
+ * would be no faster.
  */
 
 #include "digest.h"
@@ -31,7 +33,7 @@ static const uint8_t order[12][16] = {
     a += b + (x), d = ROTATE(d ^ a, 32), c += d, b = ROTATE(b ^ c, 24);                                                \
     a += b + (y), d = ROTATE(d ^ a, 16), c += d, b = ROTATE(b ^ c, 63);
 
-/* Exchange halves of 1, 2 and 4 lanes: rows of words become lanes of pages. */
+/* Exchange halves of 1, 2 and 4 lanes, so that rows of words become lanes of pages. */
 #define SWAP(a, b, low, high)                                                                                          \
     do {                                                                                                               \
         lanes first = __builtin_shuffle(a, b, (lanes)low), second = __builtin_shuffle(a, b, (lanes)high);              \

@@ -4,10 +4,10 @@
 
 #include <stdint.h>
 
-/* Whether this processor can run digest_pages(). */
+/* Return whether this processor can run digest_pages(). */
 int digest_is_fast(void);
 
-/* The digests of eight pages, one after the other, at `out`. */
+/* Write the digests of eight pages to `out`, one after the other. */
 void digest_pages(const uint8_t *const pages[], uint64_t page_bytes, uint8_t *out);
 
 #endif

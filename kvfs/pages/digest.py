@@ -1,4 +1,4 @@
-"""Digests of pages, which tell them apart: BLAKE2b-256, eight pages at a time where the processor can."""
+"""Digests of pages: BLAKE2b-256, of eight pages at a time if the processor can."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvfs._pages import ffi, lib
 DIGEST_BYTES = 32
 
 NUM_LANES = 8
-"""Pages to hash together."""
+"""Pages that are hashed together."""
 
 _BLOCK_BYTES = 128
 _FEWEST = 3
-"""Fewer pages are hashed faster one after the other."""
+"""With fewer pages than this, hashing one after the other is faster."""
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -23,12 +23,12 @@ _is_fast = bool(lib.digest_is_fast())
 
 
 def digest(data: Bytes) -> bytes:
-    """Return the digest of a page, or of anything else."""
+    """Return the digest of a page, or of any other bytes."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def digests(pages: Sequence[Bytes]) -> list[bytes]:
-    """Return the digests of pages, all of one size. Without the GIL, so other threads go on."""
+    """Return the digests of pages of one size. The GIL is released, so other threads run in the meantime."""
     found: list[bytes] = []
     for first in range(0, len(pages), NUM_LANES):
         found += _of_group(pages[first : first + NUM_LANES])

@@ -1,9 +1,9 @@
-"""Memory frames and the pages in them: a page's number names 32 entries, and says nothing of where their bytes are.
+"""Memory frames and the pages in them. A page number names 32 entries, wherever their bytes are.
 
-A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes
-are needed: they are on disk alone. So a pool may have more pages than frames.
+A page that is in use has a frame of the store. A page that was restored or evicted is on disk alone, and has no frame
+until its bytes are needed. So a pool may have more pages than frames.
 
-Owned by the daemon's trio thread; workers use the pages that they hold references on.
+Owned by the daemon's trio thread. Workers use the pages that they hold references on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvfs.pages.free_list import FreeList, IntArray
 from kvfs.pages.store import PageStore
 
 NOWHERE = -1
-"""In place of a frame: the page is not in memory."""
+"""Stands for the frame of a page that is not in memory."""
 
 
 class Frames:
@@ -27,7 +27,7 @@ class Frames:
     __slots__ = ("_columns", "_core", "bytes_in", "free", "generation", "of", "page_of", "store")
 
     def __init__(self, store: PageStore, columns: Columns, core: Any) -> None:
-        """`core`: the pool's `core_pool`, which learns of frames here."""
+        """`core` is the pool's `core_pool`: the frames and their columns are registered in it."""
         self.store, self._core = store, core
         self._columns = of_frames = Columns("frame_columns", store.num_pages, store.num_pages)
         of_frames.tell(core.frame)
@@ -37,30 +37,30 @@ class Frames:
         """The page in each frame, or NOWHERE."""
         self.generation: npt.NDArray[np.int64] = of_frames["generation"]
         self.bytes_in: npt.NDArray[np.int64] = of_frames["bytes_in"]
-        """The pool writes owners' marks here."""
+        """Marks of the bytes' owners, which the pool writes."""
         self.free = FreeList(store.num_pages)
-        """Frames that are taken from here get pages by `bind`, or come back."""
+        """Free frames. The caller binds frames that it takes from here to pages, or gives them back."""
         core.frames = self.free.core
 
     def bind(self, pages: IntArray, frames: IntArray) -> None:
-        """Give frames to pages: the pages are in memory from now on."""
+        """Give frames to pages. The pages are in memory from then on."""
         self.of[pages] = frames
         self.page_of[frames] = pages
 
     def held_pages(self) -> IntArray:
-        """Every page that is in memory: looks at the frames that were ever used."""
+        """Return every page that is in memory. Only frames that were ever used are examined."""
         used = self.page_of[: self.free.top]
         pages: IntArray = used[used != NOWHERE]
         return pages
 
-    # As of `PageStore`, for pages that are in memory
+    # The interface of `PageStore`, for pages that are in memory
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of a page, and of those in the frames behind it."""
+        """Return the bytes of a page, and of the pages in the `count - 1` frames behind it."""
         return self.store.view(self._frame(page), count)
 
     def writable(self, page: int) -> memoryview:
-        """The bytes of a page that nobody else knows, to be overwritten whole."""
+        """Return the bytes of a page that no other code knows. The caller overwrites all of them."""
         return self.store.writable(self._frame(page))
 
     def zero(self, page: int) -> None:
@@ -68,7 +68,7 @@ class Frames:
         self.store.zero(self._frame(page))
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill a page with slots of other pages."""
+        """Fill a page with entries of other pages."""
         self.store.assemble(self._frame(target), self.frames_of(sources), slots, shifts)
 
     def frames_of(self, pages: IntArray) -> IntArray:
@@ -82,12 +82,12 @@ class Frames:
         assert frame != NOWHERE, f"page {page} is not in memory"
         return frame
 
-    # The books
+    # The audit
 
     def check(self, num_pages: int) -> None:
         """Raise AssertionError unless each frame is free, bound to one page, or about to be bound.
 
-        `num_pages`: the others were never used.
+        Pages from `num_pages` on were never used.
         """
         self.free.check()
         bound = self.of[:num_pages][self.of[:num_pages] != NOWHERE]

@@ -1,7 +1,8 @@
-"""Free pages of a pool, given out as consecutive runs where possible.
+"""Free pages of a pool, handed out as consecutive runs where possible.
 
-Bits and a tree of blocks in C (`free_list.c`): a call's work is bounded by the pages that it names, whatever the
-capacity. A byte a page, and passes of numpy over all of them, took 9 ms for a run in ten million pages.
+The bits and the tree of blocks are in C (`free_list.c`). So the work of a call is bounded by the number of pages that
+it names, whatever the capacity. When the list had one byte for each page, and numpy looked at all of them, the search
+for a run among ten million pages took 9 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 
 
 class FreeList:
-    """The free pages of a pool of `num_pages`; every page is free at first."""
+    """The free pages of a pool of `num_pages`. Every page is free at first."""
 
     __slots__ = ("core",)
 
@@ -26,30 +27,30 @@ class FreeList:
 
     @property
     def count(self) -> int:
-        """Free pages."""
+        """The number of free pages."""
         return int(self.core.num_free)
 
     @property
     def num_pages(self) -> int:
-        """Pages, free or taken."""
+        """The number of all pages, free or taken."""
         return int(self.core.num_pages)
 
     @property
     def top(self) -> int:
-        """No page from there on was ever taken."""
+        """The first page number from which on no page was ever taken."""
         return int(self.core.top)
 
     def grow(self, num_pages: int) -> None:
-        """Have more pages; the new ones are free."""
+        """Add pages, which are free."""
         taken = np.flatnonzero(~self.bitmap(self.top)).astype(np.int32)
         larger = _new_list(num_pages)
         lib.free_list_set(larger, pointer(taken), len(taken), False)
         self.core = larger
 
     def take(self, count: int, *, lowest: bool = False) -> IntArray:
-        """Take `count` pages, which must be free: the lowest run that fits, else the lowest pieces.
+        """Take `count` pages, which must be free: the lowest run that fits, else the lowest pages.
 
-        `lowest`: the lowest pages, runs or not.
+        `lowest`: take the lowest pages, whether or not they are a run.
         """
         assert 0 <= count <= self.count, f"{count} pages wanted, {self.count} free"
         pages = np.empty(count, np.int32)
@@ -58,11 +59,11 @@ class FreeList:
         return pages
 
     def give(self, pages: IntArray) -> None:
-        """Take pages back; a page may be named twice."""
+        """Return pages to the list. A page may be named twice."""
         self._set(pages, are_free=True)
 
     def hold(self, pages: IntArray) -> None:
-        """Take these pages, free or not."""
+        """Take these pages, whether or not they are free."""
         self._set(pages, are_free=False)
 
     def _set(self, pages: IntArray, *, are_free: bool) -> None:
@@ -70,14 +71,14 @@ class FreeList:
         assert not wrong, f"pages {pages} are not all below {self.num_pages}"
 
     def bitmap(self, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """Return which pages are free, of all or of those before `stop`: a copy, for the audit."""
+        """Return for each page below `stop` whether it is free, as a new array for the audit."""
         stop = self.num_pages if stop is None else stop
         taken = np.frombuffer(ffi.buffer(self.core.taken, stop // 8 + 1), np.uint8)
         found: npt.NDArray[np.bool_] = np.unpackbits(taken, count=stop, bitorder="little") == 0
         return found
 
     def check(self) -> None:
-        """Raise AssertionError unless what is known of blocks, and the count, are what the pages say."""
+        """Raise AssertionError unless the count and the tree of blocks agree with the bits."""
         if not lib.free_list_is_sound(self.core):
             raise AssertionError(f"the list of free pages, {self.count} of {self.num_pages}, contradicts itself")
 
@@ -90,5 +91,5 @@ def _new_list(num_pages: int) -> Any:
 
 
 def pointer(pages: IntArray) -> object:
-    """Return page numbers for C, as they are or as a copy."""
+    """Return page numbers as a pointer for C, copied if necessary."""
     return ffi.from_buffer("int32_t[]", np.ascontiguousarray(pages, np.int32))

@@ -1,6 +1,7 @@
-"""Until when pages keep their frames, by advice on files that have them; and how many pages do.
+"""Pages that advice on files keeps in memory: when the advice ends for each page, and how many such pages there are.
 
-Pages of one file are kept until one time, so the number is known by times: a call looks at no page but its own.
+The advice on one file ends at one time for all its pages, so pages are counted by this time. A call looks only at its
+own pages.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ import numpy.typing as npt
 from kvfs.pages.free_list import IntArray
 
 
-class Kept:
+class KeptPages:
     """Pages that advice keeps in memory."""
 
     __slots__ = ("_ends", "_num", "_num_until", "_top", "until")
 
     def __init__(self, until: npt.NDArray[np.float64]) -> None:
-        """`until`: a column of times, all 0."""
+        """`until` is a column of times, all 0."""
         self.until = until
-        """Of each page; 0, or a time that is over: no advice keeps it."""
+        """When the advice ends, for each page. 0, or a past time: no advice keeps the page."""
         self._num_until: dict[float, int] = {}
-        """Pages by time, of times to come."""
+        """Number of pages for each time at which advice will end."""
         self._ends: list[float] = []
         self._num = 0
-        self._top = 0  # no page from there on was ever kept
+        self._top = 0  # no page from here on was ever kept
 
     def num(self, now_s: float) -> int:
-        """Pages that are kept still."""
+        """Return how many pages are still kept."""
         while self._ends and self._ends[0] <= now_s:
             self._num -= self._num_until.pop(heappop(self._ends))
         return self._num
 
     def extend(self, pages: IntArray, until_s: float) -> None:
-        """Keep pages until then at least."""
+        """Keep pages until `until_s` at least."""
         pages = np.unique(pages)
         pages = pages[self.until[pages] < until_s]
         self.clear(pages)
@@ -48,7 +49,7 @@ class Kept:
         self._num += pages.size
 
     def clear(self, pages: IntArray) -> None:
-        """No advice keeps these pages any more; a page may be named twice."""
+        """Note that advice no longer keeps these pages. A page may be named twice."""
         if not self._num:
             return
         pages = np.unique(pages)
@@ -56,7 +57,7 @@ class Kept:
         self.until[pages] = 0
 
     def left(self, until_s: npt.NDArray[np.float64]) -> None:
-        """Pages that were kept until these times are not any more; 0: one was not."""
+        """Note that pages which were kept until these times are no longer kept. 0: the page was not kept."""
         times, nums = np.unique(until_s[until_s > 0], return_counts=True)
         for time_s, num in zip(times.tolist(), nums.tolist(), strict=True):
             if time_s in self._num_until:
@@ -64,7 +65,7 @@ class Kept:
                 self._num -= num
 
     def check(self) -> None:
-        """Raise AssertionError unless as many pages are kept as is known."""
+        """Raise AssertionError unless the counts agree with the column."""
         until = self.until[: self._top]
         times, nums = np.unique(until[until > 0], return_counts=True)
         counted = dict(zip(times.tolist(), nums.tolist(), strict=True))

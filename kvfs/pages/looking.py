@@ -1,12 +1,12 @@
-"""Reads pages that may lose their frames at any time. For worker threads that hold references on them.
+"""Reads pages that may lose their frames at any time. For worker threads that hold references on the pages.
 
-A reference keeps a page's entries, not its place: the page may go to disk while a worker reads it, and its frame may
-hold another page a moment later. To pin what is only read would keep others from their room for as long as an image is
-hashed or copied; to ask the trio thread for each page would be slow. So a worker looks without asking, and then looks
-again: a frame has a generation, which grows whenever it stops holding its page. If the page is in the same frame, of
-the same generation, what was read is the page's. Else it is thrown away and read again, from its slot by now.
+A reference keeps a page's entries, but not its frame. The page may be evicted while a worker reads it, and the frame
+may hold another page a moment later. A pin would hold the memory for as long as an image is hashed or copied. Asking
+the trio thread about each page would be slow. So a worker reads optimistically, and checks afterwards. Each frame has a
+generation, which grows when the frame stops holding its page. If the page is still in the same frame, with the same
+generation, the worker has read the page's bytes. Otherwise it discards them and reads the page again, from disk.
 
-Nothing comes into memory by this: a page that is on disk alone is used where it is read to.
+These reads load nothing into memory: a page on disk is used in the buffer that it is read to.
 """
 
 from __future__ import annotations
@@ -21,49 +21,56 @@ from kvfs.pages.free_list import IntArray
 from libsym.errors import SymError
 
 MOST_IN_VAIN, IN_VAIN_S = 1000, 1e-3
-"""A page is on its way for a moment; what is neither here nor there for longer was given back."""
+"""Number of attempts that may fail in a row, and the pause after each. A page that moves is outside memory and disk
+only for a moment. So if all these attempts fail, the page was freed.
+"""
 
 T = TypeVar("T")
 Bytes: TypeAlias = bytes | memoryview
 
 
 class ColdPages(Protocol):
-    """Reads pages that are on disk alone. For worker threads."""
+    """Reader of pages that are on disk alone. For worker threads."""
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
-        """Return what a function makes of their bytes, which are verified, and good during that call; EIO: damaged.
+        """Call `what` with the bytes of pages, and return its results. EIO: a page is damaged.
 
-        None for a page that came into memory, or has another slot, since it was looked for.
+        The bytes are verified, and valid only during the call. The result is None for a page that came into memory, or
+        got another slot, in the meantime.
         """
         ...
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
-        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
+        """Return a copy of a page's bytes with zeros in every entry from `num_entries` on."""
         ...
 
 
 class NoColdPages:
-    """Every page is in memory."""
+    """A reader for pools whose pages are all in memory."""
 
     def __init__(self, store: Frames) -> None:
         self._store = store
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
-        """Fail: nobody has such a page."""
+        """Fail: no page is on disk."""
         raise AssertionError(f"pages {pages} are nowhere, for {what}")
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
-        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
+        """Return a copy of a page's bytes with zeros in every entry from `num_entries` on."""
         assert page >= 0
         return self._store.store.masked(memoryview(data), num_entries)
 
 
 def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> list[T]:
-    """Return what a function makes of pages, one result for each; it may be called with some of them, and again."""
+    """Call `what` with the bytes of pages, and return a result for each page.
+
+    A call of `what` may get only some of the pages, and `what` may get a page twice.
+    """
     found: dict[int, T] = {}
     left, num_in_vain = list(range(len(pages))), 0
     while left:
-        # In this order: a frame whose page went between the two has its new generation, and the page is not there.
+        # The order of these two reads matters. If a page loses its frame between them, the generation is new, and the
+        # check below fails.
         frames = store.of[pages[left]]
         generations = store.generation[frames]
         here = [number for number, frame in enumerate(frames.tolist()) if frame != NOWHERE]
@@ -87,5 +94,5 @@ def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[B
 
 
 def copies(views: list[Bytes]) -> list[bytes]:
-    """For `look`: the bytes themselves."""
+    """Copy the bytes of each view: a function for `look`."""
     return [bytes(view) for view in views]

@@ -1,11 +1,11 @@
 """The pool: every page's reference count, fill, owner, entries and digest.
 
-A page is shared by any number of tables and snapshots; it is free when nothing refers to it. `kvfs/core/core.h` has the
-rules that make the sharing safe. An owner is an account: to take or give back a reference is to say whose it is.
+Any number of tables and snapshots may share a page, and a page without references is free. `kvfs/core/core.h` has the
+rules that make the sharing safe. An owner is an account. Each reference has an owner, which is charged for the page.
 
-The daemon's trio thread owns the pool: it alone calls anything that changes a reference count or a fill. A worker
-thread that holds a reference on pages (through a snapshot, for one) may do two things: call `digests_of` for full ones,
-and read entries below their fill.
+The daemon's trio thread owns the pool: only it calls functions that change a reference count or a fill. A worker thread
+that holds references on pages, for example by a snapshot, may do two things: call `digests_of` for full pages, and read
+entries below their fill.
 """
 
 from __future__ import annotations
@@ -17,41 +17,46 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs._pages import ffi, lib
-from kvfs.bell import Bell
+from kvfs.base.bell import Bell
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.columns import MOST_ROWS, Columns, Numbers
 from kvfs.pages.counts import Counts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray, pointer
-from kvfs.pages.kept import Kept
+from kvfs.pages.kept import KeptPages
 from kvfs.pages.looking import ColdPages, NoColdPages, look
-from kvfs.pages.on_disk import NO_SLOT, NoSlotFiles, OnDisk, SlotFiles
+from kvfs.pages.page_slots import NO_SLOT, NoSlotFiles, PageSlots, SlotFiles
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 
 PAGES_A_LOOK = 2 * NUM_LANES
-"""Read and hashed at once: from disk by one read."""
+"""Pages that are read and hashed together. Pages on disk take one read."""
 
 _SEVERAL = -1
-"""The frame holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
+"""The mark of a frame with bytes of several owners, or of an unknown owner. The frame is zeroed before any account gets
+it.
+"""
 
 
 _FIRST_ROWS = 1 << 12
 _LEFT = np.dtype([("page", "i4"), ("slot", "i4"), ("kept_until", "f8")])
-"""Of `core_left`."""
+"""The layout of `core_left`."""
 NO_ROW = -1
-"""In place of a row: no file that there still is."""
+"""Stands for a row when no open file has used the page."""
 
 RUNNING, NO_ARENA = 0, 255
-"""Arenas: the running model's, and in place of one for a model whose pages are on disk alone."""
+"""Numbers of arenas: that of the running model, and the one that stands for other models, whose pages are on disk
+alone.
+"""
 
 
 def num_pages_of(num_frames: int, num_restored: int, num_on_disk: int) -> int:
-    """Return how many pages of the running model there may be: see `PagePool`.
+    """Return the largest possible number of the running model's pages: see `PagePool`.
 
-    With room on disk each of them could be there, so whatever is in memory can go. Or all of them fit into memory.
+    If pages may go to disk, the disk has room for every page, so that any page in memory can be evicted. Otherwise
+    every page fits in memory.
     """
     return max(num_frames, num_restored, num_on_disk) if num_on_disk else num_frames + num_restored
 
@@ -66,11 +71,11 @@ class PageHolder(Protocol):
 
     @property
     def owner(self) -> int:
-        """The account that is charged for them."""
+        """The account that is charged for the pages."""
         ...
 
     def held_pages(self) -> IntArray:
-        """Every page held, once for each reference."""
+        """Return every page that the holder refers to, once for each reference."""
         ...
 
     def check(self) -> None:
@@ -79,7 +84,7 @@ class PageHolder(Protocol):
 
 
 class PagePool:
-    """The pages of one store. Tables, snapshots and imports take and give back references here."""
+    """The pages of one store. Tables, snapshots and imports take and release references here."""
 
     def __init__(
         self,
@@ -90,30 +95,29 @@ class PagePool:
         num_on_disk: int = 0,
         slot_files: Callable[[], SlotFiles] = NoSlotFiles,
     ) -> None:
-        """`accounts`: whose limits hold; without them nobody has a limit.
+        """`accounts` has the limits; without `accounts` there are no limits.
 
-        `num_restored`: so many pages are on disk from the beginning, beside those that fit into the store.
-        `num_foreign`: and so many of other models, which never come into memory. `num_on_disk`: so many pages may be
-        on disk, those that are restored included; 0: none goes there. `slot_files`: see `OnDisk`.
+        `num_restored` pages are on disk from the beginning, in addition to the pages that fit into the store.
+        `num_foreign` pages belong to other models, and are never in memory. `num_on_disk` pages may be on disk,
+        restored ones included; 0: the pool writes no page to disk. `slot_files`: see `PageSlots`.
         """
         self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
-        """Pages of the running model that there may be, in memory or on disk."""
+        """The most pages of the running model, in memory or on disk."""
         self.num_numbers = num_numbers = num_pages + num_foreign
-        """Pages that there may be of all models, in memory or on disk. `grow` raises both."""
-        # Longer than the pool: slice a column by `top` or `num_numbers`.
+        """Page numbers of all models, in memory or on disk."""
         self._columns = columns = Columns("page_columns", num_numbers)
         self.core = core = ffi.gc(ffi.new("core_pool *"), lib.core_close)
         columns.tell(core.page)
         self.rows = Columns("row_columns", _FIRST_ROWS, MOST_ROWS)
-        """Of files: see `kvfs.tiers.residents`."""
+        """Rows of files: see `kvfs.tiers.residents`."""
         self.rows.tell(core.row)
         core.row_room = _FIRST_ROWS
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, columns, core)
-        """The pages that are in memory, by number."""
-        self.on_disk = OnDisk(columns, slot_files)
+        """Frames, and the pages in them."""
+        self.on_disk = PageSlots(columns, slot_files)
         self.num_frames = store.num_pages
-        """Frames of the store: so many pages may be in memory."""
+        """Frames of the store: the most pages that can be in memory."""
         self.page_bytes = store.page_bytes
         self._references = Counts(num_numbers, core, "references", floor=1, of=columns["refcount"])
         self.refcount = self._references.all
@@ -130,22 +134,22 @@ class PagePool:
         self._pins = Counts(num_numbers, core, "pins", of=columns["pins"])
         self.pins = self._pins.all
         self.last_use: npt.NDArray[np.float64] = columns["last_use"]
-        self.kept = Kept(columns["kept_until"])
-        """Pages that keep their frames by advice."""
+        self.kept = KeptPages(columns["kept_until"])
+        """Pages that advice keeps in their frames."""
         self.row_of: Numbers = columns["row"]
         self.bell = Bell()
-        """Rings for the pager: few frames are free, or pages were let go that may be awaited."""
+        """Wakes the pager: few frames are free, or pages were released that a call may await."""
         self.cold: ColdPages = NoColdPages(self.store)
         """The reader of pages that are not in memory."""
 
     @property
     def num_free(self) -> int:
-        """Pages that there is room for, in memory or on disk."""
+        """Number of free page numbers: this many more pages fit into memory or on disk."""
         return self._free.count
 
     @property
     def top(self) -> int:
-        """No page from there on was ever referred to."""
+        """The first page number from which on no page ever had a reference."""
         return self._references.top
 
     @property
@@ -155,7 +159,7 @@ class PagePool:
 
     @property
     def num_pinned(self) -> int:
-        """Pages that keep their frames for somebody."""
+        """Pages that are pinned to their frames."""
         return self._pins.num_above
 
     @property
@@ -165,23 +169,11 @@ class PagePool:
 
     @property
     def num_free_frames(self) -> int:
-        """Pages that there is room for in memory, for whoever comes now."""
+        """Number of free frames that are available to the next call."""
         return self.store.free.count - int(self.core.num_promised)
 
-    def grow(self, num_numbers: int) -> None:
-        """Grow to so many numbers; the new ones are for pages of the running model. No page moves."""
-        assert num_numbers >= self.num_numbers
-        self._columns.grow(num_numbers)
-        self.accounts.grow(num_numbers)
-        self._references.grow(num_numbers)
-        self._pins.grow(num_numbers)
-        self._free.grow(num_numbers)
-        self.core.numbers = self._free.core
-        self.num_pages += num_numbers - self.num_numbers
-        self.num_numbers = num_numbers
-
     def owners_of(self, pages: IntArray) -> npt.NDArray[np.int64]:
-        """Return the owner whose bytes each page holds; a number below 0: several, or the page is not in memory."""
+        """Return the owner of each page's bytes. Below 0: there are several owners, or the page is not in memory."""
         frames = self.store.of[pages]
         found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames]) - _mark(0)
         return found
@@ -189,10 +181,10 @@ class PagePool:
     # References
 
     def allocate(self, count: int, owner: int, frames: IntArray | None = None) -> IntArray:
-        """Give out `count` pages with one reference each, in memory; or raise OverQuota or NoSpace and change nothing.
+        """Allocate `count` pages in memory with one reference each, or raise OverQuota or NoSpace and change nothing.
 
-        The caller overwrites every byte and calls `claim`: until then a page may hold bytes of others, and counts as
-        dirty if it is freed. `frames`: of `take_frames`, as many.
+        The caller overwrites every byte and then calls `claim`. Until then a page may hold other accounts' bytes, also
+        when it is freed. `frames`, from `take_frames`, are `count` frames for the pages.
         """
         account, taken = self.accounts.of(owner), ffi.NULL if frames is None else pointer(frames)
         pages, stale = np.empty(count, np.int32), ffi.new("uint8_t[]", count)
@@ -201,7 +193,7 @@ class PagePool:
         return pages
 
     def done(self, outcome: int) -> None:
-        """Do what is left of a call of the core; OverQuota, NoSpace, and nothing was changed."""
+        """Finish a call of the core: handle its news, and raise OverQuota or NoSpace if the core refused."""
         if self.core.news:
             self.take_news()
         if outcome == lib.CORE_DONE:
@@ -217,10 +209,10 @@ class PagePool:
             )
         if outcome == lib.CORE_NO_MEMORY:
             raise MemoryError("no memory for the state of pages")
-        raise AssertionError(f"the core was asked for what can't be: {outcome}")
+        raise AssertionError(f"an invalid call of the core: {outcome}")
 
     def take_news(self) -> None:
-        """Do Python's part of what the core has done."""
+        """Do the work that the core has left to Python in `news`."""
         core = self.core
         news, core.news = core.news, 0
         if not news:
@@ -237,7 +229,7 @@ class PagePool:
             self.accounts.tell(told)
 
     def require_free(self, count: int, owner: int) -> None:
-        """Raise OverQuota or NoSpace unless the owner may have so many pages more, and as many are free."""
+        """Raise OverQuota or NoSpace unless the owner may have `count` more pages, and `count` are free."""
         account = self.accounts.of(owner)
         if not lib.core_has_room(account.core, count, self.page_bytes):
             raise account.refusal()
@@ -251,12 +243,12 @@ class PagePool:
         )
 
     def take_frames(self, count: int) -> IntArray:
-        """Take free frames, which there are, for pages that are to be read, or for new ones."""
+        """Take `count` frames, which must be free, for new pages or for pages that will be read."""
         self.core.num_coming += count
         return self.store.free.take(count)
 
     def return_frames(self, frames: IntArray) -> None:
-        """Give back frames that `take_frames` gave and that got no page; their bytes may be anything."""
+        """Give back frames of `take_frames` that got no page. Their bytes may belong to any account."""
         self.core.num_coming -= frames.size
         self._bytes_in[frames] = _SEVERAL
         self.store.free.give(frames)
@@ -270,29 +262,29 @@ class PagePool:
         self._pins.subtract(pages)
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
-        """Return how many of each page's first slots have an entry, of pages that nothing computes with."""
+        """Return how many entries at the start of each page are computed. No step may be computing with the pages."""
         entries: npt.NDArray[np.int8] = np.minimum(self.fill[pages], PAGE_ENTRIES - self.num_reserved[pages])
         return entries
 
     def drop_frames(self, pages: IntArray) -> None:
-        """Free the frames of pages that nobody needs in memory, and that are on disk as they are."""
+        """Free the frames of pages. The pages are not pinned, and all their computed entries are on disk."""
         assert not self.pins[pages].any(), "a page that is needed loses its frame"
         assert self.on_disk.is_kept(pages, self.computed(pages)).all(), "a page loses its frame that is not on disk"
         self.done(lib.core_give_frames(self.core, pointer(pages), pages.size))
 
     def claim(self, pages: IntArray, owner: int) -> None:
-        """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
+        """Mark pages whose every byte was overwritten with zeros or with bytes of `owner`."""
         self._bytes_in[self.store.frames_of(pages)] = _mark(owner)
 
     def retain(self, pages: IntArray, owner: int) -> None:
         """Add a reference for each mention of a page, or raise OverQuota and change nothing.
 
-        An owner who holds the pages already has room for them.
+        An owner that already refers to the pages always has room for them.
         """
         self.done(lib.core_retain(self.core, self.accounts.of(owner).core, pointer(pages), pages.size))
 
     def release(self, pages: IntArray, owner: int) -> None:
-        """Take back a reference of `owner` for each mention of a page; pages without any are free."""
+        """Release a reference of `owner` for each mention of a page. Pages without references become free."""
         outcome = lib.core_release(self.core, self.accounts.of(owner).core, pointer(pages), pages.size)
         assert outcome != lib.CORE_BROKEN, f"pages {pages} are no pages, or given back too often"
         self.done(outcome)
@@ -300,20 +292,22 @@ class PagePool:
     # Pages on disk
 
     def take_restored(self, count: int, arena: int = RUNNING) -> IntArray:
-        """Take numbers for pages that are on disk; `restore_references` says who refers to them."""
+        """Take page numbers for pages that are on disk. Then `restore_references` adds their references."""
         pages = self._free.take(count)
         self.arena[pages] = arena
         return pages
 
     def restore_references(self, pages: IntArray, owner: int) -> None:
-        """Add references to pages of `take_restored`, one for each mention. Nothing is limited: the owner had them."""
+        """Add references to pages of `take_restored`, one for each mention. No limit applies, because the owner had
+        these pages before.
+        """
         self.done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
         self._references.add(pages)
 
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
-        """Bind frames, of `take_frames`, to the pages that were read into them.
+        """Bind frames of `take_frames` to the pages that were read into them.
 
-        Pages that nobody but `owner` refers to are taken for bytes of his alone.
+        If `owner` has all references to a page, the bytes of the page count as that owner's alone.
         """
         self.core.num_coming -= frames.size
         self.store.bind(pages, frames)
@@ -323,10 +317,10 @@ class PagePool:
     # Digests
 
     def digests_of(self, pages: IntArray, checkpoint: Callable[[], None] = lambda: None) -> bytes:
-        """Return the digests of full pages, one after the other; those that are missing are computed, and kept.
+        """Return the digests of full pages, one after the other. Missing digests are computed and stored.
 
-        For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
-        is called every few pages that are hashed, and may raise to end it.
+        For worker threads that hold references on the pages. Two workers may race: they write the same digest.
+        `checkpoint` is called between groups of pages, and may raise to end the work.
         """
         missing = pages[~self.has_digest[pages]]
         for first in range(0, len(missing), PAGES_A_LOOK):
@@ -337,14 +331,14 @@ class PagePool:
         return self.digests[pages].tobytes()
 
     def keep_digests(self, pages: IntArray, values: npt.NDArray[np.uint8]) -> None:
-        """Note the digests of full pages, one a row."""
+        """Store the digests of full pages, one in each row."""
         self.digests[pages] = values
-        self.has_digest[pages] = True  # last: whoever sees it may read the digest
+        self.has_digest[pages] = True  # set last, because a thread that sees the flag may read the digest
 
-    # The books
+    # The audit
 
     def check_fill(self, pages: IntArray, num_entries: int) -> None:
-        """Raise AssertionError unless these pages hold so many entries, all of them below the pages' fills."""
+        """Raise AssertionError unless these pages fit `num_entries` entries, all below the pages' fills."""
         if len(pages) != pages_for(num_entries):
             raise AssertionError(f"{num_entries} entries are said to be in {len(pages)} pages")
         full, tail = divmod(num_entries, PAGE_ENTRIES)
@@ -353,9 +347,10 @@ class PagePool:
             raise AssertionError(f"{num_entries} entries are said to be in pages {pages} filled to {fill}")
 
     def check(self, *holders: Iterable[PageHolder]) -> None:
-        """Raise AssertionError, with the facts, unless exactly these holders account for every reference.
+        """Raise AssertionError unless these holders account for every reference.
 
-        Takes a few microseconds a holder. `raise` rather than `assert`: it is for production too, `python -O` or not.
+        This takes a few microseconds for each holder. It raises instead of asserting, so that it works under `python
+        -O`.
         """
         held: list[tuple[int, IntArray]] = []
         for holder in (holder for group in holders for holder in group):
@@ -365,7 +360,7 @@ class PagePool:
         self.accounts.check_pages(held)
 
     def _check_references(self, held: IntArray) -> None:
-        """Look at the pages that were ever used; the others are free, if their list is sound.
+        """Check the pages that were ever used. The other pages are free, if the free list is sound.
 
         `columns.h` has the invariants.
         """

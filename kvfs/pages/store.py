@@ -1,4 +1,4 @@
-"""`PageStore`: the memory behind the pool, which the decoder's arenas satisfy by structure."""
+"""`PageStore`: the memory behind the pool. The decoder's arenas satisfy this protocol by structure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvfs.pages.free_list import IntArray
 
 
 class PageStore(Protocol):
-    """Pages of KV by number: `num_pages` blobs of `page_bytes` each, laid out one after the other."""
+    """KV pages by number: `num_pages` consecutive blobs of `page_bytes` each."""
 
     @property
     def num_pages(self) -> int: ...
@@ -17,14 +17,14 @@ class PageStore(Protocol):
     def page_bytes(self) -> int: ...
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of `count` consecutive pages as they are now, to be read, without a copy.
+        """Return the bytes of `count` consecutive pages, read-only and without a copy.
 
-        Bytes below the end of a page's table stay good as long as somebody refers to the page.
+        Bytes of committed entries stay valid while a reference on the page exists.
         """
         ...
 
     def writable(self, page: int) -> memoryview:
-        """The bytes of one page that nobody else knows, to be overwritten whole."""
+        """Return the bytes of a page that no other code knows. The caller overwrites all of them."""
         ...
 
     def zero(self, page: int) -> None:
@@ -32,12 +32,12 @@ class PageStore(Protocol):
         ...
 
     def masked(self, data: memoryview, num_entries: int) -> bytes:
-        """A copy of a page's bytes, which need not be in the store, in which slots from `num_entries` on are zero."""
+        """Return a copy of a page's bytes with zeros in all entries from `num_entries` on, for any page."""
         ...
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill a page: its slot i becomes slot `slots[i]` of page `sources[i]`, moved up by `shifts[i]` positions.
+        """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
 
-        Slots past the last read as zero. For worker threads: no other page changes.
+        The entries behind these become zeros. For worker threads: no other page changes.
         """
         ...

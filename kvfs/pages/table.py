@@ -1,11 +1,11 @@
-"""A KV file is a page table: which pages hold its entries, and how many entries there are.
+"""Page tables: the pages that hold a KV file's entries, and the number of entries.
 
-A reservation is the room for one call of a step, or for several steps to come. `kvfs/core/core.h` says where a table
-may append in place, and keeps both: classes here show them to Python. The page that a copy is made from stays
-referenced until the reservation ends. The decoder copies the bytes when the step starts; before that the source may be
-neither freed nor appended over.
+A reservation is room for the entries of one call in the next step, or in several steps. The core keeps tables and
+reservations, and the classes here show them to Python. `kvfs/core/core.h` says where a table may append in place. The
+source page of a copy stays referenced until the reservation ends. The decoder copies the bytes when the step starts,
+and before that the source must be neither freed nor overwritten.
 
-Owned by the daemon's trio thread; nothing here awaits or blocks.
+Owned by the daemon's trio thread. Nothing here awaits or blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_PAGES = np.empty(0, np.int32)
 
 
 class PageTable:
-    """The entries of one KV file. `close` it when nobody needs it any more."""
+    """The entries of one KV file. The last user of a table closes it."""
 
     __slots__ = ("__weakref__", "_had_page_seconds", "arena", "core", "owner", "pool", "reservation")
 
@@ -38,18 +38,18 @@ class PageTable:
         arena: int = RUNNING,
         core: Any = None,
     ) -> None:
-        """An empty table. `pages`: that already hold `length` entries; it takes over the caller's references.
+        """Make an empty table, or one of `pages` with `length` entries. The table takes over the caller's references.
 
-        `core`: a `core_table` that there is.
+        `core`: an existing `core_table`, to show it to Python.
         """
         self.pool = pool
         self.arena = arena
-        """The arena of all its pages; NO_ARENA: they are another model's."""
+        """The arena of all pages. NO_ARENA: the pages belong to another model."""
         self.owner = owner
-        """The account that pages are charged to, and whose bytes new ones hold: see `change_owner`."""
+        """The account that is charged for pages, and whose bytes new pages hold: see `change_owner`."""
         self.reservation: Reservation | None = None
         self._had_page_seconds = 0.0
-        """Of a table that is closed."""
+        """Page-seconds of a closed table."""
         if core is None:
             assert len(pages) == pages_for(length)
             account = pool.accounts.of(owner).core
@@ -65,12 +65,12 @@ class PageTable:
 
     @property
     def closed(self) -> bool:
-        """Whether the table is gone: nothing but its figures may be asked of it."""
+        """Whether the table is closed. A closed table has figures, but no entries."""
         return self.core is _CLOSED
 
     @property
     def row(self) -> int:
-        """Row of the file among the residents, see `kvfs.tiers.residents`. NO_ROW: it has none."""
+        """The file's row, see `kvfs.tiers.residents`. NO_ROW: the file has no row."""
         return int(self.core.row)
 
     def change_owner(self, owner: int) -> None:
@@ -80,7 +80,7 @@ class PageTable:
         self.owner = owner
 
     def hand_over(self, owner: int) -> Self:
-        """The same table, charged to `owner`; without room for it the table is closed, and OverQuota raised."""
+        """Return the same table, charged to `owner`. If `owner` lacks room, close the table and raise OverQuota."""
         if owner != self.owner:
             try:
                 self.change_owner(owner)
@@ -95,23 +95,25 @@ class PageTable:
         return self._slots(0, self.core.num_pages)
 
     def _slots(self, first: int, stop: int) -> IntArray:
-        """A copy: C moves them when there are more."""
+        """Return a copy of page numbers, because C may move them."""
         if first == stop:
             return _NO_PAGES
         return np.frombuffer(ffi.buffer(self.core.slots + first, 4 * (stop - first)), np.int32).copy()
 
     @property
     def next_position(self) -> int:
-        """The position after the last entry's; 0 for an empty table."""
+        """The position after the last entry. 0 for an empty table."""
         return int(lib.core_position(self.core, self.core.length - 1)) + 1
 
     @property
     def exclusive_pages(self) -> int:
-        """Pages that nobody else refers to: what closing this table would free."""
+        """Number of pages that only this table refers to. Closing the table would free them."""
         return int(np.count_nonzero(self.pool.refcount[self.pages] == 1))
 
     def read(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
-        """Token ids and positions of the entries from `first` to `stop` (all), as arrays of the caller's own."""
+        """Return token ids and positions of the entries from `first` to `stop` (default: all), as the caller's own
+        arrays.
+        """
         stop = self.length if stop is None else stop
         assert 0 <= first <= stop <= self.length
         pages = self._slots(first // PAGE_ENTRIES, max(first // PAGE_ENTRIES, pages_for(stop)))
@@ -121,10 +123,11 @@ class PageTable:
         return tokens, positions
 
     def fork(self, owner: int | None = None, held: tuple[IntArray, int] | None = None) -> PageTable:
-        """A second table over the same pages, for `owner` (default: the same): integers are copied, never KV.
+        """Return a second table of the same pages, charged to `owner` (default: the same). Page numbers are copied,
+        pages are not.
 
-        While a reservation is open, the fork has the committed entries only. OverQuota: another owner has no room.
-        `held`: the pages and the length that this table had when a reader took references on them.
+        During a reservation, the fork has only the committed entries. OverQuota: another owner lacks room. `held`: the
+        pages and the length that this table had when a reader took references on them.
         """
         owner = self.owner if owner is None else owner
         if held is not None:
@@ -140,7 +143,7 @@ class PageTable:
         return PageTable(self.pool, owner, arena=self.arena, core=at[0])
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` entries. Pages that others share keep all of theirs."""
+        """Keep the first `length` entries. Shared pages keep their entries for other tables."""
         assert not self.closed
         assert self.reservation is None
         if not 0 <= length <= self.length:
@@ -148,20 +151,20 @@ class PageTable:
         self.pool.done(lib.core_truncate(self.core, length))
 
     def close(self) -> None:
-        """Give every page back. Not while a reservation is open."""
+        """Release every page. No reservation may be open."""
         assert not self.closed
         assert self.reservation is None
         page_seconds = self.page_seconds
         outcome = lib.core_table_close(self.core)
-        if outcome == lib.CORE_DONE:  # it may be another table's from now on, whatever goes wrong below
+        if outcome == lib.CORE_DONE:  # the core may reuse the table from now on, even if an error follows
             self.core, self._had_page_seconds = _CLOSED, page_seconds
         self.pool.done(outcome)
 
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
-        """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing.
+        """Reserve room for new entries behind the last entry, or raise OverQuota or NoSpace and change nothing.
 
-        Without positions they go on from the last entry's. `num_ahead`: room for so many entries behind those, whose
-        tokens are not known yet.
+        Without `positions`, the positions continue from that of the last entry. `num_ahead` more entries are reserved
+        behind these, with tokens that are not known yet.
         """
         assert not self.closed
         assert self.reservation is None
@@ -181,13 +184,13 @@ class PageTable:
 
     @property
     def page_seconds(self) -> float:
-        """Pages times the seconds that it had them, until now."""
+        """The integral of the number of pages over time until now, in page-seconds."""
         return self._had_page_seconds if self.closed else float(lib.core_page_seconds(self.core))
 
-    # The books
+    # The audit
 
     def held_pages(self) -> IntArray:
-        """Every page referred to, those of an open reservation included."""
+        """Return every page that the table refers to, including the pages of an open reservation."""
         return self.pages if self.reservation is None else self.reservation.needed()
 
     def check(self) -> None:
@@ -199,7 +202,7 @@ class PageTable:
 
 
 class Reservation:
-    """Room for new entries of one table: what a step needs to compute them. End it with `commit_first` or `abort`."""
+    """Room for new entries of one table, for a step to compute them. `commit_first` or `abort` ends it."""
 
     __slots__ = ("table",)
 
@@ -208,32 +211,32 @@ class Reservation:
 
     @property
     def is_open(self) -> bool:
-        """Whether some of it is neither committed nor given back."""
+        """Whether entries are still reserved: neither committed nor aborted."""
         return self.table.reservation is self
 
     @property
     def start(self) -> int:
-        """The first entry that is not committed."""
+        """The first entry that is not committed yet."""
         return int(self.table.core.start)
 
     @property
     def num_entries(self) -> int:
-        """Entries from `start` on."""
+        """The number of reserved entries, from `start` on."""
         return int(self.table.core.num_entries)
 
     @property
     def stop(self) -> int:
-        """The entry behind the last."""
+        """The entry number behind the last reserved entry."""
         return self.start + self.num_entries
 
     @property
     def tokens(self) -> IntArray:
-        """Tokens of its entries; 0: not known yet."""
+        """Tokens of the reserved entries. 0: the token is not known yet."""
         return self._entries(self.table.pool.tokens)
 
     @property
     def positions(self) -> IntArray:
-        """Positions of its entries."""
+        """Positions of the reserved entries."""
         return self._entries(self.table.pool.positions)
 
     def _entries(self, column: IntArray) -> IntArray:
@@ -242,99 +245,103 @@ class Reservation:
         return whole[self.start - begin * PAGE_ENTRIES :][: self.num_entries]
 
     def position(self, entry: int) -> int:
-        """The position of an entry, of the file's or of its own."""
+        """Return the position of an entry, committed or reserved."""
         return int(lib.core_position(self.table.core, entry))
 
     @property
     def num_new_pages(self) -> int:
-        """Pages that are not the file's yet."""
+        """Pages of the reservation that the file does not have yet."""
         core = self.table.core
         return int(core.num_reserved_pages - core.num_pages + (core.target != NO_ROW))
 
     @property
     def pages(self) -> IntArray:
-        """Page table that covers every entry below `stop`."""
+        """The page table that covers every entry below `stop`."""
         found = np.empty(self.table.core.num_reserved_pages, np.int32)
         lib.core_reserved_pages(self.table.core, pointer(found))
         return found
 
     @property
     def copies(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) pages whose KV bytes must be copied before anything is computed."""
+        """Pairs (source, target) of pages: the source's KV bytes must be copied to the target before a step computes
+        with the reservation.
+        """
         core = self.table.core
         return () if core.target == NO_ROW else ((core.slots[core.num_pages - 1], core.target),)
 
-    # Where it is: room is made of numbers, and frames come when it is its turn
+    # Frames: a reservation is made of page numbers, and may get its frames later
 
     def needed(self) -> IntArray:
-        """Every page whose bytes a step reads or writes; the new ones are the last, and behind them the copy."""
+        """Return every page that a step reads or writes: the file's pages, the new pages, then the copy of the last
+        page.
+        """
         return self.table._slots(0, self.table.core.num_pages + self.num_new_pages)  # noqa: SLF001 - the two are one mechanism
 
     def where(self) -> tuple[bool, bool]:
-        """Whether the file's pages are in memory, and whether all that are needed are."""
+        """Return whether the file's pages are in memory, and whether all `needed` pages are."""
         core, num_there = self.table.core, lib.core_num_there(self.table.core)
         return num_there >= core.num_pages, num_there == core.num_reserved_pages + (core.target != NO_ROW)
 
     @property
     def pinned(self) -> IntArray | None:
-        """Pages that keep their frames until this is closed; None: it is not `ready`, and some may have none."""
+        """The pages that the reservation has pinned until it ends. None: the reservation is not pinned."""
         return self.needed() if self.table.core.is_pinned else None
 
     def ready(self) -> None:
-        """Pin the `needed` pages, which are in memory, until the reservation is closed: a use of its file."""
+        """Pin the `needed` pages, all in memory, until the reservation ends. This begins a use of the file."""
         assert self.is_open
         lib.core_pin(self.table.core)
 
     def unpin(self) -> None:
-        """Let go of the pages: nothing computes with the reservation any more."""
+        """Unpin the pages, after the last computation with the reservation."""
         if self.is_open:
             self._done(lib.core_unpin(self.table.core))
 
     def give_frames(self, frames: IntArray) -> None:
-        """Bind frames to those new pages that have none, and as many."""
+        """Give each new page that lacks a frame one of `frames`."""
         assert self.is_open
         lib.core_give_room(self.table.core, pointer(frames))
 
     def forget_frames(self) -> None:
-        """Give back the frames of the new pages, which hold nothing yet, while the reservation waits."""
+        """Free the frames of the new pages while the reservation waits. The pages are still empty."""
         assert self.is_open
         self.table.pool.done(lib.core_forget_room(self.table.core))
 
     def frames(self) -> IntArray:
-        """Return the frames of its pages, which all are in memory: what a decoder computes over."""
+        """Return the frames of the reservation's pages, all in memory, for a decoder to compute with."""
         found = np.empty(self.table.core.num_reserved_pages, np.int32)
         are_there = lib.core_frames(self.table.core, found.size, pointer(found))
         assert are_there, f"pages {self.pages} are not all in memory"
         return found
 
     def frame_copies(self) -> IntArray:
-        """Return the copies that a decoder makes before it computes anything: source, target and entries of each."""
+        """Return the copies that a decoder makes first: rows of source frame, target frame and number of entries."""
         found = np.empty(3, np.int32)
         return found if lib.core_copy(self.table.core, pointer(found)) else _NO_PAGES
 
     def extend(self, num_ahead: int) -> None:
-        """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""
+        """Reserve room for `num_ahead` more entries, or raise OverQuota or NoSpace and change nothing."""
         assert self.is_open
         self.table.pool.done(lib.core_extend(self.table.core, num_ahead))
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
-        """Return pages with bytes of others, to be zeroed before the first `num_entries` are computed; each once.
+        """Return stale pages, to be zeroed before the first `num_entries` are computed. Each page is returned once.
 
-        Zeroing takes 0.1 ms a page or more: a thread beside the steps does it, not the one that reserves.
+        Zeroing takes 0.1 ms or more for a page, so the thread `aside` does it, not the thread that reserves.
         """
         due = np.empty(self.num_new_pages, np.int32)
         found: list[int] = due[: lib.core_pages_to_zero(self.table.core, num_entries, pointer(due))].tolist()
         return found
 
     def commit_first(self, tokens: IntArray) -> None:
-        """Make the first entries, which are computed with these tokens, part of the file; others stay reserved."""
+        """Commit the first entries, computed with these tokens, to the file. The rest stays reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
         outcome = lib.core_commit(self.table.core, pointer(tokens), tokens.size)
         assert outcome != lib.CORE_BROKEN, "more entries than are reserved, or pages of others were not zeroed"
         self._done(outcome)
 
     def abort(self) -> None:
-        """Give the room back, as if nothing had been reserved: the step failed."""
+        """Free the room after a failed step, as if nothing had been reserved."""
         assert self.is_open, "this reservation was committed or aborted before"
         self._done(lib.core_abort(self.table.core))
 
@@ -345,4 +352,4 @@ class Reservation:
 
 
 _CLOSED = ffi.new("core_table *", dict.fromkeys(("row", "target", "tail_page", "marked_page"), NO_ROW))
-"""In place of a table that was closed."""
+"""Stands for the `core_table` of a closed table."""

@@ -1,7 +1,7 @@
-"""Where the last turns of a conversation begin in its file: what undoes a turn need not guess it from the tokens.
+"""Where the last turns of a conversation begin in its file, so that an undo need not guess the place from the tokens.
 
-A record is the length of the file before the turn, with a hash of the tokens up to there. Records go along with forks,
-copies and images, and anybody may have written an image: so a record counts only where its hash fits the file.
+A record is the length of the file before the turn, with a hash of the tokens up to there. Records are part of forks,
+copies and images. Any user may write an image, so a record counts only if its hash fits the file.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from kvfs.pages.free_list import IntArray
 MAX_TURNS = 64
 TURN = struct.Struct("<QQ")
 TURNS_BYTES = MAX_TURNS * TURN.size
-"""Of all records that there may be, as an image has them: those that are missing are zeros."""
+"""Bytes of `MAX_TURNS` records in an image. Missing records are zeros."""
 
 
 def with_turn(turns: bytes, tokens: IntArray) -> bytes:
-    """Return the records when one more turn begins behind these tokens: the last 64."""
+    """Return the records with one more turn, which begins behind these tokens. At most the last 64 are kept."""
     before = turns_within(turns, tokens.size)
     return (before + TURN.pack(tokens.size, _hash(tokens)))[-TURNS_BYTES:]
 
 
 def turns_within(turns: bytes, length: int) -> bytes:
-    """Return the records that are left of a file that is cut: a turn without an entry is none."""
+    """Return the records that remain after a file is cut. A turn without entries is dropped."""
     return b"".join(TURN.pack(at, check) for at, check in TURN.iter_unpack(turns) if at < length)
 
 
 def fitting(turns: bytes, tokens: IntArray) -> list[int]:
-    """Return where turns begin in a file with these tokens, as far as is known."""
+    """Return where turns begin in a file with these tokens. Records whose hash does not fit are left out."""
     data, hashed, end, found = tokens.astype("<i4"), xxhash.xxh3_64(), 0, []
-    for at, check in sorted(TURN.iter_unpack(turns)):  # in order one pass hashes all
+    for at, check in sorted(TURN.iter_unpack(turns)):  # sorted, so that one pass hashes all
         if at < tokens.size:
             hashed.update(data[end:at].tobytes())
             end = at
@@ -42,12 +42,12 @@ def fitting(turns: bytes, tokens: IntArray) -> list[int]:
 
 
 def padded(turns: bytes) -> bytes:
-    """Return records as an image has them."""
+    """Return records with the padding that an image has."""
     return turns.ljust(TURNS_BYTES, b"\0")
 
 
 def without_padding(padded_turns: bytes) -> bytes:
-    """Return the records of an image."""
+    """Return the records of an image without their padding."""
     return b"".join(TURN.pack(at, check) for at, check in TURN.iter_unpack(padded_turns) if (at, check) != (0, 0))
 
 

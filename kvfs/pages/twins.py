@@ -1,7 +1,7 @@
-"""Finds pages that an account holds already, so that what was copied out and in again is shared again.
+"""Finds imported pages that an account holds already. Pages that were exported and imported again become shared again.
 
-Twins are full pages with the same bytes, tokens and positions, whose bytes are the account's alone. Nothing is ever
-shared between accounts by content, for that would show one of them what the other has.
+Twins are full pages with equal bytes, tokens and positions, which hold only bytes of one account. Accounts never share
+pages because of equal content: that would show each account the content of the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import PAGE_ENTRIES
 
 _ALONE = -1
-"""In place of a page's twin."""
+"""Number that stands for the twin of a page without a twin."""
 
 Digests = npt.NDArray[np.uint8]
 """[pages, DIGEST_BYTES]"""
@@ -25,7 +25,7 @@ Digests = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Tokens and positions, which tell full pages apart beside their bytes: [pages, 32] each."""
+    """Tokens and positions of full pages, which have to be equal for twins: [pages, 32] each."""
 
     tokens: IntArray
     positions: IntArray
@@ -37,15 +37,15 @@ class Entries:
 
 
 def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -> IntArray:
-    """For each page that would hold these one that is likely its twin, or -1.
+    """Return a likely twin for each page with these entries, or -1.
 
-    For worker threads: the pool changes meanwhile, so the answer is a guess for `true_twins` to test. Only pages
-    whose digest is known are found: those that were imported, or read as an image since they were filled.
+    For worker threads: the pool changes in the meantime, so the result is a guess, for `true_twins` to check. Only
+    pages with a known digest are found: pages that were imported, or read as an image since they were filled.
     """
     twins = np.full(len(digests), _ALONE, np.int32)
     if not twins.size:
         return twins
-    # Of a copy: flatnonzero counts, and then looks again; what has changed between leaves numbers that are none.
+    # A copy, because flatnonzero reads the array twice: a change between the two passes would give invalid numbers.
     known = np.flatnonzero(pool.has_digest[: pool.top].copy()).astype(np.int32)
     known = known[pool.owners_of(known) == owner]
     known = known[pool.accounts.holds(owner, known)]
@@ -61,7 +61,7 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
 def true_twins(
     pool: PagePool, owner: int, entries: Entries, digests: Digests, twins: IntArray
 ) -> npt.NDArray[np.bool_]:
-    """Tell for each twin whether `find_twins` was right: on the thread that owns the pool the answer stays true."""
+    """Return for each likely twin whether it is a twin. On the thread that owns the pool the answer stays true."""
     true: npt.NDArray[np.bool_] = (
         (twins != _ALONE)
         & pool.has_digest[twins]
@@ -69,7 +69,7 @@ def true_twins(
         & (pool.owners_of(twins) == owner)
         & pool.accounts.holds(owner, twins)
     )
-    # The rest is compared for those alone that passed: it is most of the work.
+    # The remaining comparisons are most of the work, so they are done only for pages that passed.
     candidates = np.flatnonzero(true)
     its = twins[candidates]
     true[candidates] = (
@@ -81,5 +81,5 @@ def true_twins(
 
 
 def _keys(digests: Digests) -> npt.NDArray[np.uint64]:
-    """The first eight bytes of each digest: enough to sort by."""
+    """Return the first eight bytes of each digest: enough to sort by."""
     return np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]

@@ -1,4 +1,4 @@
-"""Pages that are being read: what a ticket needs is read once, also where others wait for the same pages."""
+"""Reads of pages from disk for tickets. A page that several tickets need is read once."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from libsym.errors import SymError
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """Pages on their way into frames."""
+    """A read of pages into frames that is under way."""
 
     pages: IntArray
     frames: IntArray
     generations: IntArray
     asked: Ticket
-    """The ticket that needs all of them."""
+    """The ticket that needs all of these pages."""
     tickets: list[Ticket] = field(default_factory=list)
-    """Tickets that wait for them; all but one need some of them alone."""
+    """Tickets that wait for these pages. Tickets other than `asked` may need only some of the pages."""
 
 
 class Arrivals:
-    """All of one pool. `over` is told of each ticket that has all its pages, or an error."""
+    """The reads of one pool. `over` is called for each ticket when all its pages are in memory, or with an error."""
 
     def __init__(self, pool: PagePool, moves: Moves, over: Callable[[Ticket, SymError | None], None]) -> None:
         self._pool = pool
         self._moves = moves
         self._over = over
-        self._reading: dict[int, _Reading] = {}  # by page
+        self._reading: dict[int, _Reading] = {}  # by page number
 
     def __len__(self) -> int:
         return len(self._reading)
@@ -45,7 +45,7 @@ class Arrivals:
         return self._to_read(ticket).size + ticket.num_new
 
     def admit(self, ticket: Ticket) -> None:
-        """Let a ticket in, for which there are frames: its pages are pinned, and those that are missing are read."""
+        """Admit a ticket that has enough free frames: take frames for its new pages, and read its missing pages."""
         ticket.admitted(self._pool.store.free.take(ticket.num_new))
         ticket.is_admitted = True
         self._read_missing(ticket)
@@ -53,18 +53,18 @@ class Arrivals:
             self._over(ticket, None)
 
     def waiting(self) -> set[Ticket]:
-        """Return the tickets that wait for the disk."""
+        """Return the tickets that wait for reads."""
         return {ticket for reading in self._reading.values() for ticket in reading.tickets}
 
     def _to_read(self, ticket: Ticket) -> IntArray:
-        """Return the missing pages of a ticket that nobody reads yet."""
+        """Return the ticket's missing pages that no read under way covers."""
         missing: IntArray = ticket.old_pages[self._pool.store.of[ticket.old_pages] == NOWHERE]
         if not self._reading:
             return missing
         return np.array([page for page in missing.tolist() if page not in self._reading], np.int32)
 
     def _read_missing(self, ticket: Ticket) -> None:
-        """Have a ticket wait for pages that are being read, and for those that are read for it from now on."""
+        """Have a ticket wait for its missing pages, and begin the reads that are not under way yet."""
         to_read = self._to_read(ticket)
         if to_read.size:
             self._read(to_read, ticket)
@@ -81,7 +81,7 @@ class Arrivals:
         self._moves.bring_in(pages, reading.frames, lambda error: self._is_read(reading, error))
 
     def _is_read(self, reading: _Reading, error: SymError | None) -> None:
-        """Settle a reading that is over: the tickets of its pages may be gone, and so may the pages."""
+        """Finish a read. Tickets may have ended, and pages may have been freed, in the meantime."""
         pool, pages, frames = self._pool, reading.pages, reading.frames
         for page in pages.tolist():
             del self._reading[page]
@@ -98,8 +98,8 @@ class Arrivals:
             if error is not None and ticket is reading.asked:
                 self._over(ticket, error)
                 continue
-            # An error may be of a page that it does not need, and a page may have been given out anew while it was read
-            # for somebody who is gone. As many frames are free again.
+            # The error may concern a page that this ticket does not need. Or a page number was freed and reused during
+            # the read. In both cases the frames of the read are free again, so the missing pages can be read once more.
             self._read_missing(ticket)
             if not ticket.num_reading:
                 self._over(ticket, None)

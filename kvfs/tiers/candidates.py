@@ -1,13 +1,13 @@
-"""Pages that may go down: those of the files that are worth least in memory, as a policy says, go first.
+"""Pages that may be evicted, in order: the pages of the files that the policy values least are evicted first.
 
-Files that are cold by advice go before all others, and those that are about to be needed go last. Among the rest it is
-the policy's choice. Where that is one of a user's files, it is the one with the lowest priority that goes in its place:
-so nobody gains by it but from himself.
+Files that advice calls cold are evicted before all others. Files that are about to be needed are evicted last. The
+policy orders the other files. If the policy chooses a file, the same user's file with the lowest priority is evicted in
+its place. So a priority gains memory only from files of the same user.
 
-A page is its file's that used it last: what forks share is worth what the fork is that was there just now. A page whose
-last user is gone, and whose file nobody can tell, stands for itself.
+A page belongs to the file that used it last. So a shared page is worth as much as the fork that used it most recently.
+If the last file that used a page is gone, the page counts as a file by itself.
 
-Some passes over arrays, one place a frame that was ever used: a millisecond for 100,000 of them.
+The cost is a few passes over arrays of all frames that were ever used: a millisecond for 100,000 frames.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvfs.tiers.policy import Files, FloatArray, Rank
 from kvfs.tiers.residents import Residents
 
 ComputeS = Callable[[FloatArray], FloatArray]
-"""A function of numbers of pages: the seconds that computing their entries would take, for each number."""
+"""A function of numbers of pages. For each number, it gives the seconds that computing the entries would take."""
 
 
 def candidates(pool: PagePool) -> IntArray:
-    """Pages in memory that nothing needs there now, whoever may want to keep them."""
+    """Return the pages in memory that no call or job needs now. Pages that advice pins are among them."""
     pages = pool.store.held_pages()
     free: IntArray = pages[(pool.pins[pages] == 0) & (pool.computed(pages) > 0)]
     return free
@@ -46,11 +46,10 @@ def in_order(
     max_kept: int,
     num_wanted: int | None = None,
 ) -> IntArray:
-    """Return these pages in the order in which they may go, without those that are pinned by advice. No more than are
-    wanted: None, all.
+    """Return these pages in the order of eviction, without pages that advice pins. `num_wanted` limits their number.
 
-    `bring_s`: what reading one page takes. `max_kept`: what pinned files have grown by stays only while so many pages
-    are enough for all that is pinned.
+    `bring_s` is the time to read one page. A pinned file may get more pages after its pin. These pages stay in memory
+    only while all pinned pages together are not more than `max_kept`.
     """
     pages = _not_pinned(pool, residents, pages, now_s, max_kept)
     if not pages.size:
@@ -74,17 +73,17 @@ def _not_pinned(pool: PagePool, residents: Residents, pages: IntArray, now_s: fl
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Pages by whose they are: a file's row, or a group of its own for what has no file."""
+    """Pages grouped by file row. A page without a file is a group by itself."""
 
     pages: IntArray
     group: npt.NDArray[np.intp]
-    """Of each page."""
+    """Group of each page."""
     counts: npt.NDArray[np.intp]
-    """Pages, by group."""
+    """Number of pages, by group."""
     found: npt.NDArray[np.intp]
-    """The groups that have some."""
+    """The groups that have pages."""
     of_file: npt.NDArray[np.bool_]
-    """Groups of `found` that are files."""
+    """For each group in `found`, whether it is a file."""
 
     @classmethod
     def of(cls, pool: PagePool, residents: Residents, pages: IntArray) -> _Groups:
@@ -97,18 +96,18 @@ class _Groups:
 
     @property
     def rows(self) -> npt.NDArray[np.intp]:
-        """Of the files."""
+        """Return the rows of the files."""
         return self.found[self.of_file]
 
     def column(self, values: npt.NDArray[Any], otherwise: float) -> FloatArray:
-        """A number for each group: a file's, or what stands for it."""
+        """Return a number for each group in `found`: the file's value, or `otherwise` for a page without a file."""
         whole = np.empty(self.found.size)
         whole[self.of_file] = values[self.rows]
         whole[~self.of_file] = otherwise
         return whole
 
     def files(self, pool: PagePool, residents: Residents, now_s: float, bring_s: float, compute_s: ComputeS) -> Files:
-        """Return the groups as a policy sees them."""
+        """Return the groups in the form that a policy takes."""
         num_pages = self.counts[self.found].astype(np.float64)
         used_s = self.column(residents.last_use_s, 0)
         used_s[~self.of_file] = pool.last_use[self.pages[self.group >= residents.num_rows]]
@@ -125,14 +124,14 @@ class _Groups:
         )
 
     def pages_by(self, order: npt.NDArray[np.intp], num_wanted: int | None) -> IntArray:
-        """The pages in the order of their groups, no more than are wanted: those of other groups are not sorted."""
+        """Return `num_wanted` pages in the order of their groups. Pages of later groups are not sorted."""
         pages, group = self.pages, self.group
         if num_wanted is not None:
             order = order[: np.searchsorted(np.cumsum(self.counts[order]), num_wanted) + 1]
             goes = np.zeros(self.counts.size, np.bool_)
             goes[order] = True
             pages, group = pages[goes[group]], group[goes[group]]
-        # Numbers of 16 bits sort faster.
+        # Sorting 16-bit numbers is faster.
         place = np.empty(self.counts.size, np.uint16 if order.size <= 1 << 16 else np.intp)
         place[order] = np.arange(order.size)
         ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
@@ -142,16 +141,14 @@ class _Groups:
 def _order(
     pool: PagePool, residents: Residents, groups: _Groups, worth: FloatArray, now_s: float
 ) -> npt.NDArray[np.intp]:
-    """The groups, what goes first first."""
+    """Return the groups in the order of eviction."""
     is_cold = groups.column(residents.is_cold, 0) > 0
     priority = groups.column(residents.priority, 0)
     is_wanted = groups.column(residents.wanted_until_s, 0) > now_s
-    places = np.lexsort((worth, is_wanted, ~is_cold))
+    users = np.full(groups.found.size, -1, np.int64)
     if priority.any():
-        owners = np.full(groups.found.size, -1, np.int64)
-        owners[groups.of_file] = _users(pool, residents, groups.rows)
-        places = _by_priority(places, owners, priority, is_wanted, is_cold)
-    order: npt.NDArray[np.intp] = groups.found[places]
+        users[groups.of_file] = _users(pool, residents, groups.rows)
+    order: npt.NDArray[np.intp] = groups.found[files_in_order(worth, priority, users, is_wanted, is_cold)]
     return order
 
 
@@ -164,17 +161,24 @@ def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> 
     return np.array(users, np.int64)[which]
 
 
-def _by_priority(
-    places: npt.NDArray[np.intp],
-    owners: npt.NDArray[np.int64],
-    priority: FloatArray,
+def files_in_order(
+    worth: FloatArray,
+    priority: npt.NDArray[Any],
+    users: npt.NDArray[np.int64],
     is_wanted: npt.NDArray[np.bool_],
     is_cold: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.intp]:
-    """Files in their order, in which those of each user have changed places among themselves."""
-    number, owner = np.arange(places.size), owners[places]
-    as_it_is = np.lexsort((number, owner))
-    wanted = np.lexsort((number, priority[places], is_wanted[places], ~is_cold[places], owner))
+    """Return the places of files in the order of eviction. The replay of a trace calls this function, too.
+
+    The places of one user's files are divided among them by priority. The file with the lowest priority gets the first
+    place.
+    """
+    places = np.lexsort((worth, is_wanted, ~is_cold))
+    if not priority.any():
+        return places
+    number, user = np.arange(places.size), users[places]
+    as_it_is = np.lexsort((number, user))
+    wanted = np.lexsort((number, priority[places], is_wanted[places], ~is_cold[places], user))
     found = np.empty_like(places)
     found[as_it_is] = places[wanted]
     return found

@@ -1,4 +1,4 @@
-"""Pages that go down: what is on disk as it is loses its frame at once, the rest when it is written."""
+"""Evictions: a clean page, which is on disk as it is, loses its frame at once. A dirty page is written first."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kvfs.tiers.tickets import Engine, Pressure
 from libsym.errors import SymError
 
 CLEAN_SHARE = 8
-"""With less than this part of memory free, what would go down next is written before it has to."""
+"""If less than 1 / CLEAN_SHARE of memory is free, the next pages to evict are written ahead."""
 CLEANED_AT_ONCE = 64
 FULL_FOR_S = 0.05
-"""Where nothing could go down, it is not looked again before."""
+"""Seconds before the next search for pages to evict, if the last search found none."""
 TELLS_EACH_S = 0.25
 
 
 class Departures:
-    """Departures of a pool."""
+    """The evictions of one pool."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Departures:
         engine: Callable[[], Engine],
         pressure: Callable[[], Pressure],
     ) -> None:
-        """`went`: pages of a file, by its row, are about to leave memory for the first time since its last use."""
+        """`went` is called with a file's row when the first of the file's pages is evicted after a use."""
         self._pool = pool
         self._residents = residents
         self._moves = moves
@@ -46,14 +46,14 @@ class Departures:
         self._engine, self._pressure = engine, pressure
         self._rank: Rank = least_recent
         self.max_kept_share = 0.5
-        """Of memory, that advice may keep there."""
+        """Share of memory that advice may keep pages in."""
         self.going: dict[int, float] = {}
-        """Pages that are being written to lose their frame, and since when."""
+        """Pages that lose their frames as soon as they are written, each with the time when its write began."""
         self.num_dropped = 0
         self.grace_until_s = 0.0
-        """Programs were told that files of theirs would go, and have until then."""
+        """End of the grace period of programs that were told that their files would be evicted."""
         self._told: frozenset[int] = frozenset()
-        """Accounts of those files."""
+        """Accounts of the files in the present grace period."""
         self._cleaning: set[int] = set()
         self._told_at_s = self._idled_at_s = -1e9
         self._full_until_s = 0.0
@@ -63,7 +63,7 @@ class Departures:
         self._rank = rank
 
     def victims(self, keep: IntArray, num_wanted: int | None = None) -> IntArray:
-        """Pages that may go, the first to go first, no more than are wanted; `keep`: not these."""
+        """Return `num_wanted` pages that may be evicted, in the order of eviction, without the pages in `keep`."""
         pool, engine, now_s = self._pool, self._engine(), self._clock()
         if now_s - self._idled_at_s > TELLS_EACH_S:
             self._idled_at_s = now_s
@@ -72,7 +72,7 @@ class Departures:
         if keep.size:
             found = found[~np.isin(found, keep)]
         if self._moves.recent_error() is not None:
-            found = found[pool.on_disk.is_kept(found, pool.computed(found))]  # the disk takes nothing else
+            found = found[pool.on_disk.is_kept(found, pool.computed(found))]  # clean pages: the disk refuses writes
         return in_order(
             pool,
             self._residents,
@@ -87,38 +87,38 @@ class Departures:
 
     @property
     def max_kept(self) -> int:
-        """Pages that advice may keep in memory."""
+        """The most pages that advice may keep in memory."""
         return int(self._pool.num_frames * self.max_kept_share)
 
     def is_grace(self, pages: IntArray) -> bool:
-        """Before they go: whether programs are told, and have some time."""
+        """Tell programs that these pages are about to be evicted. Return whether a grace period runs."""
         now_s = self._clock()
         if now_s < self.grace_until_s:
             return True
         if not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
             return False
-        rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
+        rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # each row once, in the order of eviction
         tables = [table for row in rows if (table := self._residents.table_of(row)) is not None]
         grace_s = self._pressure().tell(tables, int(pages.size))
         if not grace_s:
             return False
-        self.grace_until_s = self._told_at_s = now_s + grace_s  # and then some pages go, whatever programs do
+        self.grace_until_s = self._told_at_s = now_s + grace_s  # then pages are evicted in any case
         self._told = frozenset(table.owner for table in tables if table is not None)
         return True
 
     def has_grace(self, owner: int) -> bool:
-        """Whether files of an account were named, and are not taken yet."""
+        """Return whether files of an account were named in a grace period that still runs."""
         return owner in self._told and self._clock() < self.grace_until_s
 
     def may_go(self, pages: IntArray) -> IntArray:
-        """Return the pages that are in memory, and that nothing needs there."""
+        """Return those of the pages that are in memory and not needed there."""
         pool = self._pool
         is_here = (pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0)
         found: IntArray = pages[is_here & (pool.computed(pages) > 0)]
         return found
 
     def send(self, pages: IntArray) -> int:
-        """Take the pages' frames away; return how many have lost theirs at once."""
+        """Evict the pages. Return how many lost their frames at once; the others are written first."""
         pool = self._pool
         is_clean = pool.on_disk.is_kept(pages, pool.computed(pages))
         self._drop(pages[is_clean])
@@ -129,7 +129,7 @@ class Departures:
         return int(np.count_nonzero(is_clean))
 
     def keep_some_free(self) -> None:
-        """Keep some frames free, so that a call that needs a page gets it at once."""
+        """Keep some frames free, so that a call which needs a page gets a frame at once."""
         pool, now_s = self._pool, self._clock()
         short = pool.core.low_water - pool.store.free.count - len(self.going)
         if short > 0 and now_s >= self._full_until_s:
@@ -140,7 +140,7 @@ class Departures:
                 self.send(taken)
 
     def clean_ahead(self) -> None:
-        """Write what would go down next, while nobody waits for it."""
+        """Write the next pages to evict, while no ticket waits."""
         pool = self._pool
         if self._cleaning or self._moves.num_jobs or pool.store.free.count * CLEAN_SHARE > pool.num_frames:
             return
@@ -167,18 +167,18 @@ class Departures:
         self._moves.write_out(pages, lambda error: self._is_written(pages, error))
 
     def _is_written(self, pages: IntArray, error: SymError | None) -> None:
-        """Drop the frames of written pages, but for pages that were used meanwhile or that the disk did not take."""
+        """Drop the frames of pages that were written, unless a page was used meanwhile or its write failed."""
         del error
         pool = self._pool
         pool.unpin(pages)
-        since_s = np.array([self.going.pop(page, -1.0) for page in pages.tolist()])  # -1: written ahead
+        since_s = np.array([self.going.pop(page, -1.0) for page in pages.tolist()])  # -1: the page was written ahead
         self._cleaning.difference_update(pages.tolist())
         due = self.may_go(pages[since_s >= pool.last_use[pages]])
         self._drop(due[pool.on_disk.is_kept(due, pool.computed(due))])
 
 
 def least_recent(files: Files, gaps: Gaps) -> FloatArray:
-    """Until a policy is chosen."""
+    """Rank files by their last use. This is the policy until another is chosen."""
     del gaps
     return -files.idle_s
 

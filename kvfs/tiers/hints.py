@@ -1,7 +1,7 @@
-"""Files that are worth having in memory before they are needed: because somebody said so, opened them, or usually comes
-back about now.
+"""Hints: files that should be in memory before they are needed. A program has given advice on the file or opened it, or
+the next use of the file is expected about now.
 
-A hint takes free frames, and those of files that were not used for a while; it never waits, nor has anybody wait.
+A hint takes free frames, and frames of files that were not used for a while. It never waits, and no call waits for it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from kvfs.tiers.residents import Residents
 from libsym.errors import SymError
 
 WANTED_S = 10.0
-"""Seconds that a hint is believed for."""
+"""Seconds for which a hint is valid."""
 LEAD_S = 0.05
-"""So much earlier than it takes to read them, files are read: the disk has others, too."""
+"""Files are read ahead this much earlier than seems necessary, because the disk has other work."""
 UNUSED_S = 1.0
-"""A file that was not used for so long may go down for a hint. One that comes back later than that is needed."""
+"""After this time without use, a file may be evicted for a hint. A file whose next use is expected after the end of the
+hint may be evicted, too.
+"""
 MAX_ASKED = 256
-"""So many files are asked when they come back: some microseconds each."""
+"""The most files for which the time of the next use is looked up. A lookup takes some microseconds."""
 MAX_HINTS = 1024
 
 Ask = Callable[[PageTable, Callable[[SymError | None], None]], None]
-"""Has a file's pages read, pinned until what is given is told; there are as many free frames."""
+"""A function that reads a file's pages. The pages stay pinned until the callback is called. The caller has checked that
+enough frames are free.
+"""
 
 
 class Hints:
@@ -53,17 +57,19 @@ class Hints:
         self._moves = moves
         self._clock = clock
         self._ask = ask
-        self._wanted: dict[PageTable, float] = {}  # and until when
-        self._reading: dict[PageTable, PageTable] = {}  # and what holds its pages meanwhile
+        self._wanted: dict[PageTable, float] = {}  # for each file, the end of its hint
+        self._reading: dict[PageTable, PageTable] = {}  # for each file, a fork that keeps its pages referenced
         self._returns: list[tuple[float, int, int, float]] = []
-        """A heap: from when, the row, its uses until then, until when."""
+        """A heap of expected uses. Each has its earliest time, the file's row and number of uses so far, and the end of
+        the hint.
+        """
         self.num_begun = 0
 
     def __len__(self) -> int:
         return len(self._wanted)
 
     def add(self, table: PageTable, until_s: float) -> None:
-        """Want a file in memory, until it is used, or until then: others go before it."""
+        """Add a hint for a file until its next use, or until `until_s`. Other files are evicted before this file."""
         assert table.row != NO_ROW
         self._residents.wanted_until_s[table.row] = until_s
         self._residents.is_cold[table.row] = False
@@ -71,11 +77,13 @@ class Hints:
             self._wanted[table] = until_s
 
     def forget(self, table: PageTable) -> None:
-        """Want a file no more."""
+        """Drop the hint for a file."""
         self._wanted.pop(table, None)
 
     def expect(self, row: int) -> None:
-        """A file goes down: if its uses come regularly, it is back before the next."""
+        """Plan a hint for a file that is being evicted, if its uses come regularly. The file is then read before its
+        next use.
+        """
         residents = self._residents
         table, expected_s = residents.table_of(row), residents.expected_s(row)
         if table is not None and expected_s is not None:
@@ -85,11 +93,11 @@ class Hints:
 
     @property
     def next_s(self) -> float:
-        """When there is something to do, if nothing else happens."""
+        """The time of the next planned hint."""
         return self._returns[0][0] if self._returns else float("inf")
 
     def note_returns(self) -> None:
-        """Files whose time has come."""
+        """Add the planned hints whose time has come."""
         now_s, residents = self._clock(), self._residents
         while self._returns and self._returns[0][0] <= now_s:
             _, row, num_uses, until_s = heapq.heappop(self._returns)
@@ -98,7 +106,7 @@ class Hints:
                 self.add(table, until_s)
 
     def advance(self) -> None:
-        """Read ahead, for nobody who waits: what there is room for is read."""
+        """Read files ahead while there is room."""
         now_s = self._clock()
         for table, until_s in list(self._wanted.items()):
             if table.closed or table.row == NO_ROW or now_s > until_s:
@@ -107,17 +115,17 @@ class Hints:
                 break
 
     def _begin(self, table: PageTable, until_s: float) -> bool:
-        """False: there is no room for it now."""
+        """Begin to read a file. False: there is no room now."""
         if not self._make_room(table, until_s):
             return False
         del self._wanted[table]
-        fork = self._reading[table] = table.fork()  # nobody frees the pages meanwhile
+        fork = self._reading[table] = table.fork()  # keeps the pages referenced
         self.num_begun += 1
         self._ask(fork, lambda _error: self._reading.pop(table).close())
         return True
 
     def _make_room(self, table: PageTable, until_s: float) -> bool:
-        """Of files that are not about to be used, and less so than this one."""
+        """Evict files that are expected to be used later than `table`, or that have not been used for a while."""
         pool, departures = self._pool, self._departures
         short = self._num_missing(table) - pool.store.free.count + pool.core.low_water
         if short <= 0:
@@ -130,7 +138,7 @@ class Hints:
         return self._num_missing(table) <= pool.store.free.count
 
     def _may_give_way(self, pages: IntArray, until_s: float) -> npt.NDArray[np.bool_]:
-        """Return the pages that were not used for a while, or are not expected back before then."""
+        """Return which pages were not used for a while, or are expected to be used only after `until_s`."""
         pool, residents, now_s = self._pool, self._residents, self._clock()
         rows = pool.row_of[pages]
         has_row = rows != NO_ROW
@@ -148,5 +156,5 @@ class Hints:
         return int(np.count_nonzero(self._pool.store.of[table.pages] == NOWHERE))
 
     def held(self) -> list[PageTable]:
-        """Return the tables that refer to pages for hints, for the books."""
+        """Return the tables that refer to pages for hints, for the audit."""
         return list(self._reading.values())

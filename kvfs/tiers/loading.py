@@ -1,7 +1,8 @@
-"""Which policy is used: one of ours by its name, or the operator's own from a file.
+"""Loads the policy of the tiers: a policy of this package by its name, or the operator's own from a file.
 
-A file is Python with a function `rank(files, gaps)`; it may import numpy and `kvfs.tiers.policy`. It runs with the
-daemon's rights, so only who may configure the daemon names one. It is not trusted to be right, though: see `Guarded`.
+A policy file is Python with a function `rank(files, gaps)`. It may import numpy and `kvfs.tiers.policy`. The file runs
+with the daemon's rights, so only the daemon's configuration can name it. But the daemon does not trust the code to be
+correct: see `Guarded`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from kvfs.operators_file import read_operators_file
-from kvfs.tiers import cost_based, idleness, lru, ttl
+from kvfs.base.operators_file import read_operators_file
+from kvfs.tiers.policies import cost_based, idleness, lru, ttl
 from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
 from libsym.errors import Invalid
 
 NAMES: dict[str, Rank] = {"cost": cost_based.rank, "lru": lru.rank, "ttl": ttl.rank, "idle": idleness.rank}
 DEFAULT = "cost"
 MAX_BYTES = 1 << 20
-"""Of a file: more than there is to say."""
+"""Limit for the size of a policy file."""
 LOAD_LIMIT_S = 5.0
-"""That the file may take to define it, with what it imports."""
+"""Time limit for running the file, its imports included."""
 LIMIT_S = 0.25
-"""That one decision of an operator's policy may take: 10,000 files take ours some milliseconds, on a busy machine."""
+"""Time limit for a decision of an operator's policy. A policy here takes some ms for 10,000 files on a busy machine."""
 
 
 def load(name_or_path: str) -> Rank:
-    """Invalid says what is wrong with it, and where. A file's function raises Invalid, too, whatever it does wrong."""
+    """Return a policy by its name or file. Invalid: the policy can't be loaded. A policy from a file raises Invalid if
+    it fails.
+    """
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
@@ -58,8 +61,10 @@ def load(name_or_path: str) -> Rank:
 
 
 def _run(source: str, name: str) -> dict[str, object]:
-    """What a file defines. A reload waits for it: so it has a thread of its own, and not for ever, and what ends a
-    program ends that thread.
+    """Run a policy file. Return the names that it defines.
+
+    The file runs in a thread of its own, because a reload waits for it with a time limit. An exception that would end a
+    program ends only that thread.
     """
     names: dict[str, object] = {"__name__": "policy", "__file__": name}
     failures: list[BaseException] = []
@@ -67,7 +72,7 @@ def _run(source: str, name: str) -> dict[str, object]:
     def run() -> None:
         try:
             exec(compile(source, name, "exec"), names)  # noqa: S102 - the operator's own file
-        except BaseException as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+        except BaseException as error:  # noqa: BLE001 - any error of the file is reported as such
             failures.append(error)
 
     thread = threading.Thread(target=run, name="symphony-policy", daemon=True)
@@ -75,24 +80,24 @@ def _run(source: str, name: str) -> dict[str, object]:
     thread.join(LOAD_LIMIT_S)
     if thread.is_alive():
         _end(thread)
-        raise Invalid(f"policy {name}: to run it took longer than {LOAD_LIMIT_S:g} s, and rank was not called yet")
+        raise Invalid(f"policy {name}: running the file took longer than {LOAD_LIMIT_S:g} s, before any call of rank")
     for error in failures:
         raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
     return names
 
 
 def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:
-    """What it says. Invalid: it failed, or said nothing that is of use."""
+    """Return the worth of each file from the policy. Invalid: the policy failed, or gave a file no number."""
     try:
         worth = np.asarray(rank(files, gaps), np.float64)
     except Invalid:
-        raise  # it has been checked
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+        raise  # its message is complete already
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the file is reported as such
         raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
     if worth.shape != (len(files),):
         raise Invalid(f"policy {name}: rank gave an array of shape {worth.shape} for {len(files)} files")
     if np.isnan(worth).any():
-        raise Invalid(f"policy {name}: rank gave what is not a number for {int(np.isnan(worth).sum())} files")
+        raise Invalid(f"policy {name}: rank gave NaN for {int(np.isnan(worth).sum())} files")
     return worth
 
 
@@ -101,7 +106,7 @@ def _text(error: BaseException) -> str:
 
 
 def _line(error: BaseException, path: str) -> str:
-    """Where in the file, as `:3`."""
+    """Return the number of the policy file's line that raised an error, as `:3`. Empty: the error is from elsewhere."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
     line, place = "", error.__traceback__
@@ -113,21 +118,22 @@ def _line(error: BaseException, path: str) -> str:
 
 
 class _Overrun(BaseException):
-    """Raised in a policy that takes too long: no `except Exception` of its own keeps it."""
+    """Raised in a policy that takes too long. No `except Exception` in the policy catches it."""
 
 
 class Guarded:
-    """A policy that is not trusted. The first time that it raises, gives what is of no use, or takes longer than
-    `limit_s`, the default decides in its place, and does from then on; the log has one line.
+    """A policy that is not trusted. The default replaces it for good if it raises, returns an unusable result, or takes
+    longer than `limit_s`. The log gets one line.
 
-    It computes in a thread of its own, for who asks waits no longer than that. What is too late is ended by an
-    exception in it. In a call of C, or asleep, it takes that only afterwards: until then it holds a thread, no more.
+    The policy computes in a thread of its own, so that the caller never waits longer than the limit. A late policy is
+    ended by an exception in that thread. A policy that sleeps, or is inside a C function, gets the exception only after
+    that. Until then it only occupies a thread.
     """
 
     def __init__(
         self, rank: Rank, default: Rank, limit_s: float = LIMIT_S, log: logging.Logger | None = None, name: str = "file"
     ) -> None:
-        """`log`: None has nobody told but who looks at `failure`."""
+        """`log` gets a line when the policy fails. None: only `failure` has the reason."""
         self._rank, self._default, self._limit_s, self._name = rank, default, limit_s, name
         self._log = log
         self._wanted: SimpleQueue[tuple[Files, Gaps] | None] = SimpleQueue()
@@ -135,7 +141,7 @@ class Guarded:
         self._is_done = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
-        """Why the default decides; None: it does not."""
+        """The reason for which the default has replaced the policy. None: the policy decides."""
 
     def __call__(self, files: Files, gaps: Gaps) -> FloatArray:
         if self.failure is None:
@@ -154,7 +160,7 @@ class Guarded:
         return self._default(files, gaps)
 
     def close(self) -> None:
-        """Its thread ends."""
+        """End the policy's thread."""
         self._wanted.put(None)
 
     def _replace(self, failure: str) -> None:
@@ -186,5 +192,5 @@ def _end(thread: threading.Thread) -> None:
 
 
 def _copy(files: Files) -> Files:
-    """Late or malicious writes into its arrays must not reach those that the default decides by."""
+    """Return a copy, so that late or malicious writes by the policy do not reach the arrays that the default uses."""
     return files.at(np.ones(len(files), np.bool_))

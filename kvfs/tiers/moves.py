@@ -1,4 +1,4 @@
-"""What moves between memory and disk just now: how many jobs, how fast they are, and what the disk has said."""
+"""Moves of pages between memory and disk: the jobs under way, the time that reads take, and the disk's last error."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from libsym.errors import SymError
 log = logging.getLogger(__name__)
 
 FIRST_BRING_S = 1e-3
-"""What reading a page takes, until some were read."""
+"""Assumed time to read a page, until the first read ends."""
 _NEWS_SHARE = 0.2
 ERROR_LIVES_S = 1.0
 SAYS_EACH_S = 60.0
 
 
 class Moves:
-    """All of one pool. `mover` comes when the storage runs: without it nothing moves."""
+    """The moves of one pool. `mover` is set once the storage runs. Before that no page moves."""
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self._clock = clock
         self._wake = wake
         self.mover: Mover | None = None
         self.bring_s = FIRST_BRING_S
-        """What reading a page takes, lately."""
+        """Recent average time to read a page."""
         self.num_jobs = 0
         self.num_in = self.num_out = 0
-        """Pages."""
+        """Pages read, and pages written."""
         self.error: SymError | None = None
-        """Why the last page could not be written; None since one was."""
+        """The error of the last write. None: the write succeeded."""
         self._error_at_s = self._said_at_s = -1e9
-        self._progress_s = clock()  # when a part of a job ended last, or the first of some jobs began
+        self._progress_s = clock()  # when the last part of a job ended, or the oldest job under way began
 
     def bring_in(self, pages: IntArray, frames: IntArray, then: Then) -> None:
-        """As `Mover` does."""
+        """Read pages from disk as `Mover.bring_in` does, and measure the time."""
         began_s = self._begin()
 
         def ended(error: SymError | None) -> None:
@@ -51,7 +51,7 @@ class Moves:
         self.mover.bring_in(pages, frames, ended)
 
     def write_out(self, pages: IntArray, then: Then) -> None:
-        """As `Mover` does."""
+        """Write pages to disk as `Mover.write_out` does, and note an error."""
         self._begin()
 
         def ended(error: SymError | None) -> None:
@@ -67,21 +67,21 @@ class Moves:
         self.mover.write_out(pages, ended)
 
     def progressed(self) -> None:
-        """A part of a job is done."""
+        """Note that a part of a job ended: the disk responds."""
         self._progress_s = self._clock()
 
     def is_late(self) -> bool:
-        """Whether the disk has not answered for longer than it may take."""
+        """Return whether the disk has not responded for longer than its deadline."""
         if self.mover is None or not self.num_jobs:
             return False
         return self._clock() - self._progress_s >= self.mover.deadline_s
 
     def forget_error(self) -> None:
-        """Something has changed since."""
+        """Forget the last error, because something has changed since."""
         self.error = None
 
     def recent_error(self) -> SymError | None:
-        """What the disk said just now: no need to ask again."""
+        """Return the disk's error of the last second, so that callers need not try again. None: no error occurred."""
         return self.error if self._clock() - self._error_at_s < ERROR_LIVES_S else None
 
     def _begin(self) -> float:

@@ -1,22 +1,22 @@
-"""The pager decides which pages are in memory: calls wait for theirs in order, and files worth least make room.
+"""The pager decides which pages are in memory: calls wait for pages in order, and the least valuable files are evicted.
 
-A *ticket* is somebody who needs pages: all of them at once, or none. While it waits it holds nothing, so tickets can't
-wait for each other. Users take turns; among a user's tickets priority goes first. The first in order gets every frame
-that becomes free, until it has as many as it needs. Then its pages are pinned, new ones get frames, what is on disk is
-read, and the next in order has its turn. A ticket that has its frames waits for the disk alone. Frames become free in
-four ways, tried in this order:
+A *ticket* stands for a call or another user of pages. It needs all its pages at once. While it waits it holds nothing,
+so tickets can't wait for each other. Users take turns, and of one user's tickets the one with the highest priority is
+served first. The first ticket gets every frame that becomes free, until it has enough. Then its pages are pinned, its
+new pages get frames, its pages on disk are read, and the next ticket becomes the first. A ticket that has its frames
+waits only for the disk. Frames become free in four ways, tried in this order:
 
-- pages that are on disk as they are lose their frame at once, and others when they are written, in the policy's order;
-- programs in the run that think are asked to leave it;
-- calls of the same user of a lower priority are, and then those that have been there for long (`Engine`);
-- files are removed, and calls end, by themselves.
+- pages in the policy's order are evicted: clean pages at once, dirty pages after they are written;
+- idle programs in the run are asked to leave it;
+- calls of the same user with a lower priority leave the run, then calls that have been there for long (`Engine`);
+- programs remove files, and calls end.
 
-Where nothing of that is to be expected the first ticket fails: NoSpace, or what the disk said.
+If none of these can be expected, the first ticket fails with NoSpace, or with the disk's error.
 
-*Hints* want pages in memory that nobody needs yet. They come behind all tickets, and take nothing from files that are
-needed sooner.
+*Hints* are for pages that no call needs yet. Hints are served after all tickets, and evict no file that will be used
+sooner.
 
-All of it on the trio thread; nothing here waits but `run`, and those who say so.
+All of this runs on the trio thread. Only `run` and coroutines wait.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from kvfs.tiers.waiting import Waiting
 from libsym.errors import Busy, NoSpace, SymError
 
 LOW_WATER_SHARE = 64
-"""Frames are kept free, one in so many, as long as pages may go down."""
+"""While pages may go to disk, one frame in this many is kept free."""
 LOOKS_EACH_S = 0.25
-TURN_S = 2.0
-"""Seconds of waiting after which a ticket comes before equals that have their pages."""
+PRECEDES_AFTER_S = 2.0
+"""Seconds of waiting after which a ticket precedes calls of the same priority whose pages are in memory."""
 BUSY_AFTER_S = 30.0
-"""Seconds that `put_on_disk` waits for a file that is being computed with."""
+"""Seconds that `put_on_disk` waits for a file that calls compute with."""
 
 
 class Pager:
-    """The memory of one pool."""
+    """Decides which pages of one pool are in memory."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pager:
         clock: Callable[[], float] = time.monotonic,
         see: Callable[[Any], PageTable] | None = None,
     ) -> None:
-        """`see`: see `Residents`."""
+        """`see`: as in `Residents`."""
         self._pool = pool
         self._engine = engine
         self.clock = clock
@@ -76,10 +76,10 @@ class Pager:
         self._arrivals = Arrivals(pool, self._moves, self._ended)
         self._hints = Hints(pool, self.residents, self.departures, self._moves, clock, self._read_for_hint)
         self._bringing: set[PageTable] = set()
-        """Forks of files that somebody waits for."""
+        """Forks that keep pages alive while `put_in_memory` reads them."""
         self.progressed = self._moves.progressed
         self.num_preempted = 0
-        """Calls that left the run for the sake of others' pages."""
+        """Calls that left the run so that other calls get memory."""
         self._numbers = count()
         self._waiting = Waiting()
         self._due: list[Callable[[], None]] = []
@@ -88,42 +88,46 @@ class Pager:
         self._wait_s = 0.0
 
     def start(self, mover: Mover) -> None:
-        """Pages may go down, and come back, from now on. Before that, what has no frame never gets one."""
+        """Begin to move pages between memory and disk. Before that, a page without a frame never gets one."""
         self._moves.mover = mover
         self._pool.core.low_water = max(1, self._pool.num_frames // LOW_WATER_SHARE)
 
     # ---- files
 
     def add(self, table: PageTable, priority: int = 0) -> None:
-        """There is a new file."""
+        """Give a new file a row."""
         self.residents.priority[self.residents.add(table)] = priority
 
     def filled(self, table: PageTable) -> None:
-        """A new file got its pages without a call: by an import, or from others' entries. That was a use of them."""
+        """Note that a new file got its pages by an import, or from entries of other files. This counts as a use of the
+        pages.
+        """
         pages = table.pages
         own = pages[self._pool.row_of[pages] == NO_ROW]
         self._pool.row_of[own] = table.row
         self._pool.last_use[own] = self.clock()
 
     def remove(self, table: PageTable) -> None:
-        """Forget a file that loses its last user; it still has its pages. Shared pages are its source's again."""
+        """Forget a file that loses its last user. The file's table still has its pages. The file's source inherits
+        shared pages.
+        """
         if self.residents.pinned_until_s[table.row]:
             self.unpin_file(table)
         self._hints.forget(table)
         self.residents.remove(table)
 
     def opened(self, table: PageTable) -> None:
-        """A program has it open."""
+        """Note that a program has opened a file."""
         assert table.row != NO_ROW
         self.residents.num_users[table.row] += 1
 
     def closed(self, table: PageTable) -> None:
-        """A handle of the file was closed."""
+        """Note that a handle of a file was closed."""
         assert table.row != NO_ROW
         self.residents.num_users[table.row] -= 1
 
     def try_again(self) -> None:
-        """The disk may take again what it refused just now."""
+        """Retry writes that the disk has refused, because something has changed."""
         self._moves.forget_error()
         self._wake()
 
@@ -134,19 +138,19 @@ class Pager:
             self.residents.end_use(table.row)
 
     def num_in_memory(self, table: PageTable) -> int:
-        """Of its pages."""
+        """Return how many pages of a file are in memory."""
         return int(np.count_nonzero(self._pool.store.of[table.pages] != NOWHERE))
 
     def tier_of(self, table: PageTable) -> str:
-        """Where its pages are: `memory`, `disk`, or some here and some there: `mixed`."""
+        """Tell where a file's pages are: `memory`, `disk`, or `mixed`."""
         num_here = self.num_in_memory(table)
         return "memory" if num_here == len(table.pages) else "mixed" if num_here else "disk"
 
     # ---- calls
 
     def acquire(self, reservation: Reservation, priority: int, then: Then) -> Ticket | None:
-        """A call is to be computed. None: all its pages are in memory, and pinned now. Else `then` is told later,
-        unless the ticket is given to `cancel`; NoSpace: they never will be.
+        """Get memory for a call. None: all its pages are in memory, and pinned now. Otherwise `then` is called later,
+        unless the ticket is cancelled. `then` gets NoSpace if enough memory can't become free.
         """
         table = reservation.table
         row, (file_is_there, all_is_there) = table.row, reservation.where()
@@ -169,11 +173,13 @@ class Pager:
         return ticket
 
     def _is_anybody_before(self, table: PageTable, priority: int) -> bool:
-        """Whether a call that has all its pages has to wait: who makes room does not take it back at once."""
+        """Return whether a call with all its pages in memory has to wait. A call that left the run for a ticket must
+        not take its memory back at once.
+        """
         first = self._waiting.first()
         if first is None:
             return False
-        has_waited = self.clock() - first.since_s > TURN_S
+        has_waited = self.clock() - first.since_s > PRECEDES_AFTER_S
         if first.user != self._user_of(table.owner):
             return has_waited
         return first.priority > priority or (first.priority == priority and has_waited)
@@ -182,7 +188,7 @@ class Pager:
         return self._pool.accounts.of(owner).numbers[0]
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a ticket that nobody waits for any more, and let go of what is pinned for it."""
+        """End a ticket that is no longer needed, and unpin its pages."""
         ticket.is_cancelled = True
         if not ticket.is_over:
             self._end(ticket, None)
@@ -196,18 +202,20 @@ class Pager:
             self._num_hidden += is_hidden
 
     def _expect(self, row: int) -> None:
-        """A file goes down."""
+        """Plan a hint for the next use of a file that is being evicted."""
         self._hints.expect(row)
 
-    # ---- others that need pages
+    # ---- other users of pages
 
     async def room(self, num_pages: int, owner: int, priority: int = 0) -> IntArray:
-        """Frames for new pages, for `PagePool.allocate`, or for `return_frames`. NoSpace: there will be none."""
+        """Return frames for new pages, to give to `PagePool.allocate` or `return_frames`. NoSpace: enough frames can't
+        become free.
+        """
         return await self._pinned(_NONE, num_pages, owner, priority)
 
     @asynccontextmanager
     async def hold(self, tables: Iterable[PageTable], priority: int = 0) -> AsyncIterator[None]:
-        """Have all pages of files in memory, and keep them there. The caller sees to it that the files stay."""
+        """Read all pages of files into memory, and pin them. The caller keeps the files open."""
         kept = list(tables)
         pages = np.unique(np.concatenate([_NONE, *(table.pages for table in kept)]))
         async with self.hold_pages(pages, 0, kept[0].owner if kept else 0, priority):
@@ -215,9 +223,11 @@ class Pager:
 
     @asynccontextmanager
     async def hold_pages(self, pages: IntArray, num_new: int, owner: int, priority: int = 0) -> AsyncIterator[IntArray]:
-        """Have pages (none twice) in memory, and keep them there; and with them frames for new pages, as from `room`.
+        """Read pages into memory and pin them. Return frames for `num_new` new pages, as `room` does. No page is named
+        twice.
 
-        All at once: two that each held some, and waited for more, could wait for each other for ever.
+        The caller gets all pages and frames at once. Two callers that held some, and waited for more, could wait for
+        each other for ever.
         """
         frames = await self._pinned(pages, num_new, owner, priority)
         try:
@@ -226,7 +236,7 @@ class Pager:
             self._unpin(pages)
 
     async def _pinned(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
-        """Pages, and frames for new ones: at once where all of it is there."""
+        """Pin the pages and return frames for new ones, at once if there is memory."""
         pool = self._pool
         is_free = num_new <= pool.num_free_frames
         if self._moves.mover is None and not is_free:
@@ -252,7 +262,8 @@ class Pager:
             is_over.set()
 
         ticket = self._ticket(priority, owner, pages, num_new, admitted, lambda: self._unpin(pages), over)
-        # What makes a file of others goes first then: behind who asks for the room, the grace would be over.
+        # An extract or a merge may be a program's answer to pressure, so it goes first. If it queued behind the calls
+        # that need memory, the grace period would end first.
         ticket.is_answer = bool(pages.size and num_new) and self.departures.has_grace(owner)
         self._ask(ticket)
         try:
@@ -278,13 +289,15 @@ class Pager:
     # ---- advice
 
     def will_need(self, table: PageTable) -> None:
-        """Take a hint: the file is worth having in memory soon."""
+        """Note a hint: the file will be needed in memory soon."""
         if self._moves.mover is not None and table.row != NO_ROW:
             self._hints.add(table, self.clock() + WANTED_S)
             self._wake()
 
     def demote(self, table: PageTable) -> None:
-        """Let a file go down, which is not worth memory before its next use. Pages that others used after it stay."""
+        """Evict a file: until its next use it is not worth its memory. A shared page stays in memory if another file
+        was the last to use it.
+        """
         if self._moves.mover is None or table.row == NO_ROW:
             return
         self._hints.forget(table)
@@ -294,7 +307,7 @@ class Pager:
         self.departures.send(self.departures.may_go(pages[(rows == table.row) | (rows == NO_ROW)]))
 
     async def put_on_disk(self, table: PageTable) -> None:
-        """Return when no page of it is in memory. Busy: it is being computed with; NoSpace, EIO: the disk says so."""
+        """Return when no page of the file is in memory. Busy: calls compute with it. NoSpace, EIO: the disk failed."""
         if self._moves.mover is None:
             raise NoSpace("nothing goes to disk here: the daemon keeps no state")
         self.demote(table)
@@ -311,8 +324,8 @@ class Pager:
                 await trio.sleep(0.01)
 
     async def put_in_memory(self, table: PageTable) -> None:
-        """Return when all of it is in memory; it stays there as long as it is worth it."""
-        fork = table.fork()  # nobody frees the pages meanwhile
+        """Return when the whole file is in memory. From then on the policy decides whether it stays."""
+        fork = table.fork()  # keeps the pages referenced
         self._bringing.add(fork)
         try:
             async with self.hold([fork]):
@@ -324,7 +337,7 @@ class Pager:
             fork.close()
 
     def pin_file(self, table: PageTable, until_s: float) -> None:
-        """Keep a file in memory until `until_s`. NoSpace: as much is kept by advice as may be."""
+        """Keep a file in memory until `until_s`. NoSpace: the limit of pages that advice may keep is reached."""
         assert table.row != NO_ROW
         pool, now_s = self._pool, self.clock()
         pages = table.pages
@@ -341,30 +354,25 @@ class Pager:
         self.will_need(table)
 
     def unpin_file(self, table: PageTable) -> None:
-        """Let a pinned file go down again."""
+        """End the pin of a file, so that it may be evicted again."""
         assert table.row != NO_ROW
         self.residents.pinned_until_s[table.row] = self.residents.wanted_until_s[table.row] = 0
         self._keep_anew(table.pages)
         self._wake()
 
     def was_cut(self, table: PageTable, gone: IntArray) -> None:
-        """A file does not have these pages any more; others may."""
+        """Drop pins on pages that a file no longer has, unless other files pin them."""
         if table.row != NO_ROW and self.residents.pinned_until_s[table.row]:
             self._keep_anew(gone)
 
     def _keep_anew(self, pages: IntArray) -> None:
-        """Keep these pages only as long as files are pinned that have them."""
+        """Keep each of these pages in memory until the last pin of a file that has the page ends."""
         residents = self.residents
         self._pool.kept.clear(pages)
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
             other = residents.table_of(row)
             if other is not None:
                 self._pool.kept.extend(other.pages, float(residents.pinned_until_s[row]))
-
-    def num_kept(self, tables: Iterable[PageTable]) -> int:
-        """Pages of these that advice keeps in memory."""
-        pages = np.unique(np.concatenate([_NONE, *(table.pages for table in tables)]))
-        return int(np.count_nonzero(self._pool.kept.until[pages] > self.clock()))
 
     # ---- tickets
 
@@ -405,8 +413,8 @@ class Pager:
         self._wait_s += self.clock() - ticket.since_s
 
     def _ended(self, ticket: Ticket, error: SymError | None) -> None:
-        """End a ticket that has all its pages, or never gets them. `run` tells the waiter: others are in the middle of
-        something.
+        """End a ticket that has all its pages, or will never get them. `run` calls the waiter, since the code that
+        calls this function is in the middle of a change.
         """
         if error is not None:
             self._end(ticket, error)
@@ -422,7 +430,7 @@ class Pager:
         return len(self._waiting)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """For ever."""
+        """Serve waiting tickets and move pages, for ever."""
         task_status.started()
         while True:
             with trio.move_on_after(self._sleep_s()):
@@ -435,7 +443,7 @@ class Pager:
             self._advance()
             if self._moves.mover is not None and not self._waiting:
                 self.departures.clean_ahead()
-            self._pool.core.is_awaited = bool(self._waiting or self._hints)  # whatever is added from here on rings
+            self._pool.core.is_awaited = bool(self._waiting or self._hints)  # from here on, new tickets ring the bell
             await trio.lowlevel.checkpoint()
 
     def _sleep_s(self) -> float:
@@ -448,7 +456,7 @@ class Pager:
         return max(0.0, until_s - now_s)
 
     def _advance(self) -> None:
-        """Give frames to those who are first."""
+        """Give frames to the first tickets in order."""
         if self._is_advancing or self._moves.mover is None:
             return
         self._is_advancing = True
@@ -463,7 +471,7 @@ class Pager:
             self._is_advancing = False
 
     def _try(self, ticket: Ticket) -> bool:
-        """The first in order has its frames, or fails. False: it has to wait."""
+        """Give the first ticket its frames, or fail it. False: it has to wait."""
         pool, num_pages = self._pool, ticket.old_pages.size + ticket.num_new
         pool.core.num_promised = 0
         if num_pages > pool.num_frames:
@@ -483,7 +491,7 @@ class Pager:
         return True
 
     def _make_room(self, num_frames: int, ticket: Ticket) -> None:
-        """Have so many more frames free for whoever is first, now or soon; or it fails."""
+        """Make `num_frames` more frames free for the first ticket, now or soon; or fail the ticket."""
         departures = self.departures
         wanted = num_frames - len(departures.going)
         if wanted <= 0:
@@ -509,11 +517,11 @@ class Pager:
         )
 
     def _is_anything_pinned(self) -> bool:
-        """Whether somebody has pages in memory that will be let go."""
+        """Return whether pages in memory are pinned or being read, so that frames will become free later."""
         return bool(self._pool.core.num_coming or self._pool.num_pinned)
 
     def _look_for_late(self) -> None:
-        """Fail the tickets that wait for a disk that does not answer."""
+        """Fail the tickets that wait for a disk that does not respond."""
         if not self._moves.is_late():
             return
         assert self._moves.mover is not None
@@ -528,7 +536,7 @@ class Pager:
     # ---- figures
 
     def held(self) -> list[PageTable]:
-        """Return the tables by which the pager refers to pages, for the books."""
+        """Return the tables that refer to pages for the pager, for the audit."""
         return [*self._hints.held(), *self._bringing]
 
     def statistics(self) -> TierStatistics:

@@ -1,10 +1,11 @@
-"""What a policy of the tiers sees, and says: which files to keep in memory, by arrays over files.
+"""Input and output of a policy of the tiers: a function over arrays that ranks files for memory.
 
-A policy is a function `rank(files, gaps)`: the worth of keeping each file in memory, as numbers. What is worth least
-goes to disk first. It is called when room is needed and in a replay of a trace alike. It keeps nothing between calls.
+A policy is a function `rank(files, gaps)`. It returns numbers: the worth of keeping each file in memory. The file with
+the least worth is evicted first. The daemon calls the function when it needs room, and a replay calls it for a trace.
+The function keeps no state between calls.
 
-Priorities, pins and advice are not its business: files that may not go are not among these; those of a lower priority,
-and those that are cold by advice, go before it is asked.
+The daemon itself handles priorities, pins and advice. A pinned file is not in `files`. Files with a lower priority, and
+files that are cold by advice, are evicted before the policy's choice.
 """
 
 from __future__ import annotations
@@ -26,49 +27,49 @@ _BUCKETS_A_DOUBLING = 2
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """KV files with pages in memory that nothing computes with: arrays of one length, a place for each."""
+    """KV files that have pages in memory, and with which no call computes. Each array has one number for each file."""
 
     num_pages: FloatArray
-    """In memory: what going down would free."""
+    """Pages in memory, which an eviction would free."""
     idle_s: FloatArray
-    """Since its last use ended."""
+    """Seconds since the file's last use ended."""
     num_uses: FloatArray
-    """So far; a use is a call, or calls that follow each other without a gap."""
+    """Uses so far. Calls that follow each other without a gap are one use."""
     gap_s: FloatArray
-    """What usually lies between two uses of it: a mean in which the last ones count most; not a number: unknown."""
+    """Usual gap between two uses: a mean in which recent gaps count most. NaN: unknown."""
     gap_spread_s: FloatArray
-    """How far its gaps are from that, on average; not a number: unknown."""
+    """Mean distance of the file's gaps from `gap_s`. NaN: unknown."""
     bring_s: FloatArray
-    """What bringing these pages back would take."""
+    """Seconds that a read of these pages would take."""
     compute_s: FloatArray
-    """What computing their entries again would take; not a number: unknown."""
+    """Seconds that computing their entries again would take. NaN: unknown."""
     is_open: npt.NDArray[np.bool_]
-    """Some program has it open."""
+    """Whether a program has the file open."""
 
     def __len__(self) -> int:
         return len(self.num_pages)
 
     def at(self, places: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Files:
-        """Some of them."""
+        """Return the files at these places."""
         return Files(*(getattr(self, each.name)[places] for each in fields(self)))
 
 
 class Gaps:
-    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of 2 ** 0.5."""
+    """Recent gaps between uses, of all files: a histogram with a bucket for each factor of 2 ** 0.5."""
 
     __slots__ = ("counts",)
     BUCKET_RATIO = 2.0 ** (1 / _BUCKETS_A_DOUBLING)
-    """Of the longest gap of a bucket to its shortest."""
+    """Ratio of the longest gap of a bucket to its shortest."""
 
     def __init__(self, counts: FloatArray | None = None) -> None:
         self.counts = np.zeros(NUM_BUCKETS) if counts is None else counts
 
     def add(self, gap_s: float) -> None:
-        place = ceil(log2(max(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)  # numpy takes 10 µs for it
+        place = ceil(log2(max(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)  # numpy would take 10 µs
         self.counts[min(place, NUM_BUCKETS - 1)] += 1
 
     def fade(self, factor: float) -> None:
-        """What was counts less from now on."""
+        """Multiply all counts by a factor, so that past gaps count less."""
         self.counts *= factor
 
     @staticmethod
@@ -79,12 +80,12 @@ class Gaps:
 
     @staticmethod
     def bounds_s() -> FloatArray:
-        """The longest gap of each bucket; of the last one there is none longer."""
+        """Return the longest gap of each bucket. The last bucket also counts all longer gaps."""
         bounds: FloatArray = _FIRST_GAP_S * 2.0 ** (np.arange(NUM_BUCKETS) / _BUCKETS_A_DOUBLING)
         return bounds
 
     def longer_than(self, idle_s: FloatArray) -> FloatArray:
-        """The share of all gaps that were longer."""
+        """Return the share of all gaps that were longer."""
         total = self.counts.sum()
         if not total:
             return np.ones_like(idle_s)
@@ -93,7 +94,7 @@ class Gaps:
         return share
 
     def quantile_s(self, share: float) -> float:
-        """So many of all gaps were no longer than this; 0 if there was none."""
+        """Return the gap that `share` of all gaps did not exceed. 0: there are no gaps."""
         total = self.counts.sum()
         if not total:
             return 0.0
@@ -102,4 +103,4 @@ class Gaps:
 
 
 Rank: TypeAlias = Callable[[Files, Gaps], FloatArray]
-"""The worth of keeping each file in memory."""
+"""Returns the worth of keeping each file in memory."""

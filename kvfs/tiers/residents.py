@@ -1,7 +1,8 @@
-"""Residents: files that somebody has, a row of numbers for each. By these it is decided which stay in memory.
+"""Residents: files that programs have open. Each has a row of numbers, by which the tiers decide which files stay in
+memory.
 
-A row is a file's as long as somebody has it. A *use* is a call, or calls that follow each other without a pause that is
-worth counting. The time between the end of one and the beginning of the next is a *gap*.
+A file has a row as long as it has a user. A *use* is a call, or several calls with pauses too short to count. The time
+from the end of one use to the beginning of the next is a *gap*.
 
 Owned by the daemon's trio thread.
 """
@@ -22,13 +23,13 @@ from kvfs.tiers.policy import FloatArray, Gaps
 
 _FADES_AT = 4096
 _REGULAR = 3.0
-"""Gaps of which the longest is no longer than so many of the shortest can be foreseen."""
+"""Gaps are regular, and so predict the next one, if the longest is at most this many times the shortest."""
 _ENOUGH_OWN, _ENOUGH_GAPS = 3, 8
-"""Before it had so many a file is taken to be like others; before there were so many nothing is."""
+"""A prediction needs `_ENOUGH_OWN` gaps of the file itself, or `_ENOUGH_GAPS` gaps of all files together."""
 
 
 class Residents:
-    """The files of one pool. Its columns are `row_columns` of `kvfs/core/columns.h`."""
+    """The files of one pool. The columns are `row_columns` of `kvfs/core/columns.h`."""
 
     __slots__ = (
         "_clock",
@@ -56,13 +57,13 @@ class Residents:
         clock: Callable[[], float] = time.monotonic,
         see: Callable[[Any], PageTable] | None = None,
     ) -> None:
-        """`see`: makes the table of a branch that the core alone has; None: it has none."""
+        """`see` makes the table of a branch that only the core has. None: the core makes no branches."""
         self._pool = pool
         self._clock = clock
         self._see = see
         self._num_gaps = 0
         self._tables: dict[int, PageTable] = {}
-        """By row."""
+        """Page tables by row."""
         self._gaps = Gaps()
         rows = pool.rows
         self.last_use_s: FloatArray = rows["last_use_s"]
@@ -79,11 +80,11 @@ class Residents:
 
     @property
     def num_rows(self) -> int:
-        """Rows that were ever used: no row beyond them."""
+        """Number of rows that were ever used. Rows from here on are untouched."""
         return int(self._pool.core.num_rows)
 
     def add(self, table: PageTable) -> int:
-        """A row for a new file, which is used now."""
+        """Give a new file a row, and return it. The file is used now."""
         core = self._pool.core
         if lib.core_row_new(table.core, self._clock()) != lib.CORE_DONE:
             self._pool.rows.grow(2 * core.row_room)
@@ -93,23 +94,27 @@ class Residents:
         return table.row
 
     def has(self, table: PageTable) -> None:
-        """A file has its row already: the core gave it."""
+        """Note a file to which the core has given a row."""
         self._tables[table.row] = table
 
     def table_of(self, row: int) -> PageTable | None:
-        """Return the table of a file; None: nobody has the row."""
+        """Return the table of the file in a row. None: the row is unused."""
         found = self._tables.get(row)
         if found is None and self._see is not None and (address := int(self._pool.rows["table"][row])):
             found = self._see(ffi.cast("core_table *", address))
         return found
 
     def remove(self, table: PageTable) -> None:
-        """Nobody has the file any more; it still has its pages. Shared ones are its source's again."""
+        """Remove a file that has lost its last user. The file's table still has its pages. The file's source inherits
+        shared pages.
+        """
         del self._tables[table.row]
         lib.core_row_remove(table.core)
 
     def begin_use(self, row: int) -> float:
-        """A call is about to compute with it: how long it was not used, 0 if that is not worth counting."""
+        """Note that a call is about to compute with the file. Return the gap before it; 0: the gap was too short to
+        count.
+        """
         gap_s = float(lib.core_begin_use(self._pool.core, row, self._clock()))
         if gap_s:
             self._add_gap(gap_s)
@@ -117,7 +122,7 @@ class Residents:
 
     @property
     def gaps(self) -> Gaps:
-        """Gaps of all files."""
+        """Gaps between uses, of all files."""
         core = self._pool.core
         for at in range(core.num_gaps):
             self._add_gap(core.gaps_s[at])
@@ -131,11 +136,11 @@ class Residents:
             self._gaps.fade(0.5)
 
     def end_use(self, row: int) -> None:
-        """Nothing computes with it any more."""
+        """Note that no call computes with the file any longer."""
         self.last_use_s[row] = self._clock()
 
     def expected_s(self, row: int) -> tuple[float, float] | None:
-        """When its next use begins, as a rule: not before, and not after. None: nobody can tell."""
+        """Return the earliest and the latest time at which the next use is expected. None: unknown."""
         window = _window(sorted(filter(None, self.latest_gaps_s[row].tolist()))) or self._usual()
         if window is None:
             return None
@@ -143,16 +148,17 @@ class Residents:
         return last_use_s + window[0], last_use_s + window[1]
 
     def _usual(self) -> tuple[float, float] | None:
-        """Of all files. None: they have too little in common, or there were too few."""
+        """Return the usual shortest and longest gap of all files. None: the gaps differ too much, or are too few."""
         gaps = self.gaps
         if self._num_gaps < _ENOUGH_GAPS:
             return None
-        low_s, high_s = gaps.quantile_s(0.1) / Gaps.BUCKET_RATIO, gaps.quantile_s(0.9)  # of the whole buckets
+        # `quantile_s` returns the longest gap of a bucket. `low_s` is the shortest gap of its bucket.
+        low_s, high_s = gaps.quantile_s(0.1) / Gaps.BUCKET_RATIO, gaps.quantile_s(0.9)
         return (low_s, high_s) if low_s * _REGULAR >= high_s else None
 
 
 def _window(gaps_s: list[float]) -> tuple[float, float] | None:
-    """Return the least and the greatest of gaps that are alike; None: they are not, or too few."""
+    """Return the shortest and the longest of these gaps. None: the gaps differ too much, or are too few."""
     if len(gaps_s) < _ENOUGH_OWN:
         return None
     middle_s = gaps_s[len(gaps_s) // 2]

@@ -1,4 +1,4 @@
-"""Figures that say how the tiers are doing."""
+"""Figures about the tiers."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """Numbers of pages, unless said otherwise: how full memory is, and what has moved since the daemon started."""
+    """Numbers of pages, unless stated otherwise: how full memory is, and moves since the daemon started."""
 
     num_frames: int
     num_free_frames: int
     num_computing: int
-    """Needed where they are now."""
+    """Pages that are pinned in memory because a call or job needs them."""
     num_kept: int
-    """Pages that advice keeps in memory, those on their way there included."""
+    """Pages that advice keeps in memory, including pages that are still being read."""
     num_on_disk_alone: int
     num_in: int
     num_out: int
-    """Written to make room, or ahead of that."""
+    """Pages that were written for an eviction, or ahead of an eviction."""
     num_dropped: int
-    """Pages that lost their frame."""
+    """Pages that lost their frames."""
     num_waiting: int
-    """Calls."""
+    """Tickets that wait for frames."""
     num_waits: int
     """Calls that had to wait for pages."""
     wait_s: float
     """Seconds that tickets waited for pages, added up."""
     num_resumes: int
-    """Files that were used again after pages of theirs went down, and a pause long enough to bring them back."""
+    """Files that were used again after evictions of their pages, and after a pause long enough to read the pages back.
+    """
     num_hidden: int
-    """Resumes whose pages were all back before the call."""
+    """Resumes that found all pages in memory again."""
     num_hints: int
     num_preempted: int
-    """Calls that left the run for the sake of others' pages."""
+    """Calls that left the run so that other calls get memory."""
     bring_s: float
-    """Seconds that reading a page takes, lately."""
+    """Recent average time to read a page, in seconds."""
     error: str
-    """Why the last page could not be moved; empty since one was."""
+    """The error of the last write of pages. Empty: the write succeeded."""

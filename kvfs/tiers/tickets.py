@@ -1,6 +1,6 @@
-"""Tickets of calls that wait for pages, and the doors of the tiers: who moves pages, who computes, who is told first.
+"""Tickets of calls that wait for pages, and the protocols of the tiers: Mover, Engine, Pressure.
 
-The engine and those who are told need a volume themselves: it is given functions that return them, once they are made.
+An engine and a pressure need a volume, which is built before them. So the volume gets functions that return them.
 """
 
 from __future__ import annotations
@@ -25,39 +25,43 @@ class Mover(Protocol):
 
     @property
     def deadline_s(self) -> float:
-        """A call that waits longer than this without any job's end is told that the disk does not answer."""
+        """Seconds that the disk may take for the next part of a job. After that, the disk counts as not responding, and
+        calls fail.
+        """
         ...
 
     def bring_in(self, pages: IntArray, frames: IntArray, then: Then) -> None:
-        """Read pages into frames; `then` is told when no job writes there any more."""
+        """Read pages into frames. `then` is called when no job writes to the frames any longer."""
         ...
 
     def write_out(self, pages: IntArray, then: Then) -> None:
-        """Have pages on disk as far as they are computed; `then` is told when no job reads them any more."""
+        """Write the computed entries of pages to disk. `then` is called when no job reads the pages any longer."""
         ...
 
     def late(self) -> SymError:
-        """For those who have waited too long."""
+        """Return the error for a disk that does not respond."""
         ...
 
 
 class Engine(Protocol):
-    """The engine computes with files, in calls that share a run."""
+    """Part of the scheduler that the pager uses. It makes calls leave the run, and tells how long recomputing takes."""
 
     def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-        """A user who waits for so long needs so many: have some leave. False: there is nobody who may have to."""
+        """Have calls leave the run, for a call of `user` that waits for frames. False: no call may be asked."""
         ...
 
     def idle_out(self) -> None:
-        """Memory is short: have programs leave that think for long, so that their files may go down."""
+        """Have programs that have been idle for long leave the run because memory is short, so that their files may be
+        evicted.
+        """
         ...
 
     def adopt(self, core: Any) -> None:
-        """Take over what the core computes with a branch, a `core_table`: it has objects from now on."""
+        """Take over the stay of a branch (`core` is its `core_table`), for which Python has objects from now on."""
         ...
 
     def compute_s(self, num_pages: FloatArray) -> FloatArray:
-        """Return the seconds that computing files of so many pages each would take; not a number: unknown."""
+        """Return how many seconds it would take to compute files of these sizes again. NaN: unknown."""
         ...
 
 
@@ -69,7 +73,7 @@ class NoEngine:
         return False
 
     def idle_out(self) -> None:
-        """No program thinks."""
+        """Do nothing, because no program is in a run."""
 
     def adopt(self, core: Any) -> None:
         raise AssertionError(f"nobody computes with inode {core.number}")
@@ -79,15 +83,17 @@ class NoEngine:
 
 
 class Pressure(Protocol):
-    """Programs are told before files go down."""
+    """Tells programs before their files are evicted."""
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
-        """Return the seconds that programs have to do something, when so many pages of these are about to go."""
+        """Tell programs that `num_pages` pages of these files are about to be evicted. Return the grace period in
+        seconds.
+        """
         ...
 
 
 class NoPressure:
-    """Pressure that no program hears of."""
+    """Pressure that warns no program."""
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
         del tables, num_pages
@@ -101,26 +107,26 @@ class Ticket:
     number: int
     priority: int
     user: int
-    """The uid of the waiter, whatever the domain."""
+    """The uid that pays in the end, even if the ticket is for a domain's pages."""
     owner: int
-    """The account whose pages they are."""
+    """The account that is charged for the pages."""
     old_pages: IntArray
-    """Pages that are to be in memory, and pinned."""
+    """Existing pages that the call needs pinned in memory."""
     num_new: int
-    """Frames for pages that hold nothing yet."""
+    """Number of frames for new pages."""
     admitted: Callable[[IntArray], None]
-    """Called with frames for the new pages, to pin its pages."""
+    """A function that gets frames for the new pages, and pins the ticket's pages."""
     unpin: Callable[[], None]
     over: Then
-    """Called when all is there; or with an error, and nothing is pinned."""
+    """A function to call once all pages are pinned in memory. If it gets an error, no page is pinned."""
     since_s: float
     num_reading: int = 0
-    """Reads that it waits for."""
+    """Number of reads that the ticket waits for."""
     is_admitted: bool = False
     is_over: bool = False
     is_cancelled: bool = False
     is_answer: bool = False
-    """Of an account that was told of pressure: it shrinks a file, which takes room before it gives some back."""
+    """Whether the call answers pressure: it shrinks a file, which allocates pages before it frees any."""
     error: SymError | None = None
 
     @property
@@ -128,7 +134,7 @@ class Ticket:
         return not self.is_answer, -self.priority, self.number
 
     def end(self, error: SymError | None) -> None:
-        """Give a ticket nothing, and take back what it has. `tell` is to follow."""
+        """Fail or cancel a ticket, and unpin its pages. The caller then uses `tell`."""
         self.is_over = True
         self.error = error
         if self.is_admitted:

@@ -1,6 +1,6 @@
-"""Tickets in order: users take turns, and among those of one user priority goes first, then who came first.
+"""Tickets in order: users take turns; of one user's tickets, the highest priority is served first, then the oldest.
 
-So a priority says something of a user's own calls, and nothing of other users'.
+So a priority orders a user's own calls, and does not affect other users.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from kvfs.tiers.tickets import Ticket
 
 
 class Waiting:
-    """Those who have no frames yet."""
+    """Queue of tickets that have no frames yet."""
 
     __slots__ = ("_users",)
 
     def __init__(self) -> None:
         self._users: OrderedDict[int, list[tuple[tuple[bool, int, int], Ticket]]] = OrderedDict()
-        """By user, whose turn it is first: a heap each. Some tickets may be over."""
+        """A heap of tickets for each user, in the order of the users' turns. Tickets that have ended may remain in
+        their heap.
+        """
 
     def __bool__(self) -> bool:
         return self.first() is not None
@@ -28,11 +30,11 @@ class Waiting:
 
     def add(self, ticket: Ticket) -> None:
         heapq.heappush(self._users.setdefault(ticket.user, []), (ticket.order, ticket))
-        if ticket.is_answer:  # it is to make room for those who wait
+        if ticket.is_answer:  # an answer to pressure makes room for the tickets that wait
             self._users.move_to_end(ticket.user, last=False)
 
     def first(self) -> Ticket | None:
-        """Whose turn it is; it is its turn until it is over, or one of the same user's goes before it."""
+        """Return the first ticket. It stays first until it ends, or until a ticket of the same user precedes it."""
         while self._users:
             user, tickets = next(iter(self._users.items()))
             while tickets and tickets[0][1].is_over:
@@ -43,7 +45,7 @@ class Waiting:
         return None
 
     def served(self, ticket: Ticket) -> None:
-        """The first has had its turn: it is the next user's."""
+        """Remove the first ticket. The next user's ticket becomes the first."""
         tickets = self._users[ticket.user]
         assert tickets[0][1] is ticket
         heapq.heappop(tickets)

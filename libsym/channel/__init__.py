@@ -1,4 +1,4 @@
-"""Both halves of the channel. Their C and their Python are of one release, or nothing of it may run."""
+"""Both halves of the channel. The import fails if the C and the Python code come from different releases."""
 
 from libsym._channel import __file__ as _path
 from libsym._channel import lib as _lib

@@ -10,16 +10,16 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 LIBSYM = HERE.parent
-FOLDERS = (LIBSYM, HERE, LIBSYM / "rows")
+FOLDERS = (LIBSYM, HERE, LIBSYM / "rows", LIBSYM / "simd")
 
 
 def _declarations(header: Path) -> str:
-    """A header without its preprocessor's lines, but for numbers."""
+    """Return a header without preprocessor lines, except definitions of numbers."""
     return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def _abi() -> str:
-    """Return the part of abi.h that Python reads: its numbers, and what rows are answered by."""
+    """Return the part of abi.h that Python reads: numbers, enums, and the structures of reduced rows."""
     text = (LIBSYM / "abi.h").read_text(encoding="utf-8")
     numbers = re.findall(r"^#define (SYM_\w+) \S", text, re.MULTILINE)
     enums = re.findall(r"^enum \w+ \{.*?\};", text, re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ for _header in (
     "rows/rows.h",
 ):
     ffi.cdef(_declarations(LIBSYM / _header))
-# What Python looks for without a call: replies, and whether a connection is over.
+# Fields that Python reads directly: the replies of a call, and whether a connection is dead.
 ffi.cdef("struct sym_call { sym_answer *answers; ...; };")
 ffi.cdef("struct sym_client { int dead; ...; };")
 ffi.set_source(
@@ -47,12 +47,12 @@ ffi.set_source(
     sources=[os.path.relpath(path) for folder in FOLDERS for path in sorted(folder.glob("*.c")) if path.stem[0] != "_"],
     include_dirs=[str(folder) for folder in FOLDERS],
     depends=[str(path) for folder in FOLDERS for path in sorted(folder.glob("*.[ch]")) if path.stem[0] != "_"],
-    # No contraction: a row must give the same bits whether or not this machine has fused multiply-adds.
+    # No contraction: a row must give the same bits on machines with and without fused multiply-adds.
     extra_compile_args=[
         "-std=gnu11",
         "-D_GNU_SOURCE",
         "-O2",
-        "-fvisibility=hidden",  # calls between units go straight to the function
+        "-fvisibility=hidden",  # calls between units need no indirection
         "-ffp-contract=off",
         "-Wall",
         "-Wextra",

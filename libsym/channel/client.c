@@ -1,5 +1,5 @@
-/* The LIP's half of a channel: a connection, from sym_client_new to its last reference. How all of it works is told in
- * client_state.h. */
+/* The LIP's half of a channel: a connection, from sym_client_new to its last reference. client_state.h describes how
+ * the parts work together. */
 #include "client_state.h"
 
 #include <limits.h>
@@ -14,8 +14,9 @@ static void close_descriptors(sym_client *client) {
     close_fd(&client->bell_fd);
 }
 
-/* Gives everything back but the struct, which stays for ever (40 KB for each connection that a process ever makes):
- * Python finalizes the objects of a garbage cycle in any order, so a file's finalizer may still come and ask. */
+/* Drops a reference. The last one frees everything but the struct. The struct is never freed, and takes 40 KB for each
+ * connection of a process: Python finalizes the objects of a garbage cycle in any order, so a file's finalizer may
+ * still use the struct. */
 void client_unref(sym_client *client) {
     if (atomic_fetch_sub(&client->refs, 1) != 1)
         return;
@@ -27,7 +28,8 @@ void client_unref(sym_client *client) {
     client->region = NULL;
 }
 
-/* Under no lock, with nobody inside: the doorbell is used under submit_lock, too. */
+/* Closes the descriptors if no thread uses them. The caller holds no lock. The doorbell is also used under submit_lock,
+ * so this takes both locks. */
 static void close_unused(sym_client *client) {
     pthread_mutex_lock(&client->submit_lock);
     pthread_mutex_lock(&client->table_lock);
@@ -37,7 +39,7 @@ static void close_unused(sym_client *client) {
     pthread_mutex_unlock(&client->submit_lock);
 }
 
-/* From here to client_leave() the descriptors stay open. 0: they were closed already. */
+/* Keeps the descriptors open until client_leave(). 0: they were closed already. */
 int client_enter(sym_client *client) {
     pthread_mutex_lock(&client->table_lock);
     const int open = client->socket_fd >= 0;
@@ -61,7 +63,7 @@ void client_declare_dead(sym_client *client, int reason) {
     pthread_mutex_lock(&client->table_lock);
     for (uint32_t i = 0; i < MAX_CALLS; i++)
         if (client->table[i].id != 0 && client->table[i].call != NULL)
-            wake_thread(thread_of(client->table[i].call)); /* every waiter looks at its state again */
+            wake_thread(thread_of(client->table[i].call)); /* each waiting thread checks `dead` again */
     notify_loops(client);
     pthread_mutex_unlock(&client->table_lock);
 }
@@ -82,7 +84,8 @@ static int region_is_sane(const struct sym_region *region, uint64_t region_bytes
            region->slots_offset + region->slot_count * region->slot_bytes <= region_bytes;
 }
 
-/* Maps the region and takes over the other descriptors. NULL with errno: they are still the caller's. */
+/* Maps the region and takes over the other descriptors. On failure returns NULL with errno; then the caller keeps the
+ * descriptors. */
 sym_client *sym_client_new(int memfd, uint64_t region_bytes, int socket_fd, int doorbell_fd, int bell_fd) {
     if (region_bytes < SYM_HEADER_BYTES) {
         errno = EPROTO;
@@ -123,7 +126,7 @@ uint32_t sym_client_slot_count(sym_client *client) { return client->plan.slot_co
 
 uint64_t sym_client_slot_bytes(sym_client *client) { return client->plan.slot_bytes; }
 
-/* Whether the daemon has gone, though no call may have found out yet. */
+/* Whether the daemon has ended, even if no call has noticed that yet. */
 int sym_client_gone(sym_client *client) {
     if (disowned(client) || !client_ref(client))
         return 1;
@@ -136,13 +139,13 @@ int sym_client_gone(sym_client *client) {
     return gone;
 }
 
-/* Ends the connection: the daemon sees the socket close, waiters wake with an error, rows stay readable. */
+/* Ends the connection. The daemon sees the socket close, waiting threads wake with an error, and rows stay readable. */
 void sym_client_close(sym_client *client) {
     if (disowned(client) || !client_ref(client))
         return;
     client_declare_dead(client, ESHUTDOWN);
     atomic_store(&client->dead, ESHUTDOWN);
-    /* A leader that parks in shared memory is woken through it; the word only has to change. */
+    /* A leader parks on complete_seq, so any change of this word wakes it. */
     atomic_fetch_add(&client->region->complete_seq, 1);
     futex_op(&client->region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
     pthread_mutex_lock(&client->table_lock);
@@ -155,7 +158,7 @@ void sym_client_close(sym_client *client) {
     client_unref(client);
 }
 
-/* In the child of a fork: lets go of the socket, or the daemon would not see the parent's end. */
+/* In the child of a fork: closes the descriptors. An open socket here would hide the parent's end from the daemon. */
 void sym_client_disown(sym_client *client) {
     if (!disowned(client))
         return;
@@ -164,17 +167,17 @@ void sym_client_disown(sym_client *client) {
 
 void sym_client_drop(sym_client *client) {
     if (disowned(client))
-        return; /* views of its rows may live on, and the counts are not to be relied on */
+        return; /* views of its rows may live on in the child, where the counts may be wrong */
     sym_client_close(client);
     client_unref(client);
 }
 
-/* A request whose answer nobody waits for; with the next call, or `now` if there is room. Never waits: finalizers and
- * cancelled tasks call it. */
+/* Sends a request without a reply: with the next call, or at once if `now` is set and the ring has space. Never waits,
+ * because finalizers and cancelled tasks call this. */
 void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now) {
     if (disowned(client) || !client_ref(client))
         return;
-    if (atomic_load(&client->dead) == 0) { /* else the daemon has closed everything itself */
+    if (atomic_load(&client->dead) == 0) { /* if the connection has ended, the daemon has closed the handles */
         pthread_mutex_lock(&client->table_lock);
         client_put_off(client, op, handle, 0);
         pthread_mutex_unlock(&client->table_lock);

@@ -1,4 +1,4 @@
-/* The LIP's half of a channel: what Python calls, and what each call means is told in client*.c. cffi reads this file:
+/* The LIP's half of a channel: the functions that Python calls. client*.c describes each. cffi reads this file:
  * declarations only. */
 #ifndef SYM_CLIENT_H
 #define SYM_CLIENT_H
@@ -11,15 +11,15 @@ typedef struct sym_client sym_client;
 typedef struct sym_call sym_call;
 typedef struct sym_event_loop sym_event_loop;
 
-/* One reply, out of the ring. */
+/* One reply, copied out of the ring. */
 typedef struct sym_answer {
-    struct sym_answer *next;  /* in a call's queue, or of a batch's parts */
-    struct sym_answer *parts; /* of a batch that was split, those that nobody has taken */
+    struct sym_answer *next;  /* next answer in a call's queue, or next part of a batch */
+    struct sym_answer *parts; /* parts of a split batch that the caller has not taken yet */
     sym_client *client;
-    const float *rows; /* the first of the rows in a reply to PRED; NULL: none, or the slots named are not there */
-    uint64_t id;       /* of the call */
-    uint16_t op;
-    int32_t claimed; /* somebody else owns its slots, its handle or its message now */
+    const float *rows; /* first row of a reply to PRED; NULL: there are no rows, or the slots are out of range */
+    uint64_t id;       /* the call's id */
+    uint16_t op, num_handles; /* number of handles in the reply; their numbers are consecutive */
+    int32_t claimed; /* its slots, handle or message have another owner now */
     int32_t err;
     uint32_t flags;
     int64_t args[4];
@@ -29,15 +29,15 @@ typedef struct sym_answer {
 
 #define SYM_TOKENS_AT_ONCE 64
 
-/* What came of a generation: the tokens of several replies, none of them the last. */
+/* Tokens of several replies to a GENERATE. The call's last reply is never among them. */
 typedef struct sym_tokens {
-    int64_t first_entries, entries; /* of the file, with the first of the replies and with the last of them */
+    int64_t first_entries, entries; /* the file's length after the first of the replies, and after the last */
     uint32_t num_tokens, num_replies;
     int32_t tokens[SYM_TOKENS_AT_ONCE];
 } sym_tokens;
 
-/* What Python reads of a whole call at once. `answer`: the reply itself, if it owns something or is longer than
- * `payload`; who takes it sets this to NULL. */
+/* The result of a whole call, which Python reads at once. `answer` is the reply itself, if it owns slots, handles or a
+ * message, or is longer than `payload`. The caller that takes it sets `answer` to NULL. */
 typedef struct sym_result {
     int64_t args[4];
     int32_t err;

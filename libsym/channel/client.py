@@ -1,4 +1,4 @@
-"""The LIP's half of a channel: any number of threads may be inside `call()` at once. The waiting is in `client.c`."""
+"""The LIP's half of a channel. Any number of threads may call at once. The C in `client*.c` does the waiting."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _call = lib.sym_client_call
 
 
 class ClientChannel:
-    """The LIP's half of a connection, for all of its threads."""
+    """The LIP's half of a connection, shared by all threads of the process."""
 
     def __init__(self, connection: socket.socket, memfd: int, doorbell: int, bell: int, name: str) -> None:
-        """Takes over the four descriptors; `name` is how messages call the daemon: the path of its socket."""
+        """Make the channel, which owns the four descriptors from now on. `name` is the socket's path, for messages."""
         self.name = name
         client = lib.sym_client_new(memfd, os.fstat(memfd).st_size, connection.fileno(), doorbell, bell)
         if client == ffi.NULL:
@@ -40,26 +40,26 @@ class ClientChannel:
         connection.detach()
         os.close(memfd)
         self._client: Any = ffi.gc(client, lib.sym_client_drop)
-        self._results: list[tuple[Any, memoryview]] = []  # not in use; append and pop are atomic
+        self._results: list[tuple[Any, memoryview]] = []  # spare results for reuse; append and pop are atomic
         self.owner_pid = os.getpid()
         self.vocab_size: int = lib.sym_client_vocab_size(client)
         self.num_slots: int = lib.sym_client_slot_count(client)
         self.slot_bytes: int = lib.sym_client_slot_bytes(client)
         self.named_files: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """Open files that have a name, by their handles."""
+        """Open files that have a name, by handle."""
         self.vocabulary: list[bytes] | None = None
-        """The bytes of each token, once they were asked for."""
+        """The bytes of each token. None: not asked for yet."""
         self.token_texts: Any = None
-        """The same as C reads them, a `TokenTexts`: see `libsym.rows.stops`."""
+        """The bytes of each token for C, a `TokenTexts`: see `libsym.rows.stops`."""
 
     def run(self, script: Script[T]) -> T:
-        """Runs the calls of a script, one after the other, and gives what it returns."""
+        """Run the calls of a script, one after the other, and return its result. The thread waits."""
         try:
             call = next(script)
             while True:
                 try:
                     reply = self.perform(call)
-                except BaseException as error:  # noqa: BLE001 - the script may clean up, and raises it again
+                except BaseException as error:  # noqa: BLE001 - the script may clean up, and raises the error again
                     call = script.throw(error)
                 else:
                     call = script.send(reply)
@@ -80,7 +80,7 @@ class ClientChannel:
         return self.perform(Call(op, flags, handle, args, payload))
 
     def perform(self, request: Call) -> Reply:
-        """Sends a request and waits for its reply. An exception from a signal handler (Ctrl-C) ends the wait."""
+        """Send a request and wait for its reply. An exception of a signal handler (Ctrl-C) ends the wait."""
         op, flags, handle, args, payload = request
         try:
             room = self._results.pop()
@@ -90,13 +90,13 @@ class ClientChannel:
         payload_bytes = len(payload)
         try:
             rc = _call(self._client, result, op, flags, handle, *args, payload, payload_bytes)
-            while rc == _INTERRUPTED:  # at least every 100 ms: here Python runs its signal handlers
+            while rc == _INTERRUPTED:  # at least every 100 ms, so that Python runs its signal handlers
                 rc = lib.sym_result_wait(result, payload, payload_bytes)
             if rc:
-                raise self.failure(rc, payload_bytes)  # noqa: TRY301 - below, too, what was begun is dropped
+                raise self.failure(rc, payload_bytes)  # noqa: TRY301 - the handler below drops the result, as it must
             reply = Reply.of_result(result, view, self)
         except BaseException as error:
-            lib.sym_result_drop(result)  # not when the traceback is forgotten: now
+            lib.sym_result_drop(result)  # drops the call now: the traceback could keep it alive for long
             if isinstance(error, (OverflowError, TypeError)):
                 raise wrong_number(request) from error
             raise
@@ -105,11 +105,11 @@ class ClientChannel:
             try:
                 raise reply.error
             finally:
-                del reply  # the error holds this frame by its traceback, and would be held by it
+                del reply  # else a cycle: the error's traceback holds this frame, and the reply holds the error
         return reply
 
     def new_call(self, request: Call) -> Any:
-        """A sym_call that is not sent yet; dropping it cancels it."""
+        """Make a sym_call for a request without sending it. Dropping a sym_call cancels it."""
         try:
             new = lib.sym_call_new(self._client, request.op, request.flags, request.handle, *request.args)
         except (OverflowError, TypeError) as error:
@@ -119,7 +119,7 @@ class ClientChannel:
         return ffi.gc(new, lib.sym_call_drop)
 
     def new_loop(self) -> Any:
-        """A sym_event_loop: what an event loop waits with."""
+        """Return a sym_event_loop, through which an event loop waits for replies."""
         new = lib.sym_event_loop_new(self._client)
         if new == ffi.NULL:
             if ffi.errno == errno.ENOTCONN:
@@ -128,36 +128,38 @@ class ClientChannel:
         return ffi.gc(new, lib.sym_event_loop_drop)
 
     def close_later(self, handle: int) -> None:
-        """Closes a handle together with the next call. Never waits, never raises: for finalizers."""
+        """Close a handle together with the next call. Never waits and never raises, because finalizers call this."""
         lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 0)
 
     def close_soon(self, handle: int) -> None:
-        """Closes a handle without waiting for it, now if there is room in the ring. Never raises."""
+        """Close a handle without waiting: now if the ring has space, else with the next call. Never raises."""
         lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 1)
 
     def unlock_soon(self, handle: int) -> None:
-        """Gives a lock up without waiting for it, now if there is room in the ring. Never raises."""
+        """Release a lock without waiting: now if the ring has space, else with the next call. Never raises."""
         lib.sym_client_tell(self._client, Op.KV_UNLOCK, handle, 1)
 
     def stream(self, request: Call) -> Stream:
-        """Sends a request that has several replies. The object takes them, one after the other."""
+        """Return a stream for a request that gets several replies."""
         return Stream(self, request)
 
     @property
     def alive(self) -> bool:
-        """False once the daemon's end has been noticed, or after `close()`."""
+        """Whether calls are possible. False after `close()`, after the daemon's end was noticed, and in the child of a
+        fork.
+        """
         return not self._client.dead and self.owner_pid == os.getpid()
 
     def daemon_is_there(self) -> bool:
-        """As `alive`, but looks at the connection: nobody may have called since the daemon went."""
+        """Return whether the daemon is running. Unlike `alive`, this method looks at the socket."""
         return self.alive and lib.sym_client_gone(self._client) == 0
 
     def close(self) -> None:
-        """Ends the connection. Threads that wait get NotConnected; rows that are still viewed stay readable."""
+        """End the connection. Threads that wait get NotConnected. Rows stay readable while a Dist views them."""
         lib.sym_client_close(self._client)
 
     def disown(self) -> None:
-        """In the child of a fork: lets go of the parent's socket."""
+        """Close the parent's descriptors in the child of a fork."""
         lib.sym_client_disown(self._client)
 
     def failure(self, rc: int, payload_bytes: int = 0) -> SymError:
@@ -175,17 +177,17 @@ class ClientChannel:
             return NotConnected(f"the connection to {self.name} was closed by this program: use sym.connect()")
         if reason in (errno.EPROTO, errno.ENOMEM):
             return ProtocolError(f"a reply of the daemon at {self.name} could not be read: {os.strerror(reason)}")
-        where = "" if "SYMPHONY_PROGRAM" in os.environ else f" at {self.name}"  # that of a launched program is its own
+        where = "" if "SYMPHONY_PROGRAM" in os.environ else f" at {self.name}"  # a launched program has its own socket
         remedy = "start it with `symphony serve`, then run the program again, or sym.connect() in it"
         return NotConnected(f"the daemon{where} is gone: {remedy}")
 
 
 def _nothing(_reply: Reply) -> None:
-    """Is told of a reply and does nothing."""
+    """Ignore a reply."""
 
 
 class Stream:
-    """The replies to one request, for one thread at a time. Dropped before its end it is cancelled."""
+    """The replies to one request, for one thread at a time. Dropping an unfinished stream cancels the call."""
 
     def __init__(self, channel: ClientChannel, request: Call) -> None:
         self._channel = channel
@@ -194,11 +196,11 @@ class Stream:
         self._found: Any = ffi.new("sym_tokens *")
         self._is_awaited = False
         self.is_over = False
-        """The last reply was given out, or an error was."""
+        """Whether the last reply, or an error, was returned."""
         self._is_closed = False
 
     def start(self) -> None:
-        """Sends the request now, not only when the first reply is waited for."""
+        """Send the request now, before the first wait for a reply."""
         payload = self._payload or b""
         rc = lib.sym_call_start(self._call, payload, len(payload))
         while rc == _INTERRUPTED:
@@ -209,13 +211,14 @@ class Stream:
         self._payload = None
 
     def next(self, take: Callable[[Reply], None] = _nothing) -> Reply:
-        """The next reply, as soon as it is there; `reply.more` says whether others follow. Raises the call's error.
+        """Wait for the next reply and return it, or raise the call's error. `reply.more`: other replies follow.
 
-        Ctrl-C ends the wait, not the call: what comes meanwhile is kept, and what `take` was not told of comes again.
+        Ctrl-C ends the wait, not the call. Later replies are kept. If Ctrl-C came before `take` got the reply, the next
+        call returns this reply.
         """
-        # A lock could be taken and then be nobody's, by Ctrl-C; no other thread runs between these two lines.
+        # A flag, not a lock: Ctrl-C could leave a lock held. No other thread runs between the test and the assignment.
         if self._is_awaited:
-            raise Invalid("another thread waits for what comes next: one at a time")
+            raise Invalid("another thread waits for the next reply: only one at a time may")
         self._is_awaited = True
         try:
             return self._next(take)
@@ -225,10 +228,12 @@ class Stream:
                 self._let_go()
 
     def tokens(self, take: Callable[[list[int], int, int], None]) -> bool:
-        """Of a generation: the tokens of all replies that are there, as soon as one is. False: `next` has what comes.
+        """Wait for replies of a generation, and pass the tokens of all replies that have come to `take`. False: the
+        caller has to call `next` instead.
 
-        It is `next` for what comes thousands of times: after a step has swept the caches, each line costs a microsecond
-        or more. `take` is told the tokens, and the entries of the file with the first and the last of the replies.
+        This is a fast form of `next`, for thousands of replies: after a step has swept the caches, each line of Python
+        costs a microsecond or more. `take` gets the tokens, and the file's length after the first and after the last of
+        the replies.
         """
         if self._is_awaited or self.is_over or self._payload is not None:
             return False
@@ -238,9 +243,9 @@ class Stream:
             while (rc := lib.sym_call_tokens(call, found)) == _INTERRUPTED:
                 pass
             if rc or not found.num_replies:
-                return False  # `next` meets it again
+                return False  # `next` takes the error, or the reply of another kind
             take(ffi.unpack(found.tokens, found.num_tokens), found.first_entries, found.entries)
-            lib.sym_call_forget(call, found.num_replies)  # with nothing in between that Ctrl-C could interrupt
+            lib.sym_call_forget(call, found.num_replies)  # Ctrl-C cannot interrupt between `take` and this
             return True
         finally:
             self._is_awaited = False
@@ -248,20 +253,20 @@ class Stream:
                 self._let_go()
 
     def cancel(self) -> None:
-        """Asks the daemon to end the call. What it had sent before still comes, and then the end, or ECANCELED."""
+        """Ask the daemon to end the call. Replies that it has sent still come, then the last reply or ECANCELED."""
         if not self.is_over:
             lib.sym_call_cancel(self._call)
 
     def close(self) -> None:
-        """Ends the call for this side: cancelled if it is not over, and nothing more comes."""
+        """End the stream: the call is cancelled if it is not over, and no more replies come."""
         self.cancel()
         self.is_over = self._is_closed = True
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of a call that was closed, unless somebody waits for its reply, who will do it then.
+        """Release the call of a closed stream. If a thread waits for a reply, that thread releases the call.
 
-        One that is merely over goes with this object: another thread may just be cancelling it.
+        A call that is over, but not closed, is released with this object: another thread may be cancelling it.
         """
         if not self._is_awaited:
             ffi.release(self._call)
@@ -278,7 +283,7 @@ class Stream:
             raise self._channel.failure(rc, len(payload))
         self._payload = None
         answer = self._call.answers
-        if answer == ffi.NULL:  # the last one was taken, and Ctrl-C came before that could be noted
+        if answer == ffi.NULL:  # the last reply was taken, but Ctrl-C came before `is_over` was set
             self.is_over = True
             raise Invalid(_NOTHING_MORE)
         reply = Reply.of_answer(answer, self._channel)
@@ -290,12 +295,12 @@ class Stream:
             try:
                 raise reply.error
             finally:
-                del reply  # the error holds this frame by its traceback, and would be held by it
+                del reply  # else a cycle: the error's traceback holds this frame, and the reply holds the error
         return reply
 
 
 def wrong_number(request: Call) -> Invalid:
-    """The error of arguments that C does not take."""
+    """Return the error for an argument that is not a whole number of 64 bits."""
     wrong = [arg for arg in request.args if not isinstance(arg, Integral) or not -(1 << 63) <= arg < 1 << 63]
     return Invalid(
         f"{request.op.name.lower()}() takes a whole number of 64 bits, not {shown((wrong or request.args)[0])}"

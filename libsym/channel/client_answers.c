@@ -1,9 +1,9 @@
-/* Replies as objects: each owns the slots, the handle or the message that it brought, and gives them back once. */
+/* Replies as objects: each owns its slots, handles or message, and gives them back once. */
 #include "client_state.h"
 
 #include <stdlib.h>
 
-/* -- what a reply owns -- */
+/* -- ownership -- */
 
 static void release_slots(sym_client *client, int64_t first, int64_t count) {
     _Atomic uint32_t *states = (_Atomic uint32_t *)(void *)(client->base + client->plan.states_offset);
@@ -15,13 +15,14 @@ static void release_slots(sym_client *client, int64_t first, int64_t count) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&client->region->slots_wanted, memory_order_relaxed) != 0 &&
         atomic_exchange(&client->region->slots_wanted, 0) != 0) {
-        pthread_mutex_lock(&client->submit_lock); /* the doorbell is closed under it */
+        pthread_mutex_lock(&client->submit_lock); /* the doorbell is closed under this lock */
         ring_fd(client->doorbell_fd);
         pthread_mutex_unlock(&client->submit_lock);
     }
 }
 
-/* The reply at `*at` in the payload of a batch's reply, and the place of the next. 0; -EPROTO: there is none. */
+/* Reads the reply at `*at` in the payload of a batch's reply, and moves `*at` to the next. Returns 0, or -EPROTO if the
+ * payload ends there or is malformed. */
 static int next_part(const sym_answer *batch, uint32_t *at, struct sym_reply *reply) {
     if (*at > batch->payload_bytes || batch->payload_bytes - *at < sizeof *reply)
         return -EPROTO;
@@ -34,11 +35,11 @@ static int next_part(const sym_answer *batch, uint32_t *at, struct sym_reply *re
 
 int answer_owns_something(const sym_answer *answer) {
     return !answer->claimed && answer->err == 0 &&
-           (gives_handle(answer->op) || answer->op == SYM_PRED_BATCH || answer->op == SYM_RECV ||
+           (answer->num_handles > 0 || answer->op == SYM_PRED_BATCH || answer->op == SYM_RECV ||
             (answer->op == SYM_PRED && answer->args[0] >= 0 && answer->args[1] > 0));
 }
 
-/* Gives back what a reply brought, unless somebody has claimed it. Not under a lock. */
+/* Frees a reply, and gives back its slots, handles or message unless they were claimed. The caller holds no lock. */
 void answer_free(sym_answer *answer) {
     sym_client *client = answer->client;
     for (sym_answer *part; (part = answer->parts) != NULL;) {
@@ -53,12 +54,13 @@ void answer_free(sym_answer *answer) {
             for (uint32_t at = 0; next_part(answer, &at, &part) == 0;)
                 if (part.err == 0)
                     release_slots(client, part.args[0], part.args[1]);
-        if (gives_handle(answer->op)) {
+        if (answer->num_handles > 0) {
             pthread_mutex_lock(&client->table_lock);
-            client_put_off(client, SYM_KV_CLOSE, (uint64_t)answer->args[0], 0);
+            for (uint16_t number = 0; number < answer->num_handles; number++)
+                client_put_off(client, SYM_KV_CLOSE, (uint64_t)answer->args[0] + number, 0);
             pthread_mutex_unlock(&client->table_lock);
         }
-        if (answer->op == SYM_RECV) { /* nobody has looked at the message: it goes back to the others */
+        if (answer->op == SYM_RECV) { /* the program has not got the message: it goes back into the mailbox */
             pthread_mutex_lock(&client->table_lock);
             client_put_off(client, SYM_CANCEL, 0, (int64_t)answer->id);
             pthread_mutex_unlock(&client->table_lock);
@@ -92,18 +94,19 @@ void sym_answer_drop(sym_answer *answer) {
     }
 }
 
-/* What the reply answers, and so what its numbers mean. */
-void answer_is_of(sym_answer *answer, uint16_t op) {
+/* Notes the operation that a reply answers, and finds its rows. */
+void answer_is_of(sym_answer *answer, uint16_t op, uint16_t num_handles) {
     const sym_plan *plan = &answer->client->plan;
     const int64_t first = answer->args[0], count = answer->args[1];
     answer->op = op;
+    answer->num_handles = num_handles;
     if (op == SYM_PRED && first >= 0 && count >= 1 && first < plan->slot_count && count <= plan->slot_count - first)
         answer->rows = (const float *)(const void *)(answer->client->base + plan->slots_offset +
                                                      (uint64_t)first * plan->slot_bytes);
 }
 
-/* Splits the reply to a PRED_BATCH: each part owns its own slots from now on, the whole owns the parts. Their number;
- * -EPROTO: there are more than `most`, or it is none; -ENOMEM. */
+/* Splits the reply to a PRED_BATCH. From now on each part owns its slots, and the batch owns the parts. Returns the
+ * number of parts; -EPROTO if there are more than `most`, or if this is not the reply to a batch; -ENOMEM. */
 int sym_answer_split(sym_answer *batch, uint32_t most) {
     struct sym_reply reply;
     sym_answer **end = &batch->parts;
@@ -120,7 +123,7 @@ int sym_answer_split(sym_answer *batch, uint32_t most) {
             rc = -ENOMEM;
             break;
         }
-        answer_is_of(part, SYM_PRED);
+        answer_is_of(part, SYM_PRED, 0);
         memcpy(part->payload, batch->payload + begin + sizeof reply, payload_bytes);
         *end = part;
         end = &part->next;
@@ -128,6 +131,6 @@ int sym_answer_split(sym_answer *batch, uint32_t most) {
     }
     batch->claimed |= rc == 0;
     for (sym_answer *part = batch->parts; rc != 0 && part != NULL; part = part->next)
-        part->claimed = 1; /* the slots stay the whole's */
+        part->claimed = 1; /* the batch still owns the slots */
     return rc == 0 ? (int)num_parts : rc;
 }

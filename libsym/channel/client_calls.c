@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* NULL: the connection was closed, or there is no memory. */
+/* Makes a call without sending it. NULL: the connection was closed, or there is no memory. */
 sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, int64_t a1,
                        int64_t a2, int64_t a3) {
     sym_call *call = calloc(1, sizeof *call);
@@ -21,8 +21,8 @@ sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t
     return call;
 }
 
-/* Submits the request and waits for a reply that nobody has taken. 0: there is one, or the call is over; -EINTR: let
- * Python handle its signals, then call again; else it failed for good. */
+/* Submits the request if it was not sent yet, and waits for a reply that the caller has not taken yet. 0: there is a
+ * reply, or the call is over. -EINTR: let Python handle its signals, then call again. Any other error is final. */
 static int run_call(sym_call *call, const char *payload, uint32_t payload_bytes, int is_awaited) {
     sym_client *client = call->client;
     if (disowned(client))
@@ -52,7 +52,7 @@ int sym_call_run(sym_call *call, const char *payload, uint32_t payload_bytes) {
     return run_call(call, payload, payload_bytes, 1);
 }
 
-/* As sym_call_run, and does not wait for the reply; for room it does. */
+/* Submits the request. Waits for space in the ring, but not for the reply. */
 int sym_call_start(sym_call *call, const char *payload, uint32_t payload_bytes) {
     return run_call(call, payload, payload_bytes, 0);
 }
@@ -70,12 +70,12 @@ static sym_answer *take_answer(sym_call *call) {
     return answer;
 }
 
-/* The oldest reply that nobody has taken: the caller's from now on. NULL: there is none now. */
+/* Takes the oldest reply, which the caller owns from now on. NULL: no reply has come yet. */
 sym_answer *sym_call_take(sym_call *call) { return disowned(call->client) ? NULL : take_answer(call); }
 
-/* Of a generation that was started: waits for a reply as sym_call_run does, and copies the tokens of those that are there.
- * They stay the call's until `sym_call_forget`: what Ctrl-C keeps the caller from noting comes again. 0, and no replies
- * found: the next one is for sym_call_take. */
+/* Waits for a reply to a generation, as sym_call_run does, and copies the tokens of all replies that have come. The
+ * generation was started before. The call keeps the replies until `sym_call_forget`, so that they come again if Ctrl-C
+ * interrupts the caller. Returns 0 with no replies if the next reply is one for sym_call_take. */
 int sym_call_tokens(sym_call *call, sym_tokens *found) {
     found->num_tokens = found->num_replies = 0;
     const int rc = sym_call_run(call, "", 0);
@@ -96,7 +96,7 @@ int sym_call_tokens(sym_call *call, sym_tokens *found) {
     return 0;
 }
 
-/* The oldest replies, which are noted. */
+/* Drops the oldest replies, after the caller has noted their tokens. */
 void sym_call_forget(sym_call *call, uint32_t num_replies) {
     while (num_replies-- > 0)
         sym_answer_drop(sym_call_take(call));
@@ -108,7 +108,7 @@ static void cancel_call(sym_call *call) {
         return;
     pthread_mutex_lock(&client->table_lock);
     const int pending = atomic_load(&call->state) == CALL_PENDING && !call->is_cancelled;
-    call->is_cancelled |= pending; /* once: a second unlock could end a lock that was taken since */
+    call->is_cancelled |= pending; /* sent only once: a second unlock could release a lock that was taken later */
     if (pending && call->op == SYM_KV_LOCK)
         client_put_off(client, SYM_KV_UNLOCK, call->handle, 0);
     else if (pending)
@@ -118,8 +118,8 @@ static void cancel_call(sym_call *call) {
         client_send_later(client);
 }
 
-/* Tells the daemon that nobody wants more of this. A lock may be granted in this moment: an unlock ends the wait for it,
- * and the lock if it is held. Never waits. */
+/* Asks the daemon to end a call. Never waits. The daemon may grant a lock at this moment, so a KV_LOCK is ended by an
+ * unlock, which ends the wait for the lock and releases the lock itself. */
 void sym_call_cancel(sym_call *call) {
     if (!disowned(call->client))
         cancel_call(call);
@@ -142,13 +142,13 @@ static void drop_call(sym_call *call) {
     client_unref(client);
 }
 
-/* Ends a call whatever its state: it is cancelled if it is not over, and what still comes is thrown away. Never waits. */
+/* Frees a call in any state: it is cancelled if it is not over, and later replies are dropped. Never waits. */
 void sym_call_drop(sym_call *call) {
-    if (!disowned(call->client)) /* a fork's child: the slots and handles are the parent's */
+    if (!disowned(call->client)) /* in a fork's child, the parent owns the slots and handles */
         drop_call(call);
 }
 
-/* -- one call, one reply, in one crossing -- */
+/* -- a whole call with one reply, in one C function -- */
 
 static void keep_result(sym_result *result, sym_answer *answer) {
     const int fits = answer->payload_bytes <= SYM_RESULT_BYTES;
@@ -165,18 +165,19 @@ static void keep_result(sym_result *result, sym_answer *answer) {
         result->answer = answer;
 }
 
-/* Goes on with a call that was interrupted: as sym_call_run; 0: the result is there and the call is gone. */
+/* Waits for the reply of a call, also after an interruption, as sym_call_run does. 0: `result` has the reply, and the
+ * call is freed. */
 int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_bytes) {
     const int rc = sym_call_run(result->call, payload, payload_bytes);
     if (rc != 0)
         return rc;
-    keep_result(result, take_answer(result->call)); /* no fork's child: sym_call_run has looked */
+    keep_result(result, take_answer(result->call)); /* not in a fork's child: sym_call_run has checked */
     drop_call(result->call);
     result->call = NULL;
     return 0;
 }
 
-/* A whole call. On an error `result` may own the call: give it to sym_result_drop. */
+/* Makes a whole call. After an error `result` may own the call: pass it to sym_result_drop. */
 int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0,
                     int64_t a1, int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes) {
     result->answer = NULL;

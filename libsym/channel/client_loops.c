@@ -1,4 +1,4 @@
-/* Event loops: calls whose replies are waited for together with other things. Nothing here waits. */
+/* Event loops: calls whose replies an event loop waits for, together with other descriptors. No function here waits. */
 #include "client_state.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static int watch(int epoll_fd, int fd, uint32_t events) {
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* NULL with errno; ENOTCONN: the connection was closed. */
+/* Makes a loop. Returns NULL with errno on failure. ENOTCONN: the connection was closed. */
 sym_event_loop *sym_event_loop_new(sym_client *client) {
     errno = ENOTCONN;
     if (disowned(client) || !client_ref(client))
@@ -46,17 +46,17 @@ sym_event_loop *sym_event_loop_new(sym_client *client) {
     return loop;
 }
 
-/* Readable when there may be something to take, or room. */
+/* Returns the descriptor, which is readable when replies may have come or space may have been freed. */
 int sym_event_loop_fd(sym_event_loop *loop) { return loop->epoll_fd; }
 
-/* Under table_lock. */
+/* The caller holds table_lock. */
 static void stop_wanting(sym_event_loop *loop) {
     if (loop->wanted_bytes != 0)
         atomic_fetch_sub(&loop->client->region->space_waiters, 1);
     loop->wanted_bytes = 0;
 }
 
-/* The loop is over: its calls are dropped one by one, before or after. In a fork's child it only lets go of its
+/* Frees the loop. The caller drops the loop's calls one by one, before or after. In a fork's child this only closes the
  * descriptors. */
 void sym_event_loop_drop(sym_event_loop *loop) {
     sym_client *client = loop->client;
@@ -84,7 +84,7 @@ void sym_event_loop_drop(sym_event_loop *loop) {
     client_unref(client);
 }
 
-/* Under table_lock. */
+/* The caller holds table_lock. */
 void call_forget_ready(sym_call *call) {
     if (!call->is_ready)
         return;
@@ -98,7 +98,8 @@ void call_forget_ready(sym_call *call) {
     call->is_ready = 0;
 }
 
-/* Writes the request. 0; -EAGAIN: no room now, the loop will wake when there may be some; else it failed for good. */
+/* Sends the request. 0: sent. -EAGAIN: the ring has no space now, and the loop wakes when it may have some. Any other
+ * error is final. */
 int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, uint16_t stream, const char *payload,
                           uint32_t payload_bytes) {
     sym_client *client = loop->client;
@@ -121,7 +122,7 @@ int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, ui
     return rc == 0 ? 0 : -EAGAIN;
 }
 
-/* Nothing waits for room any more (a task that did was cancelled). */
+/* Notes that no request waits for space any more, because its task was cancelled. */
 void sym_event_loop_want_nothing(sym_event_loop *loop) {
     if (disowned(loop->client))
         return;
@@ -130,7 +131,8 @@ void sym_event_loop_want_nothing(sym_event_loop *loop) {
     pthread_mutex_unlock(&loop->client->table_lock);
 }
 
-/* The tags of calls that have replies, up to `most`; -ENOTCONN when there are none and will be none. */
+/* Takes the tags of up to `most` calls that have replies. -ENOTCONN: no call has replies, and the connection has
+ * ended. */
 int sym_event_loop_take(sym_event_loop *loop, uint64_t *tags, int most) {
     sym_client *client = loop->client;
     if (disowned(client))
@@ -164,7 +166,8 @@ static void empty(int fd) {
     (void)got;
 }
 
-/* Before the loop sleeps on its descriptor. 0: there is something to take, or room, do not sleep; 1: sleep. */
+/* Prepares the loop to sleep on its descriptor. 1: sleep. 0: do not sleep, because there are replies to take, or there
+ * is space for a request. */
 int sym_event_loop_arm(sym_event_loop *loop) {
     sym_client *client = loop->client;
     if (disowned(client) || !client_enter(client))
@@ -174,7 +177,8 @@ int sym_event_loop_arm(sym_event_loop *loop) {
     atomic_store(&loop->asleep, 1);
     atomic_store(&client->region->bell_wanted, 1);
     atomic_thread_fence(memory_order_seq_cst);
-    /* Replies that wait while somebody leads are that leader's: it looks again when it leaves. */
+    /* If a thread leads, that thread takes the waiting replies, because it looks at the ring again before it stops
+     * leading. */
     int sleep = !(replies_wait(client) && atomic_load(&client->draining) == 0) && atomic_load(&client->dead) == 0 &&
                 atomic_load(&client->region->gone) == 0;
     pthread_mutex_lock(&client->submit_lock);

@@ -1,16 +1,16 @@
-/* Replies: out of the ring, to the calls that they answer; who does it, and how the others wait. */
+/* Replies: the leader takes them out of the ring and hands them to their calls, while the followers wait. */
 #include "client_state.h"
 
 #include <limits.h>
 #include <sched.h>
 
-#define PARK_NS 100000000L /* 100 ms: the longest a Ctrl-C or a dead daemon goes unnoticed */
-/* A short call's reply from another CPU is here after some 10 us; being woken takes 60 (two vCPUs of one machine). */
+#define PARK_NS 100000000L /* 100 ms: the longest time until Ctrl-C or a dead daemon is noticed */
+/* The reply to a short call comes from another CPU in some 10 us. A wake-up takes 60 us (two vCPUs of one machine). */
 #define SPIN_PAUSES 1000
 
 /* -- out of the ring -- */
 
-/* Under table_lock. The thread to wake. */
+/* Under table_lock. Queues the reply in its call, and returns the thread to wake. */
 static _Atomic uint32_t *hand_over(sym_call *call, sym_answer *answer) {
     *call->answers_end = answer;
     call->answers_end = &answer->next;
@@ -30,7 +30,7 @@ static _Atomic uint32_t *hand_over(sym_call *call, sym_answer *answer) {
     return NULL;
 }
 
-/* Under table_lock: the table has room for whoever waits for that. */
+/* Under table_lock. Frees an entry, and wakes the loops and threads that wait for one. */
 static void free_entry(sym_client *client, uint32_t index) {
     client->table[index].id = 0;
     client->table[index].call = NULL;
@@ -47,7 +47,7 @@ static void free_entry(sym_client *client, uint32_t index) {
     }
 }
 
-/* An id that is not in the table is of a request whose answer nobody waits for. */
+/* Hands a reply to its call. The reply is dropped if the id is not in the table, or if the call was dropped. */
 static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
     const uint32_t index = id & (MAX_CALLS - 1);
     _Atomic uint32_t *thread = NULL;
@@ -56,7 +56,7 @@ static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
     if (id != 0 && entry->id == id) {
         sym_call *call = entry->call;
         const int more = (answer->flags & SYM_MORE) != 0;
-        answer_is_of(answer, entry->op);
+        answer_is_of(answer, entry->op, entry->num_handles);
         if (call != NULL) {
             thread = hand_over(call, answer);
             answer = NULL;
@@ -70,7 +70,7 @@ static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
         answer_free(answer);
 }
 
-/* Under the drain lock: one reply out of the ring. 0, or an errno that ends the connection. */
+/* Under the drain lock. Takes one reply out of the ring. Returns 0, or an errno that ends the connection. */
 static int take_reply(sym_client *client, uint64_t available) {
     const char *ring = client->base + client->plan.complete_offset;
     struct sym_reply reply;
@@ -90,7 +90,7 @@ static int take_reply(sym_client *client, uint64_t available) {
     return 0;
 }
 
-/* Under the drain lock: hands out every reply that is there. */
+/* Under the drain lock. Takes all replies out of the ring, and hands them to their calls. */
 void client_drain(sym_client *client) {
     if (!replies_wait(client))
         return;
@@ -108,15 +108,15 @@ void client_drain(sym_client *client) {
         ring_fd(client->doorbell_fd);
 }
 
-/* -- who leads -- */
+/* -- the leader -- */
 
 int client_try_lead(sym_client *client) {
     int free_now = 0;
     return atomic_load(&client->draining) == 0 && atomic_compare_exchange_strong(&client->draining, &free_now, 1);
 }
 
-/* Nobody leads: wakes a parked follower to do it, or the loops if a reply came in the moment of leaving. Also called by
- * followers that leave without having led: the turn that they were given must not be lost. */
+/* If no thread leads, wakes a parked follower to lead, or notifies the loops if replies wait. A follower that stops
+ * waiting calls this, too: if it was woken to lead, another thread has to lead in its place. */
 static void pass_lead(sym_client *client) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&client->draining) != 0)
@@ -141,7 +141,8 @@ void client_leave_lead(sym_client *client) {
     pass_lead(client);
 }
 
-/* With or without the drain lock: is the daemon still there? What it sent before it went still counts. */
+/* Declares the connection dead if the daemon has ended. A leader, which holds the drain lock, first takes the last
+ * replies of the daemon. */
 void client_check_alive(sym_client *client, int leading) {
     if (!atomic_load(&client->region->gone) && !client_socket_hung_up(client))
         return;
@@ -152,7 +153,7 @@ void client_check_alive(sym_client *client, int leading) {
 
 /* -- waiting -- */
 
-/* 0: woken or the word had changed; -ETIMEDOUT; -EINTR */
+/* Sleeps on a futex. 0: woken, or the word had changed. -ETIMEDOUT: PARK_NS has passed. -EINTR: a signal has come. */
 static int futex_park(_Atomic uint32_t *word, uint32_t seen, int private_flag) {
     const struct timespec timeout = {.tv_sec = 0, .tv_nsec = PARK_NS};
     if (futex_op(word, FUTEX_WAIT | private_flag, seen, &timeout) == 0 || errno == EAGAIN)
@@ -168,8 +169,8 @@ static void cpu_pause(void) {
 #endif
 }
 
-/* Spinning pays for a lone short call to a daemon on another CPU. A step takes milliseconds, and may need this very
- * CPU; several callers keep each other busy. */
+/* Spinning pays only for a single short call to a daemon on another CPU. A step takes milliseconds, and may need this
+ * CPU. With several callers, the CPU has other work. */
 static int pauses_to_spin(sym_client *client, const sym_call *call) {
     if (takes_long(call->op))
         return 0;
@@ -181,7 +182,8 @@ static int pauses_to_spin(sym_client *client, const sym_call *call) {
     return alone ? SPIN_PAUSES : 0;
 }
 
-/* Under the drain lock: 0 when `call` has a reply or the connection is dead, -EINTR to let Python look around. */
+/* Leads under the drain lock. 0: `call` has a reply, or the connection is dead. -EINTR: let Python handle its
+ * signals. */
 static int lead(sym_client *client, sym_call *call) {
     struct sym_region *region = client->region;
     int pauses = pauses_to_spin(client, call);
@@ -211,7 +213,8 @@ static int lead(sym_client *client, sym_call *call) {
     }
 }
 
-/* 0 when woken: a reply, death, or nobody leads any more; -EINTR. */
+/* Parks a follower. 0: woken, by a reply, by the end of the connection, or because no thread leads. -EINTR: a signal
+ * has come, or PARK_NS has passed. */
 static int follow(sym_client *client, sym_call *call) {
     const uint32_t seen = atomic_load(&call->wake);
     int rc = 0;
@@ -231,7 +234,7 @@ static int follow(sym_client *client, sym_call *call) {
     return rc;
 }
 
-/* Until `call` has a reply that nobody has taken, or is over. */
+/* Waits until `call` has a reply that was not taken yet, or is over. */
 int client_wait_reply(sym_client *client, sym_call *call) {
     for (int rc = 0; rc == 0;) {
         if (has_news(call))
@@ -250,7 +253,7 @@ int client_wait_reply(sym_client *client, sym_call *call) {
     return 0;
 }
 
-/* Drains if nobody does. */
+/* Drains the ring unless another thread does. */
 void client_drain_in_passing(sym_client *client) {
     if (!client_try_lead(client))
         return;
@@ -258,7 +261,7 @@ void client_drain_in_passing(sym_client *client) {
     client_leave_lead(client);
 }
 
-/* No room for a request: make sure that it is not we who hold the daemon up, then sleep until it takes some. */
+/* Waits for space for a request. First drains the replies, so that the daemon does not wait for this process. */
 int client_wait_room(sym_client *client, uint64_t needed) {
     struct sym_region *region = client->region;
     client_drain_in_passing(client);
@@ -279,7 +282,7 @@ int client_wait_room(sym_client *client, uint64_t needed) {
     return rc == 0 ? 0 : -EINTR;
 }
 
-/* MAX_CALLS are under way: sleeps until one of them is over. */
+/* Waits for a free entry of the table: MAX_CALLS calls are in flight, and one of them has to end. */
 int client_wait_entry(sym_client *client) {
     client_drain_in_passing(client);
     const uint32_t seen = atomic_load(&client->table_seq);

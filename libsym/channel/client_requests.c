@@ -1,9 +1,9 @@
-/* Requests: into the ring, under a mutex. */
+/* Requests: threads write them into the ring, under a mutex. */
 #include "client_state.h"
 
 #include <stdlib.h>
 
-/* Under submit_lock, with room. Not yet visible: publish() makes it so. */
+/* Under submit_lock. Writes a frame, for which the ring has space. publish() makes it visible to the daemon. */
 static void write_frame(sym_client *client, const struct sym_request *request, const char *payload) {
     char *ring = client->base + client->plan.submit_offset;
     ring_write(ring, SYM_RING_BYTES, client->submit_tail, request, sizeof *request);
@@ -12,7 +12,7 @@ static void write_frame(sym_client *client, const struct sym_request *request, c
     client->submit_tail += padded(request->frame_bytes);
 }
 
-/* Under submit_lock. */
+/* The caller holds submit_lock. */
 static void publish(sym_client *client) {
     atomic_store_explicit(&client->region->submit_tail, client->submit_tail, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
@@ -21,7 +21,8 @@ static void publish(sym_client *client) {
         ring_fd(client->doorbell_fd);
 }
 
-/* Under submit_lock: what was put off, in order, as far as it fits beside `reserved` bytes. The requests written. */
+/* Under submit_lock. Writes deferred requests, in order, as long as `reserved` bytes of the ring stay free. Returns the
+ * number of requests written. */
 static uint32_t write_later(sym_client *client, uint64_t reserved) {
     pthread_mutex_lock(&client->table_lock);
     uint32_t written = 0;
@@ -38,7 +39,8 @@ static uint32_t write_later(sym_client *client, uint64_t reserved) {
     return written;
 }
 
-/* Under table_lock. Without memory for it the daemon is not told before the process ends. */
+/* Under table_lock. Defers a request. Without memory the request is dropped: the daemon cleans up when the process
+ * ends. */
 void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg) {
     if (client->num_later == client->room_for_later) {
         const uint32_t room = client->room_for_later ? 2 * client->room_for_later : 16;
@@ -51,7 +53,7 @@ void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t ar
     client->later[client->num_later++] = (struct later){.op = op, .handle = handle, .arg = arg};
 }
 
-/* Sends what was put off now, if there is room. Never waits. */
+/* Sends the deferred requests now, as far as the ring has space. Never waits. */
 void client_send_later(sym_client *client) {
     pthread_mutex_lock(&client->submit_lock);
     if (atomic_load(&client->dead) == 0 && write_later(client, 0) > 0)
@@ -59,7 +61,7 @@ void client_send_later(sym_client *client) {
     pthread_mutex_unlock(&client->submit_lock);
 }
 
-/* The stream of calls that this thread makes and waits for. */
+/* Returns the stream of this thread, a number by which the daemon predicts the thread's next call. */
 static uint16_t this_thread(void) {
     static _Atomic uint16_t last;
     static _Thread_local uint16_t stream;
@@ -68,7 +70,15 @@ static uint16_t this_thread(void) {
     return stream;
 }
 
-/* Under submit_lock. 0, or -EBUSY: too many calls under way. */
+/* Number of handles in the call's reply. */
+static uint16_t num_handles_of(const sym_call *call) {
+    const int64_t num_forks = call->op == SYM_KV_FORK ? call->request_args[1] : 1;
+    if (!gives_handle(call->op))
+        return 0;
+    return num_forks >= 1 && num_forks <= SYM_MAX_FORKS ? (uint16_t)num_forks : 1;
+}
+
+/* Under submit_lock. Gives the call an entry and an id. Returns 0, or -EBUSY if MAX_CALLS calls are in flight. */
 static int enter_table(sym_client *client, sym_call *call, sym_event_loop *loop) {
     int rc = -EBUSY;
     pthread_mutex_lock(&client->table_lock);
@@ -79,6 +89,7 @@ static int enter_table(sym_client *client, sym_call *call, sym_event_loop *loop)
         entry->id = entry->generation << CALL_INDEX_BITS | index;
         entry->call = call;
         entry->op = call->op;
+        entry->num_handles = num_handles_of(call);
         call->loop = loop;
         call->id = entry->id;
         atomic_store(&call->state, CALL_PENDING);
@@ -88,7 +99,8 @@ static int enter_table(sym_client *client, sym_call *call, sym_event_loop *loop)
     return rc;
 }
 
-/* 0: submitted; -EAGAIN: no room in the ring now; -EBUSY: none in the table. `loop`: NULL when a thread will wait. */
+/* Submits a request. 0: submitted. -EAGAIN: the ring has no space now. -EBUSY: the table has no free entry. `loop` is
+ * NULL if a thread will wait. */
 int client_try_submit(sym_client *client, sym_call *call, sym_event_loop *loop, const char *payload,
                       uint32_t payload_bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof(struct sym_request) + payload_bytes,

@@ -1,12 +1,12 @@
-"""Calls in event loops: under anyio, so for trio and asyncio alike. No thread waits for anything here.
+"""Calls in event loops of trio and asyncio, through anyio. No thread waits here.
 
-The tasks of an event loop that wait for replies share one descriptor (an epoll: see client.h), and only one task may
-wait for a descriptor. So the tasks do as the threads do in C: one of them, the reader, waits for the descriptor and
-wakes those whose replies have come; when its own is there it hands over to another. A background task would need a
-nursery, for which a library has no place.
+The tasks of an event loop that wait for replies share one descriptor, an epoll (see client_state.h). Only one task may
+wait for a descriptor. So the tasks choose a leader, as the threads do in C. One task, the reader, waits for the
+descriptor, and wakes the tasks whose replies have come. When its own reply has come, it makes another task the reader.
+A background task could do this, too, but would need a nursery, which a library does not have.
 
-A request that finds the ring or the table of calls full waits in order; the reader sends it when there is room. A task
-that is cancelled while it waits drops its call: that sends a CANCEL and waits for nothing.
+A request that finds the ring or the table of calls full waits in order; the reader sends it when there is space. A task
+that is cancelled while it waits drops its call, which sends a CANCEL without waiting.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 _TAKE_AT_ONCE = 256
 _ODD = 0x9E3779B1
-"""Spreads addresses."""
+"""Multiplier of a hash that spreads addresses."""
 
 
 async def run(channel: ClientChannel, script: Script[T]) -> T:
-    """Runs the calls of a script, one after the other, and gives what it returns; waits with the task."""
+    """Run the calls of a script, one after the other, and return its result. The task waits."""
     try:
         call = next(script)
         while True:
             try:
                 reply = await perform(channel, call)
-            except BaseException as error:  # noqa: BLE001 - the script may clean up, and raises it again
+            except BaseException as error:  # noqa: BLE001 - the script may clean up, and raises the error again
                 call = script.throw(error)
             else:
                 call = script.send(reply)
@@ -49,7 +49,7 @@ async def run(channel: ClientChannel, script: Script[T]) -> T:
 
 
 async def perform(channel: ClientChannel, request: Call) -> Reply:
-    """Make a call; cancelling the task ends the call at the daemon, too."""
+    """Make a call and return its reply. If the task is cancelled, the daemon cancels the call, too."""
     stream = AsyncStream(channel, request)
     try:
         return await stream.next()
@@ -58,7 +58,7 @@ async def perform(channel: ClientChannel, request: Call) -> Reply:
 
 
 class AsyncStream:
-    """The replies to one request, for one task at a time. Dropped before its end it is cancelled."""
+    """The replies to one request, for one task at a time. Dropping an unfinished stream cancels the call."""
 
     def __init__(self, channel: ClientChannel, request: Call) -> None:
         self._channel = channel
@@ -66,24 +66,24 @@ class AsyncStream:
         self._payload: bytes | None = request.payload
         self._is_awaited = False
         self.is_over = False
-        """The last reply was given out, or an error was."""
+        """Whether the last reply, or an error, was returned."""
 
     async def next(self) -> Reply:
-        """The next reply, as soon as it is there; `reply.more` says whether others follow. Raises the call's error.
+        """Wait for the next reply and return it, or raise the call's error. `reply.more`: other replies follow.
 
-        Cancelling the task ends the wait, not the call: what comes meanwhile is kept. `close()` ends the call.
+        Cancelling the task ends the wait, not the call: later replies are kept. `close()` ends the call.
         """
         if self.is_over:
             raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
         if self._is_awaited:
-            raise Invalid("another task waits for what comes next: one at a time")
+            raise Invalid("another task waits for the next reply: only one at a time may")
         waits = _waits_of(self._channel)
         waiter = _Waiter(self._call, self._payload)
         self._is_awaited = True
         try:
             if self._payload is not None:
                 waits.submit(waiter)
-            await checkpoint()  # whoever else has something to send does so before anybody waits
+            await checkpoint()  # lets other tasks send their requests before this one waits
             answer = await waits.answer(waiter)
         finally:
             self._is_awaited = False
@@ -99,22 +99,22 @@ class AsyncStream:
             try:
                 raise reply.error
             finally:
-                del reply  # the error holds this frame by its traceback, and would be held by it
+                del reply  # else a cycle: the error's traceback holds this frame, and the reply holds the error
         return reply
 
     def cancel(self) -> None:
-        """Asks the daemon to end the call. What it had sent before still comes, and then the end, or ECANCELED."""
+        """Ask the daemon to end the call. Replies that it has sent still come, then the last reply or ECANCELED."""
         if not self.is_over:
             lib.sym_call_cancel(self._call)
 
     def close(self) -> None:
-        """Ends the call for this side: cancelled if it is not over, and nothing more comes. Waits for nothing."""
+        """End the stream without waiting: the call is cancelled if it is not over, and no more replies come."""
         self.is_over = True
         ffi.release(self._call)
 
 
 class _Waiter:
-    """A task that waits for a reply to its call, or first for room to send it."""
+    """A task that waits for a reply to its call, or for space to send the request."""
 
     __slots__ = ("_event", "call", "is_sent", "payload", "rc", "stream")
 
@@ -123,9 +123,9 @@ class _Waiter:
         self.payload = payload or b""
         self.is_sent = payload is None
         self.stream = hash(anyio.get_current_task().id) * _ODD >> 16 & 0xFFFF or 1
-        """The task, in few bits: the daemon may wait for its next call."""
+        """A hash of the task: the daemon predicts when the task's next call comes."""
         self.rc = 0
-        """-errno: nothing will come."""
+        """-errno of a failed wait. 0: the wait has not failed."""
         self._event: anyio.Event | None = None
 
     async def sleep(self) -> None:
@@ -138,24 +138,24 @@ class _Waiter:
 
 
 class _Waits:
-    """The tasks of one event loop that wait for one connection. Nothing awaits but where `await` stands."""
+    """The tasks of one event loop that wait for one connection."""
 
     def __init__(self, channel: ClientChannel) -> None:
         self._loop = channel.new_loop()
         self._fd: int = lib.sym_event_loop_fd(self._loop)
         self._tags = ffi.new("uint64_t[]", _TAKE_AT_ONCE)
         self._asleep: dict[int, _Waiter] = {}
-        """By the address of the call, which is its tag."""
+        """Waiters by tag, which is the address of their call."""
         self._unsent: deque[_Waiter] = deque()
         self._reader: _Waiter | None = None
 
     def submit(self, waiter: _Waiter) -> None:
-        """Sends a request, or puts it behind those that wait for room."""
+        """Send a request, or queue it behind the requests that wait for space."""
         if self._unsent or not self._send(waiter):
             self._unsent.append(waiter)
 
     async def answer(self, waiter: _Waiter) -> Any:
-        """The next reply to a call, or NULL: then `waiter.rc` says why."""
+        """Wait for the next reply to a call. NULL: the wait has failed with `waiter.rc`."""
         tag = _tag(waiter.call)
         try:
             while True:
@@ -175,25 +175,25 @@ class _Waits:
                 self._hand_over()
 
     def withdraw(self, waiter: _Waiter) -> None:
-        """Give up a call whose task waits no longer: what was not sent will not be, by whoever reads."""
+        """Remove a request from the queue, if it was not sent: its task no longer waits."""
         if not waiter.is_sent and waiter in self._unsent:
             self._unsent.remove(waiter)
             if not self._unsent:
                 lib.sym_event_loop_want_nothing(self._loop)
 
     async def _read(self) -> None:
-        """As the reader: takes what is there and wakes whose it is, or else sleeps until there is something."""
+        """As the reader: take replies and wake their tasks, or sleep until replies may have come."""
         if not self._take() and lib.sym_event_loop_arm(self._loop):
             await anyio.wait_readable(self._fd)
 
     def _take(self) -> bool:
-        """Whether there was anything. The reader's own reply it finds itself."""
+        """Wake the tasks whose replies have come, and send queued requests. Return whether there was any work."""
         count = lib.sym_event_loop_take(self._loop, self._tags, _TAKE_AT_ONCE)
         if count < 0:
             self._fail(count)
             return True
         for tag in ffi.unpack(self._tags, count):
-            waiter = self._asleep.pop(tag, None)  # None: the reader, or a stream that nobody waits for now
+            waiter = self._asleep.pop(tag, None)  # None: no task waits for this call, or it is the reader's own
             if waiter is not None:
                 waiter.wake()
         sent = False
@@ -203,7 +203,7 @@ class _Waits:
         return count > 0 or sent
 
     def _send(self, waiter: _Waiter) -> bool:
-        """False: there is no room now. What fails for good counts as sent, and its task is told."""
+        """Try to send a request. False: there is no space now. A permanent failure wakes the task."""
         payload = waiter.payload
         rc = lib.sym_event_loop_submit(self._loop, waiter.call, _tag(waiter.call), waiter.stream, payload, len(payload))
         if rc == -errno.EAGAIN:
@@ -216,7 +216,7 @@ class _Waits:
         return True
 
     def _fail(self, rc: int) -> None:
-        """The connection is over: so is every wait."""
+        """Wake all tasks with an error: the connection is over."""
         waiters = [*self._asleep.values(), *self._unsent]
         if self._reader is not None:
             waiters.append(self._reader)
@@ -227,7 +227,7 @@ class _Waits:
             waiter.wake()
 
     def _hand_over(self) -> None:
-        """The reader leaves: another one reads, from when it wakes on."""
+        """Make another task the reader, and wake it."""
         self._reader = None
         if self._asleep:
             _, self._reader = self._asleep.popitem()
@@ -242,7 +242,7 @@ _waits: RunVar[WeakKeyDictionary[ClientChannel, _Waits]] = RunVar("libsym waits"
 
 
 def _waits_of(channel: ClientChannel) -> _Waits:
-    """Give the waits of the running event loop. They go with the loop, and with the connection."""
+    """Return the waiting tasks of the running event loop for a connection. The object lasts as long as both."""
     try:
         found = _waits.get()
     except LookupError:

@@ -1,10 +1,12 @@
-"""How a LIP and the daemon meet: one message each way on a Unix socket, and the region comes with the answer.
+"""The handshake of a LIP and the daemon: one message each way on a Unix socket.
 
-Client: {magic, newest and oldest ABI version that it speaks}. Daemon: {magic, ABI version that both speak, errno, text
-length, text}, and with errno 0 three descriptors, the region's memfd, the doorbell and the bell. Who the client is the
-kernel tells the daemon; no message could. A daemon is upgraded before its programs are: so it speaks each version from
-that of the release before (ABI_OLDEST) on, and libsym its own alone.
-The socket stays open and silent: its closing is how each side sees the other end.
+Client: {magic, newest and oldest ABI version that the client speaks}. Daemon: {magic, ABI version that both speak,
+errno, text length, text}. With errno 0, the daemon's message brings three descriptors: the region's memfd, the doorbell
+and the bell. The kernel tells the daemon the identity of the client, which no message could prove. A daemon is upgraded
+before its programs. So the daemon speaks all versions from that of the previous release (ABI_OLDEST) on. libsym speaks
+only its own version.
+
+The socket stays open and silent. When it closes, each side knows that the other has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ _NUM_FDS = 3
 _MAX_TEXT_BYTES = 4096
 _ANSWER_TIMEOUT_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-"""Between tries to get into the queue of a daemon that has not yet accepted those who came before."""
+"""Pauses between tries to connect while the daemon's listen queue is full."""
 
 
 def check_greeting(raw: bytes) -> int:
-    """The newest version that a client speaks, and this side does. ProtocolError: there is none."""
+    """Return the newest version that both the client and the daemon speak. ProtocolError: they have no version in
+    common.
+    """
     if len(raw) != GREETING_BYTES:
         raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
     magic, newest, oldest, _ = GREETING_STRUCT.unpack(raw)
@@ -44,15 +48,15 @@ def check_greeting(raw: bytes) -> int:
 
 
 def welcome(version: int = ABI_VERSION) -> bytes:
-    """The daemon's answer to a client that it lets in, and that speaks `version`."""
+    """Return the daemon's answer to a client that it accepts. Both sides speak `version` from now on."""
     return WELCOME_STRUCT.pack(MAGIC, version, 0, 0)
 
 
 def refusal(error: SymError) -> bytes:
-    """The daemon's answer when it does not let a client in.
+    """Return the daemon's answer to a client that it refuses.
 
-    A client of an older version reads the reason only where the version is its own. Whoever speaks none that this side
-    does is to notice that first.
+    An older client reads the reason only if the answer has a version that it speaks. A client without a common version
+    has to see the daemon's own version.
     """
     version = ABI_VERSION if isinstance(error, ProtocolError) else ABI_OLDEST
     text = str(error).encode()[:_MAX_TEXT_BYTES]
@@ -60,13 +64,13 @@ def refusal(error: SymError) -> bytes:
 
 
 def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket, int, int, int]:
-    """Connects to the daemon at `path`: the socket, the region's memfd, the doorbell, the bell."""
+    """Connect to the daemon at `path`; return the socket, the region's memfd, the doorbell and the bell."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
         connection.settimeout(timeout_s)
         _connect(connection, path, time.monotonic() + timeout_s)
-        with suppress(ConnectionError):  # it may have hung up already, and said why
+        with suppress(ConnectionError):  # the daemon may have refused and hung up already: its reason is read below
             connection.sendall(GREETING)
         size = WELCOME_STRUCT.size + _MAX_TEXT_BYTES
         raw, fds, _, _ = socket.recv_fds(connection, size, _NUM_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -84,7 +88,7 @@ def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket
 
 
 def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
-    """Gets into the queue of the daemon, as soon as there is room."""
+    """Connect as soon as the daemon's listen queue has space."""
     pause_s = _FIRST_PAUSE_S
     while not _is_queued(connection, path):
         if time.monotonic() + pause_s > deadline_s:
@@ -94,7 +98,7 @@ def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
 
 
 def _is_queued(connection: socket.socket, path: str) -> bool:
-    """Try once to connect. False: the daemon's queue is full."""
+    """Try once to connect. False: the daemon's listen queue is full."""
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -131,7 +135,7 @@ def _check_magic(magic: int, who: str) -> None:
 
 
 def _other_release(version: int, path: str) -> str:
-    """The message to a program whose libsym is newer than the daemon, or too old for it."""
+    """Return the error message for a libsym that is newer than the daemon, or too old for it."""
     older, what_to_do = "newer", "install the libsym of the daemon's release here"
     if version < ABI_VERSION:
         older, what_to_do = "older", "upgrade the daemon, or install the libsym of its release here"

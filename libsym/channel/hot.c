@@ -1,13 +1,13 @@
-/* The shortest way of a decode loop through the daemon: while a loop over steps runs (scheduler/batch/loop.c), the thread that
- * runs it takes the calls that it waits for out of the rings itself, without the interpreter and the daemon's thread.
+/* The fast path of a decode loop through the daemon. The thread of the run (scheduler/batch/loop.c) takes the calls
+ * that it expects out of the rings itself, without the interpreter and without the daemon's thread.
  *
- * Only what a loop does all the time is taken: one token for the file it is about, the last row wanted, the position that
- * comes next. It is copied before it is looked at, like any request. Anything else stays in the ring for the gate.
+ * A hot call is the common call of a decode loop: one token for the expected file, at the next position, asking for the
+ * last row. Like any request, it is copied before it is checked. All other requests stay in the ring for the receiver.
  */
 #include "rows.h"
 #include "server_state.h"
 
-/* Whether a copied request is a hot one at all; whose, and whether it is sane, comes later. */
+/* Whether a copied request has the form of a hot call. Its handle, token and position are checked later. */
 static int looks_hot(const struct sym_request *request) {
     const int64_t num_positions = request->args[1];
     return request->op == SYM_PRED && request->flags == SYM_ROWS_LAST && request->reserved1 == 0 &&
@@ -20,13 +20,14 @@ static float *row_of(sym_server *server, int64_t slot) {
     return (float *)(void *)(server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes);
 }
 
-/* Under receive_lock. What the receiver took, and what it stops the loop for, came before what is in the ring now. */
+/* Under receive_lock. Takes a hot call as sym_server_take_hot does. No request is taken while the receiver has earlier
+ * requests, or stops the run: requests keep their order. */
 static int take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
     if (server->closed || server->receiver_has || __atomic_load_n(stop, __ATOMIC_ACQUIRE))
         return SYM_HOT_NONE;
     const int64_t bytes = submitted_bytes(server);
     if (bytes <= 0)
-        return bytes == 0 ? SYM_HOT_NONE : SYM_HOT_COLD; /* the gate will say what is wrong with it */
+        return bytes == 0 ? SYM_HOT_NONE : SYM_HOT_COLD; /* the receiver reports the malformed ring */
     const char *ring = server->base + server->plan.submit_offset;
     struct sym_request request;
     int32_t numbers[2] = {0, position};
@@ -41,7 +42,7 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
         return SYM_HOT_COLD;
     const int64_t slot = sym_server_take_rows(server, 1);
     if (slot < 0)
-        return SYM_HOT_COLD; /* it has to wait for a slot: the gate knows how */
+        return SYM_HOT_COLD; /* the call has to wait for a slot, in the scheduler */
     sym_server_took_requests(server, server->submit_head + padded(request.frame_bytes));
     atomic_fetch_add(&server->num_open, 1);
     *call = (sym_hot_call){
@@ -49,8 +50,8 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
     return SYM_HOT_TAKEN;
 }
 
-/* Takes the next request if it is the one that continues the file `handle` at `position`, and if nothing that came before
- * it is still with the receiver. From any thread; `stop`: once the receiver has set it, nothing is taken. */
+/* Takes the next request if it is a hot call that continues the file `handle` at `position`, and if the receiver has no
+ * earlier request. Once the receiver has set `stop`, no request is taken. For any thread. */
 int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
     pthread_mutex_lock(&server->receive_lock);
     const int outcome = take_hot(server, handle, position, stop, call);
@@ -58,7 +59,8 @@ int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, c
     return outcome;
 }
 
-/* Answers a call that was taken: its row is the program's. 0; 1: not sent, others wait or there is no room. */
+/* Answers a call that was taken; the program then owns its row. 0: sent. 1: not sent, because other replies wait, the
+ * ring has no space, or the channel was closed. */
 int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries) {
     const int rc = sym_server_push_now(server, id, 0, slot, 1, num_entries, NULL, 0, NULL, 0);
     if (rc == 0)
@@ -66,11 +68,22 @@ int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t
     return rc;
 }
 
-/* Somebody polls the ring from now on, so the client need not ring: whether the daemon's thread slept. */
+/* Answers all calls of a PRED_BATCH. The payload has their replies. The result is as in sym_server_answer_hot. */
+static int answer_all(sym_server *server, uint64_t id, int64_t num, const char *payload, uint32_t payload_bytes,
+                      uint32_t num_rows) {
+    const int rc = sym_server_push_now(server, id, 0, num, 0, 0, payload, payload_bytes, NULL, 0);
+    if (rc == 0)
+        sym_server_settle_rows(server, num_rows);
+    return rc;
+}
+
+/* Notes that the run polls the ring from now on, so that the client need not ring the doorbell. Returns whether the
+ * daemon's thread slept. */
 int sym_server_watch(sym_server *server) { return atomic_exchange(&server->region->daemon_asleep, 0) != 0; }
 
-/* Nobody polls any more; `slept` is what sym_server_watch said. 1: something has come and is still there, and the thread
- * that slept has to be woken for it. (Not by the doorbell: the client could have made a write to it wait.) */
+/* Notes that the run no longer polls the ring. `slept` is the result of sym_server_watch. 1: requests wait in the ring,
+ * and the caller has to wake the daemon's thread. (The caller must not ring the doorbell: the client could have made it
+ * blocking.) */
 int sym_server_unwatch(sym_server *server, int slept) {
     struct sym_region *region = server->region;
     if (!slept)
@@ -87,6 +100,7 @@ const sym_hot_functions *sym_hot(void) {
     static const sym_hot_functions functions = {
         .take = sym_server_take_hot,
         .answer = sym_server_answer_hot,
+        .answer_all = answer_all,
         .push = sym_server_push_now,
         .watch = sym_server_watch,
         .unwatch = sym_server_unwatch,
@@ -97,6 +111,9 @@ const sym_hot_functions *sym_hot(void) {
         .row = row_of,
         .draw = sym_sampler_draw,
         .note = sym_sampler_note,
+        .read_reducer = sym_reducer_read,
+        .free_reducer = sym_reducer_free,
+        .reduced_bytes = sym_reducer_bytes,
         .reduce = sym_reducer_reduce,
         .stops_add = sym_stops_add,
     };

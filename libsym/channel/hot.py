@@ -1,4 +1,4 @@
-"""What a loop over steps does with connections and samplers: the addresses, for another extension module to call."""
+"""Addresses of C functions on connections and samplers, for the run in another extension module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from libsym._channel import ffi, lib
 
 
 def address(pointer: Any) -> int:
-    """Of something that lives in `libsym._channel`; it is the caller's to keep alive."""
+    """Return the address of an object of `libsym._channel`. The caller keeps the object alive."""
     return int(ffi.cast("uintptr_t", pointer))
 
 
 HOT_FUNCTIONS = address(lib.sym_hot())
-"""A `sym_hot_functions` of `steps.h`."""
+"""Address of a `sym_hot_functions` (`steps.h`)."""

@@ -1,5 +1,5 @@
-/* One pass over bytes that may be anything. Up to where a parser finds no JSON any more, it and the pass see the same
- * texts, so the parser makes no more values than are counted here. */
+/* One pass over bytes, which need not be JSON. Up to the first error that a parser finds, the parser and this pass see
+ * the same tokens. So a parser makes no more values than this pass counts. */
 #include "json_size.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ static const uint8_t kinds[256] = {
     ['['] = OPENS,   ['{'] = OPENS,    [']'] = CLOSES,   ['}'] = CLOSES,   ['"'] = TEXT,
 };
 
-#define MOST_DIGITS 300 /* a number of so many bytes without an exponent is finite */
+#define MOST_DIGITS 300 /* a number of at most so many bytes, without an exponent, is finite */
 
 static uint64_t end_of_text(const char *text, uint64_t at, uint64_t end) {
     while (at < end && text[at] != '"')

@@ -1,4 +1,4 @@
-"""How large a text of JSON is to a parser, told before it is parsed."""
+"""The size that a JSON text will have when it is parsed, measured before parsing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from libsym._channel import ffi, lib
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """Upper bounds, also of bytes that are no JSON."""
+    """Size of a JSON text. The numbers are upper bounds, also for bytes that are not JSON."""
 
     num_values: int
-    """Objects, lists, texts, names, numbers, and words such as null."""
+    """Number of objects, lists, texts, names, numbers, and words such as null."""
     depth: int
-    """Of lists and objects in each other."""
+    """Greatest nesting depth of lists and objects."""
     too_large: int | None
-    """Where the first number begins that no double holds."""
+    """Offset of the first number that is too large for a double. None: no number is too large."""
 
 
 def json_size(text: bytes) -> JsonSize:
-    """Return the size of a text of JSON, in one pass that lets other threads run.
+    """Return the size of a JSON text. Other threads can run in the meantime.
 
     >>> json_size(b'{"a": [1, "[2]", 1e999]}')
     JsonSize(num_values=6, depth=2, too_large=17)

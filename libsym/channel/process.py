@@ -1,11 +1,11 @@
-"""The connection of this process: made with the first call, shared by all threads, never by two processes.
+"""The connection of this process. The first call makes it. All threads share it; two processes never do.
 
-When the daemon dies, every call fails with NotConnected until the program says `connect()`. A new connection behind its
-back would be worse: handles are the old daemon's, and anonymous files went with it; the program has to know. A daemon
-that was never reached is another matter: then each call tries again.
+When the daemon dies, every call fails with NotConnected until the program calls `connect()`. There is no automatic
+reconnection, because the program has to know that its handles and anonymous files are lost. If the daemon was never
+reached, each call tries again.
 
-A program may have more of them (`connection`), each confined to a domain of its own, say. Which one a call takes that
-is given no open file is the affair of the thread or task that makes it, so it is a context variable.
+A program may have further connections (`connection`), for example one for each domain. A call without an open file uses
+the connection of its thread or task, which a context variable holds.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ from libsym.channel.socket_path import find_socket
 from libsym.errors import Invalid, NotConnected
 
 _in_use: ContextVar[ClientChannel | None] = ContextVar("libsym connection", default=None)
-"""What calls of this thread or task take in place of the process's own connection."""
+"""The connection that this thread or task uses in place of the process's own."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
-"""Between tries to reach a daemon: soon at first, and then a thousand programs that wait for it cost little."""
+"""Pauses between tries to reach a daemon. They grow, so that a thousand waiting programs cost little."""
 
 
 class Process:
-    """The one connection that the calls of this process use, and what a fork does to it."""
+    """The connections of this process, and their end in a child of a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: ClientChannel | None = None
         self._domain: str | None = None
         self._parents: tuple[str, str] | None = None
-        """Socket and domain of a confined parent: its child by fork must not find itself outside."""
+        """Socket and domain of the parent of a fork, if the parent was confined. The child is confined to the same
+        domain.
+        """
         self._more: WeakSet[ClientChannel] = WeakSet()
         os.register_at_fork(after_in_child=self._forget)
 
     @property
     def connected(self) -> ClientChannel | None:
-        """The connection if there is one already: what a task may ask for, because it never waits."""
+        """The connection of this thread or task, else the process's own, or None. Reading this never waits."""
         return _in_use.get() or self._channel
 
     def channel(self) -> ClientChannel:
-        """The connection that a call takes here: the one in use, else the process's own, made if there is none yet."""
+        """Return the connection of this thread or task, else the process's own. The first call connects."""
         found = _in_use.get() or self._channel
         return found if found is not None else self.connect(None)
 
     def another(self, socket: str | None, domain: str | None) -> ClientChannel:
-        """A connection beside the process's own."""
+        """Make a connection in addition to the process's own."""
         new = _connected(str(find_socket()) if socket is None else socket, domain)
         self._more.add(new)
         return new
 
     def connect(self, socket: str | None, domain: str | None = None) -> ClientChannel:
-        """Connects to `socket` or the default one, confined to `domain` if one is given.
+        """Connect to `socket` or the default socket, confined to `domain` if one is given.
 
-        A live connection to the same daemon and domain stays; another is closed.
+        A live connection to the same daemon and domain is kept. Any other old connection is closed.
         """
         with self._lock:
             old = self._channel
@@ -88,7 +90,10 @@ class Process:
             old.close()
 
     def _forget(self) -> None:
-        """In the child of a fork. The lock may have been held by a thread that does not exist here."""
+        """Forget the parent's connections, in the child of a fork.
+
+        The lock is made anew, because a thread of the parent may have held it.
+        """
         self._lock = threading.Lock()
         for channel in self._more:
             channel.disown()
@@ -111,7 +116,7 @@ def _connected(path: str, domain: str | None) -> ClientChannel:
 
 
 class Connection:
-    """One more connection of this process: see `connection`.
+    """An additional connection of this process: see `connection`.
 
     >>> with sym.connection() as other:
     ...     kv = sym.kv_create("a.kv")
@@ -125,7 +130,7 @@ class Connection:
         self._channel = channel
         self._block: AbstractContextManager[Self] | None = None
         self.domain = domain
-        """The directory that it is confined to, if it is."""
+        """The directory that the connection is confined to. None: the connection is not confined."""
 
     @property
     def channel(self) -> ClientChannel:
@@ -133,12 +138,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made: it was not closed, and the daemon is there."""
+        """Whether the connection can make calls: it was not closed, and the daemon is there."""
         return self._channel.daemon_is_there()
 
     @contextmanager
     def use(self) -> Iterator[Self]:
-        """Calls of this thread or task go over it in this block, and so do those of tasks that are started there.
+        """Use the connection for calls of this thread or task in a `with` block, and of tasks that start in the block.
 
         >>> one, other = sym.connection(), sym.connection()
         >>> with one.use():
@@ -156,7 +161,7 @@ class Connection:
             _in_use.reset(before)
 
     def close(self) -> None:
-        """Ends the connection, as `libsym.close` ends the process's own.
+        """End this connection. Its files are closed, waiting calls get NotConnected, a Dist stays readable.
 
         >>> other = sym.connection()
         >>> other.close()
@@ -182,8 +187,8 @@ class Connection:
 
 
 def pauses(wait: float | None) -> Iterator[float]:
-    """How long to pause before each new try to connect, so that the last one is `wait` seconds from now."""
-    if wait is not None and (not isinstance(wait, (int, float)) or not wait >= 0):  # NaN is not
+    """Return the pauses between tries to connect. The last try comes `wait` seconds from now."""
+    if wait is not None and (not isinstance(wait, (int, float)) or not wait >= 0):  # false for NaN
         raise Invalid(f"wait={shown(wait)}: give seconds, or None for one try")
     return _pauses_until(time.monotonic() + (wait or 0))
 
@@ -196,24 +201,24 @@ def _pauses_until(deadline_s: float) -> Iterator[float]:
 
 
 process = Process()
-"""Module state, and the only one of the library: a connection belongs to a process, as its identity does."""
+"""The only module-level state of the library, because a connection belongs to the whole process."""
 
 
 def connect(
     socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
 ) -> None:
-    """Connects this process to the daemon at `socket` (else SYMPHONY_SOCKET, else the default place).
+    """Connect this process to the daemon at `socket`, or at SYMPHONY_SOCKET, or at the default place.
 
-    Nobody needs to call it: the first system call does. It is for another socket, and for going on after the daemon was
-    restarted: until then every call raises NotConnected, because the handles and anonymous files of before are gone.
-    A live connection to the same daemon is kept.
+    The first system call connects by itself. Call `connect` for another socket, or to reconnect after a restart of the
+    daemon. Until then every call raises NotConnected, because earlier handles and anonymous files are lost. A live
+    connection to the same daemon is kept.
 
-    `domain`: a directory of the caller's own that has a quota (`user.kv.quota`). Then the connection is confined to
-    it: paths begin there and can't leave it (CrossDevice), and anonymous files count to its quota. It stays confined as
-    long as it lives, and so is the one that a child by fork() makes.
+    `domain`: a directory that belongs to the caller and has a quota (`user.kv.quota`). The connection is confined to
+    it: paths begin there and cannot leave it (CrossDevice), and anonymous files count towards its quota. The connection
+    stays confined until it ends. So does the connection of a child made by fork().
 
-    `wait`: where no daemon can be reached, try again for so many seconds before it is NotConnected. It is for a program
-    that starts beside the daemon, and for one whose daemon is being restarted.
+    `wait`: if no daemon can be reached, try again for this many seconds before NotConnected is raised. Use it if the
+    program may start before the daemon, or during the daemon's restart.
 
     >>> sym.connect()  # keeps the connection that there is
     >>> try:
@@ -228,11 +233,12 @@ def connect(
 def connection(
     socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
 ) -> Connection:
-    """One more connection, beside the process's own, with the arguments of `connect`: for a program of several parties.
+    """Make an additional connection, with the arguments of `connect`: for a program that serves several parties.
 
-    A `with` block uses it, and closes it in the end; `use()` uses it as often as need be. A call that is given an open
-    file goes over that file's connection. Each has open files, mail and topics of its own, and a domain if one is
-    given; to others they are all one program, by its pid. Calls over it raise BadHandle in a child by fork().
+    A `with` block uses the connection for its calls, and closes the connection at its end. A `with` block of `use()`
+    does not close it. A call on an open file goes over that file's connection. Each connection has its own open files,
+    mailbox and topics, and a domain if one is given. Other programs see one program, with one pid. In a child of
+    fork(), calls over the connection raise BadHandle.
 
     >>> with sym.connection():
     ...     kv = sym.kv_create("a.kv")
@@ -244,7 +250,7 @@ def connection(
 
 
 def _try(connect: Callable[[], ClientChannel], wait: float | None) -> ClientChannel:
-    """Again and again, for so many seconds."""
+    """Call `connect` until a daemon answers, for at most `wait` seconds."""
     again = pauses(wait)
     while True:
         try:
@@ -257,7 +263,7 @@ def _try(connect: Callable[[], ClientChannel], wait: float | None) -> ClientChan
 
 
 def close() -> None:
-    """Ends the connection: files are closed, waiting calls get NotConnected, distributions stay readable.
+    """End the connection of this process. Its files are closed, waiting calls get NotConnected, a Dist stays readable.
 
     >>> kv = sym.kv_create("a.kv")
     >>> sym.close()

@@ -9,7 +9,8 @@ typedef struct sym_plan {
     uint32_t slot_count, vocab_size;
 } sym_plan;
 
-/* -EINVAL: no region can hold rows of this size. Memory is committed as it is touched, not here. */
+/* Computes the layout of a region. The region has as many slots as fit `limit_bytes`, but at least SYM_MIN_SLOTS and at
+ * most SYM_MAX_SLOTS. -EINVAL: no region can hold rows of this size. Allocates no memory. */
 int sym_region_plan(uint32_t vocab_size, uint64_t limit_bytes, sym_plan *plan);
 
 #endif

@@ -1,4 +1,4 @@
-"""Replies: what a call brought, and who owns it."""
+"""Replies to calls, and the ownership of their slots, handles and messages."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MORE
 from libsym.errors import ProtocolError, SymError, error_for
 
-_HEAD = struct.Struct("=4qiIII")  # of sym_result
+_HEAD = struct.Struct("=4qiIII")  # the first fields of sym_result
 _RESULT_BYTES: int = lib.SYM_RESULT_BYTES
 _NOTHING = ffi.NULL
 
 
 class Reply:
-    """The answer to a request. It owns its slots, handle or message until `rows()` or `claim()` takes them over.
+    """The reply to a request. A reply owns its slots, handle or message until `rows()` or `claim()` takes them over.
 
-    Ctrl-C may raise its exception where a function begins or has been called. So no call stands between a C struct's
-    letting go of an answer and `ffi.gc`: what a call brought is always somebody's.
+    Ctrl-C may raise its exception at the beginning of a function and after any function call. So no function call
+    stands between the line that takes an answer from a C struct and `ffi.gc`: an answer always has an owner.
     """
 
     __slots__ = ("_answer", "args", "channel", "error", "more", "payload")
 
     _answer: Any
     channel: Any
-    """The ClientChannel that it came by, whose file is built on this one."""
+    """The ClientChannel of the reply. The type is Any, because the module of ClientChannel imports this one."""
     args: list[int]
     payload: bytes
     more: bool
-    """Whether other replies follow to the same request."""
+    """Whether more replies to the same request follow."""
     error: SymError | None
-    """How the call failed. (It is raised, except for the parts of a batch.)"""
+    """The error of a failed call. The channel raises it, except for the parts of a batch."""
 
     @classmethod
     def of_result(cls, result: Any, view: memoryview, channel: Any) -> Self:
-        """Takes what is in a sym_result, whose bytes are `view`."""
+        """Make a reply from a sym_result, whose bytes are `view`, and take over its answer."""
         a, b, c, d, err, flags, payload_bytes, is_whole = _HEAD.unpack_from(view)
         self = cls.__new__(cls)
         if is_whole:
@@ -57,7 +57,7 @@ class Reply:
 
     @classmethod
     def of_answer(cls, answer: Any, channel: Any) -> Self:
-        """Read a sym_answer, which is dropped with its last reference if it was given to `ffi.gc`."""
+        """Make a reply from a sym_answer. If `ffi.gc` owns the answer, the last reference drops the answer."""
         self = cls.__new__(cls)
         self._answer = answer
         self.channel = channel
@@ -68,32 +68,35 @@ class Reply:
         return self
 
     def own(self, answer: Any) -> None:
-        """Takes over the sym_answer that it was made of."""
+        """Take over the sym_answer from which the reply was made."""
         self._answer = answer
 
     def claim(self) -> int:
-        """The handle that the call opened, which the caller closes from now on; or says that a message was taken."""
+        """Take over the handle or the message of the reply. Return the handle, which the caller closes."""
         if self._answer:
             self._answer.claimed = 1
         return self.args[0]
 
     def rows(self) -> Any:
-        """The first row of the result slots, a `float *`. They are free again when all that was made of it is gone."""
+        """Return the first row of the result slots, a `float *`. The slots are freed with the last reference to the
+        row.
+        """
         first_row = self._answer.rows if self._answer else _NOTHING
         if first_row == _NOTHING:
             raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
         answer = self._answer
-        # row -> closure -> answer: the slots are released by the answer's own destructor, exactly once.
+        # The row keeps the closure alive. The closure keeps the answer alive, whose destructor frees the slots exactly
+        # once.
         return ffi.gc(first_row, lambda _row: answer)
 
     def parts(self) -> list[Reply]:
-        """The replies to the calls of a PRED_BATCH, in order; each owns its own slots, or has an `error`."""
+        """Return the replies to the calls of a PRED_BATCH, in order. Each owns its slots, or has an `error`."""
         most = self.args[0]
         if not 1 <= most <= len(self.payload) // HEADER_BYTES:
             raise ProtocolError(f"the daemon answered a batch with {len(self.payload)} bytes for {most} calls")
         count = lib.sym_answer_split(self._answer, most) if self._answer else -1
         if count < 0:
-            raise ProtocolError("the daemon answered a batch with something that is none")
+            raise ProtocolError("the daemon's answer to a batch is malformed")
         return [self._next_part() for _ in range(count)]
 
     def _next_part(self) -> Reply:

@@ -1,4 +1,4 @@
-/* What both halves of a channel need: futexes, and copies into and out of a ring. */
+/* Helpers of both halves of a channel: futexes, and copies into and out of a ring. */
 #ifndef SYM_RING_H
 #define SYM_RING_H
 
@@ -21,7 +21,7 @@ static inline uint64_t padded(uint64_t frame_bytes) {
 
 static inline void ring_write(char *ring, uint64_t ring_bytes, uint64_t position, const void *data, uint64_t bytes) {
     if (bytes == 0)
-        return; /* data may be NULL then */
+        return; /* memcpy must not get NULL, and `data` may be NULL here */
     const uint64_t at = position & (ring_bytes - 1);
     const uint64_t first = bytes < ring_bytes - at ? bytes : ring_bytes - at;
     memcpy(ring + at, data, first);

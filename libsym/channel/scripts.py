@@ -1,14 +1,14 @@
-"""System calls as scripts: each is written once, for threads and for event loops.
+"""System calls as scripts: each call is written once, for threads and for event loops.
 
-A script is a generator that yields requests, is sent their replies, and returns what the call gives. It neither waits
-nor knows who does: `ClientChannel.run` waits with the thread, `libsym.channel.event_loop.run` with the task.
+A script is a generator that yields requests, receives their replies, and returns the result of the call. The script
+does not wait itself: in `ClientChannel.run` a thread waits, in `libsym.channel.event_loop.run` a task.
 
     def length_script(kv: KV) -> Script[int]:
         reply = yield Call(Op.KV_STAT, handle=kv.handle)
         return parse(reply.payload)["tokens"]
 
-An error reply is raised at the `yield`. So is what ends the wait, Ctrl-C or the cancellation of a task: a script may
-clean up then, but must not yield again.
+An error reply is raised at the `yield`. So are Ctrl-C and the cancellation of a task; then the script may clean up, but
+must not yield again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """One request. (A tuple: it is made for each call, and a frozen dataclass takes three times as long.)"""
+    """A request of a script. This is a tuple, because a frozen dataclass takes three times as long to make."""
 
     op: Op
     flags: int = 0
@@ -33,4 +33,4 @@ class Call(NamedTuple):
 
 
 Script = Generator[Call, Reply, T]
-"""Yields calls, is sent their replies, returns a T."""
+"""Generator that yields calls, receives their replies, and returns a T."""

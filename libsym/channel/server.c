@@ -1,9 +1,9 @@
-/* The daemon's half of a channel. Nothing here blocks, and nothing that the client wrote is believed.
+/* The daemon's half of a channel. No function blocks or trusts the bytes that the client wrote.
  *
- * One thread receives, but for what a loop over steps takes out of the ring itself (hot.c, `receive_lock`); replies are
- * pushed by any (`push_lock`). A reply that finds no room waits at the caller's, and from
- * then on `queueing` sends every other there, too, until the caller says that nothing waits any more: so replies keep
- * their order whoever sends them.
+ * One thread, the receiver, takes requests. The run also takes hot calls out of the ring (hot.c), under `receive_lock`.
+ * Any thread pushes replies, under `push_lock`. If the ring has no space, the caller of sym_server_push keeps the
+ * reply, and `queueing` is set. Until no reply waits any more, that caller keeps all later replies, too. So replies
+ * keep their order.
  */
 #include "server_state.h"
 
@@ -15,8 +15,8 @@
 
 #define SERVES_NS 500000
 
-/* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close; `version` is
- * the ABI's, as the client was told. */
+/* Makes a server and writes the header of the region. `base` points to `plan->region_bytes` zero bytes. The caller owns
+ * `bell_fd`, and keeps it open until sym_server_close. `version` is the ABI version of the welcome. */
 sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32_t version) {
     sym_server *server = calloc(1, sizeof *server); /* inbox pages are committed as they are used */
     if (server == NULL)
@@ -50,14 +50,14 @@ void sym_server_free(sym_server *server) { free(server); }
 
 char *sym_server_inbox(sym_server *server) { return server->inbox; }
 
-/* Wakes an event loop of the client, if one waits. Ours is the writing end of a pipe that does not block: an eventfd is
- * one file for both sides, and a client could have made it block. */
+/* Wakes an event loop of the client, if one waits. The bell is a pipe with a non-blocking write end. In place of a
+ * pipe, an eventfd would have one file description on both sides, and the client could make it blocking. */
 static void ring_bell(sym_server *server) {
     if (atomic_load_explicit(&server->region->bell_wanted, memory_order_relaxed) == 0 ||
         atomic_exchange(&server->region->bell_wanted, 0) == 0)
         return;
     const uint64_t one = 1;
-    const ssize_t written = write(server->bell_fd, &one, sizeof one); /* full: it is ringing already */
+    const ssize_t written = write(server->bell_fd, &one, sizeof one); /* a full pipe rings already */
     (void)written;
 }
 
@@ -89,7 +89,7 @@ int64_t sym_server_receive(sym_server *server) {
     return bytes;
 }
 
-/* The next request in the inbox, as `taken`: the inbox goes on behind it. 0: it is no frame. */
+/* Reads the next request of the inbox into `taken`, and moves behind that request. 0: the frame is malformed. */
 static int look_at(sym_server *server, sym_taken *taken) {
     struct sym_request request;
     memcpy(&request, server->inbox + server->inbox_at, sizeof request);
@@ -113,7 +113,7 @@ static int is_served(const sym_server *server, const sym_taken *taken) {
     return taken->op < 64 && (server->served >> taken->op & 1);
 }
 
-/* Carries the request out, and answers it: 1; 0: it is cold. */
+/* Carries out a request and answers it. 1: done. 0: the request needs the interpreter. */
 static int carry_out(sym_server *server, const sym_taken *taken) {
     int64_t answer[4] = {0};
     const char *payload = server->inbox + taken->payload_at;
@@ -137,8 +137,9 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
-/* What comes first in the inbox is carried out, for SERVES_NS at most, and until an answer is unsent: 1; 0: what comes next is
- * cold; -EPROTO: that is no frame. */
+/* Carries out requests of the inbox, in order, for at most SERVES_NS, or until an answer stays unsent. 1: all were
+ * carried out, or a limit was reached. 0: the next request needs the interpreter. -EPROTO: the next frame is
+ * malformed. */
 static int carry_out_first(sym_server *server, uint32_t most) {
     const int64_t until_ns = server->served ? now_ns() + SERVES_NS : 0;
     for (uint32_t num = 0; num < most && server->inbox_at < server->inbox_end && !server->pushed; num++) {
@@ -156,7 +157,8 @@ static int carry_out_first(sym_server *server, uint32_t most) {
     return 1;
 }
 
-/* Requests for the interpreter, in `taken`, up to the next one that might be carried out: their order is that of the ring. */
+/* Puts requests for the interpreter into `taken`, up to the next one that might be carried out here, so that requests
+ * keep their order. Returns their number. */
 static int take_cold(sym_server *server, uint32_t most) {
     uint32_t count = 0;
     while (count < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end) {
@@ -182,9 +184,9 @@ static int refill(sym_server *server) {
     return 0;
 }
 
-/* Requests for the interpreter, in `taken`, from the ring when the inbox is empty, unless `ignore_new`; what comes before them
- * and `serve` carries out is answered. How many, and SYM_UNSENT with it if an answer is unsent; -EPROTO: what comes next is no
- * frame, or a position of the client is not in its ring. */
+/* Carries out the requests that `serve` can, and puts the next requests for the interpreter into `taken`. An empty
+ * inbox is filled from the ring, unless `ignore_new`. Returns the number of requests in `taken`, plus SYM_UNSENT if an
+ * answer is unsent. -EPROTO: the next frame is malformed, or a position of the client is not in its ring. */
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
     server->is_armed = 0;
     int outcome = server->inbox_at == server->inbox_end && !ignore_new ? refill(server) : 0;
@@ -200,8 +202,8 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
     return (is_cold ? outcome : 0) + (pushed ? SYM_UNSENT : 0);
 }
 
-/* As whoever sleeps on the doorbell would take what has come, where it all can be carried out: 1, and nobody need wake up. 0:
- * the receiver has to look. */
+/* Takes and carries out all requests in place of the receiver, which sleeps on the doorbell. 1: all were carried out,
+ * and the receiver can sleep on. 0: the receiver has to look at the requests. */
 int sym_server_drain(sym_server *server, int doorbell_fd) {
     if (!server->is_armed || server->queueing)
         return 0;
@@ -211,7 +213,7 @@ int sym_server_drain(sym_server *server, int doorbell_fd) {
     while (is_done && !server->is_armed) {
         is_done = sym_server_num_open(server) <= SYM_MAX_OPEN - 3 * SYM_MAX_TAKEN && refill(server) == 0 &&
                   carry_out_first(server, SYM_MAX_TAKEN) == 1;
-        if (is_done && !sym_server_arm(server, 0)) /* more has come, or some is left */
+        if (is_done && !sym_server_arm(server, 0)) /* more requests have come, or some are left */
             is_done = server->inbox_at == server->inbox_end && !server->pushed && now_ns() < until_ns;
     }
     return is_done;
@@ -231,7 +233,7 @@ int64_t sym_server_num_open(sym_server *server) { return atomic_load(&server->nu
 
 char *sym_server_taken(sym_server *server) { return (char *)server->taken; }
 
-/* Announces that the daemon is about to sleep on the doorbell. 0: there is work, do not sleep; 1: sleep. */
+/* Announces that the receiver is about to sleep on the doorbell. 1: sleep. 0: there are requests, do not sleep. */
 int sym_server_arm(sym_server *server, int ignore_requests) {
     struct sym_region *region = server->region;
     atomic_store_explicit(&region->daemon_asleep, 1, memory_order_seq_cst);
@@ -252,7 +254,7 @@ int sym_server_arm(sym_server *server, int ignore_requests) {
     return nothing;
 }
 
-/* Empties the doorbell. The client shares its file description and may have made it blocking: RWF_NOWAIT. */
+/* Empties the doorbell. The client shares its file description, and may have made it blocking. Hence RWF_NOWAIT. */
 int sym_server_clear_doorbell(int doorbell_fd) {
     uint64_t count;
     struct iovec iov = {.iov_base = &count, .iov_len = sizeof count};
@@ -261,7 +263,7 @@ int sym_server_clear_doorbell(int doorbell_fd) {
     return -errno;
 }
 
-/* Under push_lock. Of id 0 nobody looks at the reply: it is not sent. */
+/* Under push_lock. Writes a reply into the ring. A reply to id 0 is not sent, since the client ignores it. */
 static int push(sym_server *server, const struct sym_reply *reply, const char *payload, const char *more,
                 uint32_t more_bytes) {
     struct sym_region *region = server->region;
@@ -283,7 +285,7 @@ static int push(sym_server *server, const struct sym_reply *reply, const char *p
     atomic_store_explicit(&region->complete_tail, server->complete_tail, memory_order_release);
     atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
-    /* Cleared by whoever wakes: the replies that follow while the sleeper gets up cost no system call. */
+    /* The exchange clears the flag, so that replies which follow before the sleeper runs cost no system call. */
     if (atomic_load_explicit(&region->complete_waiters, memory_order_relaxed) != 0 &&
         atomic_exchange(&region->complete_waiters, 0) != 0)
         futex_op(&region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
@@ -300,8 +302,8 @@ static struct sym_reply reply_of(uint64_t id, int32_t err, uint32_t flags, int64
                               .flags = flags};
 }
 
-/* For the receiver's thread, which keeps what finds no room. 0: sent; 1: no room now, from here on every reply waits at the
- * caller's; -EPROTO: the client's head is not in the ring. */
+/* Sends a reply. For the receiver's thread, which keeps replies that do not fit. 0: sent. 1: no space; the caller
+ * queues this reply and all later ones. -EPROTO: the client's head is not in the ring. */
 int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                     int64_t a3, const char *payload, uint32_t payload_bytes) {
     const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
@@ -311,12 +313,12 @@ int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags
         server->queueing = 1;
     pthread_mutex_unlock(&server->push_lock);
     if (rc < 0)
-        server->pushed = rc; /* nothing is carried out any more */
+        server->pushed = rc; /* makes carry_out_first stop */
     return rc;
 }
 
-/* For any thread; the payload has two parts. 0: sent; 1: not, for others wait already, there is no room, or the channel was
- * closed. */
+/* Sends a reply whose payload has two parts. For any thread. 0: sent. 1: not sent, because other replies wait, the ring
+ * has no space, or the channel was closed. */
 int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                         const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes) {
     const struct sym_reply reply = reply_of(id, 0, flags, a0, a1, a2, 0, payload_bytes + more_bytes);
@@ -326,7 +328,8 @@ int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t
     return rc == 0 ? 0 : 1;
 }
 
-/* After raising it the caller tries once more to send: the client may have made room just before. */
+/* Tells the client whether replies wait. After setting this to 1, the caller has to try again to send: the client may
+ * have read replies just before. */
 void sym_server_set_backlog(sym_server *server, int waiting) {
     pthread_mutex_lock(&server->push_lock);
     server->queueing = waiting != 0;
@@ -335,7 +338,7 @@ void sym_server_set_backlog(sym_server *server, int waiting) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* The client is to ring when it frees slots. After raising it the caller looks at them once more. */
+/* Asks the client to ring when it frees slots. Then the caller has to look at the slots once more. */
 void sym_server_want_slots(sym_server *server) {
     atomic_store_explicit(&server->region->slots_wanted, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
@@ -345,7 +348,8 @@ static _Atomic uint32_t *slot_states(sym_server *server) {
     return (_Atomic uint32_t *)(void *)(server->base + server->plan.states_offset);
 }
 
-/* Takes the slots of a run that are all free, or none. Any thread: whoever turns FREE into HELD has it. */
+/* Takes `num_rows` consecutive slots if all are free, or none. For any thread: the thread that turns FREE into HELD has
+ * the slot. */
 static int hold_rows(_Atomic uint32_t *states, uint32_t first, uint32_t num_rows) {
     for (uint32_t slot = first; slot < first + num_rows; slot++) {
         uint32_t state = SYM_SLOT_FREE;
@@ -358,7 +362,8 @@ static int hold_rows(_Atomic uint32_t *states, uint32_t first, uint32_t num_rows
     return 1;
 }
 
-/* The lowest run of free slots, so that little of the region is ever touched; -ENOBUFS: none now. */
+/* Takes the lowest consecutive free slots, so that the program touches little of the region. Returns the first, or
+ * -ENOBUFS if there are not enough now. */
 int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     _Atomic uint32_t *states = slot_states(server);
     uint32_t run = 0;
@@ -374,15 +379,15 @@ int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     return -ENOBUFS;
 }
 
-/* A call that took so many slots is over: with an error that frees them, or with an answer that makes them the program's,
- * also if that has to wait for room in the ring. */
+/* Notes that a call with this many slots is over. Either the call failed, and its slots are freed; or it was answered,
+ * and the program owns them, even if the answer still waits for space in the ring. */
 void sym_server_settle_rows(sym_server *server, uint32_t num_rows) {
     atomic_fetch_add(&server->num_settled_rows, num_rows);
 }
 
 int64_t sym_server_given_rows(sym_server *server) { return atomic_load(&server->num_given_rows); }
 
-/* Slots of calls that are under way: sooner or later they are free, or the program's. */
+/* Number of slots of calls in flight. */
 int64_t sym_server_lent_rows(sym_server *server) {
     return atomic_load(&server->num_given_rows) - atomic_load(&server->num_settled_rows);
 }
@@ -393,7 +398,7 @@ void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows)
         atomic_store_explicit(&slot_states(server)[slot], SYM_SLOT_FREE, memory_order_release);
 }
 
-/* Of frames with their padding, since the connection was made: positions in a ring only grow. */
+/* Bytes of all requests since the connection was made, padding included: positions in a ring only grow. */
 uint64_t sym_server_request_bytes(sym_server *server) {
     pthread_mutex_lock(&server->receive_lock);
     const uint64_t bytes = server->submit_head;
@@ -415,7 +420,7 @@ uint32_t sym_server_held_rows(sym_server *server) {
     return held;
 }
 
-/* Tells every waiter that nothing will come any more; afterwards no descriptor is used. */
+/* Wakes all waiters of the client, because the daemon ends the connection. Afterwards no descriptor is used. */
 void sym_server_close(sym_server *server) {
     struct sym_region *region = server->region;
     pthread_mutex_lock(&server->receive_lock);

@@ -1,5 +1,5 @@
-/* The daemon's half of a channel: what Python calls, and what each call means is told in server.c and hot.c. cffi reads
- * this file: declarations only. */
+/* The daemon's half of a channel: the functions that Python calls. server.c and hot.c describe each. cffi reads this
+ * file: declarations only. */
 #ifndef SYM_SERVER_H
 #define SYM_SERVER_H
 
@@ -10,7 +10,7 @@
 #define SYM_UNSENT 4096
 #define SYM_MAX_OPEN 2048
 
-/* The answer to a request that was carried out, which found no room in the ring. */
+/* The answer to a request that was carried out, for which the ring had no space. */
 typedef struct sym_unsent {
     uint64_t id;
     int64_t args[4];
@@ -23,9 +23,10 @@ void sym_server_close(sym_server *server);
 char *sym_server_inbox(sym_server *server);
 char *sym_server_taken(sym_server *server);
 int64_t sym_server_num_open(sym_server *server);
-/* Whoever takes requests has these operations carried out by `serve` where it can: a bit for each. */
+/* Have `serve` carry out requests of some operations, if it can, from now on. `operations` has a bit for each of
+ * them. */
 void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations);
-/* The answer to be sent later, when a take has said so. */
+/* The answer that the caller has to send later, after sym_server_take has returned SYM_UNSENT. */
 sym_unsent sym_server_unsent(sym_server *server);
 int sym_server_take(sym_server *server, uint32_t most, int ignore_new);
 int sym_server_drain(sym_server *server, int doorbell_fd);
@@ -53,6 +54,6 @@ int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, c
 int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
 int sym_server_watch(sym_server *server);
 int sym_server_unwatch(sym_server *server, int slept);
-const sym_hot_functions *sym_hot(void); /* for a loop over steps */
+const sym_hot_functions *sym_hot(void); /* the functions that the run calls */
 
 #endif

@@ -1,6 +1,6 @@
-"""The daemon's half of a channel: what the C in `server.c` moves, as requests, replies and errors.
+"""The daemon's half of a channel: the C in `server.c` moves requests and replies.
 
-Nothing in it blocks, and its owner decides when to look:
+No method blocks. The owner of a channel decides when to look at it:
 
     while True:
         for request in channel.receive():
@@ -27,16 +27,16 @@ from libsym.abi import ABI_VERSION, HEADER_BYTES, MAX_FRAME_BYTES, MORE, RING_BY
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 
 REGION_BYTES = 64 << 20
-"""Aim for the size of a region. It is committed as it is touched: an idle LIP costs a few pages."""
+"""Target size of a region. The kernel allocates its memory on first touch, so an idle LIP costs a few pages."""
 
 MAX_OPEN = int(lib.SYM_MAX_OPEN)
-"""Requests of one connection under way at once: twice what the library has. More stay in its ring."""
+"""Limit of requests in flight on one connection, twice that of libsym. Further requests stay in the ring."""
 
 BACKLOG_BYTES = 4 << 20
-"""Bytes of replies that may wait for a client that does not read; then its requests wait, too."""
+"""Limit of bytes in replies that wait for a client which does not read. Beyond this limit, its requests wait, too."""
 
 MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
-"""Requests that one `receive()` gives at most."""
+"""Limit of requests that one `receive()` returns."""
 
 PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
@@ -47,7 +47,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Request(NamedTuple):
-    """A system call, copied out of shared memory: nobody can change it any more."""
+    """A system call, copied out of shared memory so that the client cannot change it."""
 
     op: Op
     flags: int
@@ -56,14 +56,14 @@ class Request(NamedTuple):
     args: tuple[int, int, int, int]
     payload: bytes
     stream: int = 0
-    """Thread or task of the program that waits for the answer: see libsym-abi(7)."""
+    """The thread or task of the program that waits for the reply: see libsym-abi(7)."""
 
 
 class ServerChannel:
     """The daemon's half of one connection.
 
-    All methods belong to one thread, except that the memory behind `row()` may be written by any, and stays mapped as
-    long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client is gone.
+    One thread calls all methods. Any thread may write the memory of a `row()`, which stays mapped as long as a view of
+    it lives. No method blocks. After `close()` replies are dropped.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ServerChannel:
         new = lib.sym_server_new(ffi.from_buffer(region), plan, self._bell, version)
         self._server: Any = ffi.gc(new, lib.sym_server_free)
         self._memory: tuple[Any, mmap.mmap] | None = self._server, region
-        """Memory that other threads hold on to while this one may close the channel."""
+        """The C half and its memory. A thread that uses them keeps a reference, so `close()` does not free them."""
         self._inbox = memoryview(ffi.buffer(lib.sym_server_inbox(self._server), RING_BYTES))
         self._taken = memoryview(ffi.buffer(lib.sym_server_taken(self._server), _TAKEN.size * lib.SYM_MAX_TAKEN))
         self._slots = memoryview(region)[plan.slots_offset :]
@@ -85,13 +85,17 @@ class ServerChannel:
         self._broken = False
         self._closed = False
         self.when_room: dict[object, Callable[[], None]] = {}
-        """Functions, by the object that holds back replies: called once, when none waits any more. Each may reply."""
+        """Functions to call once, when no reply waits any more. Each key is the object that holds back replies until
+        then.
+
+        Each function may reply.
+        """
 
     @classmethod
     def create(cls, vocab_size: int, *, region_bytes_limit: int = REGION_BYTES, version: int = ABI_VERSION) -> Self:
-        """A channel with a region of its own: as many rows of `vocab_size` logits as the limit allows (64 to 1024).
+        """Make a channel with its own region, which holds as many rows of `vocab_size` logits as the limit allows.
 
-        `version`: of the ABI, as `handshake.check_greeting` found it.
+        A region has at least 64 rows and at most 1024. `version` is the ABI version from `handshake.check_greeting`.
         """
         plan = ffi.new("sym_plan *")
         if lib.sym_region_plan(vocab_size, region_bytes_limit, plan) != 0:
@@ -100,7 +104,7 @@ class ServerChannel:
             memfd = os.memfd_create("symphony-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             undo.callback(os.close, memfd)
             os.ftruncate(memfd, plan.region_bytes)
-            # The client must not be able to shrink the file under us (SIGBUS) or to fill the memory with it.
+            # Else the client could shrink the file under the daemon (SIGBUS), or grow it until memory is full.
             fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, _SEALS)
             region = mmap.mmap(memfd, plan.region_bytes)
             doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -115,7 +119,7 @@ class ServerChannel:
         return self._fds
 
     def forget_fds(self) -> None:
-        """Close the descriptors that were sent: this side needs the doorbell alone."""
+        """Close the descriptors that the client has got. The daemon keeps only the doorbell."""
         for fd in self._fds:
             if fd != self._doorbell:
                 os.close(fd)
@@ -123,72 +127,73 @@ class ServerChannel:
 
     @property
     def memory(self) -> tuple[Any, mmap.mmap]:
-        """The C half, and what it works on: whoever hands its address to `libsym.channel.hot` keeps this."""
+        """The C half and its memory. A caller that passes the address on (`libsym.channel.hot`) keeps both objects
+        alive.
+        """
         assert self._memory is not None
         return self._memory
 
     @property
     def doorbell(self) -> int:
-        """Readable when the client has rung."""
+        """Descriptor that becomes readable when the client rings."""
         return self._doorbell
 
     @property
-    def vocab_size(self) -> int:
-        return int(self._plan.vocab_size)
-
-    @property
     def num_slots(self) -> int:
-        """Result rows that this connection can hold at once."""
+        """Number of result slots of this connection."""
         return int(self._plan.slot_count)
 
     @property
     def num_held_slots(self) -> int:
-        """Result rows that calls or live distributions of the client hold now."""
+        """Number of result slots that calls, or live distributions of the client, hold now."""
         return 0 if self._closed else int(lib.sym_server_held_rows(self._server))
 
     @property
     def num_lent_slots(self) -> int:
-        """Slots that calls under way have: sooner or later such a slot is free, or the client's."""
+        """Number of result slots of calls in flight."""
         return 0 if self._closed else int(lib.sym_server_lent_rows(self._server))
 
     @property
     def num_given_slots(self) -> int:
-        """Result rows that calls took, since the connection was made."""
+        """Number of result slots that calls have taken since the connection was made."""
         return 0 if self._closed else int(lib.sym_server_given_rows(self._server))
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Of the requests that came and of the replies that went, as they took room in the rings."""
+        """Bytes of all requests received, and of all replies sent, padding in the rings included."""
         if self._closed:
             return 0, 0
         return int(lib.sym_server_request_bytes(self._server)), int(lib.sym_server_reply_bytes(self._server))
 
     @property
     def is_full(self) -> bool:
-        """Whether no more requests are taken: look again when some have been answered.
+        """Whether no more requests are taken until some have been answered.
 
-        As many as `receive` gives at most may be carried out before them, and be answered later.
+        The limit leaves space for two batches of MAX_TAKEN: `receive` may carry out one batch, which is answered later,
+        before it returns another.
         """
         return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - 2 * MAX_TAKEN)
 
     @property
     def num_waiting_replies(self) -> int:
-        """Replies that did not fit the ring and wait for the client to read."""
+        """Number of replies that wait for space in the ring."""
         return len(self._waiting)
 
     def serve_by(self, function: int, connection: int, operations: int) -> None:
-        """Have requests of some operations, a bit for each, carried out by a `sym_serve_function` where it can.
+        """Let a `sym_serve_function` carry out requests of some operations. `operations` has a bit for each.
 
-        `connection` is its first argument. Both are addresses; what they lead to lives as long as the channel is open.
+        `function` and its first argument, `connection`, are addresses of objects that live as long as the channel is
+        open.
         """
         function = ffi.cast("sym_serve_function *", function)
         lib.sym_server_serve_by(self._server, function, ffi.cast("void *", connection), operations)
 
     def receive(self, max_requests: int | None = None) -> list[Request]:
-        """Requests that are complete, copied out before they are looked at. A malformed one: ProtocolError, for good.
+        """Take the complete requests. They are copied before they are checked.
 
-        Requests that `serve_by`'s function carries out are answered, and not among them. `max_requests` bounds the time
-        that this takes; what is left comes with the next call.
+        The function given to `serve_by` answers some requests first; these are not returned. `max_requests` bounds the
+        time of a call; the next call returns the rest. ProtocolError: a request is malformed, and the channel is broken
+        for good.
         """
         if self._closed:
             return []
@@ -207,8 +212,8 @@ class ServerChannel:
         if count == 0:
             return []
         inbox = self._inbox
-        # A copy: an iterator over a memoryview, in a traceback that becomes garbage, has the collector crash the
-        # process (CPython clears the view while it is exported).
+        # A copy, because of a bug of CPython: if a traceback with an iterator over a memoryview becomes garbage, the
+        # collector clears the view while it is exported, and the process crashes.
         taken = self._taken[: count * _TAKEN.size].tobytes()
         try:
             return [
@@ -227,7 +232,7 @@ class ServerChannel:
             return self._known(taken)
 
     def _known(self, taken: bytes) -> list[Request]:
-        """The requests whose operation there is; all others are answered: their client is newer, or older."""
+        """Return the requests with known operations. Answer the others with ENOSYS."""
         known = list[Request]()
         for call_id, handle, a, b, c, d, flags, op, stream, at, size in _TAKEN.iter_unpack(taken):
             if op in _OPS:
@@ -238,7 +243,7 @@ class ServerChannel:
         return known
 
     def arm(self) -> bool:
-        """Announces that the daemon will sleep on the doorbell. False: there is something to receive, do not sleep."""
+        """Announce that the daemon will sleep on the doorbell. False: requests have come, so do not sleep."""
         if self._closed:
             return True
         self._flush()
@@ -246,7 +251,7 @@ class ServerChannel:
         return bool(lib.sym_server_arm(self._server, self._choked))
 
     def clear_doorbell(self) -> None:
-        """Makes the doorbell unreadable again, before what it rang for is received."""
+        """Reset the doorbell. Call this before the requests for which it rang are received."""
         if self._closed:
             return
         rc = lib.sym_server_clear_doorbell(self._doorbell)
@@ -263,13 +268,13 @@ class ServerChannel:
         more: bool = False,
         num_rows: int = 0,
     ) -> None:
-        """Answers a request; with `more` it is not the last answer. What finds no room in the ring waits on this side.
+        """Answer a request. `more`: other replies follow. If the ring has no space, the reply waits in the daemon.
 
-        It never blocks and never fails. A payload beyond a frame becomes TooLarge, which ends the call. `num_rows` that
-        the call took are the client's from now on; with an error, free them first.
+        This never blocks and never fails. A payload that does not fit a frame becomes TooLarge, which ends the call.
+        The client owns the `num_rows` rows of the call from now on. For a call with an error, free its rows first.
         """
         if self._closed or self._broken:
-            return  # nobody is there to read it; the socket, or the next receive(), says so to the daemon
+            return  # no client reads the reply; the socket or the next receive() shows the daemon why
         if num_rows:
             lib.sym_server_settle_rows(self._server, num_rows)
         code = 0
@@ -284,18 +289,23 @@ class ServerChannel:
             self._keep(request_id, code, flags, four, payload)
 
     def _keep(self, request_id: int, code: int, flags: int, args: tuple[int, ...], payload: bytes) -> None:
-        """Let a reply wait for room in the ring."""
+        """Queue a reply until the ring has space."""
         self._waiting.append((request_id, code, flags, args, payload))
         self._waiting_bytes += HEADER_BYTES + len(payload)
         self._flush()
 
     def want_slots(self) -> None:
-        """Has the client ring when it frees slots. Look once more after this: it may have freed some just before."""
+        """Ask the client to ring when it frees slots. After that the caller looks again, because the client may have
+        freed some just before.
+        """
         if not self._closed:
             lib.sym_server_want_slots(self._server)
 
     def take_rows(self, num_rows: int) -> int:
-        """The first of `num_rows` consecutive result slots. NoBuffers: all held now; TooLarge: more than there are."""
+        """Take consecutive result slots; return the first.
+
+        NoBuffers: not enough consecutive slots are free now. TooLarge: the connection has fewer slots.
+        """
         if num_rows > self.num_slots:
             raise TooLarge(
                 f"{num_rows} rows, the connection has {self.num_slots} result slots: use rows='last', or fewer tokens"
@@ -310,21 +320,22 @@ class ServerChannel:
         return int(first)
 
     def row(self, slot: int) -> memoryview[float]:
-        """The logits of a result slot: float32, writable, `vocab_size` long."""
+        """Return the memory of a result slot: `vocab_size` writable float32 logits."""
         assert 0 <= slot < self.num_slots, slot
         start = slot * self._plan.slot_bytes
         row: Any = self._slots[start : start + self._plan.vocab_size * 4].cast("f")
         return memoryview(row)
 
     def free_rows(self, first: int, num_rows: int) -> None:
-        """Gives back rows of a call that failed."""
+        """Free the rows of a failed call."""
         if not self._closed:
             lib.sym_server_free_rows(self._server, first, num_rows)
 
     def close(self) -> None:
-        """Tells every waiter of the client that the daemon is gone. Rows still being written stay mapped.
+        """Wake all waiters of the client, because the daemon ends the connection. Rows that other threads write stay
+        mapped.
 
-        The memory goes now, not when the collector finds this object in the garbage of a connection that broke.
+        This drops the memory at once. Otherwise a broken connection would keep it until the collector runs.
         """
         if self._closed:
             return
@@ -337,11 +348,13 @@ class ServerChannel:
         os.close(self._bell)
         self._memory = self._server = None
         self._inbox = self._taken = self._slots = memoryview(b"")
-        self.when_room = {}  # its owner's: no cycle stays behind
+        self.when_room = {}  # drops the functions of the owner, which may refer to this channel
 
     @property
     def _choked(self) -> bool:
-        """Whether replies wait that keep requests from being taken; the client rings when it has read some."""
+        """Whether no more requests are taken because too many replies wait. The client rings when it has read some
+        replies.
+        """
         return self._waiting_bytes > BACKLOG_BYTES
 
     def _check_sane(self) -> None:
@@ -354,13 +367,13 @@ class ServerChannel:
         return bool(rc == 0)
 
     def _flush(self) -> None:
-        """Sends what waits, oldest first, and tells the client to ring if some of it still has to wait."""
+        """Send waiting replies, oldest first. If some still wait, ask the client to ring."""
         if not self._waiting or self._broken:
             return
         self._send_waiting()
         if self._waiting:
             lib.sym_server_set_backlog(self._server, 1)
-            self._send_waiting()  # the client may have made room before it could see the flag
+            self._send_waiting()  # the client may have read replies before it could see the flag
         if not self._waiting:
             lib.sym_server_set_backlog(self._server, 0)
             held_back, self.when_room = self.when_room, {}

@@ -1,4 +1,4 @@
-"""Where the daemon's socket is when nobody says so: where a daemon makes it, and where a program looks for it."""
+"""The default place of the daemon's socket, for the daemon that makes it and the programs that look for it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _SYSTEM_SOCKET = Path("/run/symphony/symphony.sock")
 
 
 def find_socket() -> Path:
-    """Where a program looks: `default_socket()`; for an ordinary user without a daemon there, the system's daemon.
+    """Return the socket to which a program connects: `default_socket()`, or else that of root's daemon.
 
-    NoAccess: another user has taken the place of the user's own, and there is no system's daemon. If there is one, a
-    warning says so.
+    An ordinary user without a daemon of its own uses root's daemon. If another user has made the directory of the
+    user's socket, a warning is logged, and root's daemon is used. NoAccess: another user has made it, and root has no
+    daemon.
     """
     try:
         own = default_socket()
@@ -33,11 +34,12 @@ def find_socket() -> Path:
 
 
 def default_socket() -> Path:
-    """Where this user's daemon listens.
+    """Return the socket of this user's daemon.
 
-    $SYMPHONY_SOCKET; else root's /run/symphony/symphony.sock; else symphony.sock in the user's runtime directory.
-    Without $XDG_RUNTIME_DIR that directory is /tmp/symphony-<uid>. Anybody could have made it, so it counts only if it
-    is a real directory of the user's own that nobody else may enter.
+    The socket is $SYMPHONY_SOCKET. Without it, root's socket is /run/symphony/symphony.sock, and another user's is
+    symphony.sock in the runtime directory: $XDG_RUNTIME_DIR or /tmp/symphony-<uid>. Any user could have made a
+    directory in /tmp. NoAccess: the directory in /tmp is not a real directory that belongs to the user, with access for
+    the user alone.
     """
     if named := os.environ.get("SYMPHONY_SOCKET"):
         return Path(named)
@@ -52,22 +54,22 @@ def default_socket() -> Path:
 
 
 def shared_name(uid: int) -> Path:
-    """Where a user without a runtime directory has sockets, unless another user was there first."""
-    return Path(f"/tmp/symphony-{uid}")  # noqa: S108 - `check_private` sees whose it is
+    """Return the directory for sockets of a user without a runtime directory. The caller checks its owner."""
+    return Path(f"/tmp/symphony-{uid}")  # noqa: S108 - `check_private` checks the owner
 
 
 def programs_socket(socket: Path) -> Path:
-    """Where the daemon that has this socket listens for launchers of programs."""
+    """Return the socket on which the same daemon listens for launchers."""
     return socket.with_name(f"{socket.name}.programs")
 
 
 def make_socket_directory(socket: Path) -> None:
-    """Makes the directory of a socket (the daemon does), 0700 unless it is there; /run is root's to share."""
+    """Make the directory of a daemon's socket, if it is missing. Its mode is 0700, for root 0755."""
     socket.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)
 
 
 def check_private(directory: Path, uid: int) -> None:
-    """Raises NoAccess if `directory` exists and is not a directory of `uid` alone."""
+    """Raise NoAccess if `directory` exists, unless it belongs to `uid` and only `uid` has access."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The bytes of each token, asked for once for each connection."""
+"""The bytes of each token. Each connection asks the daemon once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libsym.errors import ProtocolError
 
 
 def vocabulary_script(channel: ClientChannel) -> Script[list[bytes]]:
-    """In as many messages as it takes. The list is the connection's: it is not to be changed."""
+    """Return the bytes of all tokens. The first call on a connection asks the daemon. Do not change the list."""
     if channel.vocabulary is None:
         found: list[bytes] = []
         total = 1

@@ -1,8 +1,8 @@
-/* A greedy loop over Symphony in plain C, with nothing but the header:
+/* A greedy loop over Symphony in plain C, which needs only the header:
  *
  *     cc -std=gnu11 -I libsym libsym/examples/greedy.c -o greedy && ./greedy SOCKET "Once upon a time" 32
  *
- * One thread, one call at a time: so there is never more than one frame in a ring, and room is no question. */
+ * One thread makes one call at a time. So a ring never has more than one frame, and always has space. */
 #include "abi.h"
 
 #include <limits.h>
@@ -30,7 +30,7 @@ static void die(const char *what) {
     exit(1);
 }
 
-/* Between a ring and memory: `bytes` at `position`, around the end if need be. */
+/* Copies `bytes` between memory and `position` of a ring. The position may wrap around the end. */
 static void copy(int into_ring, uint64_t ring_offset, uint64_t position, char *data, uint64_t bytes) {
     for (uint64_t i = 0; i < bytes; i++) {
         char *at = (char *)region + ring_offset + (position + i) % SYM_RING_BYTES;
@@ -41,7 +41,7 @@ static void copy(int into_ring, uint64_t ring_offset, uint64_t position, char *d
     }
 }
 
-/* One system call. The reply is in `reply`, its payload (with a 0 behind it) behind the header. */
+/* Makes one system call. `reply` gets the reply. Returns its payload, which is followed by a NUL. */
 static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, const void *payload, uint32_t bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof request + bytes,
                                   .op = op,
@@ -56,7 +56,7 @@ static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, cons
     atomic_store(&region->submit_tail, submit_tail);
     if (atomic_exchange(&region->daemon_asleep, 0) != 0 && write(doorbell, &one, sizeof one) < 0)
         die("the doorbell can't be rung");
-    for (;;) { /* announce, look again, sleep: either we see the reply, or the daemon sees that we sleep */
+    for (;;) { /* announce, look again, sleep: either this sees the reply, or the daemon sees the sleeper */
         const uint32_t seen = atomic_load(&region->complete_seq);
         atomic_store(&region->complete_waiters, 1);
         if (atomic_load(&region->gone))
@@ -92,11 +92,12 @@ static void dial(const char *path) {
     } rights = {0};
     struct iovec iov = {.iov_base = &welcome, .iov_len = sizeof welcome - 1};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
-    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* open as long as we live */
+    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* stays open until the process ends */
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
     if (connection < 0 || connect(connection, (struct sockaddr *)&address, sizeof address) != 0)
         die("no daemon listens there");
-    (void)send(connection, &greeting, sizeof greeting, MSG_NOSIGNAL); /* where it has refused already, it says why: */
+    (void)send(connection, &greeting, sizeof greeting,
+               MSG_NOSIGNAL); /* may fail after a refusal, whose reason is read next */
     if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) < (ssize_t)sizeof welcome.head)
         die("the daemon hung up");
     if (welcome.head.magic != SYM_MAGIC || welcome.head.version != SYM_ABI_VERSION)
@@ -134,7 +135,7 @@ int main(int argc, char **argv) {
         for (int32_t i = 1; i < (int32_t)region->vocab_size; i++)
             best = row[i] > row[best] ? i : best;
         _Atomic uint32_t *states = (_Atomic uint32_t *)(void *)((char *)region + region->states_offset);
-        atomic_store(&states[slot], SYM_SLOT_FREE); /* we are done with the row; nobody waits for slots but we */
+        atomic_store(&states[slot], SYM_SLOT_FREE); /* frees the row; no call waits for slots, so no need to ring */
         tokens[0] = best;
         num_tokens = 1;
         fputs(call(SYM_DETOKENIZE, 0, 0, 0, tokens, sizeof *tokens), stdout);

@@ -1,4 +1,4 @@
-"""How much the new tokens of a `pred` attended to each entry of the file, or to each of its pages."""
+"""Attention: the weights that the new tokens of a `pred` gave to each entry, or to each page, of the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY = {"sum": AttentionBy.SUM, "layer": AttentionBy.LAYER}
 
 
 def attention_block(columns: object, rows: object) -> bytes:
-    """What is wanted, as it goes over the wire: struct sym_attention."""
+    """Return the request for attention as it goes over the wire: struct sym_attention."""
     if not isinstance(columns, str) or columns not in _TO:
         raise Invalid(f"attention={shown(columns)}: 'entries' for a number for each entry, 'pages' for each page of 32")
     if not isinstance(rows, str) or rows not in _BY:
@@ -28,11 +28,12 @@ def attention_block(columns: object, rows: object) -> bytes:
 
 
 class Attention:
-    """The mass of attention of a call: float32 numbers, one for each entry (or page) of the file, the call's included.
+    """The attention mass of a call: a float32 number for each entry (or page) of the file, new entries included.
 
-    A token attends by each head of each layer, with weights that add up to 1 over the entries that it sees. The mass of
-    an entry is the sum of the weights that the call's tokens gave it: of the query heads of one KV head (`by="layer"`),
-    or of all heads of all layers (`by="sum"`). An entry that is hidden by a mask or a window has 0.
+    In each head of each layer, the weights of a token add up to 1 over the entries that it sees. The mass of an entry
+    is the sum of the weights that the new tokens of the call gave it. With `by="sum"` it sums over all heads of all
+    layers, with `by="layer"` over the query heads of one KV head of one layer. An entry that a mask or a window hides
+    has 0.
 
     >>> kv = sym.kv_create()
     >>> mass = sym.pred(kv, [65, 66, 67], attention="entries").attention
@@ -48,14 +49,14 @@ class Attention:
     __slots__ = ("_floats", "num_entries", "shape")
 
     def __init__(self, payload: bytes | memoryview) -> None:
-        """`payload`: struct sym_attended and its numbers."""
+        """Read the attention from `payload`: a struct sym_attended and its numbers."""
         data = memoryview(payload)
         if len(data) < ATTENDED_STRUCT.size:
             raise ProtocolError(f"the daemon answered {len(data)} bytes for attention")
         layers, heads, columns, self.num_entries = ATTENDED_STRUCT.unpack_from(data)
         numbers = data[ATTENDED_STRUCT.size :]
         self.shape: tuple[int, ...] = (layers, heads, columns) if layers else (columns,)
-        """(columns,), or by layer (layers, KV heads, columns)."""
+        """(columns,), or with `by="layer"` (layers, KV heads, columns)."""
         if columns not in {self.num_entries, -(-self.num_entries // PAGE_ENTRIES)} or not columns:
             raise ProtocolError(f"the daemon answered {columns} columns of attention for {self.num_entries} entries")
         if len(numbers) != 4 * math.prod(self.shape):
@@ -64,7 +65,7 @@ class Attention:
 
     @property
     def values(self) -> memoryview[float]:
-        """All numbers in the order of `shape`: float32, read-only, without a copy.
+        """All numbers in the order of `shape`: a read-only float32 view, not a copy.
 
         >>> dist = sym.pred(sym.kv_create(), [65], attention="entries")
         >>> dist.attention.values.tolist()
@@ -73,9 +74,10 @@ class Attention:
         return self._floats
 
     def mass(self, layer: int | None = None, head: int | None = None) -> memoryview[float]:
-        """The numbers of a layer and a KV head, a column each; without them the sum over all that there are.
+        """Return the numbers of one layer and one KV head, a number for each column.
 
-        What was asked for is a view without a copy; a sum over heads or layers is added up here.
+        Without `layer` or `head`, the result is the sum over all layers or heads. The numbers of a single layer and
+        head are a view, a sum is a copy.
 
         >>> dist = sym.pred(sym.kv_create(), [65], attention="entries", by="layer")
         >>> dist.attention.mass(0, 1).tolist(), dist.attention.mass(0).tolist(), dist.attention.mass().tolist()
@@ -99,8 +101,8 @@ class Attention:
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy: float32 of `shape`, a view."""
-        numpy = sys.modules["numpy"]  # it is numpy that asks
+        """Return a view for numpy: float32 of `shape`."""
+        numpy = sys.modules["numpy"]  # numpy calls this method, so it is loaded already
         found = numpy.frombuffer(self._floats, numpy.float32).reshape(self.shape)
         return numpy.asarray(found, dtype) if copy is None else numpy.array(found, dtype, copy=copy)
 
@@ -111,7 +113,7 @@ class Attention:
 
 
 def asked(attention: Attention | None) -> Attention:
-    """What a distribution came with. Invalid: nothing."""
+    """Return the attention of a distribution. Invalid: the `pred` did not ask for it."""
     if attention is None:
         raise Invalid("no attention came with this: ask pred() with attention='entries' or 'pages'")
     return attention

@@ -1,7 +1,7 @@
 """Distributions over the next token: views of logits in shared memory, and the arithmetic over them.
 
-A `Dist` copies nothing. Its rows lie in result slots of the connection's region, and these are the daemon's again when
-the `Dist` and every view handed out from it are gone: a loop that holds one `Dist` at a time needs two slots.
+A `Dist` does not copy its rows, which lie in result slots of the connection's region. The slots are free again when the
+`Dist` and all its views are gone. So a loop that holds one `Dist` at a time needs two slots.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _new_unset = ffi.new_allocator(should_clear_after_alloc=False)
 class Dist:
     """The distribution of the next token: one row of logits, or with rows="all" one after every token.
 
-    Methods speak of the last row; `dist[i]` is the distribution after the i-th token, `len(dist)` says how many.
-    Logarithms are natural. A row with NaN or +inf raises Invalid rather than an answer without meaning.
+    Methods use the last row. `dist[i]` is the distribution after the i-th token, `len(dist)` the number of rows.
+    Logarithms are natural. Invalid: a row has NaN or +inf, so that no answer would have a meaning.
 
-    `allowed` narrows a question to some tokens, all others being impossible: a bitmask over the vocabulary (bytes,
-    bytearray or memoryview; token i is bit i % 8 of byte i // 8, in whole words of 4 bytes), token ids, or a
-    bool for each token.
+    `allowed` makes all other tokens impossible: a TokenSet, token ids, a bool for each token, or a bitmask over the
+    vocabulary (bytes, bytearray or memoryview; token i is bit i % 8 of byte i // 8, in whole words of 4 bytes).
 
     >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
     >>> dist.argmax(), dist.argmax(allowed=[0, 2])
@@ -47,17 +46,17 @@ class Dist:
     def __init__(
         self, first: Any, num_rows: int, row_bytes: int, vocab_size: int, attention: Attention | None = None
     ) -> None:
-        """`first`: the first of `num_rows` rows that lie `row_bytes` apart, floats of cffi that own all of them."""
+        """Wrap `num_rows` rows that lie `row_bytes` apart. `first` is a cffi pointer that owns them all."""
         self._attention = attention
         self._first = first
         self._num_rows = num_rows
         self._row_bytes = row_bytes
         self._vocab_size = vocab_size
-        self._logits: memoryview[float] | None = None  # made when it is asked for
+        self._logits: memoryview[float] | None = None  # made at its first use
 
     @classmethod
     def of(cls, logits: Any) -> Self:
-        """A distribution of a program's own: from a sequence of floats, for instance logits that it has changed.
+        """Make a distribution from a sequence of logits, for instance from logits that the program has changed.
 
         >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
         >>> len(dist), dist.vocab_size, dist.argmax()
@@ -67,7 +66,7 @@ class Dist:
         is_row = is_row and not isinstance(logits, (str, bytes, bytearray, set, frozenset, dict))
         values = array("f")
         try:
-            if is_row and hasattr(logits, "__array_interface__"):  # numpy's: number by number it takes 6 ms for 49 152
+            if is_row and hasattr(logits, "__array_interface__"):  # numpy: iterating 49 152 takes 6 ms
                 values.frombytes(logits.astype("f4").tobytes())
             elif is_row:
                 values.extend(logits)
@@ -79,10 +78,10 @@ class Dist:
 
     @classmethod
     def mixed(cls, weighted: Iterable[tuple[Dist, float]]) -> Self:
-        """The sum of the logits of several distributions, each times its weight: guidance and contrast are such sums.
+        """Return the weighted sum of the logits of several distributions: for guidance and contrastive decoding.
 
-        A token that is impossible in one of them stays so. Logits count up to a constant, so weights that add up to 1
-        mix log-probabilities, too.
+        A token that is impossible in one distribution is impossible in the sum. A constant added to all logits changes
+        no distribution, so weights that add up to 1 also mix log-probabilities.
 
         >>> with_, without = sym.Dist.of([0.0, 1.0, 3.0]), sym.Dist.of([1.0, 1.0, 2.0])
         >>> sym.Dist.mixed([(with_, 2.0), (without, -1.0)]).logits.tolist()
@@ -106,7 +105,8 @@ class Dist:
 
     @property
     def logits(self) -> memoryview[float]:
-        """The logits: float32, read-only, without a copy (`numpy.asarray(dist.logits)` neither). Keeps the slot.
+        """The logits: a read-only float32 view, which holds the slot. `numpy.asarray(dist.logits)` copies nothing,
+        either.
 
         >>> import libsym as sym
         >>> sym.Dist.of([0.0, 2.0]).logits.tolist()
@@ -128,7 +128,7 @@ class Dist:
 
     @property
     def attention(self) -> Attention:
-        """Attention that each entry got, if `pred` was asked for it.
+        """Attention that each entry got, if the `pred` asked for it.
 
         >>> sym.pred(sym.kv_create(), [65, 66], attention="entries").attention
         <Attention to 2 entries>
@@ -139,7 +139,7 @@ class Dist:
         return self._num_rows
 
     def __iter__(self) -> Iterator[Dist]:
-        """The rows, one after the other."""
+        """Iterate over the rows, each a Dist."""
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Dist:
@@ -150,8 +150,8 @@ class Dist:
         return Dist(self._row(at), 1, self._row_bytes, self._vocab_size)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy: the row [vocab], or all rows [rows, vocab] where there are several; a view, as `logits`."""
-        numpy = sys.modules["numpy"]  # it is numpy that asks
+        """Return a view for numpy, of shape [vocab], or [rows, vocab] if there are several rows."""
+        numpy = sys.modules["numpy"]  # numpy calls this method, so it is loaded already
         rows = numpy.ndarray(
             (self._num_rows, self._vocab_size), numpy.float32, self._all_bytes(), strides=(self._row_bytes, 4)
         )
@@ -169,9 +169,10 @@ class Dist:
         return f"<Dist of {self._vocab_size} tokens{rows}: {likeliest_tokens(likeliest, self._vocab_size)}>"
 
     def _repr_html_(self) -> str | None:
-        """For a notebook: the likeliest tokens. None, which is the plain repr, where the row has no answer.
+        """Return a table of the likeliest tokens as HTML. None: the row has NaN, or the Dist is closed.
 
-        A notebook keeps what it shows (`_`, `Out`), perhaps for hours: so the rows move out of their slots.
+        A notebook keeps the objects that it shows (`_`, `Out`), perhaps for hours. So this copies the rows, and frees
+        their slots.
         """
         if self._first is None:
             return None
@@ -185,7 +186,7 @@ class Dist:
         return token_table(caption, likeliest, self._vocab_size)
 
     def close(self) -> None:
-        """Lets go of the rows now. Views handed out before stay valid, and keep the slots until they are gone.
+        """Release the rows now. Earlier views stay valid, and hold the slots until they are gone.
 
         >>> dist = sym.Dist.of([0.0, 2.0])
         >>> logits = dist.logits
@@ -202,7 +203,7 @@ class Dist:
         self.close()
 
     def argmax(self, *, allowed: Allowed | None = None) -> int:
-        """The likeliest token; of equals the one with the lowest number.
+        """The likeliest token; among equals the one with the lowest id.
 
         >>> sym.Dist.of([0.0, 3.0, 1.0, 3.0]).argmax()
         1
@@ -210,7 +211,7 @@ class Dist:
         return checked(lib.sym_row_argmax(self._floats(), self._vocab_size, pointer(allowed, self._vocab_size)))
 
     def logprob(self, token: int, *, allowed: Allowed | None = None) -> float:
-        """The logarithm of a token's probability; -inf if it is not allowed.
+        """Return the log-probability of a token; -inf if the token is not allowed.
 
         >>> round(sym.Dist.of([1.0, 1.0]).logprob(0), 4)
         -0.6931
@@ -226,7 +227,7 @@ class Dist:
         return float(logits[token] - total[0])
 
     def entropy(self, *, allowed: Allowed | None = None) -> float:
-        """The entropy in nats: how undecided the model is.
+        """Return the entropy of the distribution, in nats.
 
         >>> round(sym.Dist.of([5.0, 5.0, 5.0, 5.0]).entropy(), 4)
         1.3863
@@ -237,7 +238,7 @@ class Dist:
         return float(result[0])
 
     def probs(self, *, allowed: Allowed | None = None) -> memoryview[float]:
-        """The probabilities of all tokens: float32, a copy.
+        """Return the probabilities of all tokens, as new float32 numbers.
 
         >>> sym.Dist.of([0.0, 0.0, 7.0]).probs(allowed=[0, 1]).tolist()
         [0.5, 0.5, 0.0]
@@ -248,7 +249,7 @@ class Dist:
         return memoryview(ffi.buffer(result)).cast("f")
 
     def topk(self, k: int, *, allowed: Allowed | None = None) -> Likeliest:
-        """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
+        """Return the k likeliest tokens with their log-probabilities, likeliest first; among equals the lower id first.
 
         >>> likeliest = sym.Dist.of([1.0, 2.0, 3.0]).topk(2)
         >>> [(token, round(logprob, 2)) for token, logprob in likeliest]
@@ -276,13 +277,14 @@ class Dist:
         u: float | None = None,
         allowed: Allowed | None = None,
     ) -> int:
-        """A token drawn from the distribution. The same row and `seed` (or `u`, of [0, 1)) give the same token.
+        """Draw a token from the distribution. The same row and `seed` (or `u`, in [0, 1)) give the same token.
 
-        In this order: what is not `allowed` is impossible; the logits are divided by `temperature` (0: the argmax);
-        `top_k` keeps the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those
-        at least this part as likely as the likeliest.
-        `draw`: which of the seed's numbers this takes. In a loop each takes the next one (`draw=step`); so do the draws
-        of a `sym.Sampler`, which has penalties, too.
+        The steps, in this order: tokens that are not `allowed` become impossible. The logits are divided by
+        `temperature` (0: the argmax). `top_k` keeps the k likeliest tokens. `top_p` keeps the likeliest tokens that
+        together have this share of the remaining probability. `min_p` keeps the tokens with at least this share of the
+        likeliest token's probability.
+        `draw`: the index of the random number in the seed's stream. In a loop, count it up (`draw=step`), as a
+        `sym.Sampler` does, which also has penalties.
 
         >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
         >>> dist.sample(seed=7) == dist.sample(seed=7)
@@ -301,10 +303,10 @@ class Dist:
         how = temperature, top_k, top_p, min_p, u
         return checked(
             lib.sym_row_sample(self._floats(), self._vocab_size, pointer(allowed, self._vocab_size), *how)
-        )  # no variable has the buffer of `allowed`: the collector crashes on a memoryview that is lent
+        )  # no variable holds the buffer of `allowed`: the collector crashes on a memoryview that is exported
 
     def _floats(self) -> Any:
-        """The last row, as C reads it; it keeps the slots."""
+        """Return a pointer to the last row for C. While the pointer exists, the slots are not freed."""
         return self._row(self._num_rows - 1)
 
     def _row(self, index: int) -> Any:

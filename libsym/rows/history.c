@@ -1,12 +1,14 @@
-/* Tokens that were given and generated, and what a sampler makes of them: three penalties and DRY.
+/* The history of a sampler, the tokens given and generated, and its effect on a row: three penalties and DRY.
  *
- * Penalties look at how often a token was said, in all or in a window of the latest tokens. Each token is counted when it
- * comes, and when it leaves the window, so a draw costs as many steps as there are different tokens.
+ * Penalties depend on how often a token occurs, in the whole history or in a window of the latest tokens. Each token is
+ * counted when it is added, and uncounted when it leaves the window. So a draw takes as many steps as there are
+ * different tokens.
  *
- * DRY makes tokens less likely that would go on with a repetition: where the latest n tokens came before, the token that
- * followed them there loses multiplier * base^(n - allowed_length) of its logit. How far the latest tokens repeat those
- * before each place is found by the algorithm Z over the tokens from the latest back. A draw takes as many steps as the
- * window has tokens, however they repeat: to compare at each place anew costs the square where all of them are equal.
+ * DRY penalises tokens that would continue a repetition. If the latest n tokens occurred before, the token that
+ * followed them there loses multiplier * base^(n - allowed_length) of its logit. The Z algorithm, run over the tokens
+ * from the latest backwards, finds the longest repetition that ends at each place. A draw takes as many steps as the
+ * window has tokens, for any input. A separate comparison at each place would take quadratic time if all tokens are
+ * equal.
  */
 #include "rows_state.h"
 
@@ -15,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_PENALTY 1e30 /* finite, so that what a grammar leaves stays possible */
+#define MOST_PENALTY 1e30 /* finite, so that the only token that a grammar allows stays possible */
 
 static int has_penalties(const struct history *history) {
     return history->repetition != 1.0f || history->presence != 0.0f || history->frequency != 0.0f;
@@ -23,9 +25,9 @@ static int has_penalties(const struct history *history) {
 
 static int has_window(const struct history *history) { return history->window > 0 && has_penalties(history); }
 
-/* ---- how often each token was said */
+/* ---- counts of tokens */
 
-/* Where the token is in `places`, or would be. */
+/* Returns the index of the token in `places`, or the index where the token belongs. */
 static uint32_t place_of(const struct history *history, int32_t token) {
     uint32_t at = (uint32_t)token * 0x9e3779b1u & (history->num_places - 1);
     while (history->places[at] != 0 && history->counted[history->places[at] - 1].token != token)
@@ -33,7 +35,7 @@ static uint32_t place_of(const struct history *history, int32_t token) {
     return at;
 }
 
-/* Doubles the room for tokens that are counted. 0 or -ENOMEM, and then nothing is lost. */
+/* Doubles the capacity for counted tokens. Returns 0, or -ENOMEM with the counts unchanged. */
 static int grow_counted(struct history *history) {
     const uint32_t room = history->room_counted == 0 ? 64 : 2 * history->room_counted;
     struct counted *counted = realloc(history->counted, room * sizeof *counted);
@@ -66,7 +68,7 @@ static int count_token(struct history *history, int32_t token, int is_generated)
     return 0;
 }
 
-/* The token that is `history->window` tokens behind the latest one counts no more. */
+/* Uncounts the token that has left the window: the token `history->window` places before the latest one. */
 static void leave_window(struct history *history) {
     const int64_t left = history->num_tokens - 1 - history->window;
     if (left < 0)
@@ -114,7 +116,7 @@ void history_free(struct history *history) {
     free(history->repeated);
 }
 
-/* ---- what a row loses by it */
+/* ---- changes of a row */
 
 static void penalize_counted(const struct history *history, float *row) {
     for (uint32_t i = 0; i < history->num_counted; i++) {
@@ -133,9 +135,9 @@ static int is_breaker(const struct history *history, int32_t token) {
     return history->breakers != NULL && (history->breakers[token >> 3] >> (token & 7) & 1) != 0;
 }
 
-/* `repeated[k]`: so many of the latest tokens, `most` of them at most, are equal to those `k` tokens earlier. `latest` is the
- * last of `count` tokens. Where k lies in a stretch that repeats the latest tokens, from `left` to `right`, what is known
- * of them holds there, too. */
+/* Sets `repeated[k]` to the number of latest tokens, at most `most`, that equal the tokens `k` places earlier. `latest`
+ * points to the last of `count` tokens. The tokens from `left` to `right` repeat the latest tokens. So if k lies in
+ * that range, the result for k - left holds for k, too, up to `right`. */
 static void find_repeated(const int32_t *latest, int64_t count, int64_t most, int32_t *repeated) {
     int64_t left = 0, right = 0;
     for (int64_t k = 1; k < count; k++) {
@@ -156,13 +158,13 @@ static void penalize_repetitions(const struct history *history, float *row, int6
     const int64_t window = history->dry_window, allowed = history->dry_allowed_length;
     const int64_t count = window > 0 && window < history->num_tokens ? window : history->num_tokens;
     const int32_t *latest = history->tokens + history->num_tokens - 1;
-    int64_t most = 0; /* of the latest tokens, those behind the last breaker */
+    int64_t most = 0; /* number of tokens after the last breaker */
     while (most < count && !is_breaker(history, latest[-most]))
         most++;
     if (most < allowed)
         return;
     find_repeated(latest, count, most, history->repeated);
-    int32_t *longest = scratch->other.indices; /* of each token, 1 + the longest repetition that it followed */
+    int32_t *longest = scratch->other.indices; /* for each token, 1 + the longest repetition that it followed */
     int32_t *followers = scratch->list.indices, num_followers = 0;
     memset(longest, 0, (size_t)n * sizeof *longest);
     for (int64_t k = 1; k < count; k++) {

@@ -1,7 +1,7 @@
 /* The passes for AVX2. */
 #ifdef __x86_64__
-#pragma GCC target("avx2,popcnt")
-#define LANES_256
-#define LANES_NAME(name) name##_avx2
+#pragma GCC target("avx2,fma,f16c,popcnt")
+#define WIDTH 8
+#define FN(name) name##_avx2
 #include "lanes.h"
 #endif

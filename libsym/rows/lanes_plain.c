@@ -1,3 +1,4 @@
 /* The passes for any processor. */
-#define LANES_NAME(name) name##_plain
+#define WIDTH 4
+#define FN(name) name##_plain
 #include "lanes.h"

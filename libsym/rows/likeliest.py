@@ -1,10 +1,10 @@
-"""The likeliest tokens of a distribution, as `topk` gives them."""
+"""The likeliest tokens of a distribution, as `topk` returns them."""
 
 from __future__ import annotations
 
 
 class Likeliest(list[tuple[int, float]]):
-    """Pairs of a token and its log-probability, the likeliest first; by themselves they are `tokens` and `logprobs`.
+    """Pairs of a token and its log-probability, likeliest first. `tokens` and `logprobs` are their two columns.
 
     >>> sym.Dist.of([1.0, 1.0]).topk(1).tokens
     [0]
@@ -14,10 +14,10 @@ class Likeliest(list[tuple[int, float]]):
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens alone."""
+        """The tokens, likeliest first."""
         return [token for token, _ in self]
 
     @property
     def logprobs(self) -> list[float]:
-        """The log-probabilities alone."""
+        """The log-probabilities, highest first."""
         return [logprob for _, logprob in self]

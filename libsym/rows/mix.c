@@ -1,11 +1,12 @@
-/* The weighted sum of rows of logits: guidance and contrast are such sums. */
+/* The weighted sum of rows of logits, for guidance and contrastive decoding. */
 #include "rows.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 
-/* A token that is impossible (-inf) in any of the rows stays so. -EDOM: a row has NaN or +inf, or a sum is too large. */
+/* Writes the weighted sum of the rows to `out`. A token that is impossible (-inf) in any row is impossible in the sum.
+ * -EDOM: a row has NaN or +inf, or a sum is too large. */
 int sym_rows_mix(const float *const *rows, const double *weights, int64_t num_rows, int64_t n, float *out) {
     for (int64_t token = 0; token < n; token++) {
         double sum = 0.0;

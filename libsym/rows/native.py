@@ -1,4 +1,4 @@
-"""What `rows.c` and its neighbours are asked from Python: bitmasks, ranges of settings, and answers that are errors."""
+"""Arguments and results of the C code on rows (`rows.c` and others): bitmasks, ranges of settings, error codes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from libsym.errors import Invalid
 from libsym.rows.token_set import TokenSet
 
 Allowed = TokenSet | bytes | bytearray | memoryview | Iterable[int]
-"""Which tokens may be chosen: a TokenSet, a bitmask over the vocabulary (bytes, bytearray or memoryview), token ids, or
+"""Tokens that may be chosen: a TokenSet, a bitmask over the vocabulary (bytes, bytearray or memoryview), token ids, or
 a bool for each token of the vocabulary."""
 _DIGITS = bytes([ord("0"), ord("1")]) + bytes(254)
 _BOOLS = ("bool", "bool_")
-"""Names of the types, Python's and numpy's."""
+"""Names of the bool types of Python and numpy."""
 
 
 def uniform(seed: int, draw: int = 0) -> float:
-    """The number of [0, 1) that a seed's draw of this number takes; those of other seeds and draws are unrelated.
+    """Return the random number in [0, 1) of a seed's draw. Numbers of other seeds and draws are independent of it.
 
     >>> from libsym.rows.dist import uniform
     >>> uniform(0), uniform(0, draw=1), uniform(1)
@@ -31,22 +31,22 @@ def uniform(seed: int, draw: int = 0) -> float:
 
 
 def stream_of(seed: int, draw: int, name: str = "first_draw") -> int:
-    """Where the stream of a seed stands before the draw of this number. `name`: of the argument that has the number."""
+    """Return the state of a seed's stream before a draw. `name` is the argument's name, for messages."""
     return int(lib.sym_stream(seed64(seed), draw_number(draw, name)))
 
 
 def bitmask_bytes(vocab_size: int) -> int:
-    """The size of a bitmask: whole words of 32 bits, token i being bit i % 32 of word i // 32, lowest first."""
+    """Return the size of a bitmask in bytes. Token i is bit i % 32 of word i // 32, lowest first."""
     return (vocab_size + 31) // 32 * 4
 
 
 def bits_of(flags: bytes) -> bytes:
-    """A bit for each 0 or 1, in whole words of 32 bits, lowest first."""
+    """Pack bytes of 0 or 1 into bits, lowest first, in whole words of 32 bits."""
     return int(flags[::-1].translate(_DIGITS) or b"0", 2).to_bytes(bitmask_bytes(len(flags)), "little")
 
 
 def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview:
-    """The bitmask that `allowed` is or stands for."""
+    """Return `allowed` as a bitmask."""
     size = bitmask_bytes(vocab_size)
     if isinstance(allowed, TokenSet):
         if allowed.vocab_size != vocab_size:
@@ -73,12 +73,12 @@ def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview
 
 
 def pointer(allowed: Allowed | None, vocab_size: int) -> Any:
-    """`allowed` as C takes it; keeps the bitmask alive."""
+    """Return `allowed` as a pointer for C, which keeps the bitmask alive."""
     return ffi.NULL if allowed is None else ffi.from_buffer(bitmask(allowed, vocab_size))
 
 
 def check_limits(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
-    """Raises Invalid if one of them has no meaning."""
+    """Raise Invalid if one of the settings is out of its range."""
     for name, value in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
         if value is not None or name == "temperature":
             real(value, name)
@@ -93,7 +93,7 @@ def check_limits(temperature: float, top_k: int | None, top_p: float | None, min
 
 
 def checked(result: int) -> int:
-    """What C answered, unless that was an error."""
+    """Return the result of a C function, or raise its error. Invalid: the row has NaN, +inf, or no possible token."""
     if result >= 0:
         return int(result)
     if result == -errno.EDOM:

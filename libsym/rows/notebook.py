@@ -1,4 +1,4 @@
-"""What a notebook shows in place of a repr: small tables, whose colours are those of the notebook."""
+"""Small HTML tables, which a notebook shows in place of a repr."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SHOWN_TOKENS = 10
 _BAR_PX = 160
 _CELL = "padding:1px 8px;text-align:left"
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
-"""Those of html.escape, whose module takes 2 ms to import."""
+"""The same replacements as in html.escape, whose module takes 2 ms to import."""
 
 
 def token_table(
     caption: str, scored: Iterable[tuple[int, float]], vocab_size: int | None = None, *, drawn: int | None = None
 ) -> str:
-    """Tokens with their text, their probability and a bar of it; `scored` are log-probabilities."""
+    """Return a table of tokens with their text, probability and a bar; `scored` has log-probabilities."""
     texts = _texts(vocab_size)
     rows = []
     for token, logprob in scored:
@@ -35,7 +35,7 @@ def token_table(
 
 
 def likeliest_tokens(scored: Iterable[tuple[int, float]], vocab_size: int) -> str:
-    """Tokens by their text and probability, on one line; by their number where no text is known."""
+    """Return one line of tokens with their probabilities. A token is shown by its text, or by its id if it has none."""
     texts = _texts(vocab_size)
     return ", ".join(
         f"{token if texts is None else text_of(texts[token])} {math.exp(logprob):.2%}" for token, logprob in scored
@@ -43,12 +43,12 @@ def likeliest_tokens(scored: Iterable[tuple[int, float]], vocab_size: int) -> st
 
 
 def fact_table(caption: str, facts: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are."""
+    """Return a table of facts: names with their values."""
     return _table(caption, [(name.translate(_ESCAPES), value.translate(_ESCAPES)) for name, value in facts])
 
 
 def text_of(text: bytes) -> str:
-    """A token's text, with quotes that show where blanks are; bytes, where it is a part of a character."""
+    """Return a token's text in quotes, so that blanks show; or its bytes if they are part of a character."""
     if not text:
         return "(no text)"
     try:
@@ -65,12 +65,12 @@ def _table(caption: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def _texts(vocab_size: int | None) -> list[bytes] | None:
-    """The bytes of the tokens, from the connection that there is. None: there is none, or it is of another model."""
+    """Return the bytes of each token. None: this process has no connection, or the model is another one."""
     channel = process.connected
     if channel is None:
         return None
     try:
         texts = channel.run(vocabulary_script(channel))
     except SymError:
-        return None  # a daemon that is gone: the numbers are there nevertheless
+        return None  # the daemon is gone; the table still has its numbers
     return texts if vocab_size in (None, len(texts)) else None

@@ -17,12 +17,13 @@ MAX_SETTING = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """DRY, "don't repeat yourself": tokens that would go on with a repetition become less likely, the longer it is.
+    """DRY, "don't repeat yourself": a penalty on tokens that would continue a repetition. A longer repetition has a
+    larger penalty.
 
-    Where the latest n tokens came before, n being at least `allowed_length`, the logit of the token that followed them
-    there is lowered by `multiplier * base ** (n - allowed_length)`; of several n the longest counts. The tokens are
-    those given and generated, in a `window` of the latest ones (None: all, 0: none). A repetition ends at a breaker: at
-    a token whose text has one of the `breakers` in it.
+    If the last n tokens, at least `allowed_length`, occurred earlier, the token that followed them there would continue
+    the repetition. Its logit is lowered by `multiplier * base ** (n - allowed_length)`. If several n apply, the largest
+    counts. DRY looks at the latest `window` tokens, given or generated (None: all, 0: none). A repetition does not
+    extend across a breaker: a token whose text contains one of the `breakers`.
 
     >>> sampler = sym.Sampler(temperature=0, dry=sym.Dry(multiplier=5.0, breakers=()))
     >>> sampler.start(before=[1, 2, 0, 1, 2]).draw(sym.Dist.of([3.0, 2.0, 1.0]))
@@ -53,17 +54,18 @@ class Dry:
 
     @property
     def is_on(self) -> bool:
-        """Whether a draw may depend on it."""
+        """Whether these settings can change a draw."""
         return self.multiplier > 0 and self.window != 0
 
 
 @dataclass(frozen=True, slots=True)
 class Mirostat:
-    """Mirostat: the surprise of the text, -log2 p of each token, is kept near `tau`, in bits.
+    """Mirostat keeps the surprise of the text, -log2 p of each token, near `tau` bits.
 
-    A limit, at first `2 * tau`, is lowered by `eta` times what the latest surprise was above `tau`. `version` 2 keeps
-    tokens whose surprise is within the limit; 1 keeps as many of the likeliest as have it if probabilities fall as Zipf
-    says. The likeliest is always kept. The limit is of one loop: each `start`, call and fork begins with its own.
+    Mirostat keeps a limit, which begins at `2 * tau`. After each token the limit is lowered by `eta` times the excess
+    of the token's surprise over `tau`. `version` 2 keeps the tokens whose surprise is within the limit. `version` 1
+    keeps a number of the likeliest tokens that it computes from the limit, assuming Zipf's law for the probabilities.
+    The likeliest token is always kept. Each loop has its own limit: every `start`, call and fork begins anew.
 
     >>> sampler = sym.Sampler(mirostat=sym.Mirostat(tau=0.1), seed=1)
     >>> sampler.start().draw(sym.Dist.of([0.0, 3.0, 1.0]))
@@ -82,7 +84,7 @@ class Mirostat:
 
 
 def check_range(number: float, name: str, least: float) -> None:
-    if not least <= real(number, name) <= MAX_SETTING:  # NaN is not
+    if not least <= real(number, name) <= MAX_SETTING:  # false for NaN
         raise Invalid(f"{name}={shown(number)}: must be {least:g} to {MAX_SETTING:g}")
 
 

@@ -1,7 +1,8 @@
-/* Which instructions the passes use, and each thread's room for them. */
+/* Chooses the instruction set of the passes, and keeps the scratch memory of each thread. */
 #include "passes.h"
 
 #include "rows.h"
+#include "simd/machine.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,26 +11,20 @@
 int32_t pack_order[256][8] __attribute__((aligned(32)));
 const struct passes *passes = &passes_plain;
 
-/* Which instructions the passes use: 512, 256, or 0 for what every processor has. For tests: -ENOTSUP if this one has
- * not got them, and then nothing changes. */
+/* Chooses the instruction set of the passes: vectors of 512 or 256 bits, or 0 for plain code. The constructor below
+ * calls this, and tests do. -ENOTSUP: the processor lacks the instructions, and the choice is unchanged. */
 int sym_rows_use(int vector_bits) {
-    if (vector_bits == 0) {
+    if (vector_bits == 0)
         passes = &passes_plain;
-        return 0;
-    }
 #ifdef __x86_64__
-    __builtin_cpu_init();
-    if (vector_bits == 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        passes = &passes_avx512;
-        return 0;
-    }
-    if (vector_bits == 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt")) {
+    else if (vector_bits == 256 && machine_has(AVX2))
         passes = &passes_avx2;
-        return 0;
-    }
+    else if (vector_bits == 512 && machine_has(AVX512))
+        passes = &passes_avx512;
 #endif
-    return -ENOTSUP;
+    else
+        return -ENOTSUP;
+    return 0;
 }
 
 __attribute__((constructor)) static void choose_passes(void) {
@@ -43,7 +38,7 @@ __attribute__((constructor)) static void choose_passes(void) {
         sym_rows_use(256);
 }
 
-/* ---- a thread's own room ---- */
+/* ---- the scratch memory of a thread ---- */
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
@@ -62,7 +57,8 @@ struct scratch *scratch_for(int64_t n) {
     if (scratch != NULL && scratch->room >= n)
         return scratch;
     free(scratch);
-    const size_t room = ((size_t)n + BLOCK) / BLOCK * BLOCK + LANES; /* whole blocks, and whole vectors at any place */
+    const size_t room =
+        ((size_t)n + BLOCK) / BLOCK * BLOCK + LANES; /* whole blocks, and a whole vector beyond any entry */
     char *at = aligned_alloc(64, (sizeof *scratch + 63) / 64 * 64 + room * 64);
     pthread_setspecific(scratch_key, at);
     if (at == NULL)

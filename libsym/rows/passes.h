@@ -1,14 +1,14 @@
-/* Passes over a row of logits, and where they find room. `lanes.h` has them, a unit for each set of instructions
- * (lanes_*.c); the best that this processor has is picked when the library is loaded. */
+/* Passes over a row of logits, and their scratch memory. `lanes.h` has the passes. Each lanes_*.c compiles them for one
+ * instruction set. The best set of this processor is chosen when the library is loaded. */
 #ifndef SYM_PASSES_H
 #define SYM_PASSES_H
 
 #include <stdint.h>
 
 #define LANES 16
-#define BLOCK 512 /* entries whose mass is summed as one piece: the draw walks blocks, then one block */
+#define BLOCK 512 /* entries whose mass is summed together: a draw searches the blocks, then inside one block */
 
-/* Entries of a row: side by side for the lanes, in the order of their indices, or of their ranks once sorted. */
+/* Entries of a row, as one array for each field. They are in the order of their indices, or by rank if `sorted`. */
 typedef struct sym_list {
     float *values; /* logits */
     float *weights;
@@ -17,7 +17,7 @@ typedef struct sym_list {
     int sorted;
 } sym_list;
 
-/* A place in the order of ranks: those of a larger value come before it, and its equals up to the index. */
+/* A place in the order of ranks: after all larger values, and after equal values up to `index`. */
 typedef struct sym_mark {
     float value;
     int32_t index;
@@ -42,21 +42,22 @@ extern const struct passes passes_plain;
 #ifdef __x86_64__
 extern const struct passes passes_avx2, passes_avx512;
 #endif
-extern const struct passes *passes; /* those in use */
+extern const struct passes *passes; /* the passes for the chosen instruction set */
 
-extern int32_t pack_order[256][8]; /* for each byte: the places of its bits that are set */
+extern int32_t pack_order[256][8]; /* for each byte: the positions of its set bits */
 
-/* Kept from draw to draw: asking for it anew would cost page faults. Untouched parts of it take no memory. */
+/* Scratch memory of a thread. The thread keeps the memory from draw to draw, because a new allocation would cost page
+ * faults. Untouched parts take no memory. */
 struct scratch {
-    int64_t room;         /* entries */
-    float *row;           /* a row with penalties, or without what is not allowed */
-    float *groups;        /* the largest of each group, as if the groups were a row */
-    double *masses;       /* of each block */
+    int64_t room; /* capacity in entries */
+    float *row; /* a row with penalties, or with -inf for tokens that are not allowed */
+    float *groups; /* the largest logit of each group of entries */
+    double *masses; /* the mass of each block */
     sym_list list, other; /* each as long as a row */
-    uint64_t *keys;       /* twice as long: for sorting */
+    uint64_t *keys; /* twice as long as a row, for sorting */
 };
 
-/* For rows of n; NULL: no memory. Valid until this thread asks for more. */
+/* Returns the thread's scratch memory for rows of n entries; NULL: no memory. Valid until the thread asks for more. */
 struct scratch *scratch_for(int64_t n);
 
 #endif

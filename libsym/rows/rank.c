@@ -1,12 +1,12 @@
-/* The order of a row: by logit, the lower index first among equals; and the places in it that sampling asks for.
+/* The order of a row, by logit, with the lower index first among equals; and the places in it that sampling needs.
  *
- * Sorting 49,152 entries takes a millisecond, and nobody wants to know their order: top_k and top_p ask for the place
- * where the likeliest k, or a part of the mass, end, and a draw for the place where a number falls. So a list is
- * narrowed down around that place by passes that compare with two values, guessed from a sample, until what
- * is left is short enough to sort. Most rows never get there: the largest of each group of 32 entries already
- * say which value the k-th reaches at least, and few entries reach that.
+ * To sort 49,152 entries takes a millisecond, and sampling does not need the whole order. top_k and top_p need the
+ * place at which the likeliest k, or a share of the mass, end. A draw needs the place at which its random number falls.
+ * So passes narrow a list down around that place. Each pass compares with two values that are guessed from a sample,
+ * until the list is short enough to sort. Most rows need no pass: the largest logit of each group of 32 entries gives a
+ * lower bound for the k-th, and few entries reach that bound.
  *
- * Which value is guessed changes the time, never the result.
+ * A bad guess costs time, but never changes the result.
  */
 #include "rows_state.h"
 
@@ -14,14 +14,14 @@
 #include <math.h>
 #include <string.h>
 
-#define SHORT 128     /* entries that are sorted rather than narrowed down */
-#define SAMPLE 128    /* entries that stand for a list; the place is looked for MARGIN of them to either side, */
-#define MARGIN 10     /* which is where it is nine times out of ten, and leaves a sixth of the list */
-#define MAX_ROUNDS 16 /* a list that resists is sorted whole */
+#define SHORT 128     /* a list up to this length is sorted, a longer list is narrowed down */
+#define SAMPLE 128    /* entries in a sample; the place is expected within MARGIN of these entries to either side */
+#define MARGIN 10     /* with this margin nine guesses of ten are right, and a sixth of the list is left */
+#define MAX_ROUNDS 16 /* after this many passes the rest is sorted */
 
 const sym_mark rank_everything = {-INFINITY, INT32_MAX};
 
-/* Descending floats as ascending integers; -0 and 0 are equal. */
+/* Maps descending floats to ascending integers. -0 and 0 are equal. */
 static uint32_t descending_key(float value) {
     const float positive_zero = value + 0.0f;
     uint32_t bits;
@@ -29,7 +29,7 @@ static uint32_t descending_key(float value) {
     return bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
 }
 
-/* Merges ever longer runs; gives where the result is: `keys` or the room behind them. */
+/* Merge sort. Returns the sorted array: `keys`, or the same number of elements behind them. */
 static uint64_t *sort_keys(uint64_t *keys, int64_t count) {
     enum { RUN = 8 };
     for (int64_t start = 0; start < count; start += RUN) {
@@ -51,7 +51,7 @@ static uint64_t *sort_keys(uint64_t *keys, int64_t count) {
             while (left < middle && right < end) {
                 const uint64_t a = from[left], b = from[right];
                 const int is_left = a < b;
-                to[at++] = is_left ? a : b; /* without a jump: which one it is, nobody can predict */
+                to[at++] = is_left ? a : b; /* branch-free, since a branch here would be unpredictable */
                 left += is_left;
                 right += !is_left;
             }
@@ -65,14 +65,14 @@ static uint64_t *sort_keys(uint64_t *keys, int64_t count) {
     return from;
 }
 
-/* The places of a list's entries, best first, in the low half of each key. */
+/* Returns a list's entries as keys, best first. The low half of a key is the entry's place in the list. */
 static const uint64_t *ranks(const sym_list *list, uint64_t *room) {
     for (int64_t i = 0; i < list->count; i++)
         room[i] = (uint64_t)descending_key(list->values[i]) << 32 | (uint64_t)i;
     return sort_keys(room, list->count);
 }
 
-/* Sorts into `to`. */
+/* Sorts a list into `to`. */
 static void sort_list(const sym_list *from, sym_list *to, uint64_t *room) {
     const uint64_t *keys = ranks(from, room);
     for (int64_t i = 0; i < from->count; i++) {
@@ -85,7 +85,8 @@ static void sort_list(const sym_list *from, sym_list *to, uint64_t *room) {
     to->sorted = 1;
 }
 
-/* Two values with the place where the weights add up to `part` (of 1) between them, most likely. */
+/* Guesses two values, one above and one below the entry at which the running sum of the weights reaches `part` of the
+ * total. Entries with larger values come first in the sum. */
 static void guess(const sym_list *list, double part, float *low, float *high) {
     uint64_t room[2 * SAMPLE];
     for (int64_t i = 0; i < SAMPLE; i++) {
@@ -105,7 +106,7 @@ static void guess(const sym_list *list, double part, float *low, float *high) {
 
 static int reaches(double sum, double target, int beyond) { return beyond ? sum > target : sum >= target; }
 
-/* Entries of one value only: the j-th is where it is reached. */
+/* Returns the place of the target in a list whose values are all equal. */
 static sym_mark mark_of_equals(const sym_list *list, double target, int beyond) {
     const double number = target / list->weights[0];
     int64_t place = (int64_t)(beyond ? floor(number) : ceil(number) - 1.0);
@@ -133,7 +134,7 @@ sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond,
                 target -= above + within;
                 mass -= above + within;
                 continue;
-            } /* else sums were rounded so that nothing reaches the target: it is the last of these */
+            } /* else rounding keeps the sums below the target: take the last entry between low and high */
         }
         work->count = passes->keep_between(from, low, high, work);
         target -= above;
@@ -154,7 +155,7 @@ sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond,
     return (sym_mark){list->values[at], list->indices[at]};
 }
 
-/* Gives a list all its weights, the same for all. */
+/* Sets all weights of a list to 1, so that sums count entries. */
 static void count_alike(sym_list *list) {
     for (int64_t i = 0; i < list->count; i++)
         list->weights[i] = 1.0f;
@@ -172,7 +173,8 @@ sym_list rank_groups(struct scratch *scratch, int64_t n) {
     return groups;
 }
 
-/* A value that at least k entries reach, and hardly more: as many groups' largest do. */
+/* Returns a lower bound for the k-th largest entry: the k-th largest of the groups' maxima. Few more than k entries
+ * reach the bound. */
 static float least_of_k(struct scratch *scratch, int64_t n, int64_t k) {
     sym_list groups = rank_groups(scratch, n);
     if (k > groups.count / 2)
@@ -230,7 +232,7 @@ int64_t rank_weights(struct scratch *scratch, int64_t k, float *weights) {
     return best->count;
 }
 
-/* The k best in their order, as the scratch's list. */
+/* Returns the k best entries of a row, sorted. */
 static const sym_list *rank_row(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
     rank_best(scratch, row, n, k);
     if (scratch->list.sorted)
@@ -239,7 +241,7 @@ static const sym_list *rank_row(struct scratch *scratch, const float *row, int64
     return &scratch->other;
 }
 
-/* The k likeliest with their log-probabilities, likeliest first. */
+/* Finds the k likeliest tokens and their log-probabilities, likeliest first. */
 int sym_row_topk(const float *row, int64_t n, const void *allowed, int64_t k, int32_t *indices, double *logprobs) {
     if (k < 1 || k > n)
         return -EINVAL;
@@ -259,8 +261,8 @@ int sym_row_topk(const float *row, int64_t n, const void *allowed, int64_t k, in
     return 0;
 }
 
-/* What a row is answered by, in one go: `*head` without a sampled token, `top_k` likeliest, the named tokens'
- * log-probabilities. -EINVAL: more than there are, or a token that is none. */
+/* Reduces a row: writes `*head` without a sampled token, the `top_k` likeliest, and the log-probabilities of the named
+ * tokens. -EINVAL: top_k is larger than the vocabulary, or a token is not in it. */
 int sym_row_reduce(const float *row, int64_t n, uint32_t top_k, const int32_t *named, uint32_t num_named,
                    struct sym_reduced *head, struct sym_scored *top, float *named_logprobs) {
     if (top_k > n)

@@ -1,13 +1,14 @@
-"""Rows answered by numbers: what PRED gives with REDUCED instead of result slots, and how it is made.
+"""Reduced rows. The reply to a PRED with the flag REDUCED has a few numbers for each row, and takes no result slots.
 
-A program asks with `reduction_block()` and reads a `ReducedDist`; the daemon makes the answer with a `RowReducer`.
+A program sends a `reduction_block()`. The daemon answers with a `RowReducer`. The program reads the reply as a
+`ReducedDist`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from libsym._channel import ffi, lib
 from libsym.abi import REDUCED_STRUCT, REDUCTION_STRUCT, SCORED_STRUCT
@@ -23,21 +24,11 @@ from libsym.rows.stops import TokenTexts
 
 _NO_TOKEN = -1
 NO_ROW_ENTROPY = -1.0
-"""Of a token that was not drawn: a grammar forced it."""
-
-
-class Distribution(Protocol):
-    """What a `Dist` and a `ReducedDist` have in common."""
-
-    def __len__(self) -> int: ...
-    def argmax(self) -> int: ...
-    def topk(self, k: int) -> Likeliest: ...
-    def logprob(self, token: int) -> float: ...
-    def entropy(self) -> float: ...
+"""Entropy that marks a token without a row: a grammar forced the token, so it was not drawn."""
 
 
 def reduction_block(top_k: int | None = None, named: Iterable[int] = (), sampling_block: bytes | None = None) -> bytes:
-    """What is wanted of each row: struct sym_reduction with what follows it."""
+    """Return the request for reduced rows: a struct sym_reduction with its tokens and its sampling."""
     tokens = list(named)
     if top_k is not None and not 1 <= top_k < 1 << 32:
         raise Invalid(f"top_k={shown(top_k)}: must be 1 or more")
@@ -50,12 +41,12 @@ def reduction_block(top_k: int | None = None, named: Iterable[int] = (), samplin
 
 
 def row_bytes(top_k: int, num_named: int) -> int:
-    """The size of a reduced row."""
+    """Return the size of a reduced row in bytes."""
     return REDUCED_STRUCT.size + top_k * SCORED_STRUCT.size + num_named * 4
 
 
 class RowReducer:
-    """Reduces rows as a block says that may have come from anybody; Invalid if it is malformed.
+    """Reducer of rows, by the reduction block of a client. Invalid: the block is malformed.
 
     >>> from array import array
     >>> from libsym.rows.reduced import ReducedDist, RowReducer, reduction_block
@@ -70,7 +61,7 @@ class RowReducer:
     def __init__(
         self, block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None = None
     ) -> None:
-        """`tokens`: of the model, for a sampler with DRY's breakers."""
+        """Read a reduction block. `tokens`: texts of the model's tokens, for a sampler with DRY's breakers."""
         data = memoryview(block).cast("B")
         if len(data) < REDUCTION_STRUCT.size:
             raise Invalid(f"a reduction of {len(data)} bytes is malformed")
@@ -85,36 +76,36 @@ class RowReducer:
             if not 0 <= token < vocab_size:
                 raise Invalid(f"logprobs: token {token} is not in the vocabulary of {vocab_size}")
         self._vocab_size = vocab_size
-        self._sampler = RowSampler(data[end:], vocab_size, tokens) if has_sampling else None  # C draws with it
+        self._sampler = RowSampler(data[end:], vocab_size, tokens) if has_sampling else None  # the reducer uses it
         sampler = ffi.NULL if self._sampler is None else ffi.cast("sym_sampler *", self._sampler.address)
         reducer = lib.sym_reducer_new(vocab_size, self.top_k, named, num_named, sampler)
         if reducer == ffi.NULL:
             raise MemoryError("no memory for a reduction")
         self._reducer: Any = ffi.gc(reducer, lib.sym_reducer_free)
         self.row_bytes = int(lib.sym_reducer_bytes(reducer))
-        """The size of an answer."""
+        """Size of a reduced row in bytes."""
 
     @property
     def address(self) -> int:
-        """Of the C half, for the functions of `libsym.channel.hot`; good as long as this object is."""
+        """Address of the C half, for the functions of `libsym.channel.hot`; valid as long as this object lives."""
         return address(self._reducer)
 
     def reduce(self, row: memoryview[float], index: int) -> bytes:
-        """The answer for a row, the `index`-th of its call, and the `index`-th draw."""
+        """Reduce the `index`-th row of a call. A sampler draws its token with the `index`-th random number."""
         if row.nbytes != 4 * self._vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a vocabulary of {self._vocab_size}")
         result = bytearray(self.row_bytes)
         checked(
             lib.sym_reducer_reduce(self._reducer, ffi.from_buffer("float[]", row), index, ffi.from_buffer(result))
-        )  # no variable has the buffers: an error that is kept has this frame
+        )  # no variable holds the buffers, because the traceback of an error would keep them
         return bytes(result)
 
 
 class ReducedDist:
-    """What was asked for of one or several distributions: the likeliest tokens, a drawn one, log-probabilities.
+    """Result of a `pred` with `top_k`, `logprobs` or `sampler`: the numbers that were asked for, of one or more rows.
 
-    Methods speak of the last row; `dist[i]` is the i-th, `len(dist)` says how many. What was not asked for raises
-    Invalid, which says what to ask `pred()` for.
+    Methods use the last row. `dist[i]` is the i-th row, `len(dist)` the number of rows. Invalid: the `pred` did not ask
+    for this number. The message names the missing option.
 
     >>> dist = sym.pred(sym.kv_create(), [65, 66], rows="all", top_k=2, sampler=sym.Sampler.greedy())
     >>> len(dist), dist[0].argmax(), dist[1].argmax(), dist.token
@@ -142,7 +133,7 @@ class ReducedDist:
         named: Sequence[int] = (),
         attention: Attention | None = None,
     ) -> None:
-        """`payload`: `num_rows` reduced rows, as they were asked for with `top_k` and `named`."""
+        """Read `num_rows` reduced rows from `payload`. `top_k` and `named` are those of the request."""
         self._attention = attention
         self._top_k = top_k or 0
         self._named = tuple(named)
@@ -163,13 +154,13 @@ class ReducedDist:
             zip(self._named, struct.unpack_from(f"={len(self._named)}f", row, ranked_end), strict=True)
         )
         if self._token != _NO_TOKEN:
-            self._logprobs.setdefault(self._token, sampled_logprob)  # of the likeliest it is known in more digits
+            self._logprobs.setdefault(self._token, sampled_logprob)  # a value from the top k has more digits
 
     def __len__(self) -> int:
         return len(self._payload) // self._row_bytes
 
     def __iter__(self) -> Iterator[ReducedDist]:
-        """The rows, one after the other."""
+        """Iterate over the rows, each a ReducedDist."""
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> ReducedDist:
@@ -188,7 +179,7 @@ class ReducedDist:
         return f"<ReducedDist: {', '.join(parts)}>"
 
     def _repr_html_(self) -> str:
-        """For a notebook: the tokens whose log-probabilities are here, likeliest first, and the drawn one."""
+        """Return a table of the tokens with known log-probabilities as HTML, likeliest first, and the drawn token."""
         drawn = None if self._token == _NO_TOKEN else self._token
         known = sorted(self._logprobs.items(), key=lambda each: -each[1])
         shown = [each for place, each in enumerate(known) if place < SHOWN_TOKENS or each[0] == drawn]
@@ -203,7 +194,7 @@ class ReducedDist:
 
     @property
     def attention(self) -> Attention:
-        """How much each entry was attended to, if `pred` was asked for it.
+        """Attention that each entry got, if the `pred` asked for it.
 
         >>> sym.pred(sym.kv_create(), [65], top_k=1, attention="pages").attention
         <Attention to 1 entries>
@@ -212,7 +203,7 @@ class ReducedDist:
 
     @property
     def token(self) -> int:
-        """The token that was drawn.
+        """The token that the daemon drew. Invalid: the `pred` had no sampler.
 
         >>> import libsym as sym
         >>> kv = sym.kv_create()
@@ -224,7 +215,7 @@ class ReducedDist:
         return self._token
 
     def argmax(self) -> int:
-        """The likeliest token; of equals the one with the lowest number.
+        """Return the likeliest token; among equals the one with the lowest id.
 
         >>> sym.pred(sym.kv_create(), [65], top_k=1).argmax()
         65
@@ -232,7 +223,7 @@ class ReducedDist:
         return self.topk(1)[0][0]
 
     def topk(self, k: int) -> Likeliest:
-        """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
+        """Return the k likeliest tokens with their log-probabilities, likeliest first; among equals the lower id first.
 
         >>> dist = sym.pred(sym.kv_create(), [65], top_k=5)
         >>> dist.topk(1).tokens
@@ -247,7 +238,7 @@ class ReducedDist:
         return Likeliest(self._ranked[:k])
 
     def logprob(self, token: int) -> float:
-        """The logarithm of a token's probability: of one of the likeliest, of the drawn one, or of a named one.
+        """Return the log-probability of a token that is among the likeliest, was drawn, or was named by `logprobs`.
 
         >>> dist = sym.pred(sym.kv_create(), [65], logprobs=[65, 66])
         >>> dist.logprob(65) > dist.logprob(66)
@@ -259,7 +250,7 @@ class ReducedDist:
         return self._logprobs[token]
 
     def logit(self, token: int) -> float:
-        """The logit of a token whose log-probability is here.
+        """Return the logit of a token whose `logprob` is known.
 
         >>> dist = sym.pred(sym.kv_create(), [65], top_k=2)
         >>> (first, _), (second, _) = dist.topk(2)
@@ -269,7 +260,7 @@ class ReducedDist:
         return self.logprob(token) + self._logsumexp
 
     def entropy(self) -> float:
-        """The entropy in nats, of the whole distribution.
+        """Return the entropy of the whole distribution, in nats.
 
         >>> sym.pred(sym.kv_create(), [65], top_k=1).entropy() >= 0
         True
@@ -278,7 +269,7 @@ class ReducedDist:
 
 
 def drawn_dists(payload: bytes | memoryview, count: int, top_k: int) -> list[ReducedDist | None]:
-    """Of so many rows that a generation drew from; None in place of one that there was not."""
+    """Return the reduced rows of a generation's tokens. None: a grammar forced the token."""
     size, found = row_bytes(top_k, 0), list[ReducedDist | None]()
     for at in range(0, count * size, size):
         _, _, entropy, _ = REDUCED_STRUCT.unpack_from(payload, at)

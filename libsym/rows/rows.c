@@ -1,9 +1,8 @@
-/* Arithmetic over rows of float32 logits: what a Dist offers. `rank.c` orders, `sampler.c` draws.
+/* Arithmetic over rows of float32 logits, for the methods of a Dist. `rank.c` orders a row, `sampler.c` draws from it.
  *
- * The order of every sum is fixed in `lanes.h`, so a row and a uniform number give the same token in every build and on
- * every machine. Exponentials are of x - max, so never above 1; 0 stands for a probability of
- * nothing (-inf, or far below). A row with NaN or +inf is refused: such a distribution has no meaning, and an argmax of
- * it would hide a fault.
+ * `lanes.h` fixes the order of every sum. So a row and a random number give the same token in every build and on every
+ * machine. Exponentials are of x - max, so they are never above 1. They are 0 for -inf and for values far below max. A
+ * row with NaN or +inf is an error: it is not a distribution, and an argmax would hide the fault.
  */
 #include "rows_state.h"
 
@@ -22,7 +21,7 @@ int row_only_allowed(const float **row, int64_t n, const void *allowed) {
     return rc;
 }
 
-/* ---- what a row says, of the allowed tokens alone (NULL: of all) -------------------------------------- */
+/* ---- facts of a row, over the allowed tokens (NULL: over all) ------------------------------------------ */
 
 int row_look(const float **row, int64_t n, const void *allowed, float *groups, float *max) {
     int rc = row_only_allowed(row, n, allowed);
@@ -31,7 +30,7 @@ int row_look(const float **row, int64_t n, const void *allowed, float *groups, f
     return rc != 0 ? rc : *max == -INFINITY ? -ERANGE : 0;
 }
 
-/* The largest logit's index, the lowest of equals. */
+/* Returns the index of the largest logit, the lowest index among equals. */
 int64_t sym_row_argmax(const float *row, int64_t n, const void *allowed) {
     float max;
     const int rc = row_look(&row, n, allowed, NULL, &max);
@@ -46,7 +45,7 @@ int sym_row_logsumexp(const float *row, int64_t n, const void *allowed, double *
     return rc;
 }
 
-/* In nats. */
+/* Returns the entropy in nats. */
 int sym_row_entropy(const float *row, int64_t n, const void *allowed, double *result) {
     float max;
     double total, weighted;
@@ -64,7 +63,7 @@ int sym_row_softmax(const float *row, int64_t n, const void *allowed, float *out
     if (rc != 0)
         return rc;
     const int64_t whole = n / LANES * LANES;
-    float last[LANES]; /* `out` ends with the row */
+    float last[LANES]; /* whole vectors would write past the end of `out` */
     double total = passes->weigh(row, whole, max, 1.0f, out);
     total += passes->weigh(row + whole, n - whole, max, 1.0f, last);
     memcpy(out + whole, last, (size_t)(n - whole) * sizeof *out);

@@ -1,5 +1,5 @@
-/* Arithmetic over rows of logits, samplers, reducers and stop texts: what Python calls. What each call means is told in
- * rows.c, mix.c, rank.c, sampler.c, history.c, reducer.c and stops.c. cffi reads this file: declarations only. */
+/* Arithmetic over rows of logits, samplers, reducers and stop texts: the functions that Python calls. rows.c, mix.c,
+ * rank.c, sampler.c, passes.c, reducer.c and stops.c describe each. cffi reads this file: declarations only. */
 #ifndef SYM_ROWS_H
 #define SYM_ROWS_H
 
@@ -28,14 +28,15 @@ double sym_uniform(uint64_t stream);
 
 sym_reducer *sym_reducer_new(uint32_t vocab_size, uint32_t top_k, const int32_t *named, uint32_t num_named,
                              sym_sampler *sampler);
+sym_reducer *sym_reducer_read(const char *block, uint32_t bytes, uint32_t vocab_size);
 void sym_reducer_free(sym_reducer *reducer);
 int64_t sym_reducer_bytes(const sym_reducer *reducer);
 int sym_reducer_reduce(sym_reducer *reducer, const float *row, uint64_t index, char *answer);
 
-/* The bytes of every token of a model, for all that watch for texts. */
+/* The bytes of every token of a model, for searches of texts. */
 typedef struct sym_token_texts {
     const char *bytes;
-    const uint64_t *begins; /* [num_tokens + 1] where each token's begin in `bytes`, and where the last one's end */
+    const uint64_t *begins; /* [num_tokens + 1] offset of each token in `bytes`, then the end of the last one */
     int32_t num_tokens;
 } sym_token_texts;
 

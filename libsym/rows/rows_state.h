@@ -1,4 +1,4 @@
-/* What the arithmetic over rows shares: a row's look, its order, marks in it, and the tokens that were said. */
+/* Declarations that the files of the row arithmetic share: checks of a row, its order, marks in it, and the history. */
 #ifndef SYM_ROWS_STATE_H
 #define SYM_ROWS_STATE_H
 
@@ -7,58 +7,60 @@
 
 /* -- rows.c -- */
 
-/* The row with -inf for what is not allowed (`allowed`: bits, NULL for all), in the thread's room. 0, -EDOM, -ENOMEM */
+/* Replaces `*row` by a copy in the thread's scratch memory, with -inf for tokens that are not `allowed` (a bitmask;
+ * NULL: all are allowed, no copy). 0, -EDOM or -ENOMEM. */
 int row_only_allowed(const float **row, int64_t n, const void *allowed);
-/* `*max` of a row that is a distribution; else -EDOM: NaN or +inf; -ERANGE: all are -inf. */
+/* Finds the largest logit of the allowed tokens. -EDOM: the row has NaN or +inf. -ERANGE: all are -inf. */
 int row_look(const float **row, int64_t n, const void *allowed, float *groups, float *max);
 
 /* -- rank.c -- */
 
 extern const sym_mark rank_everything;
-/* The first place in the order where the weights so far reach `target` (`beyond`: are more than it). If all of them are
- * less (they may be rounded so), the last. `mass` is about the sum of all; `work` is overwritten. */
+/* Returns the first place in the order at which the sum of weights reaches `target`, or with `beyond` exceeds it. If
+ * rounding keeps the sum below the target, returns the last place. `mass` is about the sum of all weights. `work` is
+ * overwritten. */
 sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work, uint64_t *room);
-/* The groups' largest as a list whose memory is the scratch's `other`. */
+/* Returns a list of the largest logits of the groups. The list uses the memory of the scratch's `other`. */
 sym_list rank_groups(struct scratch *scratch, int64_t n);
-/* Keeps what is best up to the mark; short lists are sorted, and stay so. */
+/* Keeps the entries of the scratch's list up to the mark that weigh at least `lightest`. Sorts a short list. */
 void rank_keep(struct scratch *scratch, sym_mark mark, float lightest);
-/* The k best of a row that was scanned into the scratch's groups, as its list: sorted if it is short, or in the order of
- * their indices. */
+/* Puts the k best entries of a row into the scratch's list. The row's groups are in the scratch already. `rank_best`
+ * sorts a short list; `rank_best_in_order` keeps the order of the indices. */
 void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k);
 void rank_best_in_order(struct scratch *scratch, const float *row, int64_t n, int64_t k);
-/* The place of the k-th best of the scratch's list, whatever the entries weigh. Overwrites the groups. */
+/* Returns the place of the k-th best entry of the scratch's list. Weights are ignored. Overwrites the groups. */
 sym_mark rank_place(struct scratch *scratch, int64_t k);
-/* The weights of the k best of the scratch's list, best first: how many. */
+/* Writes the weights of the k best entries of the scratch's list, best first. Returns their number. */
 int64_t rank_weights(struct scratch *scratch, int64_t k, float *weights);
 
 /* -- history.c -- */
 
-struct counted { /* a token of the history; only these are touched by penalties */
+struct counted { /* counts of one token of the history; penalties change only the logits of such tokens */
     int32_t token;
     uint32_t num_seen, num_generated;
 };
 
-/* The tokens of one sampler, given and generated, and what follows from them. */
+/* The tokens of one sampler, given and generated, with the settings of penalties and DRY. */
 struct history {
     float repetition, presence, frequency;
-    uint32_t window; /* of these three: so many of the latest tokens; 0: all */
+    uint32_t window; /* number of latest tokens that these three count; 0: all */
     double dry_multiplier, dry_base;
     uint32_t dry_window, dry_allowed_length;
-    char *breakers; /* a bit for each token that a repetition ends at; NULL: none does */
+    char *breakers; /* a bit for each token that is a breaker; NULL: there are none */
     struct counted *counted;
     uint32_t num_counted, room_counted;
-    uint32_t *places;    /* hashed by token: 1 + where in `counted`; 0: nothing */
+    uint32_t *places; /* hash table by token: 1 + index in `counted`; 0: empty */
     uint32_t num_places; /* a power of two, more than twice num_counted */
-    int32_t *tokens;     /* of a window or of DRY, else none is kept */
-    int32_t *repeated;   /* as long: DRY's */
+    int32_t *tokens; /* kept only for a window or for DRY */
+    int32_t *repeated; /* as long as `tokens`, for DRY */
     int64_t num_tokens, num_before, room;
 };
 
-/* Adds a token. 0 or -ENOMEM, and then nothing has changed. */
+/* Adds a token. Returns 0, or -ENOMEM if the history is unchanged for lack of memory. */
 int history_add(struct history *history, int32_t token, int is_generated);
-/* Whether a row is changed by it. */
+/* Whether the history may change a row. */
 int history_is_due(const struct history *history);
-/* Changes a row of n logits: penalties, then DRY. `scratch` has no list yet. */
+/* Changes a row of n logits: penalties, then DRY. Overwrites the lists of `scratch`. */
 void history_adjust(const struct history *history, float *row, int64_t n, struct scratch *scratch);
 void history_free(struct history *history);
 

@@ -1,13 +1,14 @@
-/* The one sampler, of programs and of the daemon: how a token is drawn from a row of logits.
+/* The sampler, for programs and for the daemon: draws a token from a row of logits.
  *
- * In this order: logit bias is added; penalties (repetition: of tokens before and generated, a positive logit is divided
- * by it and a negative one multiplied; frequency and presence: subtracted, of tokens generated) and DRY, see history.c;
- * what is not allowed becomes -inf. Then the logits are divided by the temperature (0: the argmax); top_k keeps the k
- * likeliest; typical_p the fewest that hold this part of what is left, those first whose surprise (-log p) is nearest to
- * the expected one, the entropy; top_p the fewest likeliest that hold this part of what is left; min_p those at least this
- * part as likely as the likeliest that is left; mirostat those that its limit lets through. Then a number u of [0, 1)
- * chooses: with top_k, typical_p, top_p or mirostat 1 it runs through what is kept likeliest first, else in the order of
- * tokens.
+ * A draw has these steps, in this order. Logit bias is added. Penalties and DRY are applied, see history.c. The
+ * repetition penalty divides a positive logit of tokens before and generated, and multiplies a negative one. Frequency
+ * and presence penalties are subtracted from logits of generated tokens. Tokens that are not allowed get -inf. The
+ * logits are divided by the temperature (0: the argmax). top_k keeps the k likeliest. typical_p keeps the fewest tokens
+ * that have this share of the remaining mass, beginning with those whose surprise (-log p) is nearest to the entropy.
+ * top_p keeps the fewest likeliest tokens that have this share of the remaining mass. min_p keeps tokens with at least
+ * this share of the likeliest one's probability. mirostat keeps tokens within its limit. Then a random number u in [0,
+ * 1) chooses a token. With top_k, typical_p, top_p or mirostat 1, u walks the kept tokens likeliest first, else in the
+ * order of ids.
  */
 #include "rows_state.h"
 
@@ -19,7 +20,7 @@
 
 /* ---- limits and the draw ----------------------------------------------------------------------------- */
 
-/* splitmix64: a generator's state goes on by STRIDE, and each number is its state, mixed. */
+/* splitmix64: each number adds STRIDE to the state of the generator, and is the mixed new state. */
 #define STRIDE 0x9e3779b97f4a7c15u
 
 static uint64_t mixed(uint64_t state) {
@@ -29,11 +30,11 @@ static uint64_t mixed(uint64_t state) {
     return z ^ z >> 31;
 }
 
-/* Where a seed's stream of numbers stands before the draw of this number. A seed is mixed first: the streams of
- * neighbouring seeds would else be one stream, shifted by a draw. */
+/* The state of a seed's stream before draw number `draw`. The seed is mixed first. Otherwise the streams of seeds that
+ * differ by STRIDE would be one stream, shifted by a draw. */
 uint64_t sym_stream(uint64_t seed, uint64_t draw) { return mixed(seed) + draw * STRIDE; }
 
-/* The number in [0, 1) that comes next where a stream stands. */
+/* The random number in [0, 1) of a state. */
 double sym_uniform(uint64_t stream) { return (double)(mixed(stream) >> 11) * 0x1p-53; }
 
 struct limits {
@@ -43,12 +44,12 @@ struct limits {
     int64_t top_k;             /* 0: off */
 };
 
-/* Keeps the surprise of what is drawn, in bits, near `tau`: each draw moves the limit `mu` by `eta` times the error. A draw
- * that is made again, of the same index, has the same limit again. */
+/* Mirostat keeps the surprise of drawn tokens near `tau` bits: each draw moves the limit `mu` by `eta` times the error.
+ * A repeated draw, with the same index, has the same limit. */
 struct mirostat {
     uint32_t version; /* 0: off */
     double tau, eta;
-    double mu, next_mu; /* of the draw number `index`, and of the one behind it */
+    double mu, next_mu; /* limits for draw number `index`, and for the next draw */
     uint64_t index;
 };
 
@@ -64,7 +65,7 @@ static struct limits limits_of(double temperature, int64_t top_k, double top_p, 
     };
 }
 
-/* Nothing to rank: the draw runs through the row in the order of its indices. `*mass`: of what may be drawn. */
+/* Draws without ranking, in the order of the indices. `*mass` gets the mass of the tokens that may be drawn. */
 static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t n, float max,
                              const struct limits *limits, double u, double *mass) {
     double *masses = scratch->masses;
@@ -80,7 +81,7 @@ static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t 
         left -= inside ? 0.0 : masses[i];
     }
     if (!inside)
-        left = INFINITY; /* u is all but 1, and the sums were rounded down: the last possible token */
+        left = INFINITY; /* u is nearly 1, and the sums were rounded down: take the last possible token */
     const int64_t count = n - block < BLOCK ? n - block : BLOCK;
     float *weights = scratch->list.weights;
     passes->weigh(row + block, count, max, limits->inverse_temperature, weights);
@@ -94,11 +95,12 @@ static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t 
     return token;
 }
 
-/* Where the groups' largest alone hold more than this, the row is so flat that a nucleus has thousands of entries: then
- * their weights are computed once and kept, rather than first summed and then computed for those collected. */
+/* If the groups' maxima alone weigh more than this, the row is so flat that a nucleus has thousands of entries. Then
+ * all weights are computed once and kept. Otherwise they are summed first, and computed again for the collected
+ * entries. */
 #define FLAT 64.0
 
-/* Weighs what may be kept of a row without top_k, as the scratch's list; gives the row's mass. */
+/* Without top_k: puts the entries that may be kept into the scratch's list, with weights. Returns the row's mass. */
 static double weigh_candidates(struct scratch *scratch, const float *row, int64_t n, float max,
                                const struct limits *limits) {
     const float inverse_temperature = limits->inverse_temperature;
@@ -109,11 +111,11 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
     if (grouped < FLAT || limits->floor > 0.0f) {
         total = passes->mass(row, n, max, inverse_temperature, 0.0f, NULL);
         const double target = limits->top_p * total;
-        if (grouped > target * 1.00001) /* by more than sums may be rounded */
+        if (grouped > target * 1.00001) /* a margin larger than the rounding of sums */
             least = rank_mark(&groups, grouped, target * 1.00001, 0, list, scratch->keys).value;
-        /* What is certainly below the floor, by more than an exponential is rounded. */
+        /* Entries below this are below the floor, with a margin larger than the rounding of exponentials. */
         const float lowest = max + (logf(limits->floor) - 0.01f) / inverse_temperature - fabsf(max) * 1e-5f;
-        least = lowest > least ? lowest : least; /* both cut the end of one order, whichever comes first */
+        least = lowest > least ? lowest : least; /* both limits cut the low end, so the higher one applies */
     }
     list->count = passes->collect(row, n, least, list->values, list->indices);
     list->sorted = 0;
@@ -121,7 +123,7 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
     return total > 0.0 ? total : weighed;
 }
 
-/* Weighs the scratch's list beside its largest logit; gives the mass. */
+/* Computes the weights of the scratch's list, relative to its largest logit `max`. Returns their sum. */
 static double weigh_list(struct scratch *scratch, float max, const struct limits *limits) {
     const sym_list *list = &scratch->list;
     return passes->weigh(list->values, list->count, max, limits->inverse_temperature, list->weights);
@@ -133,16 +135,17 @@ static double list_mass(const sym_list *list) {
     return mass;
 }
 
-/* A list's values from now on: how far the scaled logits are from the mean, negated, so that the nearest is the best. What
- * weighs nothing goes: its surprise is infinite. */
+/* Replaces a list's values by the negated distance of the scaled logit from the mean, so that the nearest entry ranks
+ * best. Entries without weight are dropped: their surprise is infinite. */
 static void rank_by_distance(sym_list *list, float max, float inverse_temperature, double mean) {
     list->count = passes->keep_best(list, rank_everything, FLT_MIN);
     for (int64_t i = 0; i < list->count; i++)
         list->values[i] = (float)-fabs((double)((list->values[i] - max) * inverse_temperature) - mean);
 }
 
-/* Weighs what may be typical of a row without top_k, as the scratch's list in the order of indices; gives the row's mass, and
- * the mean scaled logit. How far from it the groups' largest hold what is wanted, all of the row does so, too. */
+/* Without top_k: puts the entries that may be typical into the scratch's list, in the order of indices, with weights.
+ * Returns the row's mass, and sets `*mean` to the mean scaled logit. If the groups' maxima within some distance of the
+ * mean have the wanted mass, so has the whole row within that distance. */
 static double weigh_typical(struct scratch *scratch, const float *row, int64_t n, float max,
                             const struct limits *limits, double *mean) {
     const float inverse_temperature = limits->inverse_temperature;
@@ -151,7 +154,7 @@ static double weigh_typical(struct scratch *scratch, const float *row, int64_t n
     passes->moments(row, n, max, inverse_temperature, &total, mean);
     *mean /= total;
     const double grouped = passes->weigh(groups.values, groups.count, max, inverse_temperature, groups.weights);
-    const double target = limits->typical_p * total * 1.00001; /* by more than sums may be rounded */
+    const double target = limits->typical_p * total * 1.00001; /* a margin larger than the rounding of sums */
     if (grouped > target) {
         rank_by_distance(&groups, max, inverse_temperature, *mean);
         const double distance = -rank_mark(&groups, grouped, target, 0, list, scratch->keys).value;
@@ -163,8 +166,9 @@ static double weigh_typical(struct scratch *scratch, const float *row, int64_t n
     return total;
 }
 
-/* Keeps what is typical of the scratch's list, which is in the order of indices; weighs that anew, beside its largest logit
- * `*max`, and gives the mass. The surprise less the entropy is the mean scaled logit less the token's own. */
+/* Keeps the typical entries of the scratch's list, which is in the order of indices. Sets `*max` to their largest
+ * logit, computes their weights anew, and returns the mass. A token's surprise minus the entropy equals the mean scaled
+ * logit minus the token's own. */
 static double keep_typical(struct scratch *scratch, const float *row, float *max, const struct limits *limits,
                            double mass, double mean) {
     sym_list *list = &scratch->list;
@@ -179,10 +183,10 @@ static double keep_typical(struct scratch *scratch, const float *row, float *max
     return weigh_list(scratch, *max, limits);
 }
 
-enum { ZIPF_TOKENS = 100 }; /* that the exponent is estimated from */
+enum { ZIPF_TOKENS = 100 }; /* number of likeliest tokens from which the exponent is estimated */
 
-/* How many of the likeliest have the surprise `mu` if the probabilities of n tokens fall as ranks to the power of -s, and s
- * is what the likeliest say: mirostat 1. */
+/* Mirostat 1: the number of likeliest tokens to keep for a surprise of `mu`. The formula assumes that the probabilities
+ * of the n tokens fall as rank^-s, with s estimated from the likeliest tokens. */
 static double count_of_surprise(struct scratch *scratch, int64_t n, double mu) {
     float weights[ZIPF_TOKENS];
     const int64_t count = rank_weights(scratch, ZIPF_TOKENS, weights);
@@ -196,17 +200,18 @@ static double count_of_surprise(struct scratch *scratch, int64_t n, double mu) {
         return 1.0;
     const double s = products / squares, beyond = s - 1.0;
     const double factor =
-        fabs(beyond) > 1e-9 ? beyond / (1.0 - pow((double)n, -beyond)) : 1.0 / log((double)n); /* the limit at 1 */
+        fabs(beyond) > 1e-9 ? beyond / (1.0 - pow((double)n, -beyond)) : 1.0 / log((double)n); /* the limit for s = 1 */
     return pow(factor * exp2(mu), 1.0 / s);
 }
 
-/* What the lightest token weighs whose surprise is within the limit of mirostat 2, but the likeliest at most; `mass`: of all
- * that it is among. */
+/* The least weight of a token whose surprise is within the limit of mirostat 2, at most the weight of the likeliest
+ * token. `mass` is the sum of all weights. */
 static float lightest_within(const struct mirostat *mirostat, double mass) {
     return fminf((float)(exp2(-mirostat->mu) * mass), 1.0f);
 }
 
-/* Cuts the scratch's list as mirostat says: 1 by the number of tokens, 2 by their surprise. The likeliest stays. */
+/* Cuts the scratch's list: version 1 by the number of tokens, version 2 by their surprise. Keeps the likeliest
+ * token. */
 static void limit_surprise(struct scratch *scratch, int64_t n, const struct mirostat *mirostat) {
     const sym_list *list = &scratch->list;
     if (mirostat->version == 2) {
@@ -214,11 +219,11 @@ static void limit_surprise(struct scratch *scratch, int64_t n, const struct miro
         return;
     }
     const double count = count_of_surprise(scratch, n, mirostat->mu);
-    if (!(count >= (double)list->count)) /* also where it is no number */
+    if (!(count >= (double)list->count)) /* also true for NaN */
         rank_keep(scratch, rank_place(scratch, count > 1.0 ? (int64_t)count : 1), 0.0f);
 }
 
-/* A token of this logit was drawn from what has this mass: moves the limit of the next draw. */
+/* Computes the limit of the next draw, after a token with this logit was drawn from tokens of this mass. */
 static void note_surprise(struct mirostat *mirostat, float logit, float max, const struct limits *limits, double mass) {
     float weights[LANES];
     passes->weigh(&logit, 1, max, limits->inverse_temperature, weights);
@@ -247,7 +252,7 @@ static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n,
     sym_mark last = rank_everything;
     if (limits->top_p < 1.0)
         last = rank_mark(list, total, limits->top_p * total, 0, &scratch->other, scratch->keys);
-    rank_keep(scratch, last, limits->floor > 0.0f ? limits->floor : FLT_MIN); /* what weighs nothing is never drawn */
+    rank_keep(scratch, last, limits->floor > 0.0f ? limits->floor : FLT_MIN); /* drops entries without weight */
     if (mirostat->version != 0)
         limit_surprise(scratch, n, mirostat);
     const double mass = list_mass(list);
@@ -257,7 +262,7 @@ static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n,
     return drawn.index;
 }
 
-/* -EDOM: NaN or +inf; -ERANGE: all are -inf; -ENOMEM. */
+/* Draws a token. -EDOM: the row has NaN or +inf; -ERANGE: all logits are -inf; -ENOMEM. */
 static int64_t draw(const float *row, int64_t n, const struct limits *limits, struct mirostat *mirostat, double u) {
     if (limits->inverse_temperature == INFINITY || limits->top_k == 1)
         return sym_row_argmax(row, n, NULL);
@@ -284,7 +289,7 @@ static int64_t draw(const float *row, int64_t n, const struct limits *limits, st
     return draw_ranked(scratch, row, n, max, limits, mirostat, u);
 }
 
-/* A token drawn with the uniform number u of [0, 1). top_k 0, top_p 1, min_p 0: off. */
+/* Draws a token with the random number u in [0, 1). top_k 0, top_p 1, min_p 0: off. */
 int64_t sym_row_sample(const float *row, int64_t n, const void *allowed, double temperature, int64_t top_k,
                        double top_p, double min_p, double u) {
     const struct limits limits = limits_of(temperature, top_k, top_p, min_p);
@@ -293,17 +298,17 @@ int64_t sym_row_sample(const float *row, int64_t n, const void *allowed, double 
     return rc != 0 ? rc : draw(row, n, &limits, &none, u);
 }
 
-/* ---- a sampler: settings, and what draws leave behind ----------------------------------------------- */
+/* ---- a sampler: settings, and the state between draws ---------------------------------------------- */
 
 struct sym_sampler {
     struct limits limits;
     struct mirostat mirostat;
     struct history history;
-    uint64_t stream, stride; /* what the first draw takes its number from, and how far the next one is */
+    uint64_t stream, stride; /* random state before the first draw, and its change from draw to draw */
     int64_t vocab_size;
     uint32_t num_bias;
     struct sym_bias *bias;
-    char *allowed; /* NULL: all */
+    char *allowed; /* bitmask; NULL: all tokens */
 };
 
 void sym_sampler_free(sym_sampler *sampler) {
@@ -315,7 +320,7 @@ void sym_sampler_free(sym_sampler *sampler) {
     free(sampler);
 }
 
-#define MOST_MIROSTAT 1e6 /* tau, eta: so the limit stays a number, whatever is drawn */
+#define MOST_MIROSTAT 1e6 /* bound of tau and eta, so that the limit stays finite */
 
 /* Whether all settings are in range. */
 static int is_valid(const struct sym_sampling *settings, const struct sym_sampling_more *more) {
@@ -329,8 +334,8 @@ static int is_valid(const struct sym_sampling *settings, const struct sym_sampli
            more->mirostat_eta >= 0.0 && more->mirostat_eta <= MOST_MIROSTAT && more->reserved == 0;
 }
 
-/* The settings at the start of `bytes` bytes, and how long they are with all that follows them; -EINVAL: they do not end
- * there. */
+/* Reads the settings at the beginning of a block. Returns the length of the settings with all parts that follow them;
+ * -EINVAL: the block is shorter than that. */
 static int64_t read_settings(const char *block, uint64_t bytes, uint32_t vocab_size, struct sym_sampling *settings,
                              struct sym_sampling_more *more) {
     uint64_t all = sizeof *settings;
@@ -351,21 +356,21 @@ static int64_t read_settings(const char *block, uint64_t bytes, uint32_t vocab_s
     return all <= bytes ? (int64_t)all : -EINVAL;
 }
 
-/* How long the block at the start of `bytes` bytes is with all that follows it; -EINVAL: it does not end there. */
+/* The length of the sampling block at the beginning of `bytes` bytes; -EINVAL: the block is incomplete. */
 int64_t sym_sampling_bytes(const char *block, uint64_t bytes, uint32_t vocab_size) {
     struct sym_sampling settings;
     struct sym_sampling_more more;
     return read_settings(block, bytes, vocab_size, &settings, &more);
 }
 
-/* A copy of a bitmask over the vocabulary; NULL: no memory. */
+/* Copies a bitmask over the vocabulary. NULL: no memory. */
 static char *copy_of_mask(const char *mask, int64_t vocab_size) {
     const size_t bytes = ((size_t)vocab_size + 31) / 32 * 4;
     char *copy = malloc(bytes);
     return copy == NULL ? NULL : memcpy(copy, mask, bytes);
 }
 
-/* Takes over what follows the settings. 0, EINVAL or ENOMEM. */
+/* Copies the parts that follow the settings. Returns 0, EINVAL or ENOMEM. */
 static int read_tables(sym_sampler *sampler, const struct sym_sampling *settings, const char *at) {
     const size_t bias_bytes = settings->num_bias * sizeof(struct sym_bias);
     sampler->num_bias = settings->num_bias;
@@ -395,8 +400,9 @@ static int read_tables(sym_sampler *sampler, const struct sym_sampling *settings
     return 0;
 }
 
-/* From a struct sym_sampling with all that follows it, which may come from anybody and lie at any address. `breakers`: a bit
- * for each token that its texts name, or NULL. NULL, and errno: EINVAL (cut short, too long, out of range, NaN) or ENOMEM. */
+/* Makes a sampler from a sampling block, which is not trusted and may have any alignment. `breakers` has a bit for each
+ * breaker token, or is NULL. Returns NULL on failure, with errno EINVAL (wrong length, a setting out of range or NaN)
+ * or ENOMEM. */
 sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_size, const void *breakers) {
     struct sym_sampling settings;
     struct sym_sampling_more more;
@@ -408,7 +414,7 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
     sym_sampler *sampler = calloc(1, sizeof *sampler);
     if (sampler == NULL)
         return NULL;
-    /* 0 is off for these as well, so that a block of zeros is a greedy sampler. */
+    /* 0 also means off for these settings, so that a block of zeros is a greedy sampler. */
     const double top_p = settings.top_p > 0.0 ? settings.top_p : 1.0;
     sampler->limits = limits_of(settings.temperature, settings.top_k, top_p, settings.min_p);
     sampler->limits.typical_p = more.typical_p > 0.0 ? more.typical_p : 1.0;
@@ -446,23 +452,23 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
     return sampler;
 }
 
-/* Counts as generated from now on. -EINVAL: no such token; -ENOMEM. */
+/* Counts a token as generated. -EINVAL: the token is not in the vocabulary; -ENOMEM. */
 int sym_sampler_note(sym_sampler *sampler, int32_t token) {
     if (token < 0 || token >= sampler->vocab_size)
         return -EINVAL;
     return history_add(&sampler->history, token, 1);
 }
 
-/* The draw `index` of this sampler, from 0 on; does not note it. Draws come in their order; one may be made again.
- * `allowed`: beside the block's own, or NULL. -EDOM: NaN or +inf, in the row or by a penalty; -ERANGE: nothing is possible;
- * -ENOMEM. */
+/* Makes draw number `index`, from 0 on, without noting the token. Draws come in order; the last one may be repeated.
+ * `allowed` applies in addition to the block's own bitmask, or is NULL. -EDOM: NaN or +inf, in the row or after a
+ * penalty; -ERANGE: no token is possible; -ENOMEM. */
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
     const int64_t n = sampler->vocab_size;
     if (sampler->num_bias > 0 || history_is_due(&sampler->history) || sampler->allowed != NULL || allowed != NULL) {
         struct scratch *scratch = scratch_for(n);
         if (scratch == NULL)
             return -ENOMEM;
-        /* The mask goes first, for it costs a pass that the copy makes anyway: -inf stays -inf. */
+        /* The pass that copies the row also applies the mask. Penalties leave -inf as it is. */
         const int rc = passes->mask(row, n, sampler->allowed, allowed, scratch->row);
         if (rc != 0)
             return rc;

@@ -1,6 +1,6 @@
-"""How tokens are drawn: a `Sampler` says it, a `Draws` does it along a loop. `sampler.c` has the arithmetic.
+"""Drawing of tokens: a `Sampler` has the settings, a `Draws` draws in one loop. `sampler.c` has the arithmetic.
 
-`generate()` draws with the same C in the daemon: a loop over `pred()` that draws with a `Draws` gives its tokens.
+`generate()` draws with the same C code in the daemon. So a loop over `pred()` with a `Draws` gives the same tokens.
 """
 
 from __future__ import annotations
@@ -39,20 +39,28 @@ _MAX_TOKEN = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How a token is drawn from a distribution; nothing in it changes, so that any number of loops may share one.
+    """Settings for drawing a token from a distribution. They never change, so any number of loops may share them.
 
-    In this order: `logit_bias` (token id: number) is added to logits. Penalties: `repetition_penalty` (1: off) divides
-    positive logits of tokens that were seen, given or generated, and multiplies negative ones; `frequency_penalty`
-    (0: off) is subtracted from the logits of generated tokens each time that they were, `presence_penalty` (0: off)
-    once; `penalty_window`: so many of the latest tokens count (None: all). `dry` lowers the logits of what would go on
-    with a repetition. What is not allowed becomes impossible. Logits are divided by `temperature` (0: the argmax).
-    `top_k` keeps the k likeliest; `typical_p` the fewest that hold this part of what is left, first those whose
-    surprise is nearest to the entropy; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those
-    at least this part as likely as the likeliest; `mirostat` those within its limit. Then one is drawn.
+    A draw has these steps, in this order:
+    - `logit_bias` (token id: number) is added to logits.
+    - `repetition_penalty` (1: off) divides positive logits of tokens given or generated, and multiplies negative ones.
+      `frequency_penalty` (0: off) is subtracted from a logit for each time that its token was generated.
+      `presence_penalty` (0: off) is subtracted once. `penalty_window`: all three count this many latest tokens (None:
+      all).
+    - `dry` lowers the logits of tokens that would continue a repetition.
+    - Tokens that are not allowed become impossible.
+    - Logits are divided by `temperature` (0: the argmax).
+    - `top_k` keeps the k likeliest tokens.
+    - `typical_p` keeps the fewest tokens that together have this share of the remaining probability, beginning with
+      those whose surprise is nearest to the entropy.
+    - `top_p` keeps the fewest likeliest tokens that together have this share of the remaining probability.
+    - `min_p` keeps tokens with at least this share of the likeliest token's probability.
+    - `mirostat` keeps tokens within its limit.
+    - One of the kept tokens is drawn.
 
-    A `seed` stands for a stream of numbers, the i-th of which is for a loop's i-th draw: the same seed draws the same
-    from the same distributions, and the streams of two seeds are unrelated, however near. Without one a loop chooses a
-    seed at random.
+    A `seed` gives a stream of random numbers, one for each draw of a loop. The same seed and distributions give the
+    same tokens. The streams of two seeds are independent, even of neighbouring seeds. Without a seed, each loop chooses
+    one at random.
 
     >>> sampler = sym.Sampler(temperature=0.8, top_p=0.9, seed=1)
     >>> draws = sampler.start()
@@ -85,7 +93,7 @@ class Sampler:
                 raise Invalid(f"{name}={getattr(self, name)}: must be a finite number; 0 is off")
         if not isinstance(self.logit_bias, Mapping):
             raise Invalid(f"logit_bias={shown(self.logit_bias)}: must be a dict of token ids and numbers")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the program may go on changing its own
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # a copy: the program may change the original
         for token, bias in self.logit_bias.items():
             if not isinstance(token, (int, Integral)) or not 0 <= token <= _MAX_TOKEN:
                 raise Invalid(f"logit_bias: {shown(token)} is no token id")
@@ -105,7 +113,7 @@ class Sampler:
 
     @classmethod
     def greedy(cls) -> Self:
-        """The likeliest token, always.
+        """Return a sampler that always draws the likeliest token.
 
         >>> sym.Sampler.greedy().start().draw(sym.Dist.of([0.0, 3.0, 1.0]))
         1
@@ -115,10 +123,10 @@ class Sampler:
     def start(
         self, before: Iterable[int] = (), *, first_draw: int = 0, vocabulary: Sequence[bytes] | None = None
     ) -> Draws:
-        """The draws of one loop. `before`: the tokens that were given to the model, for the repetition penalty and DRY.
+        """Begin the draws of a loop. `before`: tokens that were given to the model, for the repetition penalty and DRY.
 
-        `first_draw`: the number of the first draw, of a loop that goes on where another has ended. `vocabulary`: of the
-        model, for DRY's breakers; without it the first draw asks the daemon.
+        `first_draw`: the number of the first draw, to continue where another loop has ended. `vocabulary`: the bytes of
+        the model's tokens, for DRY's breakers; by default the first draw asks the daemon.
 
         >>> draws = sym.Sampler(temperature=0, repetition_penalty=2.0).start(before=[1])
         >>> draws.draw(sym.Dist.of([2.0, 3.0]))
@@ -131,7 +139,7 @@ class Sampler:
         return Draws(self, before, first_draw, vocabulary)
 
     def looked_at(self, before: Sequence[int]) -> Sequence[int]:
-        """Of tokens that were given, those that draws depend on: all, the latest ones, or none.
+        """Return the part of the given tokens on which draws depend: all, the latest ones, or none.
 
         >>> sym.Sampler(repetition_penalty=1.1, penalty_window=2).looked_at([1, 2, 3])
         [2, 3]
@@ -152,9 +160,9 @@ class Sampler:
         seed: int | None = None,
         first_draw: int = 0,
     ) -> bytes:
-        """The settings as the daemon takes them: struct sym_sampling with what follows it.
+        """Return the settings for the wire: a struct sym_sampling and the parts that follow it.
 
-        `seed` replaces the sampler's own; without either one is chosen at random.
+        `seed` replaces the sampler's own seed. Without both, a seed is chosen at random.
 
         >>> len(sym.Sampler(temperature=0).block(before=[1, 2, 3]))
         76
@@ -180,7 +188,7 @@ class Sampler:
         return b"".join((settings, more, biases, before.tobytes(), generated.tobytes(), allowed or b""))
 
     def _more(self) -> bytes:
-        """The `struct sym_sampling_more` with its texts; empty: nothing in it is on, as programs before it send."""
+        """Return a struct sym_sampling_more with its texts; empty, as from older programs, if its settings are off."""
         dry = self.dry if self.dry is not None and self.dry.is_on else None
         if self.typical_p in (None, 1.0) and not (self.penalty_window or dry or self.mirostat):
             return b""
@@ -203,7 +211,7 @@ class Sampler:
 
 
 class RowSampler:
-    """A sampler over rows of logits: struct sym_sampling and what follows it, from whoever sent it. Of one thread.
+    """A sampler over rows of logits, made from the sampling block of a client. Only one thread may use it.
 
     >>> from array import array
     >>> from libsym.rows.sampler import RowSampler, Sampler
@@ -217,9 +225,9 @@ class RowSampler:
     def __init__(
         self, block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None = None
     ) -> None:
-        """`tokens`: of the model, for DRY's breakers."""
+        """Read a sampling block. `tokens`: texts of the model's tokens, for DRY's breakers."""
         breakers = _breakers(block, vocab_size, tokens)
-        with ffi.from_buffer(block) as data:  # given back now: an error that is kept has this frame
+        with ffi.from_buffer(block) as data:  # released at once, because the traceback of an error would keep it
             size = len(data)
             sampler = lib.sym_sampler_new(data, size, vocab_size, ffi.NULL if breakers is None else breakers)
         if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:
@@ -234,21 +242,21 @@ class RowSampler:
 
     @property
     def address(self) -> int:
-        """Of the C half, for the functions of `libsym.channel.hot`; good as long as this object is."""
+        """Address of the C half, for the functions of `libsym.channel.hot`; valid as long as this object lives."""
         return address(self._sampler)
 
     def draw(self, row: memoryview[float], index: int, allowed: Allowed | None = None) -> int:
-        """Draws the token number `index`, without noting it. `allowed` holds beside the block's own bitmask."""
+        """Return the token of draw number `index`, without noting it. `allowed` and the block's bitmask both apply."""
         if row.nbytes != 4 * self.vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a sampler over a vocabulary of {self.vocab_size}")
         return checked(
             lib.sym_sampler_draw(
                 self._sampler, ffi.from_buffer("float[]", row), pointer(allowed, self.vocab_size), index
             )
-        )  # no variable has the buffers: an error that is kept has this frame
+        )  # no variable holds the buffers, because the traceback of an error would keep them
 
     def note(self, token: int) -> None:
-        """Counts a token as generated from now on."""
+        """Count a token as generated, for the penalties."""
         rc = lib.sym_sampler_note(self._sampler, token) if 0 <= token <= _MAX_TOKEN else -errno.EINVAL
         if rc == -errno.EINVAL:
             raise Invalid(f"token {token} is not in the vocabulary of {self.vocab_size}")
@@ -256,16 +264,16 @@ class RowSampler:
 
 
 class Draws:
-    """The draws along one loop: each takes the next number of the seed, and what was drawn counts for the penalties.
+    """The draws of one loop. Each draw takes the next random number of the seed, and counts its token for penalties.
 
-    Threads may share it: they draw one after the other.
+    Threads may share a Draws: they draw one after the other.
 
     >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
     >>> [draws.draw(sym.Dist.of([1.0, 3.0, 2.0])) for _ in range(4)]
     [1, 2, 0, 1]
     """
 
-    __slots__ = ("_before", "_first", "_noted", "_rows", "_sampler", "_turn", "_vocabulary", "index", "seed")
+    __slots__ = ("_before", "_first", "_lock", "_noted", "_rows", "_sampler", "_vocabulary", "index", "seed")
 
     def __init__(
         self,
@@ -277,20 +285,20 @@ class Draws:
         self._sampler = sampler
         self._vocabulary = vocabulary
         self._before = _tokens(before)
-        self._noted: list[int] = []  # before the first draw says how large the vocabulary is
+        self._noted: list[int] = []  # tokens noted before the first draw, which makes the RowSampler
         self._rows: RowSampler | None = None
-        self._turn = threading.Lock()  # the C that draws lets other threads of Python run
+        self._lock = threading.Lock()  # other Python threads run while C draws
         self._first = draw_number(first_draw)
         self.index = 0
-        """How many were drawn."""
+        """Number of tokens drawn so far."""
         self.seed = random_seed() if sampler.seed is None else seed64(sampler.seed)
-        """The seed of these draws: give it to a Sampler to have them again."""
+        """The seed of these draws. A Sampler with this seed repeats them."""
 
     def __repr__(self) -> str:
         return f"<Draws: {self.index} drawn, seed {self.seed}>"
 
     def draw(self, dist: Dist, allowed: Allowed | None = None) -> int:
-        """Draws the next token from the distribution's last row, and notes it.
+        """Draw the next token from the distribution's last row, and count it for the penalties.
 
         >>> sym.Sampler.greedy().start().draw(sym.Dist.of([0.0, 3.0, 1.0]), allowed=[0, 2])
         2
@@ -301,7 +309,7 @@ class Draws:
                 "sampler (what the daemon drew itself is `token` of a ReducedDist)"
             )
         row = dist.logits
-        with self._turn:
+        with self._lock:
             if self._rows is None:
                 block = self._sampler.block(self._before, self._noted, seed=self.seed, first_draw=self._first)
                 self._rows = RowSampler(block, len(row), self._token_texts())
@@ -311,7 +319,7 @@ class Draws:
         return token
 
     def note(self, token: int) -> None:
-        """Counts a token as generated that was not drawn: one that a grammar or the program itself put there.
+        """Count a token as generated that was not drawn here, but chosen by a grammar or by the program.
 
         >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
         >>> draws.note(1)
@@ -321,14 +329,14 @@ class Draws:
         token = int64(token, "token")
         if not 0 <= token <= _MAX_TOKEN:
             raise Invalid(f"token={token}: no vocabulary has such a token")
-        with self._turn:
+        with self._lock:
             if self._rows is None:
                 self._noted.append(token)
             else:
                 self._rows.note(token)
 
     def _token_texts(self) -> TokenTexts | None:
-        """Of the model, if the sampler looks for texts in them."""
+        """Return the texts of the model's tokens. None: the sampler has no breakers."""
         if self._sampler.dry is None or not self._sampler.dry.breakers:
             return None
         if self._vocabulary is not None:
@@ -338,12 +346,12 @@ class Draws:
 
 
 def random_seed() -> int:
-    """A seed that nobody chose."""
+    """Return a random seed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: int) -> int:
-    """How long the sampling block at a payload's start is, by its own counts; Invalid if the payload ends before."""
+    """Return the length of the sampling block at the beginning of a payload. Invalid: the block is incomplete."""
     with ffi.from_buffer(payload) as data:
         size = int(lib.sym_sampling_bytes(data, len(data), vocab_size))
     if size < 0:
@@ -352,7 +360,7 @@ def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: in
 
 
 def _tokens_of(block: bytes) -> list[int]:
-    """The tokens in a sampling block: of the biases, and those that were seen. None if they are not all there."""
+    """Return the tokens in a sampling block: of biases, given and generated. Empty if the block is incomplete."""
     if lib.sym_sampling_bytes(block, len(block), 0) < 0:
         return []
     *_, num_bias, num_before, num_generated, _ = SAMPLING_STRUCT.unpack_from(block)
@@ -363,7 +371,7 @@ def _tokens_of(block: bytes) -> list[int]:
 
 
 def _more_of(block: bytes | bytearray | memoryview) -> memoryview:
-    """The struct sym_sampling_more of a sampling block with its texts; empty: it has none, or is cut short."""
+    """Return the struct sym_sampling_more of a sampling block, with its texts. Empty if it is missing or incomplete."""
     data, begin = memoryview(block).cast("B"), SAMPLING_STRUCT.size
     end = begin + SAMPLING_MORE_STRUCT.size
     if len(data) < end or not SAMPLING_STRUCT.unpack_from(data)[-1] & SAMPLING_MORE:
@@ -373,7 +381,7 @@ def _more_of(block: bytes | bytearray | memoryview) -> memoryview:
 
 
 def _breakers(block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None) -> bytes | None:
-    """A bit for each token that the breakers in a sampling block name; None: there are none."""
+    """Return a bitmask of the tokens that contain a breaker of a sampling block. None: the block has no breakers."""
     texts = bytes(_more_of(block)[SAMPLING_MORE_STRUCT.size :])
     if not texts:
         return None

@@ -1,8 +1,8 @@
-/* Texts that end a generation, found in bytes as tokens add them: a text may begin and end in the middle of a token.
+/* Search for stop texts in the bytes of a generation, token by token. A text may begin and end inside a token.
  *
- * Each text goes through the bytes once, by the algorithm of Knuth, Morris and Pratt: it keeps how much of it the latest
- * bytes are, and where a byte differs, a table says how much of it they still are. So a token costs its own bytes times
- * the number of texts, whatever came before; to search the last bytes anew costs their length each time.
+ * Each text uses the algorithm of Knuth, Morris and Pratt. The state is the number of bytes of the text that the latest
+ * bytes match. When the next byte differs, a table gives the longest shorter match. So a token costs its own bytes
+ * times the number of texts. A new search of the last bytes would cost their length with each token.
  */
 #include "rows.h"
 
@@ -12,7 +12,7 @@
 
 struct watched {
     const char *text;
-    const int32_t *shorter; /* [length]: where byte i differs, go on with this many that are matched; -1: with none */
+    const int32_t *shorter; /* [length]: if byte i differs, continue with this many matched bytes; -1: skip the byte */
     int32_t length, matched;
 };
 
@@ -22,8 +22,8 @@ struct sym_stops {
     struct watched texts[];
 };
 
-/* For each place in the text how much of it is matched when its byte there differs: the longest beginning of the text
- * that the bytes before end with, and that goes on with another byte. */
+/* Computes, for each place in the text, the match to continue with if the byte there differs. The match is the longest
+ * beginning of the text that the bytes before the place end with, and that is followed by another byte. */
 static void fill_shorter(int32_t *shorter, const char *text, int32_t length) {
     int32_t matched = -1;
     shorter[0] = -1;
@@ -36,8 +36,8 @@ static void fill_shorter(int32_t *shorter, const char *text, int32_t length) {
     }
 }
 
-/* Watches for texts, which lie one after the other; none is empty, and 2^31 bytes are more than all of them have.
- * `tokens` stays the caller's, and where it is. NULL: no memory. */
+/* Makes a search for texts, which lie one after the other in `texts`. No text is empty, and all together have less than
+ * 2^31 bytes. The caller owns `tokens`, and keeps it alive. NULL: no memory. */
 sym_stops *sym_stops_new(const sym_token_texts *tokens, const char *texts, const uint32_t *lengths,
                          uint32_t num_texts) {
     size_t bytes = 0;
@@ -62,7 +62,7 @@ sym_stops *sym_stops_new(const sym_token_texts *tokens, const char *texts, const
 
 void sym_stops_free(sym_stops *stops) { free(stops); }
 
-/* After how many of the bytes the text is complete for the first time; -1: it is not. */
+/* The number of bytes after which the text is complete for the first time; -1: it is not complete. */
 static int64_t complete_after(struct watched *watched, const char *bytes, int64_t num_bytes) {
     int32_t matched = watched->matched;
     for (int64_t i = 0; i < num_bytes; i++) {
@@ -75,8 +75,9 @@ static int64_t complete_after(struct watched *watched, const char *bytes, int64_
     return -1;
 }
 
-/* Takes one more token. The number of the stop text that is complete: of several the one that began first, then the one
- * with the lowest number; from then on it stays that one. -1: none is. -EINVAL: no such token. */
+/* Takes the next token. Returns the index of the complete stop text, or -1 if no text is complete. Once a text is
+ * complete, further calls return the same index. If one token completes several texts, the text that began first
+ * counts, then the one with the lowest index. -EINVAL: the token is not in the vocabulary. */
 int sym_stops_add(sym_stops *stops, int32_t token) {
     const sym_token_texts *tokens = stops->tokens;
     if (token < 0 || token >= tokens->num_tokens)
@@ -85,7 +86,7 @@ int sym_stops_add(sym_stops *stops, int32_t token) {
         return stops->found;
     const char *bytes = tokens->bytes + tokens->begins[token];
     const int64_t num_bytes = (int64_t)(tokens->begins[token + 1] - tokens->begins[token]);
-    int64_t first = INT64_MAX; /* where the text began that is found; before the token's bytes it is negative */
+    int64_t first = INT64_MAX; /* offset of the found text from the token's first byte; may be negative */
     for (int32_t i = 0; i < stops->num_texts; i++) {
         const int64_t end = complete_after(&stops->texts[i], bytes, num_bytes);
         if (end < 0 || end - stops->texts[i].length >= first)
@@ -96,11 +97,12 @@ int sym_stops_add(sym_stops *stops, int32_t token) {
     return stops->found;
 }
 
-/* What sym_stops_add said last. */
+/* Returns the last result of sym_stops_add. */
 int sym_stops_found(const sym_stops *stops) { return stops->found; }
 
-/* Sets the bit of every token whose bytes have this text in them, which is not empty: how many. `bits` has whole words of 32
- * bits. One pass over the bytes of all tokens; a find that begins in one token and ends in another is none. */
+/* Sets the bit of every token whose bytes contain a text, which is not empty. Returns the number of such tokens. `bits`
+ * has whole words of 32 bits. The search goes through the bytes of all tokens in one pass, and ignores matches that
+ * cross from one token into the next. */
 int32_t sym_tokens_with(const sym_token_texts *tokens, const char *text, uint64_t bytes, char *bits) {
     const char *end = tokens->bytes + tokens->begins[tokens->num_tokens];
     int32_t token = 0, count = 0;

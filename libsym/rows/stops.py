@@ -1,4 +1,4 @@
-"""Texts in the bytes of tokens: those that end a generation, and those that tokens have. `stops.c` searches."""
+"""Search for texts in the bytes of tokens: stop texts of a generation, and tokens that contain a text (`stops.c`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
 
 MAX_TEXT_SETS = 64
-"""Sets of texts whose tokens are known: 6 KB each for a vocabulary of 49,152."""
+"""Limit of cached bitmasks, one for each set of texts: 6 KB each for a vocabulary of 49,152."""
 
 
 class TokenTexts:
-    """The bytes of every token of a model, as C reads them: one table for all that watch for texts.
+    """The bytes of every token of a model, in one table for C that all searches share.
 
     >>> from libsym.rows.stops import TokenTexts
     >>> TokenTexts([b"one", b"", b"two"]).num_tokens
@@ -34,11 +34,11 @@ class TokenTexts:
         self._keep = (data, begins)
         self.num_tokens = len(texts)
         self.table: Any = ffi.new("sym_token_texts *", (data, begins, self.num_tokens))
-        """A `sym_token_texts`, good as long as this object is."""
+        """A `sym_token_texts`, valid as long as this object lives."""
         self._found: dict[tuple[bytes, ...], bytes] = {}
 
     def having(self, texts: tuple[bytes, ...]) -> bytes:
-        """A bitmask of the tokens that have one of these texts in them. Invalid: no token has one of them.
+        """Return a bitmask of the tokens that contain one of these texts. Invalid: a text is in no token.
 
         >>> from libsym.rows.stops import TokenTexts
         >>> TokenTexts([b"one", b"", b"two"]).having((b"o", b"w")).hex()
@@ -57,7 +57,7 @@ class TokenTexts:
 
 
 def token_texts_script(channel: ClientChannel) -> Script[TokenTexts]:
-    """Of the daemon's model, made once for each connection."""
+    """Return the texts of the model's tokens. Each connection makes them once."""
     if channel.token_texts is None:
         channel.token_texts = TokenTexts((yield from vocabulary_script(channel)))
     found: TokenTexts = channel.token_texts
@@ -65,7 +65,7 @@ def token_texts_script(channel: ClientChannel) -> Script[TokenTexts]:
 
 
 class StopTexts:
-    """Watches one generation. Only what was generated counts: no stop text begins in the prompt. Of one thread.
+    """Search for stop texts in one generation. A stop text cannot begin in the prompt. Only one thread may use it.
 
     >>> from libsym.rows.stops import StopTexts, TokenTexts
     >>> stops = StopTexts(["User:", "END"], TokenTexts([b"one. Us", b"er", b": two"]))
@@ -86,21 +86,21 @@ class StopTexts:
         if stops == ffi.NULL:
             raise MemoryError("no memory to watch for stop texts")
         self._stops: Any = ffi.gc(stops, lib.sym_stops_free)
-        self._tokens = tokens  # C reads it
+        self._tokens = tokens  # keeps the table alive for C
 
     @property
     def address(self) -> int:
-        """Of the C half, for the functions of `libsym.channel.hot`; good as long as this object is."""
+        """Address of the C half, for the functions of `libsym.channel.hot`; valid as long as this object lives."""
         return address(self._stops)
 
     @property
     def found(self) -> int | None:
-        """The number of the stop text that is complete; of several that of the one that began first."""
+        """Index of the complete stop text; among several, of the one that began first. None: no text is complete."""
         found = int(lib.sym_stops_found(self._stops))
         return found if found >= 0 else None
 
     def add(self, token: int) -> bool:
-        """Take one more token; True: a stop text is complete, and `found` stays that one."""
+        """Take the next token. Return whether a stop text is complete; from then on `found` does not change."""
         if not 0 <= token < self._tokens.num_tokens:
             raise Invalid(f"token {token} is not in the vocabulary of {self._tokens.num_tokens}")
         return bool(lib.sym_stops_add(self._stops, token) >= 0)

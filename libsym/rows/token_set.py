@@ -1,4 +1,4 @@
-"""Sets of tokens: what may be drawn, made of other sets by `&`, `|`, `-`, `^` and `~`."""
+"""Sets of tokens that may be drawn, with the operators `&`, `|`, `-`, `^` and `~`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from libsym.errors import Invalid
 
 
 class TokenSet:
-    """A set of tokens of one vocabulary, as `allowed=` takes it; it never changes. `sym.token_set` makes one by text.
+    """An immutable set of tokens of one vocabulary, for `allowed=`. `sym.token_set` makes one from a function that
+    accepts or rejects each token's bytes.
 
     >>> even = sym.TokenSet(range(0, 8, 2), vocab_size=8)
     >>> sorted(~even), 2 in even, len(even | sym.TokenSet([1], 8))
@@ -30,7 +31,7 @@ class TokenSet:
             bits[token >> 3] |= 1 << (token & 7)
         self._bits = int.from_bytes(bits, "little")
         self.vocab_size = size
-        """How many tokens there are, in this set or not."""
+        """Number of tokens in the vocabulary."""
 
     def _like(self, bits: int) -> Self:
         found = type(self)((), self.vocab_size)
@@ -38,7 +39,7 @@ class TokenSet:
         return found
 
     def _same(self, other: object) -> int:
-        """The bits of another set of the same vocabulary."""
+        """Return the bits of another set. Invalid: `other` is not a TokenSet, or has another vocabulary."""
         if not isinstance(other, TokenSet):
             raise Invalid(f"a TokenSet goes with another one, not with {shown(other)}: use sym.token_set()")
         if other.vocab_size != self.vocab_size:
@@ -82,7 +83,7 @@ class TokenSet:
         return f"<TokenSet of {len(self)} of {self.vocab_size} tokens>"
 
     def mask(self) -> bytes:
-        r"""The bitmask: token i is bit i % 8 of byte i // 8, in whole words of 4 bytes.
+        r"""The set as a bitmask: token i is bit i % 8 of byte i // 8, in whole words of 4 bytes.
 
         >>> sym.TokenSet([0, 9], vocab_size=20).mask()
         b'\x01\x02\x00\x00'

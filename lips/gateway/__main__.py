@@ -18,14 +18,14 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"gateway needs the package {error.name}: pip install 'symphony-os[gateway]'") from None
 
 SHORTEST_S = 0.001
-"""The least that a time limit may be."""
+"""The smallest time limit that an option accepts."""
 
 
 def main() -> None:
     arguments = _arguments()
     options = arguments.parse_args()
     if [options.keys, options.key_file, options.new_key].count(None) < 2:
-        arguments.error("only one of --keys, --key-file and --new-key says what keys there are")
+        arguments.error("give only one of --keys, --key-file and --new-key")
     try:
         if options.new_key:
             key, line = new_key(options.new_key)
@@ -56,13 +56,15 @@ def _arguments() -> sym.Arguments:
     arguments.whole("--port", "port to listen on, 0 for any", 8080, least=0, most=65535)
     arguments.add_argument("--log", choices=log.FORMS, default="text", help="form of its lines (default: %(default)s)")
     arguments.kv("--directory", "of conversations, on the mount (default: gateway-UID)", metavar="PATH")
-    arguments.text("--keys", "the keys that are answered: see lips(7)", metavar="FILE")
+    arguments.text("--keys", "file of accepted keys: see lips-gateway(7)", metavar="FILE")
     arguments.text(
         "--key-file",
-        f"the one key that is answered (default: {VARIABLE}, else one that is made and kept)",
+        f"file with the one accepted key (default: {VARIABLE}, else a key that is made and kept)",
         metavar="FILE",
     )
-    arguments.text("--new-key", "print a new key, and its line of FILE on standard error", metavar="NAME")
+    arguments.text(
+        "--new-key", "print a new key, and on standard error its line for the file of --keys", metavar="NAME"
+    )
     arguments.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     arguments.whole("--max-body", "bytes of a request at most", default.max_body_bytes, metavar="N")
     arguments.whole("--max-running", "answers at once", default.max_running, metavar="N")

@@ -1,6 +1,6 @@
-"""Who is answered now: a bounded number at once, a bounded number waits, and the rest is told when to come again.
+"""Admission of requests: limits how many run and how many wait, and tells refused clients when to try again.
 
-Tenants take turns, so one with many requests does not keep the others waiting. Within a tenant the first comes first.
+Tenants take turns, so a tenant with many requests does not delay the others. Each tenant's own queue is a FIFO.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """So many a minute, and at once as many as a minute has: filled as time goes by."""
+    """Token bucket of a rate per minute. It fills over time, and holds at most the amount of a minute."""
 
     per_minute: float | None
     level: float = field(init=False)
@@ -30,7 +30,7 @@ class Bucket:
         self.level = self.per_minute or 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """How long until there is something in it."""
+        """Return the seconds until the bucket holds at least 1."""
         if self.per_minute is None:
             return 0.0
         self.level = min(self.per_minute, self.level + (now_s - self.filled_s) * self.per_minute / _MINUTE_S)
@@ -38,41 +38,41 @@ class Bucket:
         return max(0.0, (1.0 - self.level) * _MINUTE_S / self.per_minute)
 
     def take(self, amount: float) -> None:
-        """More than there is may be taken: what comes next waits for that."""
+        """Remove an amount from the bucket. The level may fall below zero; the next request then waits longer."""
         if self.per_minute is not None:
             self.level -= amount
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one tenant."""
+class TenantLimits:
+    """Limits of one tenant."""
 
     requests_per_min: float | None = None
     tokens_per_min: float | None = None
     concurrent: int | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = TenantLimits()
 
 
 class _Party:
-    """A tenant as it is known here."""
+    """A tenant's limits, running requests and queue."""
 
-    def __init__(self, limits: Limits, now_s: float) -> None:
+    def __init__(self, limits: TenantLimits, now_s: float) -> None:
         self.change(limits, now_s)
         self.num_running = 0
         self.num_bytes = 0
-        """Of bodies whose requests have not ended."""
+        """Bytes of the bodies of all requests in flight."""
         self.waiting: deque[anyio.Event] = deque()
 
-    def change(self, limits: Limits, now_s: float) -> None:
+    def change(self, limits: TenantLimits, now_s: float) -> None:
         self.limits = limits
         self.requests = Bucket(limits.requests_per_min, now_s)
         self.tokens = Bucket(limits.tokens_per_min, now_s)
 
 
 class Admission:
-    """Of one server."""
+    """Admission of all tenants to one server."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class Admission:
         self._clock = clock
         self._parties: dict[str, _Party] = {}
         self._turns: deque[_Party] = deque()
-        """Tenants that wait, the one whose turn it is first."""
+        """Tenants with waiting requests, in the order of their turns."""
         self.num_running = self.num_waiting = self.num_refused = 0
 
-    def count(self, name: str, limits: Limits) -> None:
-        """Count a request, whatever comes of it, before any of it is read.
+    def count(self, name: str, limits: TenantLimits) -> None:
+        """Count a request before any of it is read, even if it is refused later.
 
-        ApiError 429: its tenant has used up its rates; the error says when to try again.
+        ApiError 429: the tenant has used up a rate; the error says when to try again.
         """
         self._check_rates(name, self._party(name, limits))
 
     def hold(self, name: str, num_bytes: int) -> None:
-        """Bytes of a request that was counted, until `release`. ApiError 429: its tenant has too many under way."""
+        """Reserve bytes for a counted request until `release`. ApiError 429: the tenant has too many in flight."""
         party = self._parties[name]
         if party.num_bytes + num_bytes > self._max_bytes:
             self.num_refused += 1
@@ -109,12 +109,12 @@ class Admission:
         party.num_bytes += num_bytes
 
     def release(self, name: str, num_bytes: int) -> None:
-        """Their request has ended."""
+        """Release the bytes of a request at its end."""
         self._parties[name].num_bytes -= num_bytes
 
     @asynccontextmanager
-    async def enter(self, name: str, limits: Limits) -> AsyncIterator[None]:
-        """Within this block the tenant has a place. ApiError 429: there is none; the error says when to try again."""
+    async def enter(self, name: str, limits: TenantLimits) -> AsyncIterator[None]:
+        """Hold a place for a request within the block. ApiError 429: no place is free; the error says when to retry."""
         party = self._party(name, limits)
         await self._wait(name, party)
         try:
@@ -125,10 +125,10 @@ class Admission:
             self._let_in()
 
     def charge(self, name: str, num_tokens: int) -> None:
-        """Tokens that a request was found to cost: its tenant's next ones wait for them."""
+        """Charge the tokens of a request to its tenant's rate, which delays the tenant's next requests."""
         self._parties[name].tokens.take(num_tokens)
 
-    def _party(self, name: str, limits: Limits) -> _Party:
+    def _party(self, name: str, limits: TenantLimits) -> _Party:
         party = self._parties.get(name)
         if party is None:
             party = self._parties[name] = _Party(limits, self._clock())
@@ -159,7 +159,7 @@ class Admission:
         party.num_running += 1
 
     async def _wait(self, name: str, party: _Party) -> None:
-        """For a place: none at all where there is one, and nobody in front has a right to it."""
+        """Wait for a place. Return at once if a place is free and no earlier request is entitled to it."""
         turn = anyio.Event()
         if not party.waiting:
             self._turns.append(party)
@@ -184,7 +184,7 @@ class Admission:
             raise self._full(f"{name} has waited for {self._wait_s:g} s")
 
     def _give_up(self, party: _Party, turn: anyio.Event) -> None:
-        """A turn that came in the same moment goes to the next."""
+        """Leave the queue. If a place was assigned at the same moment, pass the place to the next request."""
         if turn.is_set():
             self.num_running -= 1
             party.num_running -= 1
@@ -196,7 +196,7 @@ class Admission:
             self._turns.remove(party)
 
     def _let_in(self) -> None:
-        """Those that there is a place for, a tenant after the other."""
+        """Admit waiting requests while places are free, one tenant after another."""
         for _ in range(len(self._turns)):
             if self.num_running >= self.max_running:
                 return

@@ -1,4 +1,4 @@
-"""The application: every interface's routes, errors in each interface's form, and a count of what was answered."""
+"""The application: every interface's routes, errors in each interface's form, and a count of answers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
 from lips.gateway import chat, completions, messages, ollama, page, plain, responses, sessions
-from lips.gateway.asgi import Exchange, Form, error_response, told
-from lips.gateway.errors import ApiError, anthropic_form, ollama_form, openai_form
+from lips.gateway.asgi import Exchange, error_response, told
+from lips.gateway.errors import ApiError
 from lips.gateway.gateway import ENDED, IGNORED, Gateway
-from lips.gateway.log import SEEN, Seen
+from lips.gateway.log import SEEN, LoggedRequest
 
 ROUTES: Sequence[BaseRoute] = [
     *chat.routes,
@@ -30,7 +30,6 @@ ROUTES: Sequence[BaseRoute] = [
     *sessions.routes,
     *page.routes,
 ]
-_FORMS: dict[str, Form] = {"/v1/messages": anthropic_form, "/api/": ollama_form}
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
@@ -49,7 +48,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
 
 class _Counted:
-    """Counts answers by route and status, tells the log of each, and keeps what is somebody's out of caches."""
+    """Middleware that counts answers by route and status, logs each, and forbids caches to store them."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -62,7 +61,7 @@ class _Counted:
 
         exchange = Exchange(receive, send)
 
-        seen = Seen.of(scope)
+        seen = LoggedRequest.of(scope)
         SEEN.set(seen)
 
         async def counted(message: Message) -> None:
@@ -82,19 +81,15 @@ class _Counted:
             await self._app(scope, exchange.receive, counted)
 
 
-def _form_of(request: Request) -> Form:
-    return next((form for path, form in _FORMS.items() if request.url.path.startswith(path)), openai_form)
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
-    return error_response(told(error), _form_of(request))
+    return error_response(told(error), request.url.path)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     said = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, said), _form_of(request))
+    return error_response(ApiError(error.status_code, said), request.url.path)
 
 
 async def _nobody_reads(_request: Request, _error: Exception) -> Response:

@@ -1,9 +1,10 @@
-"""Between HTTP and the answers: bodies within limits, and answers that end within a step when their client goes."""
+"""The HTTP side of requests: bodies are read within limits, and a disconnect ends the answer within a step."""
 
 from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,28 +14,27 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway.errors import STATUSES, ApiError, from_system
+from lips.gateway.errors import STATUSES, ApiError, form_at, from_system
 from lips.gateway.log import SEEN
 
 log = logging.getLogger(__name__)
 
-Form = Callable[[ApiError], dict[str, Any]]
-"""How an interface tells of an error."""
 Emit = Callable[[bytes], Awaitable[None]]
-"""Sends a part of the answer. (No generator of parts: one that is not exhausted ends in nobody's task.)"""
+"""Function that sends a part of the answer. A generator of parts would not do: the garbage collector would close an
+unfinished asynchronous generator outside its task."""
 EVENTS = b"text/event-stream; charset=utf-8"
 LINES = b"application/x-ndjson"
 _STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 LINGERS_S = 5.0
-"""So long a request that has its answer may go on with its body."""
+"""Time for which the client of an answered request may still send the rest of the body."""
 WRITE_S = 60.0
-"""So long a client may leave what it is sent unread: then it is taken for gone."""
+"""Time for which a client may leave its answer unread. Then the gateway treats the client as disconnected."""
 
 
 async def read_body(request: Request, max_bytes: int, max_s: float, hold: Callable[[int], None]) -> bytes:
-    """The whole body, if it is no larger and comes in time.
+    """Return the whole body, or raise ApiError if it is too large or too late.
 
-    `hold` is told of its bytes: before any is read where the request says how many, and else as they come.
+    `hold` reserves the body's bytes: before the first read if the request declares its length, else as they arrive.
     """
     declared = request.headers.get("content-length", "0")
     num_held = int(declared) if declared.isdecimal() else 0
@@ -61,10 +61,10 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 class Exchange:
-    """A request and its answer. What an answered request still sends is read and dropped.
+    """A request and its answer. After the answer, the exchange reads and drops the rest of the request's body.
 
-    Hypercorn waits for its application to take each part of a body, also while the application sends the answer's end.
-    And a connection that is closed with bytes unread takes the answer with it.
+    Hypercorn waits until the application has taken each part of a body, even while the application sends the end of
+    the answer. A connection that is closed with unread bytes loses the answer.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -96,12 +96,13 @@ class Exchange:
             pass
 
 
-def error_response(error: ApiError, form: Form) -> Response:
-    return Json(form(error), error.status, error.headers)
+def error_response(error: ApiError, path: str) -> Response:
+    """Return an error in the form of the interface at the path."""
+    return Json(form_at(path)(error), error.status, error.headers)
 
 
 class Json(Response):
-    """An object as the answer."""
+    """A JSON object as the answer."""
 
     media_type = "application/json"
 
@@ -110,30 +111,27 @@ class Json(Response):
 
 
 _LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
-"""Some clients take these for the end of a line, and so of an event."""
+"""Escapes of characters that some clients treat as the end of a line, and so of an event."""
 
 
 def _utf8(text: str) -> bytes:
-    """JSON in UTF-8, also of what is none: a name of a file, or what a model wrote."""
+    """Return JSON in UTF-8. Lone surrogates, from a file's name or a model's text, are replaced."""
     return text.encode() if text.isascii() else text.translate(_LINE_ENDS).encode(errors="replace")
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return _utf8(f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n")
 
 
 def line(data: object) -> bytes:
-    """A line of a stream of JSON objects."""
+    """Return a line of a stream of JSON objects."""
     return _utf8(json.dumps(data, ensure_ascii=False, separators=(",", ":"))) + b"\n"
 
 
-class Work:
-    """What an endpoint gives: it goes on as long as its client is there."""
-
-    def __init__(self, form: Form) -> None:
-        self._form = form
+class Work(ABC):
+    """The answer of an endpoint. A disconnect of the client cancels it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as tasks:
@@ -146,18 +144,18 @@ class Work:
             finally:
                 tasks.cancel_scope.cancel()
 
+    @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+        """Send the answer."""
 
     async def _fail(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
-        await error_response(told(error), self._form)(scope, receive, send)
+        await error_response(told(error), scope["path"])(scope, receive, send)
 
 
 class Whole(Work):
-    """An answer that is sent when all of it is there."""
+    """An answer that is sent as a whole when it is complete."""
 
-    def __init__(self, answer: Callable[[], Awaitable[object]], form: Form) -> None:
-        super().__init__(form)
+    def __init__(self, answer: Callable[[], Awaitable[object]]) -> None:
         self._make = answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,17 +168,15 @@ class Whole(Work):
 
 
 class Streamed(Work):
-    """An answer that is sent as it comes. What fails before anything has come has the status of the error."""
+    """An answer that is sent part by part. A failure before the first part sets the status of the response."""
 
     def __init__(
         self,
         answer: Callable[[Emit], Awaitable[None]],
-        form: Form,
         failed: Callable[[ApiError], bytes],
         media_type: bytes = EVENTS,
     ) -> None:
-        """`answer` gives its parts to the function that it is given; `failed`: the part for what fails later."""
-        super().__init__(form)
+        """`answer` is called with the function that sends a part. `failed` returns the part that reports a failure."""
         self._headers = [(b"content-type", media_type), *_STREAM_HEADERS]
         self._make = answer
         self._failed = failed
@@ -206,7 +202,7 @@ class Streamed(Work):
 
 
 def told(error: BaseException) -> ApiError:
-    """What a client is told of an error. What is this program's own fault is logged, and no more than named."""
+    """Return the error as a client sees it. Faults of the gateway are logged; the client gets only their type."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ApiError):
@@ -218,7 +214,7 @@ def told(error: BaseException) -> ApiError:
 
 
 def _in_time(send: Send, stalled: anyio.CancelScope) -> Send:
-    """A client that reads nothing for long has no place any more."""
+    """Return a `send` that cancels `stalled` if the client reads nothing for WRITE_S."""
 
     async def send_in_time(message: Any) -> None:
         with anyio.move_on_after(WRITE_S) as scope:

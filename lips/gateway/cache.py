@@ -1,11 +1,11 @@
-"""What was computed before is used again: KV files of one tenant, found by the longest prefix of a prompt.
+"""Cache of one tenant's KV files: a prompt forks the file that has its longest prefix.
 
-The policy is this module's, not the daemon's. Each answer leaves its file here, without a name, as long as there is
-room: the next turn of that conversation forks it, and so does any prompt that begins as it does. Prompts that arrive
-together and begin alike compute that part once: the others wait until the first has it.
+This module, not the daemon, decides which files stay. While the cache has room, it keeps the unnamed file of each
+answer. The next turn of that conversation forks the file, and so does each prompt with the same beginning. A beginning
+that concurrent prompts share is computed once: later prompts wait until the first prompt has computed it.
 
-A tenant has a cache of its own, over a connection of its own. So no key learns from an answer, or from how long it
-took, what another key has asked.
+Each tenant has its own cache and its own connection. So a client cannot learn the requests of another key from an
+answer or from its timing.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import anyio
 import libsym as sym
 
 BLOCK_TOKENS = 16
-"""Prefixes are looked up by blocks of so many tokens; shorter ones are not worth a fork."""
+"""Number of tokens in a block. Prefixes are looked up by blocks. A prefix of less than a block is not worth a fork."""
 MAX_ENTRIES = 1000
 _COMPARED = 8
-"""Of the files that share all of a prompt's known blocks, so many are compared token by token."""
+"""Maximum number of files that a lookup compares token by token with a prompt. All share the prompt's known blocks."""
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
-    """A file, and the tokens that it has, or more while an answer is appended to it."""
+class CachedFile:
+    """A KV file and its tokens. While an answer grows, the file has more tokens than listed here."""
 
     kv: sym.KV
     tokens: Sequence[int]
     used: int = 0
     blocks: list[int] = field(default_factory=list)
     is_growing: bool = False
-    """An answer's: it is not closed here before that has ended."""
+    """Whether an answer is appended to the file. The cache then leaves the file open."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,14 +47,14 @@ class _Prefill:
 
 
 class Cache:
-    """Of one tenant; used within `tenant.use()`, by any number of tasks of one event loop."""
+    """Cache of one tenant, used within `tenant.use()` by any number of tasks of one event loop."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.num_tokens = 0
-        """Of all entries; what they share is counted in each."""
-        self._entries: dict[Entry, None] = {}
-        self._by_block: dict[int, dict[Entry, None]] = {}
+        """Tokens of all entries; shared tokens count once in each entry."""
+        self._entries: dict[CachedFile, None] = {}
+        self._by_block: dict[int, dict[CachedFile, None]] = {}
         self._prefills: dict[_Prefill, None] = {}
         self._uses = count(1)
 
@@ -63,15 +63,16 @@ class Cache:
 
     @asynccontextmanager
     async def place(self, tokens: Sequence[int], session: sym.KV | None = None) -> AsyncIterator[tuple[sym.KV, int]]:
-        """A file without a name that has the longest known prefix of `tokens`, and how long that is; never all of them.
+        """Yield an unnamed file with the longest known prefix of `tokens`, and the length of the prefix.
 
-        In the block the rest is to be computed: others that begin alike wait for the end of it. `session`: a fork of
-        the session's file, which may know more.
+        The prefix omits at least the last token. The caller computes the rest within the `with` block. Until the block
+        ends, prompts with the same beginning wait. `session` is a fork of the session's file, which may have a longer
+        prefix.
         """
         while (other := self._worth_waiting_for(tokens)) is not None:
             await other.is_over.wait()
         prefill = _Prefill(tokens)
-        self._prefills[prefill] = None  # nothing was awaited since the others were looked at
+        self._prefills[prefill] = None  # no await since the check of the other prefills
         try:
             yield await self._prefix(tokens, session)
         finally:
@@ -92,9 +93,9 @@ class Cache:
         await sym.aio.kv_truncate(kv, length)
         return kv, length
 
-    def keep(self, kv: sym.KV, tokens: Sequence[int], *, is_growing: bool = False) -> Entry:
-        """The file, which has these tokens, is here for others from now on; what it makes superfluous goes."""
-        entry = Entry(kv, tokens, next(self._uses), list(_block_hashes(tokens)), is_growing)
+    def keep(self, kv: sym.KV, tokens: Sequence[int], *, is_growing: bool = False) -> CachedFile:
+        """Keep a file with these tokens for later prompts; drop entries that are prefixes of it."""
+        entry = CachedFile(kv, tokens, next(self._uses), list(_block_hashes(tokens)), is_growing)
         for known in self._within(entry):
             self.drop(known)
         self._entries[entry] = None
@@ -104,13 +105,13 @@ class Cache:
         self.shrink(self.max_tokens)
         return entry
 
-    def grown(self, entry: Entry, tokens: Sequence[int]) -> None:
-        """The answer has ended, and these are the tokens of its file."""
-        self.drop(entry)  # which leaves the file open
+    def grown(self, entry: CachedFile, tokens: Sequence[int]) -> None:
+        """Replace the entry of an answer that has ended; `tokens`: the tokens that its file has now."""
+        self.drop(entry)  # leaves the file open
         self.keep(entry.kv, tokens)
 
-    def drop(self, entry: Entry) -> None:
-        """Nobody finds it any more; its file is closed, unless an answer needs it."""
+    def drop(self, entry: CachedFile) -> None:
+        """Remove an entry from the cache. Its file is closed, unless an answer is still appended to it."""
         if entry not in self._entries:
             return
         del self._entries[entry]
@@ -124,7 +125,7 @@ class Cache:
             entry.kv.channel.close_soon(entry.kv.give_up())
 
     def shrink(self, max_tokens: int) -> int:
-        """Drops what was not used for longest until no more tokens are left; gives how many files went."""
+        """Drop the least recently used entries until at most `max_tokens` tokens remain. Return the number of drops."""
         num_dropped = 0
         oldest = iter(sorted(self._entries, key=lambda each: each.used))
         while self._entries and (self.num_tokens > max_tokens or len(self._entries) > MAX_ENTRIES):
@@ -132,17 +133,17 @@ class Cache:
             num_dropped += 1
         return num_dropped
 
-    def _within(self, entry: Entry) -> list[Entry]:
-        """Entries that are a prefix of this one."""
-        found: dict[Entry, None] = {}
+    def _within(self, entry: CachedFile) -> list[CachedFile]:
+        """Return the entries whose tokens are a prefix of the tokens of `entry`."""
+        found: dict[CachedFile, None] = {}
         for block in entry.blocks:
             for known in self._by_block.get(block, ()):
                 if known.blocks and known.blocks[-1] == block and len(known.tokens) <= len(entry.tokens):
                     found[known] = None
         return [each for each in found if list(entry.tokens[: len(each.tokens)]) == list(each.tokens)]
 
-    def _longest(self, tokens: Sequence[int]) -> tuple[Entry | None, int]:
-        holders: Iterable[Entry] = ()
+    def _longest(self, tokens: Sequence[int]) -> tuple[CachedFile | None, int]:
+        holders: Iterable[CachedFile] = ()
         for block in _block_hashes(tokens):
             if block not in self._by_block:
                 break
@@ -153,7 +154,7 @@ class Cache:
         return (best, length) if length >= BLOCK_TOKENS else (None, 0)
 
     def _worth_waiting_for(self, tokens: Sequence[int]) -> _Prefill | None:
-        """A prompt under way that has more of this one than is known."""
+        """Return the prefill that shares the longest prefix with `tokens`, if that exceeds the cached prefix."""
         if not self._prefills:
             return None
         _, known = self._longest(tokens)
@@ -165,11 +166,11 @@ class Cache:
 
 
 def in_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
-    low, high = 0, most  # they are equal up to low, and not up to high
+    low, high = 0, most  # equal up to low, different up to high
     while high - low > 1:
         middle = (low + high) // 2
         if one[low:middle] == other[low:middle]:
@@ -180,7 +181,7 @@ def in_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _block_hashes(tokens: Sequence[int]) -> Iterator[int]:
-    """One for each block, of all tokens up to its end."""
+    """Yield a hash of all tokens up to the end of each block."""
     found = 0
     for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
         found = hash((found, *tokens[end - BLOCK_TOKENS : end]))

@@ -1,4 +1,4 @@
-"""Connections: whose each is, how many an account or address may have, and HTTP/1.1 alone on them."""
+"""Connections of clients: finds the account of each, limits their number, and serves only HTTP/1.1 on them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ log = logging.getLogger(__name__)
 FEWEST = 1024
 _REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _ACCEPTS_AGAIN_S = 0.5
-_SITE_BITS = 64  # of an IPv6 address: one client may have all addresses of such a network
+_SITE_BITS = 64  # bits of an IPv6 network whose addresses may all belong to one client
 
 
 async def _stay_with_http1(_self: H11Protocol, _request: object) -> None:
     """Ignore an upgrade to HTTP/2, as RFC 9110 allows."""
 
 
-# Hypercorn has no option against HTTP/2 without TLS, and ends no connection of it that is idle from its beginning.
-H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment,method-assign]  # noqa: SLF001 - as said
+# Hypercorn has no option against HTTP/2 without TLS, and never closes such a connection that is idle from its start.
+H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment,method-assign]  # noqa: SLF001 - see above
 
 
 def raise_limit() -> int:
-    """Have as many files as the kernel lets this process have; return the number."""
+    """Raise the soft limit on open files to the hard limit; return it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
 
 
 class _Connection(TCPServer):
-    """One of Hypercorn's, which would go on until its idle time is over when its client has closed it."""
+    """A Hypercorn connection that ends when its client closes it, instead of at its idle timeout."""
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -52,13 +52,13 @@ class _Connection(TCPServer):
 
 
 class Connections:
-    """Connections of one server."""
+    """All connections of one server."""
 
     def __init__(self, app: ASGIFramework, config: Config, max_files: int) -> None:
         self._app = wrap_app(app, 0, "asgi")
         self._config = config
         self.most = max(FEWEST, max_files // 4)
-        """Of one account or address."""
+        """Maximum number of connections of one account or address."""
         self._context = WorkerContext(None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_by_party: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Connections:
         self._listeners[listener] = asyncio.create_task(self._accept(listener))
 
     async def end(self, within_s: float) -> None:
-        """Take no more connections, and give answers that have begun so long."""
+        """Stop accepting connections; wait up to `within_s` for answers in flight, then cancel them."""
         await self._context.terminated.set()
         await _cancelled(self._listeners.values())
         for listener in self._listeners:
@@ -81,13 +81,13 @@ class Connections:
             await _cancelled(late)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """For ever. A connection that is refused costs little: neither a task nor a buffer."""
+        """Accept connections until cancelled. A refused connection costs neither a task nor a buffer."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                if error.errno != errno.ECONNABORTED:  # no files or no memory: some may be free soon
+                if error.errno != errno.ECONNABORTED:  # no descriptors or no memory: retry soon
                     log.warning("no connection can be accepted: %s", error.strerror)
                     await asyncio.sleep(_ACCEPTS_AGAIN_S)
                 continue
@@ -100,7 +100,7 @@ class Connections:
                 task.add_done_callback(self._tasks.discard)
             else:
                 self._refuse(party, connection)
-            await asyncio.sleep(0)  # to accept is no turn of the loop where somebody waits already
+            await asyncio.sleep(0)  # sock_accept does not yield to the loop if a connection waits already
 
     async def _serve(self, connection: socket.socket, uid: int | None, party: str) -> None:
         loop = asyncio.get_running_loop()
@@ -122,15 +122,15 @@ class Connections:
         except OSError as error:
             if error.strerror != self._complaint:
                 self._complaint = str(error.strerror)
-                log.warning("whose a connection is cannot be found: %s", error.strerror)
+                log.warning("the account of a connection cannot be found: %s", error.strerror)
             return None
 
     def _refuse(self, party: str, connection: socket.socket) -> None:
-        """Answer and close. The log has each party once, until it has no connections."""
+        """Answer 429 and close. Log each party once, until all of its connections are closed."""
         if party not in self._refused:
             self._refused.add(party)
             log.warning("%s has %d connections, the most that it may have: more are refused", party, self.most)
-        with connection, suppress(OSError):  # it may have gone
+        with connection, suppress(OSError):  # the client may have closed it
             connection.send(_REFUSED, socket.MSG_DONTWAIT)
 
 

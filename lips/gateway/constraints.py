@@ -1,6 +1,6 @@
-"""Constraints on an answer, by all the names that servers have for them: every one becomes a grammar.
+"""Constraints on an answer, under all names that servers use. Each constraint becomes a grammar.
 
-Words that may not come, tokens that alone may come, and a least number of tokens are grammars, too.
+Forbidden words, a set of allowed tokens, and a minimum number of tokens become grammars, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import libsym as sym
@@ -25,21 +25,14 @@ MAX_LEAST_TOKENS = 4096
 _NEVER = float("-inf")
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|[?!]?start\s*:(?!:))")
 Named = tuple[str, sym.Grammar]
-"""A grammar, and the field that wants it."""
+"""The name of the field that asks for a grammar, and the grammar."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Constraints of one answer, and how its tokens are drawn."""
+def bounded(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Sampling:
+    """Return the sampling settings with the request's constraints.
 
-    sampling: Sampling
-    grammar: sym.Grammar | None
-    is_format: bool
-    """The grammar says what the answer is, so that no text in it is a call."""
-
-
-def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Bounds:
-    """Return the bounds of a request. `own`: the grammar that its tools want, or a field of its interface alone."""
+    `own` is a grammar from the request's tools, or from a field that only the request's interface has.
+    """
     sampling = replace(sampling, stop_tokens=tuple(_tokens(fields, "stop_token_ids", model, MAX_STOP_TOKENS)))
     if beyond := [token for token in sampling.sampler.logit_bias if token >= model.vocab_size]:
         what = f"logit_bias: {beyond[0]} is no token from 0 to {model.vocab_size - 1}"
@@ -49,19 +42,19 @@ def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named 
     named = [*formats, *limits]
     if len(named) > 1:
         names = " and ".join(name for name, _ in named)
-        raise ApiError(400, f"{names} are different things that the answer has to be: give one", param=named[1][0])
+        raise ApiError(400, f"{names} constrain the answer in different ways: give one", param=named[1][0])
     if not named:
-        return Bounds(sampling, None, is_format=False)
+        return sampling
     if limits and not sampling.stop_at_end:
-        sampling = _never(sampling, model.eos_ids)  # a grammar ends with one
+        sampling = _never(sampling, model.eos_ids)  # the grammar itself would allow an end token
     allowed = _tokens(fields, "allowed_token_ids", model, MAX_ALLOWED)
     if allowed:
         sampling = _never(sampling, model.eos_ids - set(allowed))
-    return Bounds(sampling, named[0][1], is_format=bool(formats))
+    return replace(sampling, grammar=named[0][1], is_format=bool(formats))
 
 
 def response_format(fields: Fields) -> Named | None:
-    """Return the grammar that `response_format` wants."""
+    """Return the grammar that `response_format` asks for."""
     wanted = fields.child("response_format")
     if wanted is None:
         return None
@@ -78,7 +71,7 @@ def response_format(fields: Fields) -> Named | None:
 
 
 def output_format(fields: Fields) -> Named | None:
-    """Return the grammar that Anthropic's `output_config.format` wants."""
+    """Return the grammar that Anthropic's `output_config.format` asks for."""
     config = fields.child("output_config")
     wanted = None if config is None else config.child("format")
     if wanted is None:
@@ -91,7 +84,7 @@ def output_format(fields: Fields) -> Named | None:
 
 
 def _formats(fields: Fields) -> Iterator[Named]:
-    """Yield the formats by the names that vLLM and llama.cpp have."""
+    """Yield the grammars of the fields that vLLM and llama.cpp have."""
     structured = fields.child("structured_outputs") or Fields({})
     for place, name in ((fields, "guided_json"), (fields, "json_schema"), (structured, "json")):
         if place.has(name):
@@ -115,7 +108,7 @@ def _json(schema: Any) -> sym.Grammar:
 
 
 def _schema(fields: Fields, name: str) -> Any:
-    """A schema, as an object or as its text."""
+    """Return a field's schema, as an object or as JSON text."""
     value = fields.body[name]
     if not isinstance(value, (str, dict, bool)):
         raise fields.wrong(name, "a JSON schema")
@@ -123,7 +116,7 @@ def _schema(fields: Fields, name: str) -> Any:
 
 
 def texts(fields: Fields, name: str, most: int, most_chars: int = 1 << 16) -> list[str]:
-    """A list of texts of which none is empty."""
+    """Return a field's list of texts, each of 1 to `most_chars` characters."""
     found = fields.list(name) or []
     if len(found) > most or not all(isinstance(each, str) and 0 < len(each) <= most_chars for each in found):
         raise fields.wrong(name, f"a list of at most {most} texts of 1 to {most_chars} characters")
@@ -135,7 +128,7 @@ def _literal(text: str) -> str:
 
 
 def _bad_words(fields: Fields) -> Iterator[Named]:
-    """Any text in which none of the words is."""
+    """Yield a grammar of all texts without the words in `bad_words`."""
     if words := texts(fields, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS):
         spelled = "|".join("".join(f"\\x{{{ord(char):x}}}" for char in word) for word in words)
         yield "bad_words", sym.Grammar.lark(f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({spelled})(?s:.*)/\n")
@@ -149,7 +142,7 @@ def _tokens(fields: Fields, name: str, model: sym.ModelInfo, most: int) -> list[
 
 
 def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> Iterator[Named]:
-    """Yield the grammar of allowed tokens, or of a least number of tokens before an end token."""
+    """Yield the grammar of the allowed tokens, or of a minimum number of tokens before an end token."""
     least = fields.whole("min_tokens", 0, MAX_LEAST_TOKENS, 0) or 0
     if least and sampling.stop:
         raise ApiError(400, "min_tokens: a stop text may end the answer before", param="min_tokens")
@@ -168,7 +161,7 @@ def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> I
 
 
 def _ranges(tokens: Iterable[int]) -> str:
-    """A token set in llguidance's notation."""
+    """Return a token set in llguidance's notation."""
     found: list[tuple[int, int]] = []
     for token in sorted(tokens):
         if found and found[-1][1] == token - 1:

@@ -1,5 +1,6 @@
-"""From a prompt to answers, whatever interface it came by: what is known of it is forked, the rest is computed, and the
-tokens come as they are drawn.
+"""Engine: answers the prompts of all interfaces.
+
+The engine forks the known prefix of a prompt, computes the rest, and forwards tokens as they are drawn.
 """
 
 from __future__ import annotations
@@ -9,58 +10,35 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
 import libsym as sym
 from libsym.aio import AsyncGeneration
+from libsym.calls.generate import AskOptions
 from libsym.channel.event_loop import run
-from libsym.generate import AskOptions
+from lips.gateway.asked import Asked
 from lips.gateway.errors import ApiError
-from lips.gateway.prompts import Message, Prompts
+from lips.gateway.prompts import ChatMessage, Prompts
 from lips.gateway.sampling import Sampling
 from lips.gateway.tenants import Session, Tenant
+from lips.gateway.usage import Usage
 
 log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 Finish = Literal["stop", "length"]
 Charge = Callable[[int], None]
-"""Is told of tokens that were computed, whatever comes of them."""
+"""Function that charges computed tokens to the tenant, even if the request fails later."""
 _ROOM_TRIES = 4
 _SETTLES_S = 10
-"""A cancelled generation ends within a step; this limit is for a daemon that hangs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Prompt and settings of the answers that a request wants."""
-
-    tokens: Sequence[int] = ()
-    """The whole prompt."""
-    sampling: Sampling
-    grammar: sym.Grammar | None = None
-    session: Session | None = None
-    """The conversation: its file has what was said in the end."""
-    base: Session | None = None
-    """In place of the session, where the file is that may have a part of the prompt."""
-    turn: Sequence[dict[str, Any]] | None = None
-    """In place of `tokens`: messages that go on with what the session's file has."""
-    tools: Sequence[Any] | None = None
-    """Where a turn begins a conversation, it may be told of these."""
-    begin: str = ""
-    """Text that the answer to a turn begins with."""
-    is_format: bool = False
-    """The grammar says what the answer is, so that no text in it is a call."""
-    deadline_s: float | None = None
-    is_streamed: bool = False
-    """The client has each piece as it comes; else nothing before the whole answer."""
+"""Time limit of a cancellation. A cancelled generation ends within a step, unless the daemon hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is certain, with the tokens that have come since the last piece."""
+    """Final text of a part of an answer, with the tokens since the previous piece."""
 
     text: str
     tokens: Sequence[int] = ()
@@ -69,18 +47,18 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer: number `index` of the n that a request wants."""
+    """Answer number `index` of the n answers that a request asks for."""
 
     index: int
     generation: AsyncGeneration
     sampling: Sampling
     num_sent: tuple[int, int] = (0, 0)
-    """Tokens, and bytes of their text, that were in pieces which were taken."""
+    """Numbers of tokens, and of bytes of their text, in the pieces that the consumer has taken."""
     is_full: bool = False
-    """The generation ended because room ran out: the text that has come is the answer."""
+    """Whether the generation ended for lack of room. The text so far is then the answer."""
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """As they come; in the end every token was in one, but those of a stop text."""
+        """Yield pieces as tokens arrive. Tokens of a stop text are in no piece; each other token is in one piece."""
         num_given = 0
         async for text in self._texts():
             given = self.generation.num_read, self.generation.num_read_bytes
@@ -111,12 +89,12 @@ class Answer:
         return Piece(text, tokens, () if self.sampling.logprobs is None else dists)
 
     def was_sent(self, *, is_streamed: bool) -> None:
-        """Count the sent tokens alone as read: the answer broke off."""
+        """Count only the sent tokens as read, since the answer broke off."""
         self.generation.num_read, self.generation.num_read_bytes = self.num_sent if is_streamed else (0, 0)
 
     @property
     def stop_text(self) -> str | None:
-        """The stop text that ended it."""
+        """Return the stop text that ended the answer, if a stop text did."""
         stopped_by = self.generation.stopped_by
         return stopped_by if isinstance(stopped_by, str) else None
 
@@ -127,23 +105,23 @@ class Answer:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers to one request, with the numbers of tokens in its prompt."""
+    """The answers to one request, with the number of tokens in its prompt and how many of these were cached."""
 
     answers: list[Answer]
     num_prompt: int
     num_cached: int
 
     @property
-    def num_completion(self) -> int:
-        return sum(len(each.generation.tokens) for each in self.answers)
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt, self.num_cached, sum(len(each.generation.tokens) for each in self.answers))
 
     @property
     def num_cancelled(self) -> int:
-        """Generations that were ended before their end."""
+        """Return the number of cancelled generations."""
         return sum(each.generation.finish == "cancelled" for each in self.answers)
 
     async def pieces(self) -> AsyncGenerator[tuple[Answer, Piece | None], None]:
-        """Of all answers, as they come; None is an answer's end."""
+        """Yield the pieces of all answers as they arrive. None marks the end of an answer."""
         if len(self.answers) == 1:
             async for piece in self.answers[0].pieces():
                 yield self.answers[0], piece
@@ -167,30 +145,31 @@ class Answers:
 
 
 @asynccontextmanager
-async def answered(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
-    """Answers to what is wanted, from the first token on. `charge` is told of the prompt's tokens.
+async def answered(tenant: Tenant, asked: Asked, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
+    """Yield the answers to a request once they have begun. `charge` gets the number of computed prompt tokens.
 
-    Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
+    After the block unfinished answers are cancelled, and the computed KV is kept for later prompts.
     """
-    computing = _computing(tenant, wanted, charge) if wanted.turn is None else _talking(tenant, wanted, prompts, charge)
+    is_turn = asked.prompt.turn is not None
+    computing = _talking(tenant, asked, prompts, charge) if is_turn else _computing(tenant, asked, charge)
     async with computing as answers:
         if all(each.generation.finish == "deadline" and not each.generation.tokens for each in answers.answers):
-            raise ApiError(503, f"the answer did not begin within {wanted.deadline_s:g} s", retry_after_s=1)
+            raise ApiError(503, f"the answer did not begin within {asked.deadline_s:g} s", retry_after_s=1)
         yield answers
 
 
 @asynccontextmanager
-async def _computing(tenant: Tenant, wanted: Wanted, charge: Charge) -> AsyncIterator[Answers]:
-    """A whole prompt: what is known of its beginning is not computed again."""
-    tokens, cache = list(wanted.tokens), tenant.cache
-    async with cache.place(tokens, await _known_file(wanted.base or wanted.session)) as (kv, num_cached):
-        generations = await _begin(tenant, kv, tokens, num_cached, wanted, charge)
+async def _computing(tenant: Tenant, asked: Asked, charge: Charge) -> AsyncIterator[Answers]:
+    """Answer a whole prompt; its known prefix is not computed again."""
+    tokens, cache = list(asked.prompt.tokens), tenant.cache
+    async with cache.place(tokens, await _known_file(asked.base or asked.session)) as (kv, num_cached):
+        generations = await _begin(tenant, kv, tokens, num_cached, asked, charge)
         if len(generations) > 1:
             cache.keep(kv, tokens[:-1])
             entry = None
         else:
             entry = cache.keep(kv, tokens, is_growing=True)
-    answers, is_whole = _listed(generations, wanted.sampling), False
+    answers, is_whole = _listed(generations, asked.sampling), False
     try:
         yield Answers(answers, len(tokens), num_cached)
         is_whole = True
@@ -199,21 +178,21 @@ async def _computing(tenant: Tenant, wanted: Wanted, charge: Charge) -> AsyncIte
             await _settle(generations)
             first = generations[0]
             if not is_whole:
-                answers[0].was_sent(is_streamed=wanted.is_streamed)
-            if wanted.session is not None and (is_whole or first.is_read) and not first.kv.closed:
+                answers[0].was_sent(is_streamed=asked.is_streamed)
+            if asked.session is not None and (is_whole or first.is_read) and not first.kv.closed:
                 assert isinstance(first.kv, sym.KV)
                 length, pending = None, first.pending
                 if not is_whole:
                     length, pending = await run(first.kv.channel, first.read_part())
-                # First: the cache may have no room for it.
-                await _save(tenant, wanted.session, first.kv, length, pending)
+                # Before `grown`: the cache may close the file for lack of room.
+                await _save(tenant, asked.session, first.kv, length, pending)
             if entry is not None and not kv.closed:
                 whole = tokens + first.tokens
                 cache.grown(entry, whole[: first.num_entries or len(tokens)])
 
 
 async def _known_file(session: Session | None) -> sym.KV | None:
-    """A fork of the file, if there is one: the name stays with what was said before, until there is more."""
+    """Return a fork of the session's file, if it exists. The name keeps the old file until a longer file is saved."""
     if session is None:
         return None
     try:
@@ -223,27 +202,27 @@ async def _known_file(session: Session | None) -> sym.KV | None:
 
 
 async def _begin(
-    tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, wanted: Wanted, charge: Charge
+    tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, asked: Asked, charge: Charge
 ) -> list[AsyncGeneration]:
-    """The generations, when each has its first token."""
-    options: AskOptions = {**_options(wanted), "before": tokens}
+    """Start the generations; return them when each has its first token."""
+    options: AskOptions = {**_options(asked), "before": tokens}
     is_again = False
 
     async def begin() -> list[AsyncGeneration]:
         nonlocal is_again
-        if is_again:  # the first try has computed some of it
+        if is_again:  # the first try may have computed some tokens
             await sym.aio.kv_truncate(kv, num_cached)
         is_again = True
         async with _charged(charge, kv, num_cached, lambda: len(tokens) - num_cached):
-            if wanted.sampling.n > 1:
-                return await sym.aio.generate_n(kv, tokens[num_cached:], wanted.sampling.n, **options)
+            if asked.sampling.n > 1:
+                return await sym.aio.generate_n(kv, tokens[num_cached:], asked.sampling.n, **options)
             return [await sym.aio.generate(kv, tokens[num_cached:], **options)]
 
     return await _with_room(tenant, begin)
 
 
 async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> Found:
-    """Return what `begin` gives. Where there is no room for it, the files that were not used for longest go."""
+    """Return the result of `begin`. If memory or quota is full, drop the least recently used files and try again."""
     for _ in range(_ROOM_TRIES):
         try:
             return await begin()
@@ -258,9 +237,9 @@ async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> F
 
 @asynccontextmanager
 async def _charged(charge: Charge, kv: sym.KV, num_before: int, num_given: Callable[[], int]) -> AsyncIterator[None]:
-    """Charge for tokens that a call in the block was given; where the daemon refuses it, for those that the file has.
+    """Charge for the tokens of the call in the block. If the daemon refuses the call, charge for the appended tokens.
 
-    A call that its client drops is charged whole: how much of it was computed, nobody knows before its step has ended.
+    A cancelled call is charged in full: the computed part is unknown before its step has ended.
     """
     try:
         yield
@@ -273,65 +252,65 @@ async def _charged(charge: Charge, kv: sym.KV, num_before: int, num_given: Calla
     charge(num_given())
 
 
-def _options(wanted: Wanted) -> AskOptions:
-    sampling = wanted.sampling
+def _options(asked: Asked) -> AskOptions:
+    sampling = asked.sampling
     return {
         "sampler": sampling.sampler,
         "stop": (*sampling.stop, *sampling.stop_tokens),
         "stop_at_end": sampling.stop_at_end,
         "keep_stop": sampling.keeps_stop,
         "max_tokens": sampling.max_tokens,
-        "grammar": wanted.grammar,
+        "grammar": sampling.grammar,
         "logprobs": sampling.logprobs,
         "seed": sampling.seed,
-        "deadline": wanted.deadline_s,
+        "deadline": asked.deadline_s,
     }
 
 
 @asynccontextmanager
-async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
-    """A turn of a conversation that its file holds; the file has all of it in the end, the answer's last token, too.
+async def _talking(tenant: Tenant, asked: Asked, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
+    """Answer a turn of a conversation in its file. At the end, the file has the whole turn, up to the last token.
 
-    A turn that breaks off leaves what its client was sent: pieces of a stream, or nothing, not even the question.
+    A turn that breaks off leaves only the part that its client has received: pieces of a stream, or nothing.
     """
-    assert wanted.turn is not None
-    assert wanted.session is not None
-    path = wanted.session.path
+    assert asked.prompt.turn is not None
+    assert asked.session is not None
+    path = asked.session.path
     async with tenant.answering(path) as (kv, length):
         num_before = length or 0
         if num_before:
-            top, turn = [], await _later_turn(kv, wanted.turn, prompts)
+            top, turn = [], await _later_turn(kv, asked.prompt.turn, prompts)
         else:
-            top = [message for message in wanted.turn if message["role"] == "system"]
-            turn = [message for message in wanted.turn if message["role"] != "system"]
-            await tenant.tell_name(path, wanted.session)
-        chat = sym.aio.Chat(kv, top, wanted.tools)
-        options = _options(wanted)
-        if wanted.sampling.sampler.looked_at([0]):
+            top = [message for message in asked.prompt.turn if message["role"] == "system"]
+            turn = [message for message in asked.prompt.turn if message["role"] != "system"]
+            await tenant.tell_name(path, asked.session)
+        chat = sym.aio.Chat(kv, top, asked.prompt.tools)
+        options = _options(asked)
+        if asked.sampling.sampler.looked_at([0]):
             options["before"] = (await sym.aio.kv_read(kv))[0]
         answer = None
 
         async def ask() -> AsyncGeneration:
             async with _charged(charge, kv, num_before, lambda: len(chat.answer.given) if chat.answer else 0):
-                return await chat.ask(turn, begin=wanted.begin, **options)
+                return await chat.ask(turn, begin=asked.prompt.begin, **options)
 
         try:
             generation = await _with_room(tenant, ask)
-            [answer] = _listed([generation], wanted.sampling)
+            [answer] = _listed([generation], asked.sampling)
             yield Answers([answer], num_before + len(generation.given), num_before)
             answer = None
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
                 if answer is not None:
                     await answer.generation.cancel()
-                    answer.was_sent(is_streamed=wanted.is_streamed)
+                    answer.was_sent(is_streamed=asked.is_streamed)
                 await _end(chat, is_new=length is None)
 
 
-async def _later_turn(kv: sym.KV, turn: Sequence[Message], prompts: Prompts) -> list[Message]:
-    """The messages of a later turn. The system's message of the beginning, said again, changes nothing.
+async def _later_turn(kv: sym.KV, turn: Sequence[ChatMessage], prompts: Prompts) -> list[ChatMessage]:
+    """Return the messages of a later turn, without a system message that repeats the first one.
 
-    Another one is a turn of its own where the template writes such turns, and else refused.
+    A different system message stays if the template can write it within a conversation. Else ApiError 400.
     """
     system = [message for message in turn if message["role"] == "system"]
     if not system:
@@ -349,7 +328,7 @@ async def _later_turn(kv: sym.KV, turn: Sequence[Message], prompts: Prompts) -> 
 
 
 async def _end(chat: sym.aio.Chat, *, is_new: bool) -> None:
-    """Close the conversation's file. One that has not begun goes, by its handle: the name may be another file's now."""
+    """Close the conversation's file. Remove a new file without tokens by handle: its name may denote another file."""
     await chat.settle()
     if is_new and not chat.pending and not (await sym.aio.kv_stat(chat.kv)).tokens:
         with suppress(sym.NotFound):
@@ -362,7 +341,7 @@ def _listed(generations: list[AsyncGeneration], sampling: Sampling) -> list[Answ
 
 
 async def _settle(generations: list[AsyncGeneration]) -> None:
-    """None of them appends any more."""
+    """Cancel the unfinished generations, so that they append no more tokens."""
     with anyio.move_on_after(_SETTLES_S):
         for each in generations:
             if each.finish is None:
@@ -370,10 +349,10 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
 
 
 async def _save(tenant: Tenant, session: Session, kv: sym.KV, num_tokens: int | None, pending: list[int]) -> None:
-    """Make the file at the path this one's fork, cut to so many tokens, with those that are pending, at once.
+    """Replace the session's file atomically by a fork of `kv`, cut to `num_tokens`, with the pending tokens appended.
 
-    Nobody sees half of it. A conversation that is being answered keeps its file. The client has its answer all the
-    same; with its next request it says the whole again.
+    A conversation with a turn in flight keeps its file. A failure is logged: the client has its answer, and its next
+    request sends the whole conversation again.
     """
     path = session.path
     directory, _, name = path.rpartition("/")
@@ -384,7 +363,7 @@ async def _save(tenant: Tenant, session: Session, kv: sym.KV, num_tokens: int | 
             if num_tokens is not None and (await sym.aio.kv_stat(fork)).tokens > num_tokens:
                 await sym.aio.kv_truncate(fork, num_tokens)
             if pending:
-                with suppress(sym.Invalid, sym.OverQuota, sym.NoSpace):  # no room: the client says them again
+                with suppress(sym.Invalid, sym.OverQuota, sym.NoSpace):  # no room: the client sends these tokens again
                     await sym.aio.kv_write(fork, pending)
             await tenant.tell_name(new, session)
             async with tenant.saving, tenant.talking(path, may_begin=True) as (old, length):

@@ -1,9 +1,10 @@
-"""What goes wrong with a request, and how each interface says it."""
+"""Errors of requests, and their form in each interface."""
 
 from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import libsym as sym
@@ -44,7 +45,7 @@ _NO_ROOM = "there is no room for this now: try again"
 
 
 class ApiError(Exception):
-    """A request that is refused: an HTTP status, and a message for the client that names the field and the value."""
+    """Refusal of a request: an HTTP status, and a message that names the field and its value."""
 
     def __init__(
         self,
@@ -74,13 +75,13 @@ class ApiError(Exception):
 
 
 def from_system(error: OSError) -> ApiError:
-    """What the daemon or a file refused, as the client's affair or as the server's."""
+    """Return an error of the daemon or of a file as an ApiError, with the status that fits its errno."""
     status = STATUSES.get(error.errno or 0, 500)
-    if status == 503:  # the system's own words name paths and limits that are the operator's affair
+    if status == 503:  # the error's own text has paths and limits, which only the log may show
         log.warning("status 503: %s", error)
         return ApiError(status, _AWAY.get(error.errno or 0, _NO_ROOM), retry_after_s=_SOON_S)
     said = str(error) if isinstance(error, sym.SymError) else str(error.strerror)
-    if error.errno == errno.EDQUOT:  # waiting does not help: files of the client's own have to go
+    if error.errno == errno.EDQUOT:  # waiting does not help: the client must remove some of its files
         return ApiError(status, said, code="insufficient_quota")
     return ApiError(status, said, retry_after_s=_SOON_S if status == 429 else None)
 
@@ -95,3 +96,11 @@ def ollama_form(error: ApiError) -> dict[str, Any]:
 
 def anthropic_form(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error.kind, "message": error.message}}
+
+
+_FORMS = {"/v1/messages": anthropic_form, "/api/": ollama_form}
+
+
+def form_at(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """Return the function that formats errors for the interface at a path."""
+    return next((form for start, form in _FORMS.items() if path.startswith(start)), openai_form)

@@ -1,6 +1,6 @@
-"""The body of a request: JSON that is parsed within limits, and fields that are read with their type and range checked.
+"""The body of a request: parses JSON within limits, and checks the type and range of each field.
 
-`request_fields` says which fields a request may have.
+`request_fields` lists the fields that a request may have.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from libsym.channel.json_size import json_size
 from lips.gateway.errors import ApiError
 
+Kind = TypeVar("Kind")
 MAX_DEPTH = 64
 _JSON = json.JSONEncoder(ensure_ascii=False)
 MAX_VALUES = 1_000_000
-"""Names, too. Nothing else runs while they are parsed: 0.2 s. Sixty-four prompts of 8,192 tokens are half of it."""
+"""Maximum number of values and names. A body at this maximum blocks the event loop for 0.2 s. Sixty-four prompts
+of 8,192 tokens have half as many values."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is. What is no JSON, no object, too large or nested too deeply is refused."""
+    """Parse a body as a JSON object. ApiError: it is not JSON, not an object, too large or nested too deeply."""
     if (wrong := _too_much(body)) is not None:
         raise ApiError(400, f"the body {wrong}")
     try:
         found = _loaded(body.decode("utf-8-sig"))
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
-    if _SURROGATE.search(body):  # clients cut texts in the middle of a character
+    if _SURROGATE.search(body):  # some clients cut texts inside a character: replace the halves
         found = _loaded(json.dumps(found, ensure_ascii=False).encode(errors="replace").decode())
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is a JSON {_kind(found)}: an object is expected")
@@ -39,14 +41,14 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_inner(text: str) -> Any:
-    """The value of a JSON text that a body has in it, such as a call's arguments; ValueError: it is none."""
+    """Parse a JSON text within a body, such as the arguments of a call. ValueError: the text is not JSON."""
     if (wrong := _too_much(text.encode(errors="replace"))) is not None:
         raise ValueError(f"it {wrong}")
     return _loaded(text)
 
 
 def _too_much(text: bytes) -> str | None:
-    """Why a text of JSON is not parsed."""
+    """Return the limit that a JSON text exceeds, in words, or None."""
     size = json_size(text)
     if size.depth > MAX_DEPTH:
         return f"is nested more than {MAX_DEPTH} deep"
@@ -59,7 +61,7 @@ def _too_much(text: bytes) -> str | None:
 
 
 def _loaded(text: str) -> Any:
-    """The value of a text. The collector would look through it again and again, which takes longer than the parser."""
+    """Parse a text with the garbage collector off. Its repeated scans would take longer than the parser."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,7 +81,7 @@ def _kind(value: object) -> str:
 
 
 class Fields:
-    """An object of a body. `where` is what messages call the place of its fields: `messages[0].`."""
+    """A JSON object of a body. `where` is the prefix of its fields in error messages, such as `messages[0].`."""
 
     def __init__(self, body: dict[str, Any], where: str = "") -> None:
         self.body = body
@@ -89,11 +91,11 @@ class Fields:
         return f"{self.where}{name}"
 
     def has(self, name: str) -> bool:
-        """Whether it is there, and not null."""
+        """Return whether the field exists and is not null."""
         return self.body.get(name) is not None
 
     def wrong(self, name: str, expected: str) -> ApiError:
-        pieces = _JSON.iterencode(self.body.get(name))  # of a long list only the first are written
+        pieces = _JSON.iterencode(self.body.get(name))  # a long list is encoded only as far as shown
         value = "".join(islice(pieces, 61))
         shown = value if len(value) <= 60 else f"{value[:60]}…"
         full = self.name_of(name)
@@ -105,16 +107,19 @@ class Fields:
             raise ApiError(400, f"{full} is missing", param=full, code="missing_required_parameter")
         return self.body[name]
 
-    def text(self, name: str, default: str | None = None) -> str | None:
-        if not self.has(name):
-            return default
-        value = self.body[name]
-        if not isinstance(value, str):
-            raise self.wrong(name, "a text")
+    def _of(self, kind: type[Kind], name: str, expected: str) -> Kind | None:
+        """Return the field's value if it has the JSON kind `kind`; None: the field is missing."""
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(name, expected)
         return value
 
+    def text(self, name: str, default: str | None = None) -> str | None:
+        value = self._of(str, name, "a text")
+        return default if value is None else value
+
     def name(self, name: str) -> str:
-        """A text that has to be there, and not empty."""
+        """Return a required text that is not empty."""
         self.required(name)
         value = self.text(name)
         if not value:
@@ -142,12 +147,8 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        if not self.has(name):
-            return default
-        value = self.body[name]
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return value
+        value = self._of(bool, name, "true or false")
+        return default if value is None else value
 
     def one_of(self, name: str, choices: Sequence[str], default: str) -> str:
         value = self.text(name) or default
@@ -156,24 +157,15 @@ class Fields:
         return value
 
     def list(self, name: str) -> list[Any] | None:
-        if not self.has(name):
-            return None
-        value = self.body[name]
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list")
-        return value
+        return self._of(list, name, "a list")
 
     def child(self, name: str) -> Fields | None:
-        """The object in a field."""
-        if not self.has(name):
-            return None
-        value = self.body[name]
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return Fields(value, f"{self.name_of(name)}.")
+        """Return the object in a field, or None."""
+        value = self._of(dict, name, "an object")
+        return None if value is None else Fields(value, f"{self.name_of(name)}.")
 
     def children(self, name: str) -> Iterator[Fields]:
-        """The objects of a list; none if the field is not there."""
+        """Yield the objects of a field's list. A missing field yields nothing."""
         for index, value in enumerate(self.list(name) or ()):
             if not isinstance(value, dict):
                 where = f"{self.name_of(name)}[{index}]"

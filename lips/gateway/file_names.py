@@ -1,4 +1,4 @@
-"""Between the names of conversations, which may be any text, and those of their files."""
+"""File names of conversations. The name of a conversation may be any text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from urllib.parse import unquote
 from lips.gateway.errors import ApiError
 
 ATTRIBUTE = "user.gateway.name"
-"""Extended attribute of a file whose name is cut: the whole name of the conversation."""
+"""Extended attribute with the whole name of the conversation, for files whose name is cut."""
 MAX_NAME_BYTES = 4096
 _MAX_FILE_BYTES = 200
-"""Of the name of a file before its suffix: the gateway writes others beside it, which are longer."""
+"""Maximum bytes of a file's name before its suffix. The gateway's temporary files beside it have longer names."""
 _HASH_CHARS = 16
 _CUT = re.compile(rf"~[0-9a-f]{{{_HASH_CHARS}}}$")
 _ENCODED = re.compile(r"[/%\x00-\x1f\x7f]|^\.")
@@ -21,8 +21,8 @@ _ENCODED = re.compile(r"[/%\x00-\x1f\x7f]|^\.")
 def file_name(name: str) -> str:
     """Return the name of a conversation's file, without its suffix.
 
-    Slashes, control bytes, `%` and a dot in front are written as `%2F`. A name that is too long is cut, and ends in a
-    hash of the whole.
+    Slashes, control bytes, `%` and a leading dot are escaped, as in `%2F`. A name that is too long is cut, and ends
+    with a hash of the whole name.
     """
     num_bytes = len(name.encode(errors="surrogatepass"))
     if not 1 <= num_bytes <= MAX_NAME_BYTES:
@@ -37,11 +37,11 @@ def file_name(name: str) -> str:
 
 
 def is_cut(stem: str) -> bool:
-    """Whether the whole name of a conversation is an attribute of its file."""
+    """Return whether a file's name is cut, so that an attribute has the whole name of its conversation."""
     return _CUT.search(stem) is not None
 
 
 def conversation_name(stem: str) -> str:
-    """Return the conversation of a file's name. A name that no rule of today gives is its own."""
+    """Return the conversation's name for a file name; the file name itself if `file_name` would not produce it."""
     name = unquote(stem)
     return name if name and not is_cut(stem) and file_name(name) == stem else stem

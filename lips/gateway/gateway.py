@@ -1,4 +1,4 @@
-"""State that every interface of a server shares: the model, the tenants, and the requests that are answered now."""
+"""State that all interfaces of a server share: the model, the tenants, and the requests in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import libsym as sym
 from lips.gateway import engine, stored
 from lips.gateway.admission import Admission
 from lips.gateway.asgi import read_body
-from lips.gateway.engine import Answers, Wanted
+from lips.gateway.asked import Asked
+from lips.gateway.engine import Answers
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_json
 from lips.gateway.keys import Key, Keys, OneKey
@@ -37,22 +38,23 @@ _CACHED_SHARE = 0.5
 _SWEPT_EVERY_S = 3600.0
 _LOOKS_EVERY_S = 1.0
 _SAMPLING = {"temperature": 0.7, "top_p": 0.95}
-"""Where neither a request nor the model's makers say more."""
+"""Default sampling settings, for models that have no such defaults themselves."""
 _BODIES_AT_ONCE = 8
-"""Of one tenant, where each is as large as it may be; smaller ones are as many more."""
+"""Number of bodies of the maximum size that one tenant may have in flight. The limit counts their bytes."""
 _TOKEN_BYTES = 1024
-"""A token's worth of a body: to parse and tokenize so much takes about as long as a small model takes for a token."""
+"""Bytes of a body that are charged as one token: parsing and tokenizing them takes about as long as a small model's
+step for one token."""
 ENDED = "symphony.ended"
-"""In a request's scope: what is to be done when it has ended."""
+"""Key in a request's scope: the functions to call at the end of the request."""
 IGNORED = "symphony.ignored"
-"""In a request's scope: its fields that have no effect, an `Ignored`."""
+"""Key in a request's scope: the fields without effect, an `Ignored`."""
 _MAX_UNKNOWN_LOGGED = 1024
-"""Names: each is logged once."""
+"""Maximum number of unknown fields in the log; each is logged once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """As the command line says."""
+    """Settings from the command line."""
 
     directory: str | None = None
     max_body_bytes: int = 8 << 20
@@ -62,7 +64,7 @@ class Settings:
     max_waiting: int = 1024
     wait_s: float = 60.0
     is_strict: bool = False
-    """Unknown fields are refused."""
+    """Whether unknown fields are refused."""
 
 
 @dataclass(slots=True)
@@ -74,40 +76,40 @@ class Gateway:
     vocabulary: Sequence[bytes]
     keys: Keys
     max_cached_tokens: int
-    """Of one tenant."""
+    """Tokens that one tenant's cache may hold."""
     admission: Admission
     prompts: Prompts
     directory: str
-    """The gateway's own, from the mount's root."""
+    """The gateway's own directory, relative to the mount."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
     unknown_logged: set[tuple[str, str]] = field(default_factory=set)
-    """Routes, and unknown fields that they were sent."""
+    """Pairs of a route and an unknown field that were logged."""
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By route and status."""
+    """Numbers of requests by route and status."""
     num_gone: int = 0
-    """Generations that ended early, since their client had gone."""
+    """Number of generations that ended early because their client had disconnected."""
     responses: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Responses of /v1/responses that are being made, by tenant and id."""
+    """Responses of /v1/responses in flight, by tenant and id."""
     background: anyio.abc.TaskGroup = field(init=False)
-    """Tasks that go on without a client; `serve` sets it."""
+    """Task group for work without a waiting client; `serve` sets it."""
     ending: anyio.Event = field(default_factory=anyio.Event)
     _making: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
     def sampling(self) -> Mapping[str, float]:
-        """Settings that tokens are drawn with where a request gives none."""
+        """Sampling settings for requests that give none."""
         return self.model.sampling or _SAMPLING
 
     async def tenant_of(self, request: Request) -> Tenant:
-        """Return the tenant of a request's key, or that of its client's account."""
+        """Return the tenant of a request's key, or of its client's account if it has no key."""
         key = self.keys.find(_presented(request)) or self._key_of_account(request)
         tenant = await self._tenant(key.name, key.quota_bytes)
         tenant.limits = key.limits
         return tenant
 
     def _key_of_account(self, request: Request) -> Key:
-        """Where there is one key, the gateway's own account and root need not bring it."""
+        """Return the gateway's one key for a request without a key, if the gateway's own account or root sent it."""
         if not isinstance(self.keys, OneKey):
             raise ApiError(
                 401, "this server wants a key that it knows: Authorization: Bearer KEY", code="invalid_api_key"
@@ -115,8 +117,8 @@ class Gateway:
         if request.state.uid not in {0, os.geteuid()}:
             raise ApiError(
                 403,
-                "this server wants its key from all but its own account's and root's programs on this machine: "
-                "Authorization: Bearer KEY, which is what it printed behind #key= when it started",
+                "without a key this server answers only programs of its own account and of root on this machine: "
+                "send Authorization: Bearer KEY, with the key that it printed after #key= when it started",
                 code="invalid_api_key",
             )
         check_is_own(request)
@@ -136,14 +138,14 @@ class Gateway:
             return found
 
     async def watch(self) -> None:
-        """For ever: tell the log when the daemon goes, and when it is there again."""
+        """Log each loss and each return of the connection to the daemon, until cancelled."""
         while True:
             try:
                 while True:
-                    await sym.aio.recv()  # nobody has a message for a gateway: this waits for the daemon's end
+                    await sym.aio.recv()  # no program sends messages to a gateway: this waits for the daemon's end
             except sym.SymError:
                 log.warning("the daemon has gone: requests have status 503 until it is back")
-            while not await self._is_back():  # noqa: ASYNC110 - a daemon that starts tells nobody
+            while not await self._is_back():  # noqa: ASYNC110 - a daemon's start sends no event
                 await anyio.sleep(_LOOKS_EVERY_S)
             log.warning("the daemon is back, with the model %s", self.model.name)
 
@@ -158,30 +160,30 @@ class Gateway:
         return True
 
     async def sweep(self) -> None:
-        """For ever: what is too old goes."""
+        """Remove expired files at intervals, until cancelled."""
         while True:
             await anyio.sleep(_SWEPT_EVERY_S)
             for tenant in list(self.tenants.values()):
                 try:
                     await stored.sweep(tenant)
                 except OSError as error:
-                    log.warning("%s: what is too old stays: %s", tenant.name, error)
+                    log.warning("%s: expired files stay: %s", tenant.name, error)
 
     def _make_room(self) -> int:
-        """The tenant whose cache is largest loses half of it."""
+        """Halve the largest cache of all tenants; return the number of dropped entries."""
         caches = [tenant.cache for tenant in self.tenants.values() if tenant.connection.is_open]
         largest = max(caches, key=lambda cache: cache.num_tokens)
         return largest.shrink(largest.num_tokens // 2)
 
     async def connect(self) -> None:
-        """To a daemon that was restarted, perhaps with another model; a connection that is alive stays."""
+        """Connect again after a restart of the daemon, which may have another model. A live connection stays."""
         await sym.aio.connect()
         self.model, self.vocabulary = await sym.aio.model_info(), await sym.aio.vocabulary()
         if self.model.name != self.prompts.model:
             self.prompts = Prompts(self.model.name)
 
     async def fields_of(self, request: Request, tenant: Tenant) -> Fields:
-        """The body of a request, which is counted before it is read, and charged what its texts take to go through."""
+        """Read the fields of a request. The request is counted first, and charged for the size of its body."""
         name, settings, ended = tenant.name, self.settings, request.scope[ENDED]
 
         def hold(num_bytes: int) -> None:
@@ -196,7 +198,7 @@ class Gateway:
         return fields
 
     def _check_fields(self, request: Request, fields: Fields) -> None:
-        """Note fields without effect for the answer's header, and unknown ones in the log as well."""
+        """Record fields without effect for the answer's header; log unknown fields."""
         route = request.scope["route"].path
         ignored = check(route, fields.body, is_strict=self.settings.is_strict)
         request.scope[IGNORED] = ignored
@@ -206,37 +208,33 @@ class Gateway:
                 log.warning("%s: a client sends the unknown field %s, which has no effect", route, shown(path))
 
     @asynccontextmanager
-    async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
-        """As `engine.answered`, when the tenant's turn has come."""
-        self.check_length(len(wanted.tokens))
-        self._check_breakers(wanted.sampling.sampler.dry)
+    async def answered(self, tenant: Tenant, asked: Asked) -> AsyncIterator[Answers]:
+        """Admit a request, and answer it by `engine.answered`."""
+        self.check_length(len(asked.prompt.tokens))
+        self._check_breakers(asked.sampling.sampler.dry)
         answers: Answers | None = None
         charge = partial(self.admission.charge, tenant.name)
         seen = SEEN.get()
         async with self.admission.enter(tenant.name, tenant.limits):
             try:
                 with tenant.use():
-                    async with engine.answered(tenant, wanted, self.prompts, charge) as answers:
+                    async with engine.answered(tenant, asked, self.prompts, charge) as answers:
                         seen.begin()
                         yield answers
-            finally:  # what a client that has gone had computed counts as well
+            finally:  # tokens computed for a disconnected client count, too
                 if seen.is_gone:
-                    self.num_gone += wanted.sampling.n if answers is None else answers.num_cancelled
+                    self.num_gone += asked.sampling.n if answers is None else answers.num_cancelled
                 if answers is not None:
-                    seen.num_prompt += answers.num_prompt
-                    seen.num_cached += answers.num_cached
-                    seen.num_completion += answers.num_completion
-                    tenant.num_prompt_tokens += answers.num_prompt
-                    tenant.num_cached_tokens += answers.num_cached
-                    tenant.num_completion_tokens += answers.num_completion
-                    charge(answers.num_completion)
+                    seen.usage.add(answers.usage)
+                    tenant.usage.add(answers.usage)
+                    charge(answers.usage.num_completion)
 
     def room(self, sampling: Sampling) -> int:
-        """Tokens that a prompt may have where an answer is to be as long as it may be."""
+        """Return the number of tokens that a prompt may have beside an answer of full length."""
         return self.model.max_positions - (sampling.max_tokens or 1)
 
     def _check_breakers(self, dry: sym.Dry | None) -> None:
-        """Refuse a text that no token has: no repetition would break at it."""
+        """Refuse a sequence breaker of DRY that occurs in no token: it could never break a repetition."""
         if dry is None or not dry.is_on:
             return
         texts = b"\0".join(self.vocabulary)
@@ -246,7 +244,7 @@ class Gateway:
                 raise ApiError(400, f"{name}: {text!r} is in no token of {self.model.name}", param=name)
 
     def check_length(self, num_tokens: int) -> None:
-        """An answer has room for a token at least."""
+        """Refuse a prompt that leaves no room for an answer of one token."""
         most = self.model.max_positions
         if num_tokens >= most:
             raise ApiError(
@@ -258,13 +256,13 @@ class Gateway:
 
 
 def _presented(request: Request) -> str:
-    """The key in the header of either interface."""
+    """Return the key in the header of OpenAI's or of Anthropic's interface."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 async def make_gateway(settings: Settings, keys: Keys) -> Gateway:
-    """For the daemon that there is."""
+    """Make the gateway for the running daemon."""
     model, stat = await sym.aio.model_info(), await sym.aio.daemon_stat()
     room = int(stat["num_pages"]) * model.page_entries
     place = await anyio.to_thread.run_sync(own_place, model.mount, settings.directory)

@@ -1,8 +1,8 @@
-"""Keys: those of a file that knows their digests alone, or the one key of a gateway that has no such file.
+"""Keys of clients: the keys of a file that holds only their digests, or the one key of a gateway without such a file.
 
-Each key of the file is a tenant with a domain, a quota and rates of its own. A line a key:
-`NAME sha256:DIGEST [quota=2G] [rate=60] [tokens=100000] [concurrent=8]`; rates are by the minute. Blank lines and those
-that begin with # say nothing. The file is read again when it has changed.
+Each key of the file is a tenant with its own domain, quota and rates. Each line is a key:
+`NAME sha256:DIGEST [quota=2G] [rate=60] [tokens=100000] [concurrent=8]`. Rates are per minute. Blank lines and text
+after a # are ignored. The file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lips.gateway.admission import NO_LIMITS, Limits
+from lips.gateway.admission import NO_LIMITS, TenantLimits
 from lips.gateway.tenants import DEFAULT_QUOTA_BYTES, LOCAL
 
 log = logging.getLogger(__name__)
@@ -31,41 +31,41 @@ _ONE_KEY = re.compile(r"[!-~]{16,512}")
 
 
 class KeyFileError(ValueError):
-    """The file can't be used; the message says which line, and why."""
+    """The file of keys, or a key in it, cannot be used; the message says which line, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A tenant's key, by its digest, with the tenant's quota and limits."""
+    """The digest of a tenant's key, with the tenant's quota and limits."""
 
     name: str
     digest: bytes
     quota_bytes: int | None = DEFAULT_QUOTA_BYTES
-    """None: a tenant without a domain."""
-    limits: Limits = NO_LIMITS
+    """Quota of the tenant's domain. None: the tenant has no domain."""
+    limits: TenantLimits = NO_LIMITS
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A key that nobody has, and its line of the file."""
+    """Return a new random key, and its line for the file of keys."""
     _checked_name(name)
     key = _PREFIX + secrets.token_urlsafe(32)
     return key, f"{name} sha256:{_digest(key).hex()}"
 
 
 def _digest(key: str) -> bytes:
-    # Keys are random and long, so that a plain hash tells as little as a slow one would.
+    # Keys are long and random, so a plain hash is as safe as a slow one.
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
 class Keys(ABC):
-    """Keys that a gateway answers."""
+    """The set of keys that a gateway accepts."""
 
     @abstractmethod
     def known(self) -> list[Key]:
-        """Return the keys of this moment."""
+        """Return the current keys."""
 
     def find(self, presented: str) -> Key | None:
-        """Return the key that a client presents. The time of the search tells nothing of a key that is close."""
+        """Return the key that a client presents. The time of the search reveals nothing about similar keys."""
         digest, found = _digest(presented), None
         for key in self.known():
             if hmac.compare_digest(key.digest, digest):
@@ -73,9 +73,10 @@ class Keys(ABC):
         return found
 
     def prove(self, challenge: str, proof: str) -> str | None:
-        """Return the proof that the gateway knows a key, for a page that has proved the same.
+        """Return the gateway's proof that it knows a key. None: the page has not proved that it knows the key.
 
-        The gateway signs nothing for strangers, so that nobody can collect proofs before he takes its port.
+        The page gives its own proof first. Else an attacker could collect proofs, and use them after taking the
+        gateway's port.
         """
         found = None
         for key in self.known():
@@ -89,7 +90,7 @@ def _proof(key: Key, side: str, challenge: str) -> str:
 
 
 class OneKey(Keys):
-    """Key of a gateway that has no file of keys: the tenant `local`."""
+    """The one key of a gateway without a file of keys; its tenant is `local`."""
 
     def __init__(self, text: str, where: str) -> None:
         if not _ONE_KEY.fullmatch(text):
@@ -103,7 +104,7 @@ class OneKey(Keys):
 
 
 def one_key(path: Path | None) -> OneKey:
-    """Return the key of a file, else that of the environment, else the one that was made once and kept."""
+    """Return the key from a file, else from the environment, else from the gateway's own file, made at first use."""
     if path is not None:
         return OneKey(_read(path, os.O_CLOEXEC), str(path))
     if VARIABLE in os.environ:
@@ -119,7 +120,7 @@ def one_key(path: Path | None) -> OneKey:
 
 
 def _kept_path() -> Path:
-    """Return the place of the key in the unit's StateDirectory, else in that of the account."""
+    """Return the path of the gateway's own key: in the unit's StateDirectory, else in the account's state directory."""
     if of_unit := os.environ.get("STATE_DIRECTORY"):
         return Path(of_unit.partition(":")[0], "gateway.key")
     state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
@@ -127,7 +128,7 @@ def _kept_path() -> Path:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Make the file whole or not at all. Of two gateways that start at once the first one's key stays."""
+    """Write the file atomically. If two gateways start at once, the key of the first stays."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
@@ -153,11 +154,11 @@ def _check_is_private(about: os.stat_result, path: Path) -> None:
     if stat.S_IMODE(about.st_mode) & 0o077:
         raise KeyFileError(f"{path} can be read or written by others: chmod 600 {path}")
     if about.st_uid not in {0, os.geteuid()}:
-        raise KeyFileError(f"{path} belongs to uid {about.st_uid}, who knows what is in it")
+        raise KeyFileError(f"{path} belongs to uid {about.st_uid}, who knows the key in it")
 
 
 class KeyFile(Keys):
-    """Keys of a file, which is read again when it changes."""
+    """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -167,7 +168,7 @@ class KeyFile(Keys):
         self.refresh()
 
     def known(self) -> list[Key]:
-        """With a file that has a fault the keys from before stay. The log has the fault once."""
+        """Return the keys. If the file has a fault, log it once and keep the previous keys."""
         try:
             self.refresh()
             complaint = ""
@@ -179,7 +180,7 @@ class KeyFile(Keys):
         return self._keys
 
     def refresh(self) -> None:
-        """Read the file, if it has changed since."""
+        """Read the file if it has changed since the last reading."""
         with self._path.open("rb") as file:
             about = os.fstat(file.fileno())
             read_at = about.st_mtime_ns, about.st_size, about.st_ino
@@ -191,7 +192,7 @@ class KeyFile(Keys):
 
 
 def parse(text: str, where: str) -> list[Key]:
-    """The keys of a file; KeyFileError names the line that is none."""
+    """Return the keys in the text of a file. KeyFileError: a line is not a key; the error names the line."""
     found: list[Key] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -217,7 +218,7 @@ def _key(words: list[str], above: list[Key]) -> Key:
         if option not in {"quota", "rate", "tokens", "concurrent"} or option in options:
             raise KeyFileError(f"{word}: quota=, rate=, tokens= and concurrent= are known, each once")
         options[option] = _bytes(value) if option == "quota" else _positive(word, value)
-    limits = Limits(
+    limits = TenantLimits(
         options.get("rate"), options.get("tokens"), int(options["concurrent"]) if "concurrent" in options else None
     )
     key = Key(name, bytes.fromhex(digest), int(options.get("quota", DEFAULT_QUOTA_BYTES)), limits)

@@ -1,4 +1,4 @@
-"""The log: a line a request, and what else there is to say, as text or as JSON."""
+"""The log, as text or as JSON. It has a line for each request, and messages."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from lips.gateway.usage import Usage
+
 log = logging.getLogger(__name__)
 FORMS = ("text", "json")
 _SHOWN = 200
 _NEVER = 499
-"""Status of a request whose client went before it had any."""
+"""Status of a request whose client disconnected before any answer."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """A request, as the log tells of it."""
+class LoggedRequest:
+    """The facts of a request that the log shows."""
 
     method: str
     path: str
     status: int = _NEVER
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_completion: int = 0
+    usage: Usage = field(default_factory=Usage)
     first_s: float | None = None
-    """Seconds to the first token; None: nothing was generated."""
+    """Seconds to the first token; None: no token was generated."""
     is_gone: bool = False
-    """Its client went before the end of the answer."""
+    """Whether the client disconnected before the end of the answer."""
     began_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, scope: Mapping[str, Any]) -> Seen:
-        """As it was sent, with the escapes of its path: nobody forges a line."""
+    def of(cls, scope: Mapping[str, Any]) -> LoggedRequest:
+        """Return the facts of a request. Its path keeps its escapes, so that no client can forge a line of the log."""
         path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "backslashreplace")
         return cls(scope["method"], path[:_SHOWN])
 
     def begin(self) -> None:
-        """A generation has its first token."""
+        """Note the time of the first token."""
         if self.first_s is None:
             self.first_s = time.monotonic() - self.began_s
 
     def tell(self) -> None:
-        """Write the line."""
+        """Write the request's line to the log."""
         log.info("%s", self, extra={"fields": self._fields()})
 
     def _fields(self) -> dict[str, Any]:
@@ -53,9 +53,9 @@ class Seen:
             "method": self.method,
             "path": self.path,
             "status": self.status,
-            "prompt_tokens": self.num_prompt,
-            "cached_tokens": self.num_cached,
-            "completion_tokens": self.num_completion,
+            "prompt_tokens": self.usage.num_prompt,
+            "cached_tokens": self.usage.num_cached,
+            "completion_tokens": self.usage.num_completion,
             "first_token_s": None if self.first_s is None else round(self.first_s, 6),
             "total_s": round(time.monotonic() - self.began_s, 6),
         }
@@ -63,17 +63,17 @@ class Seen:
     def __str__(self) -> str:
         said = f"{self.method} {self.path} {self.status}"
         if self.first_s is not None:
-            said += f" in {self.num_prompt} cached {self.num_cached} out {self.num_completion}"
+            said += f" in {self.usage.num_prompt} cached {self.usage.num_cached} out {self.usage.num_completion}"
             said += f" first {self.first_s:.3f} s"
         return f"{said} total {time.monotonic() - self.began_s:.3f} s"
 
 
-SEEN: ContextVar[Seen] = ContextVar("seen")
-"""The request that a task works for."""
+SEEN: ContextVar[LoggedRequest] = ContextVar("seen")
+"""The request that the current task works for."""
 
 
 class _Json(logging.Formatter):
-    """An object a line."""
+    """Formatter that writes each record as a JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, Any] = {"time": record.created, "level": record.levelname.lower()}
@@ -84,7 +84,7 @@ class _Json(logging.Formatter):
 
 
 def set_up(form: str) -> None:
-    """Send the gateway's lines, and warnings of libraries, to standard error."""
+    """Send the gateway's log, and the warnings of libraries, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else logging.Formatter("gateway: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -1,4 +1,4 @@
-"""Which conversation a request is about, and the name of its file."""
+"""Names of conversations: finds the conversation of a request and its file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
 
 
 def conversation_of(fields: Fields) -> str | None:
-    """The conversation that the messages of a request go on with: what was said before is in its file."""
+    """Return the name of the conversation that a request continues; its file has the earlier messages."""
     value = fields.body.get("conversation")
     if value is None or isinstance(value, str):
         return value or None
@@ -26,7 +26,7 @@ def conversation_of(fields: Fields) -> str | None:
 
 
 def _session_of(request: Request, fields: Fields) -> str | None:
-    """The name that a client gives to the conversation that it sends as a whole."""
+    """Return the client's name for a conversation that its request contains as a whole."""
     metadata = fields.child("metadata")
     candidates = [fields.text("session_id")]
     candidates += [request.headers.get(name) for name in _HEADERS]
@@ -38,9 +38,10 @@ def _session_of(request: Request, fields: Fields) -> str | None:
 
 
 def session_for(tenant: Tenant, request: Request, fields: Fields) -> Session | None:
-    """Return the conversation that a request goes on with, or that it is sent for as a whole.
+    """Return the file of the conversation that a request continues or contains.
 
-    A key of the prompt cache is no conversation: its file is in a directory of its own.
+    Without a conversation, return the file of its prompt cache key, which is in a separate directory. None: it has
+    neither.
     """
     name = conversation_of(fields) or _session_of(request, fields)
     if name is not None:

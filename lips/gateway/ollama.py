@@ -1,13 +1,12 @@
-"""Ollama's interface, /api: translated from and to the same prompts."""
+"""Ollama's interface, /api: translated to and from the common record."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,46 +14,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import libsym as sym
-from lips.gateway.asgi import LINES, Emit, Json, Streamed, Whole, Work, line
-from lips.gateway.engine import Answers, Wanted
+from lips.gateway.asgi import LINES, Json, Work, line
+from lips.gateway.asked import Asked
 from lips.gateway.errors import ApiError, ollama_form
-from lips.gateway.fields import Fields, parse_inner
+from lips.gateway.fields import Fields
 from lips.gateway.gateway import IGNORED, Gateway
-from lips.gateway.names import session_for
-from lips.gateway.prompts import Message, messages_of
+from lips.gateway.log import SEEN
+from lips.gateway.prompts import ChatMessage, Prompt, messages_of
+from lips.gateway.reader import Received, asker, received
 from lips.gateway.request_fields import TREES
+from lips.gateway.said import Block, Change, Said
 from lips.gateway.sampling import sampling
-from lips.gateway.spoken import hear
-from lips.gateway.tenants import Tenant
-from lips.gateway.tools import Arguments, Call, Choice, Part, ToolParser
+from lips.gateway.tools import NO_TOOLS, ToolChoice
+from lips.gateway.writer import Writer
 
-SPOKEN = "0.9.0"
-"""The release of Ollama whose interface this is. Clients look for what a newer one has."""
+RELEASE = "0.9.0"
+"""Release of Ollama that the gateway claims to be. With a newer number, clients would expect newer functions."""
 _OPTIONS = TREES["/api/chat"].children["options"].children
 _LEAST = {"num_predict": 1, "seed": 0}
-"""Less is Ollama's word for none."""
+"""Least values of options; in Ollama a smaller value means that the option is not set."""
 _NEVER = "9999-12-31T23:59:59Z"
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request, checked."""
-
-    gateway: Gateway
-    tenant: Tenant
-    wanted: Wanted
-    parser: ToolParser | None
-    is_chat: bool
-    has_context: bool
-    """The end of the answer has the tokens that a later request goes on from."""
-    began_ns: int = field(default_factory=time.monotonic_ns)
-
-    def part(self, text: str, calls: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-        """Of the answer, or all of it."""
-        said: dict[str, Any] = {"response": text}
-        if self.is_chat:
-            said = {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
-        return {"model": self.gateway.model.name, "created_at": _now(), **said, "done": False, **more}
 
 
 def _now() -> str:
@@ -62,61 +41,49 @@ def _now() -> str:
 
 
 async def chat(request: Request) -> Work | Response:
-    gateway, tenant, fields = await _fields(request)
+    got = await received(request)
+    fields, gateway = got.fields, got.gateway
     if not fields.list("messages"):
-        return _loaded(gateway, fields, is_chat=True)
-    turns, choice = messages_of(_as_openai(fields)), Choice.of(Fields({"tools": fields.body.get("tools")}))
-    told_turns, tools = await gateway.prompts.turns(turns, choice.tools)
-    tokens, grammar = await sym.aio.chat_tokens(told_turns, tools), _grammar(fields)
-    wanted = _wanted(gateway, tenant, request, fields, tokens, grammar)
-    parser = choice.parser(is_json=grammar is not None)
-    return _work(Asked(gateway, tenant, wanted, parser, is_chat=True, has_context=False))
+        return _loaded(got, is_chat=True)
+    turns, choice = messages_of(_as_openai(fields), _given), ToolChoice.of(Fields({"tools": fields.body.get("tools")}))
+    tokens, grammar = await gateway.prompts.tokens(turns, choice.tools), _grammar(fields)
+    return _OllamaWriter(got, _asked(got, tokens, grammar, choice), is_chat=True).work()
 
 
 async def generate(request: Request) -> Work | Response:
-    gateway, tenant, fields = await _fields(request)
+    got = await received(request)
+    fields = got.fields
     if fields.list("context") and fields.has("system"):
         request.scope[IGNORED].add("system", is_known=True)
     if not fields.text("prompt"):
-        return _loaded(gateway, fields, is_chat=False)
-    tokens = await _prompt(gateway, fields)
-    wanted = _wanted(gateway, tenant, request, fields, tokens, _grammar(fields))
-    return _work(Asked(gateway, tenant, wanted, None, is_chat=False, has_context=not fields.flag("raw")))
-
-
-async def _fields(request: Request) -> tuple[Gateway, Tenant, Fields]:
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
-    return gateway, tenant, await gateway.fields_of(request, tenant)
+        return _loaded(got, is_chat=False)
+    tokens = await _prompt(got.gateway, fields)
+    return _OllamaWriter(got, _asked(got, tokens, _grammar(fields)), has_context=not fields.flag("raw")).work()
 
 
 def _as_openai(fields: Fields) -> Fields:
-    """The same messages in OpenAI's form: arguments of calls are texts there, and a tool's name is a name."""
-    messages = []
-    for each in fields.children("messages"):
-        message = {**each.body, "tool_calls": [_call(call) for call in each.children("tool_calls")]}
-        messages.append({**message, "name": each.text("tool_name", each.text("name"))})
+    """Return the messages with OpenAI's field names: `tool_name` becomes `name`."""
+    messages = [
+        {**each.body, "name": each.text("tool_name", each.text("name"))} for each in fields.children("messages")
+    ]
     return Fields({"messages": messages})
 
 
-def _call(fields: Fields) -> dict[str, Any]:
-    function = fields.child("function")
-    if function is None:
-        raise ApiError(400, f"{fields.name_of('function')} is missing", param=fields.name_of("function"))
+def _given(function: Fields) -> dict[str, Any]:
+    """Return the arguments of an earlier call."""
     arguments = function.child("arguments")
-    given = {"name": function.required("name"), "arguments": json.dumps({} if arguments is None else arguments.body)}
-    return {"id": fields.text("id", ""), "type": "function", "function": given}
+    return {} if arguments is None else arguments.body
 
 
 async def _prompt(gateway: Gateway, fields: Fields) -> list[int]:
-    """Text as it is, or a question that begins a conversation, or goes on with the tokens of one."""
+    """Return the tokens of a raw text, or of a question. The tokens of its conversation precede the question."""
     prompt, system = fields.text("prompt", "") or "", fields.text("system")
     if fields.flag("raw"):
         for name in ("system", "context"):
             if fields.body.get(name):
                 raise ApiError(400, f"{name}: a raw prompt is all that the model sees", param=name)
         return await sym.aio.tokenize(prompt)
-    turn: list[Message] = [{"role": "user", "content": prompt}]
+    turn: list[ChatMessage] = [{"role": "user", "content": prompt}]
     if not (context := fields.list("context")):
         return await sym.aio.chat_tokens([*([{"role": "system", "content": system}] if system else []), *turn])
     if not all(type(token) is int and 0 <= token < gateway.model.vocab_size for token in context):
@@ -136,155 +103,111 @@ def _grammar(fields: Fields) -> sym.Grammar | None:
     raise fields.wrong("format", "json or a schema")
 
 
-def _wanted(
-    gateway: Gateway, tenant: Tenant, request: Request, fields: Fields, tokens: list[int], grammar: sym.Grammar | None
-) -> Wanted:
-    given = fields.child("options")
+def _asked(received: Received, tokens: list[int], grammar: sym.Grammar | None, choice: ToolChoice = NO_TOOLS) -> Asked:
+    fields, given = received.fields, received.fields.child("options")
     options = {
         name: value
         for name, value in (given.body if given else {}).items()
         if name in _OPTIONS and not (type(value) is int and value < _LEAST.get(name, value))
     }
-    return Wanted(
-        tokens=tokens,
-        sampling=sampling(Fields(options, "options."), gateway.sampling, max_tokens_names=("num_predict",)),
-        grammar=grammar,
-        session=session_for(tenant, request, Fields({"session_id": fields.body.get("session_id")})),
-        deadline_s=gateway.settings.answer_s,
-        is_streamed=fields.flag("stream", True),
-    )
+    how = sampling(Fields(options, "options."), received.gateway.sampling, max_tokens_names=("num_predict",))
+    how = replace(how, grammar=grammar, is_format=grammar is not None)
+    own = Fields({"session_id": fields.body.get("session_id"), "stream": fields.flag("stream", True)})
+    return replace(received, fields=own).asked(Prompt(tokens=tokens), how, choice)
 
 
-def _loaded(gateway: Gateway, fields: Fields, *, is_chat: bool) -> Response:
-    """The answer to no question: clients load and unload a model so. This one stays."""
-    reason = "unload" if fields.body.get("keep_alive") in (0, "0", "0s") else "load"
-    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    head = {"model": gateway.model.name, "created_at": _now()}
-    return Json({**head, **said, "done": True, "done_reason": reason})
+def _loaded(received: Received, *, is_chat: bool) -> Response:
+    """Answer a request without a question, which clients send to load or unload a model. The model stays loaded."""
+    reason = "unload" if received.fields.body.get("keep_alive") in (0, "0", "0s") else "load"
+    return Json({**_part(received.gateway, "", is_chat=is_chat), "done": True, "done_reason": reason})
 
 
-def _work(asked: Asked) -> Work:
-    if asked.wanted.is_streamed:
-        return Streamed(partial(_lines, asked), ollama_form, lambda error: line(ollama_form(error)), LINES)
-    return Whole(lambda: _whole(asked), ollama_form)
+def _part(
+    gateway: Gateway, text: str, calls: Sequence[dict[str, Any]] = (), *, is_chat: bool, **more: Any
+) -> dict[str, Any]:
+    """Return a part of an answer, or the whole answer, in Ollama's form."""
+    said: dict[str, Any] = {"response": text}
+    if is_chat:
+        said = {"message": {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}}
+    return {"model": gateway.model.name, "created_at": _now(), **said, "done": False, **more}
 
 
-class _Said:
-    """An answer so far. A call comes as a whole: its arguments are an object."""
+class _OllamaWriter(Writer):
+    """Writer of lines of JSON. A call is sent as a whole, because its arguments are an object."""
 
-    def __init__(self) -> None:
-        self.text = ""
-        self.calls: list[dict[str, Any]] = []
-        self._arguments: str | None = None
+    media_type = LINES
 
-    def add(self, part: Part) -> None:
-        match part:
-            case Call(name):
-                self.end_call()
-                self.calls.append({"function": {"name": name, "arguments": {}}})
-                self._arguments = ""
-            case Arguments(text):
-                self._arguments = (self._arguments or "") + text
-            case str():
-                self.end_call()
-                self.text += part
+    def __init__(self, received: Received, asked: Asked, *, is_chat: bool = False, has_context: bool = False) -> None:
+        """`has_context`: the end of the answer has the conversation's tokens, which a later request can continue."""
+        super().__init__(received, asked)
+        self._is_chat, self._has_context = is_chat, has_context
 
-    def end_call(self) -> None:
-        """The last call, if one is open, has all of its arguments; those that were cut off are none."""
-        if self._arguments:
-            try:
-                self.calls[-1]["function"]["arguments"] = parse_inner(self._arguments)
-            except ValueError:
-                self.calls[-1]["function"]["arguments"] = {}
-        self._arguments = None
+    def failed(self, error: ApiError) -> bytes:
+        return line(ollama_form(error))
 
-    def take(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text and the calls that are whole and were not taken yet."""
-        num_whole = len(self.calls) - (self._arguments is not None)
-        found = self.text, self.calls[:num_whole]
-        self.text, self.calls = "", self.calls[num_whole:]
-        return found
-
-
-async def _lines(asked: Asked, emit: Emit) -> None:
-    said = _Said()
-
-    async def send() -> None:
-        text, calls = said.take()
+    async def tell(self, _said: Said, changes: Sequence[Change]) -> None:
+        text = "".join(text for kind, block, text in changes if kind == "grows" and block.call is None)
+        calls = [block for kind, block, _ in changes if kind == "ends" and block.call is not None]
         if text or calls:
-            await emit(line(asked.part(text, calls)))
+            await self._tell(text, calls)
 
-    async def take(part: Part) -> None:
-        said.add(part)
-        await send()
+    async def _tell(self, text: str, calls: Sequence[Block], **more: Any) -> None:
+        assert self.emit is not None
+        await self.emit(line(self._form(text, calls, **more)))
 
-    async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-        first_ns = time.monotonic_ns()
-        await hear(answers, asked.parser, take)
-        said.end_call()
-        await send()
-        end = await _end(asked, answers, first_ns)
-    await emit(line(asked.part("", **end)))  # a conversation's file has all of the answer by now
+    def _form(self, text: str, calls: Sequence[Block], **more: Any) -> dict[str, Any]:
+        told = [{"function": {"name": block.call, "arguments": block.arguments}} for block in calls]
+        return _part(self.gateway, text, told, is_chat=self._is_chat, **more)
 
+    async def end(self) -> None:
+        await self._tell("", (), **await self._ended())
 
-async def _whole(asked: Asked) -> dict[str, Any]:
-    said = _Said()
+    async def whole(self) -> dict[str, Any]:
+        [said] = self.said
+        return self._form(said.text, said.calls, **await self._ended())
 
-    async def take(part: Part) -> None:
-        said.add(part)
-
-    async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-        first_ns = time.monotonic_ns()
-        await hear(answers, asked.parser, take)
-        said.end_call()
-        end = await _end(asked, answers, first_ns)
-    return asked.part(*said.take(), **end)
-
-
-async def _end(asked: Asked, answers: Answers, first_ns: int) -> dict[str, Any]:
-    """Return the last message of an answer. Durations are nanoseconds; the model was loaded before."""
-    answer, now_ns = answers.answers[0], time.monotonic_ns()
-    ended: dict[str, Any] = {
-        "done": True,
-        "done_reason": answer.finish,
-        "total_duration": now_ns - asked.began_ns,
-        "load_duration": 0,
-        "prompt_eval_count": answers.num_prompt,
-        "prompt_eval_duration": first_ns - asked.began_ns,
-        "eval_count": answers.num_completion,
-        "eval_duration": now_ns - first_ns,
-    }
-    if asked.has_context:
-        generation = answer.generation
-        tokens = generation.tokens
-        if answer.stop_text is not None:  # the answer is without it, and its tokens are others
-            tokens = await sym.aio.tokenize(await generation.full_text(), special=False)
-        ended["context"] = [*asked.wanted.tokens, *tokens]
-    return ended
+    async def _ended(self) -> dict[str, Any]:
+        """Return the final facts of an answer. Durations are in nanoseconds; the loading time is 0."""
+        [said], seen = self.said, SEEN.get()
+        total_s, first_s = time.monotonic() - seen.began_s, seen.first_s or 0.0
+        ended: dict[str, Any] = {
+            "done": True,
+            "done_reason": said.finish,
+            "total_duration": int(total_s * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": self.usage.num_prompt,
+            "prompt_eval_duration": int(first_s * 1e9),
+            "eval_count": self.usage.num_completion,
+            "eval_duration": int((total_s - first_s) * 1e9),
+        }
+        if self._has_context:
+            tokens = said.tokens
+            if said.stop_text is not None:  # the text ends before the stop text, so tokenize it anew
+                tokens = await sym.aio.tokenize(said.text, special=False)
+            ended["context"] = [*self.asked.prompt.tokens, *tokens]
+        return ended
 
 
 async def tags(request: Request) -> Response:
-    """The one model that there is."""
+    """List the one model of the server."""
     return await _models(request)
 
 
 async def ps(request: Request) -> Response:
-    """As `tags`: the model is loaded, for as long as its daemon runs."""
+    """List the loaded models. The server's model stays loaded as long as its daemon runs."""
     gateway: Gateway = request.app.state.gateway
     return await _models(request, expires_at=_NEVER, size_vram=0, context_length=gateway.model.max_positions)
 
 
 async def _models(request: Request, **more: Any) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
+    gateway, _ = await asker(request)
     name, about = gateway.model.name, {"size": 0, "digest": _digest(gateway.model), "details": _details(gateway.model)}
     return Json({"models": [{"name": name, "model": name, "modified_at": _began(gateway), **about, **more}]})
 
 
 async def show(request: Request) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request, tenant)
+    got = await received(request)
+    fields, gateway = got.fields, got.gateway
     model, name = gateway.model, fields.text("model", fields.text("name")) or ""
     if name.removesuffix(":latest") != model.name:
         raise ApiError(404, f"model {name[:60]!r} not found: this server has {model.name}", code="model_not_found")
@@ -300,21 +223,16 @@ async def show(request: Request) -> Response:
 
 
 def _digest(model: sym.ModelInfo) -> str:
-    """The same as long as the model's facts are: clients tell models apart by it."""
+    """Return a digest of the model's facts. Clients tell models apart by it."""
     return hashlib.sha256(
         f"{model.name} {model.architecture} {model.vocab_size} {model.max_positions}".encode()
     ).hexdigest()
 
 
 def _details(model: sym.ModelInfo) -> dict[str, Any]:
-    families = [model.architecture]
-    return {
-        "format": "",
-        "family": model.architecture,
-        "families": families,
-        "parameter_size": "",
-        "quantization_level": "",
-    }
+    family = model.architecture
+    about = {"format": "", "family": family, "families": [family]}
+    return {**about, "parameter_size": "", "quantization_level": ""}
 
 
 def _began(gateway: Gateway) -> str:
@@ -322,23 +240,20 @@ def _began(gateway: Gateway) -> str:
 
 
 async def version(_request: Request) -> Response:
-    return Json({"version": SPOKEN})
+    return Json({"version": RELEASE})
 
 
-async def no_embeddings(request: Request) -> Response:
-    return await _lacking(request, "this server has no embeddings")
+def _lacking(why: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that refuses every request, for a function that this server does not have."""
+
+    async def refuse(request: Request) -> Response:
+        await asker(request)
+        raise ApiError(501, why)
+
+    return refuse
 
 
-async def no_download(request: Request) -> Response:
-    return await _lacking(request, "nothing is downloaded here: the daemon is started with its model")
-
-
-async def _lacking(request: Request, why: str) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
-    raise ApiError(501, why)
-
-
+_no_embeddings = _lacking("this server has no embeddings")
 routes = [
     Route("/api/tags", tags),
     Route("/api/ps", ps),
@@ -346,7 +261,7 @@ routes = [
     Route("/api/show", show, methods=["POST"]),
     Route("/api/chat", chat, methods=["POST"]),
     Route("/api/generate", generate, methods=["POST"]),
-    Route("/api/embed", no_embeddings, methods=["POST"]),
-    Route("/api/embeddings", no_embeddings, methods=["POST"]),
-    Route("/api/pull", no_download, methods=["POST"]),
+    Route("/api/embed", _no_embeddings, methods=["POST"]),
+    Route("/api/embeddings", _no_embeddings, methods=["POST"]),
+    Route("/api/pull", _lacking("nothing is downloaded here: the daemon is started with its model"), methods=["POST"]),
 ]

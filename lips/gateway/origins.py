@@ -1,7 +1,8 @@
-"""Requests that come without a key, by the account of their client: no web page but the gateway's own may make them.
+"""Origin checks for requests without a key: of all web pages, only the gateway's own may send them.
 
-A browser of the gateway's user carries out what any page asks: by a name that the page's owner points at this machine,
-by a form or script of another origin, by a link. Another user of the machine can serve such a page on a port of his.
+A request without a key is admitted if its client runs as the gateway's account or as root. A browser of such an account
+also sends requests for other web pages: through a name that the page's owner points at this machine, through a form or
+script of another origin, or through a link. Another user of the machine can serve such a page on a port of the machine.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from starlette.requests import Request
 from lips.gateway.errors import ApiError
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::([0-9]{1,5}))?")
-"""RFC 3986's, without a userinfo and without names that no host of this machine has."""
+"""Authority of RFC 3986, without userinfo. Names consist only of letters, digits, dots and hyphens."""
 _PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 def check_is_own(request: Request) -> None:
-    """ApiError 403: the request was sent for a page of another origin, or for somebody behind a proxy."""
+    """Check the origin of a request. ApiError 403: a page of another origin or a client behind a proxy sent it."""
     for proxy in _PROXIES:
         if proxy in request.headers:
             raise _refused(f"no clients behind a proxy ({proxy})")
@@ -40,7 +41,7 @@ def _refused(what: str) -> ApiError:
 
 
 def authority(text: str) -> tuple[str, int | None] | None:
-    """Return the host, in small letters, and the port of an authority; None: the text is no authority."""
+    """Return the host in lower case and the port of an authority; None: the text is not an authority."""
     match = _AUTHORITY.fullmatch(text)
     if match is None or (match[3] and int(match[3]) >= 1 << 16):
         return None
@@ -48,7 +49,7 @@ def authority(text: str) -> tuple[str, int | None] | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether a host is this machine by a name that nobody outside can reach it by."""
+    """Return whether a host is `localhost` or a loopback address."""
     if name.lower() == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The page at /: three files, and nothing from anywhere else."""
+"""The page at /: three files, without resources from other servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page's own files, and the server itself."""
+"""Policy that allows only the page's own files, and requests to this server."""
 
 
 def _read(name: str) -> tuple[bytes, dict[str, str]]:
@@ -37,7 +37,7 @@ _FILES = {name: _read(name) for name in ("index.html", "page.css", "page.js")}
 
 
 async def page(request: Request) -> Response:
-    """No key is wanted for it: it has nothing of anybody's in it, and asks for one where the server does."""
+    """Serve the page. No key is needed: the page has no data of tenants, and asks the user for a key if need be."""
     name = request.path_params.get("name", "index.html")
     if name not in _FILES:
         raise ApiError(404, f"there is no /page/{name[:60]}")
@@ -48,7 +48,7 @@ async def page(request: Request) -> Response:
 
 
 async def proof(request: Request) -> Streamed:
-    """Prove to a page that this server knows the page's key, then stay: the end of this answer voids the proof."""
+    """Prove to a page that this server knows the page's key. The answer stays open, and its end voids the proof."""
     gateway: Gateway = request.app.state.gateway
     asked = request.query_params
     proved = gateway.keys.prove(asked.get("challenge", ""), asked.get("proof", ""))
@@ -59,7 +59,7 @@ async def proof(request: Request) -> Streamed:
         await emit(event({"proof": proved}))
         await gateway.ending.wait()
 
-    return Streamed(answer, openai_form, lambda error: event(openai_form(error)))
+    return Streamed(answer, lambda error: event(openai_form(error)))
 
 
 routes = [Route("/", page), Route("/proof", proof), Route("/page/{name}", page)]

@@ -1,11 +1,12 @@
-"""Accounts of local clients: the kernel tells whose a connection is.
+"""Accounts of local clients: asks the kernel for the uid that owns a connection.
 
-sock_diag shows the uid of every socket of this network namespace, also to a process without rights. The answer is about
-whatever has the client's address and port now, so that three things are checked:
+sock_diag shows the uid of every socket of this network namespace, even to an unprivileged process. Its answer is about
+the socket that has the client's address and port now, so three checks follow:
 
-- The socket has an inode: a connection that its client has closed is shown with uid 0 and inode 0.
-- The socket is connected, and with this address: else a listener with the client's port could be meant.
-- Our end is still there afterwards: while it is, the kernel lets no other socket have the same two addresses and ports.
+- The socket has an inode. A connection that its client has closed is shown with uid 0 and inode 0.
+- The socket is connected, and to this server's address. Otherwise it could be a listener on the client's port.
+- This server's end is still open afterwards. Until then the kernel gives no other socket the same two addresses and
+  ports.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import struct
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2  # linux/netlink.h, linux/sock_diag.h
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: bytes, type, flags, sequence, port
 _QUESTION = struct.Struct("=BBBBI")  # inet_diag_req_v2: family, protocol, extensions, padding, states
-_ENDS = struct.Struct(">HH16s16s")  # inet_diag_sockid: ports and addresses of the socket's own end and of the other
-_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # of any interface, with any cookie
+_ENDS = struct.Struct(">HH16s16s")  # inet_diag_sockid: ports and addresses of the socket's own end and of its peer
+_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, any cookie
 _ANSWER = struct.Struct("=BBBB48sIIIII")  # inet_diag_msg: family, state, ..., sockid, ..., uid, inode
 _CONNECTED = {1, 4, 5}  # ESTABLISHED; FIN_WAIT1 and FIN_WAIT2 after a shutdown
-_OUR_END = {1, 8}  # ESTABLISHED; CLOSE_WAIT, where the client has shut down its side
-_NOBODY = 65534  # as uids read that this user namespace has no number for
+_OUR_END = {1, 8}  # ESTABLISHED; CLOSE_WAIT after the client has shut down its side
+_NOBODY = 65534  # the overflow uid: shown for uids that this user namespace does not map
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def uid_of(connection: socket.socket) -> int | None:
-    """Return the uid of the client at the other end. None: no account of this machine is known for it.
+    """Return the uid of the client. None: the kernel knows no account of this machine for the client.
 
     OSError: this process may not ask the kernel.
     """

@@ -1,9 +1,9 @@
-"""The gateway's directory on the mount, opened so that no other user has a say in what it is.
+"""The gateway's directory on the mount, opened so that no other user can replace it.
 
-Each use opens it anew, name by name from the root of the machine, and follows no link. Each directory on the way is
-looked at by its descriptor: it belongs to this user or root, and nobody else may write to it. In a sticky directory
-others may make names, where the next name on the way belongs to this user or root. Files are reached by the descriptor
-of their directory.
+Each use opens it again, name by name from the root of the machine, and follows no link. Each directory on the way is
+checked through its descriptor: it must belong to this user or root, and only its owner may write to it. A sticky
+directory may be writable by all users, if the next name on the way belongs to this user or root. Files are opened
+relative to the descriptor of their directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 log = logging.getLogger(__name__)
 LEGACY = "gateway"
-"""The directory's name up to 0.2, the same for all users."""
+"""Name of the directory up to version 0.2, the same for all users."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -28,16 +28,16 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory of the gateway's own, by its path from the mount's root."""
+    """A directory of the gateway, by its path relative to the mount."""
 
     mount: str
     path: str
 
     @contextmanager
     def opened(self, *below: str, make: bool = False) -> Iterator[int]:
-        """Open the directory, or one below it; with `make` what is missing on the mount is made.
+        """Open the directory, or a directory below it; with `make`, make missing directories on the mount.
 
-        PermissionError: it belongs to another user, or others may write there or on the way.
+        PermissionError: another user owns the directory, or may write to it or to a directory above it.
         """
         above, own = Path(os.path.realpath(self.mount)).parts[1:], PurePath(self.path).parts
         names, where = [*above, *own, *below], Path("/")
@@ -51,7 +51,7 @@ class Place:
                         os.mkdir(name, 0o700, dir_fd=fd)
                 outer, fd = fd, _next(fd, name, where, os.O_RDONLY if number == len(names) else os.O_PATH)
                 os.close(outer)
-                if number != len(above):  # the mount is the daemon's, which everybody here relies on
+                if number != len(above):  # the mount belongs to the daemon, which every program here trusts
                     _check_owner(fd, where, is_own=number >= len(above) + len(own))
             yield fd
         finally:
@@ -59,15 +59,15 @@ class Place:
 
     @contextmanager
     def file(self, below: str, name: str) -> Iterator[BinaryIO]:
-        """Open a file in one of its directories, to be read."""
+        """Open a file for reading, in the directory `below` this one."""
         with self.opened(below) as directory, os.fdopen(open_file(name, directory), "rb") as found:
             yield found
 
 
 def own_place(mount: str, wanted: str | None) -> Place:
-    """Return the gateway's directory, which is there then: the wanted one, or else `gateway-UID`.
+    """Make and return the gateway's directory: `wanted`, or else `gateway-UID`.
 
-    Where there is only `gateway`, of an earlier release, that goes on being used.
+    If only `gateway` from an earlier release exists, it stays in use.
     """
     own = f"{LEGACY}-{os.geteuid()}"
     if wanted is None:
@@ -84,7 +84,7 @@ def own_place(mount: str, wanted: str | None) -> Place:
 
 
 def open_file(name: str, directory: int, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of this user's in a directory that is open. PermissionError: it is another's, or a link."""
+    """Open a regular file of this user in an open directory. PermissionError: it is a link, or of another user."""
     try:
         fd = os.open(name, flags | _FILE, 0o600, dir_fd=directory)
     except OSError as error:
@@ -120,7 +120,7 @@ def _check_others(fd: int, where: Path) -> None:
 
 
 def _check_owner(fd: int, where: Path, *, is_own: bool) -> None:
-    """`is_own`: it is the gateway's, or below that."""
+    """Refuse a directory with a wrong owner. `is_own`: it is the gateway's directory, or below it."""
     about = os.fstat(fd)
     if about.st_uid != os.geteuid() and (is_own or about.st_uid != 0):
         raise PermissionError(errno.EPERM, f"it belongs to uid {about.st_uid}{_WAY_OUT}", where)

@@ -1,4 +1,4 @@
-"""The routes beside the answers: models, tokens, health and figures."""
+"""Routes that generate nothing: models, tokens, health and metrics."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.prompts import messages_of
+from lips.gateway.reader import asker, received
 
 
 async def models(request: Request) -> Response:
-    """The one that there is. `models` beside `data` is what codex reads."""
-    gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
+    """List the one model of the server. The client Codex reads `models` beside `data`."""
+    gateway, _ = await asker(request)
     described = _model(gateway)
     return Json({"object": "list", "data": [described], "models": [described]})
 
 
 async def model(request: Request) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
+    gateway, _ = await asker(request)
     if (name := request.path_params["name"]) != gateway.model.name:
         raise ApiError(
             404, f"there is no model {name[:60]}: this server has {gateway.model.name}", code="model_not_found"
@@ -49,10 +48,9 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 
 
 async def tokenize(request: Request) -> Response:
-    """A text, or messages, as the model has them."""
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request, tenant)
+    """Return the tokens of a text or of messages."""
+    got = await received(request)
+    fields, gateway = got.fields, got.gateway
     if fields.has("messages"):
         tokens = await gateway.prompts.tokens(messages_of(fields), fields.list("tools"))
     else:
@@ -64,9 +62,8 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request, tenant)
+    got = await received(request)
+    fields, gateway = got.fields, got.gateway
     text = await sym.aio.detokenize(_tokens(fields, gateway.model.vocab_size))
     return Json({"prompt": text, "content": text})
 
@@ -80,25 +77,24 @@ def _tokens(fields: Fields, vocab_size: int) -> list[int]:
 
 
 async def health(_request: Request) -> Response:
-    """200 where the daemon answers; else 503 with why."""
+    """Answer 200 if the daemon answers, else 503 with the reason."""
     await sym.aio.connect()
     await sym.aio.daemon_stat()
     return Json({"status": "ok"})
 
 
 async def metrics(request: Request) -> Response:
-    """In Prometheus' text: the server's load, and what the tenant had. Where there are keys it takes one."""
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
+    """Return the server's load and the tenant's usage in Prometheus' text format. A key is needed as for answers."""
+    gateway, tenant = await asker(request)
     admission = gateway.admission
     lines = [
         *_metric("running", "gauge", "Requests that are being answered.", admission.num_running),
         *_metric("waiting", "gauge", "Requests that wait for their turn.", admission.num_waiting),
         *_metric("refused_total", "counter", "Requests that were told to come again.", admission.num_refused),
         *_metric("gone_total", "counter", "Generations that ended since their client had gone.", gateway.num_gone),
-        *_metric("prompt_tokens_total", "counter", "Tokens of the tenant's prompts.", tenant.num_prompt_tokens),
-        *_metric("cached_tokens_total", "counter", "Of these, those not computed.", tenant.num_cached_tokens),
-        *_metric("completion_tokens_total", "counter", "Tokens of its answers.", tenant.num_completion_tokens),
+        *_metric("prompt_tokens_total", "counter", "Tokens of the tenant's prompts.", tenant.usage.num_prompt),
+        *_metric("cached_tokens_total", "counter", "Of these, those not computed.", tenant.usage.num_cached),
+        *_metric("completion_tokens_total", "counter", "Tokens of its answers.", tenant.usage.num_completion),
         *_metric("cache_entries", "gauge", "KV files that its cache has.", len(tenant.cache)),
         "# HELP symphony_gateway_requests_total Requests by route and status.",
         "# TYPE symphony_gateway_requests_total counter",

@@ -1,9 +1,9 @@
-"""Messages as a model was trained to see them: read from a request, given to its template, with tools if need be."""
+"""Prompts: reads the messages of a request, and formats them and the tools by the model's template."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ import libsym as sym
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_inner
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
+TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text")
+"""Types of the parts of a message that hold text."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TOLD = """You may call functions to help with the user's request. These are their signatures, between <tools> tags:
 <tools>
@@ -28,31 +30,35 @@ _MOST_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Input of a model: the tokens of a whole conversation, or a turn that goes on with one."""
+    """Input of a model: the tokens of a whole conversation, or the next turn of a stored conversation."""
 
     tokens: Sequence[int] = ()
-    turn: Sequence[Message] | None = None
+    turn: Sequence[ChatMessage] | None = None
     tools: Sequence[Any] | None = None
     begin: str = ""
-    """The answer begins so: it is given, and goes on."""
+    """Given beginning of the answer, which the model continues."""
 
 
-def messages_of(fields: Fields, name: str = "messages") -> list[Message]:
-    """The messages of a request in OpenAI's form; content is text in each."""
-    fields.required(name)
-    found = [_message(each) for each in fields.children(name)]
+def messages_of(fields: Fields, arguments: Callable[[Fields], Any] | None = None) -> list[ChatMessage]:
+    """Return the messages of a request in OpenAI's form, with text as content. `arguments` reads a call's arguments."""
+    fields.required("messages")
+    found = [_message(each, arguments or arguments_of) for each in fields.children("messages")]
     if not found:
-        raise ApiError(400, f"{name} is empty: a message at least is expected", param=name)
+        raise no_message("messages")
     return found
 
 
-def _message(fields: Fields) -> Message:
+def no_message(name: str) -> ApiError:
+    return ApiError(400, f"{name} is empty: a message at least is expected", param=name)
+
+
+def _message(fields: Fields, arguments: Callable[[Fields], Any]) -> ChatMessage:
     fields.required("role")
     role = fields.one_of("role", ROLES, "")
-    message: Message = {"role": {"developer": "system", "function": "tool"}.get(role, role)}
+    message: ChatMessage = {"role": {"developer": "system", "function": "tool"}.get(role, role)}
     refusal = fields.text("refusal", "") or ""
-    message["content"] = _content(fields) or refusal
-    if calls := [_call(each) for each in fields.children("tool_calls")]:
+    message["content"] = text_of(fields, "content") or refusal
+    if calls := [_call(each, arguments) for each in fields.children("tool_calls")]:
         message["tool_calls"] = calls
     elif role not in {"assistant", "tool"}:
         fields.required("content")
@@ -62,35 +68,51 @@ def _message(fields: Fields) -> Message:
     return message
 
 
-def _content(fields: Fields) -> str:
-    """A text, or the texts of a list of parts. A model of text takes nothing else."""
-    if isinstance(fields.body.get("content"), str) or not fields.has("content"):
-        return fields.text("content", "") or ""
-    texts = []
-    for part in fields.children("content"):
-        kind = part.text("type", "text")
-        if kind not in {"text", "input_text", "output_text", "refusal"}:
-            where = part.name_of("type")
-            raise ApiError(400, f"{where} is {kind!r}: this model takes text", param=where, code="unsupported_content")
-        texts.append(part.text("text", part.text("refusal", "")) or "")
+def text_of(fields: Fields, name: str, kinds: Collection[str] = TEXTS, skipped: str | None = None) -> str:
+    """Return a text, or the joined texts of a list of parts, without the parts that begin with `skipped`.
+
+    ApiError: a part is of another kind, such as an image.
+    """
+    if isinstance(fields.body.get(name), str) or not fields.has(name):
+        return fields.text(name, "") or ""
+    texts = list[str]()
+    for part in fields.children(name):
+        if part.text("type", "text") not in kinds:
+            raise no_text(part)
+        text = part.text("text", part.text("refusal", "")) or ""
+        texts += [] if skipped and text.startswith(skipped) else [text]
     return "\n".join(texts)
 
 
-def _call(fields: Fields) -> dict[str, Any]:
-    """An earlier call of the model; its arguments as an object, which is how templates want them."""
+def no_text(part: Fields) -> ApiError:
+    where = part.name_of("type")
+    kind = part.body.get("type")
+    return ApiError(400, f"{where} is {kind!r}: this model takes text", param=where, code="unsupported_content")
+
+
+def arguments_of(function: Fields) -> Any:
+    """Return the arguments of an earlier call as an object, as templates expect; as text if they are not JSON."""
+    text = function.text("arguments", "{}") or "{}"
+    try:
+        return parse_inner(text)
+    except ValueError:
+        return text
+
+
+def call_of(id_: str | None, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call of an earlier message in the form that templates expect."""
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _call(fields: Fields, arguments: Callable[[Fields], Any]) -> dict[str, Any]:
     function = fields.child("function")
     if function is None:
         raise ApiError(400, f"{fields.name_of('function')} is missing", param=fields.name_of("function"))
-    name, text = function.name("name"), function.text("arguments", "{}") or "{}"
-    try:
-        arguments = parse_inner(text)
-    except ValueError:
-        arguments = text
-    return {"id": fields.text("id", ""), "type": "function", "function": {"name": name, "arguments": arguments}}
+    return call_of(fields.text("id", ""), function.name("name"), arguments(function))
 
 
 class Prompts:
-    """Of the model that is served."""
+    """Maker of prompts for the served model."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -98,24 +120,28 @@ class Prompts:
         self._marks: tuple[list[tuple[str, str]], list[tuple[str, str]]] | None = None
 
     async def tokens(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, variables: Mapping[str, Any] | None = None
+        self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """The prompt of a whole conversation."""
+        """Return the tokens of a whole conversation."""
         turns, told = await self.turns(messages, tools)
         return await sym.aio.chat_tokens(turns, told, variables=variables)
 
     async def prompt(
-        self, fields: Fields, messages: Sequence[Message], tools: Sequence[Any] | None, *, is_turn: bool, room: int
+        self, fields: Fields, messages: Sequence[ChatMessage], tools: Sequence[Any] | None, *, is_turn: bool, room: int
     ) -> Prompt:
-        """The prompt of messages, as the fields of their request want it. `room`: the most tokens it may have.
+        """Return the prompt for messages, with the options in the request's fields.
 
-        `is_turn`: the messages go on with a conversation.
+        `is_turn`: the messages continue a stored conversation. `room` is the maximum length of a truncated prompt.
         """
         turns, told = await self.turns(messages, tools)
         variables, opens, begin = variables_of(fields), fields.flag("add_generation_prompt", True), ""
         if fields.flag("continue_final_message"):
             if fields.flag("add_generation_prompt"):
-                raise ApiError(400, "continue_final_message goes with no new answer", param="add_generation_prompt")
+                raise ApiError(
+                    400,
+                    "continue_final_message does not go with add_generation_prompt: true",
+                    param="add_generation_prompt",
+                )
             if not turns or turns[-1]["role"] != "assistant" or "tool_calls" in turns[-1]:
                 raise ApiError(400, "continue_final_message: the last message is not an answer", param="messages")
             begin, opens = turns.pop()["content"], True
@@ -132,9 +158,9 @@ class Prompts:
         return Prompt(tokens=truncated(fields, tokens, room), tools=told)
 
     async def turns(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None
-    ) -> tuple[list[Message], Sequence[Any] | None]:
-        """Messages and tools as the template takes them. One that knows no tools has them in the system's message."""
+        self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None
+    ) -> tuple[list[ChatMessage], Sequence[Any] | None]:
+        """Return messages and tools for the template. If it does not support tools, the system message lists them."""
         has_calls = any("tool_calls" in each or each["role"] == "tool" for each in messages)
         if not tools and not has_calls:
             return list(messages), None
@@ -149,11 +175,11 @@ class Prompts:
                 plain.insert(0, {"role": "system", "content": text})
         return plain, None
 
-    async def said(self, text: str) -> list[Message]:
-        """The messages in a conversation's text, by what the template writes between them."""
+    async def said(self, text: str) -> list[ChatMessage]:
+        """Return the messages in the text of a conversation, split at the template's marks between messages."""
         firsts, marks = await self._between()
         role, begins = next(((role, mark) for role, mark in firsts if text.startswith(mark)), ("", ""))
-        found: list[Message] = []
+        found: list[ChatMessage] = []
         at = len(begins)
         while role:
             nexts = [(where, len(mark), to) for to, mark in marks if (where := text.find(mark, at)) >= 0]
@@ -163,7 +189,7 @@ class Prompts:
         return found
 
     async def _between(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """What may begin a conversation, and what stands between two messages, each with the role of what follows."""
+        """Return the template's marks before a first message and between two messages, each with the role after it."""
         if self._marks is None:
             roles = ("system", "user", "assistant", "user")
             whole = await self._gaps(roles)
@@ -172,7 +198,7 @@ class Prompts:
         return self._marks
 
     async def _gaps(self, roles: Sequence[str]) -> list[str]:
-        """What the template writes before each of these messages."""
+        """Return the text that the template writes before each message, for messages with these roles."""
         probes = [f"\x1a{number}\x1a" for number in range(len(roles))]
         turns = [{"role": role, "content": probe} for role, probe in zip(roles, probes, strict=True)]
         text, found = await sym.aio.chat_template(turns, add_generation_prompt=False), list[str]()
@@ -182,7 +208,7 @@ class Prompts:
         return found
 
     async def knows_tools(self) -> bool:
-        """Whether the model's template writes the tools that it is given."""
+        """Return whether the model's template supports tools: whether its output has the name of a test tool."""
         if self._knows_tools is None:
             question = [{"role": "user", "content": "a"}]
             tool = {"type": "function", "function": {"name": "a_tool", "description": "", "parameters": {}}}
@@ -194,13 +220,13 @@ class Prompts:
 
 
 def variables_of(fields: Fields) -> dict[str, Any] | None:
-    """Return the template's variables in `chat_template_kwargs`."""
+    """Return the variables for the template from `chat_template_kwargs`."""
     given = fields.child("chat_template_kwargs")
     return None if given is None else given.body
 
 
 def truncated(fields: Fields, tokens: list[int], room: int) -> list[int]:
-    """The last of a prompt's tokens, or the first, as many as `truncate_prompt_tokens` says; -1 fills the room."""
+    """Truncate a prompt to its last (or first) `truncate_prompt_tokens` tokens; -1 means `room`."""
     most = fields.whole("truncate_prompt_tokens", -1, _MOST_TOKENS)
     side = fields.one_of("truncation_side", ("left", "right"), "left")
     if most is None:
@@ -211,8 +237,8 @@ def truncated(fields: Fields, tokens: list[int], room: int) -> list[int]:
     return tokens[-most:] if side == "left" else tokens[:most]
 
 
-def _in_words(message: Message) -> Message:
-    """A message of calls, or of what came of one, as a text that any template can have."""
+def _in_words(message: ChatMessage) -> ChatMessage:
+    """Return a message with calls, or with a call's result, as plain text for templates without tools."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [_call_text(each["function"]) for each in message.get("tool_calls", ())]

@@ -1,7 +1,8 @@
-"""Fields of requests, by route: which are obeyed, which are accepted without effect, and which are refused.
+"""Fields of requests, by route: the fields that are obeyed, accepted without effect, or refused.
 
-A path names a field, and all that is in it. `tools[](function|).name` is the name in an element of a list whose `type`
-is function or missing; `(*)` stands for every other type. `n=1`: the value 1 asks for what is done anyway.
+A path names a field with all of its inner fields. `tools[](function|).name` is the name in an element of a list whose
+`type` is function or missing; `(*)` stands for all other types. `n=1` means that the value 1 is allowed: it changes
+nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields
 
 MAX_NAMED = 16
-"""Ignored fields that a header names; the others are counted."""
+"""Maximum number of ignored fields that a header names; further fields are counted."""
 _MAX_NAME_CHARS = 64
 _MAX_GUESSED = 64
-"""Unknown names of one request that are compared with all known names: 10 ms."""
+"""Maximum number of unknown names in a request that are compared with known names, which takes up to 10 ms."""
 _LEAST_GUESSED_CHARS = 4
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-"""Values that ask for nothing, of a refused field that names no others."""
+"""Values that ask for nothing: refused fields may have them, unless their path lists other values."""
 
 
 class Column(Enum):
-    """Fate of a field."""
+    """Treatment of a field."""
 
     OBEYED = "obeyed"
     ACCEPTED = "accepted without effect"
@@ -37,7 +38,7 @@ class Column(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The paths of one interface, or of a part that several share."""
+    """The paths of one interface, or of a part that several interfaces share."""
 
     obeyed: str = ""
     accepted: str = ""
@@ -252,34 +253,34 @@ ROUTES: dict[str, tuple[Columns, ...]] = {
 
 
 @dataclass(slots=True)
-class Node:
+class SchemaField:
     """A field of a schema."""
 
     column: Column | None = None
-    """A field with others in it has the first of their columns."""
+    """Column of the field. For a field with inner fields: the first of their columns, in the order of `Column`."""
     neutral: tuple[Any, ...] = _NOTHING
-    children: dict[str, Node] = field(default_factory=dict)
-    kinds: dict[str, Node] = field(default_factory=dict)
-    """Nodes by `type`, where a place takes objects of several types; "": without one."""
+    children: dict[str, SchemaField] = field(default_factory=dict)
+    kinds: dict[str, SchemaField] = field(default_factory=dict)
+    """Nodes by `type`, for a field that takes objects of several types; "" is for objects without a type."""
 
     @property
     def is_leaf(self) -> bool:
-        """Whether all that is in the field is as it is."""
+        """Whether the table lists no inner fields of the field."""
         return not self.children and not self.kinds
 
-    def of_type(self, name: object) -> Node | None:
-        """The node of objects of a type; None: the type is nobody's."""
+    def of_type(self, name: object) -> SchemaField | None:
+        """Return the node for objects of a type; None: there is no such node."""
         if not self.kinds:
             return self
         return self.kinds.get(name if isinstance(name, str) else "") or self.kinds.get("*")
 
 
 _STEP = re.compile(r"([^.\[\](]+)(?:\[\])?(?:\(([^)]*)\))?\.?")
-"""A name, whether it is a list, and what the types of its objects may be."""
+"""Step of a path: a name, whether it is a list, and the types that its objects may have."""
 
 
-def _tree(parts: Iterable[Columns]) -> Node:
-    root = Node()
+def _tree(parts: Iterable[Columns]) -> SchemaField:
+    root = SchemaField()
     for part in parts:
         for column in Column:
             for entry in part.of(column):
@@ -291,23 +292,23 @@ def _tree(parts: Iterable[Columns]) -> Node:
     return root
 
 
-def _fill(node: Node) -> Column | None:
+def _fill(node: SchemaField) -> Column | None:
     inner = [_fill(each) for each in (*node.children.values(), *node.kinds.values())]
     node.column = node.column or next((column for column in Column if column in inner), None)
     return node.column
 
 
-def _places(root: Node, path: str) -> list[Node]:
-    """The nodes that a path of the table names: one for each of the types in it."""
+def _places(root: SchemaField, path: str) -> list[SchemaField]:
+    """Return the nodes that a path of the table names, one for each type in the path. Make nodes that are missing."""
     found = [root]
     for name, kinds in _STEP.findall(path):
-        found = [node.children.setdefault(name, Node()) for node in found]
+        found = [node.children.setdefault(name, SchemaField()) for node in found]
         if f"{name}(" in path or f"{name}[](" in path:
-            found = [node.kinds.setdefault(kind, Node()) for node in found for kind in kinds.split("|")]
+            found = [node.kinds.setdefault(kind, SchemaField()) for node in found for kind in kinds.split("|")]
     return found
 
 
-def _names(node: Node) -> Iterator[str]:
+def _names(node: SchemaField) -> Iterator[str]:
     yield from node.children
     for inner in (*node.children.values(), *node.kinds.values()):
         yield from _names(inner)
@@ -315,7 +316,7 @@ def _names(node: Node) -> Iterator[str]:
 
 TREES = {route: _tree(parts) for route, parts in ROUTES.items()}
 _NAMES = frozenset(name for tree in TREES.values() for name in _names(tree))
-"""Names that some interface has: none is a slip of the pen."""
+"""Field names of all interfaces. None of them is treated as a typing error."""
 
 
 @dataclass(slots=True)
@@ -323,10 +324,10 @@ class Ignored:
     """Fields of one request that have no effect."""
 
     paths: dict[str, None] = field(default_factory=dict)
-    """Paths for the header, in their order."""
+    """Paths for the header, in order of appearance."""
     num_more: int = 0
     unknown: list[str] = field(default_factory=list)
-    """Paths among these that no interface has."""
+    """The paths among these that no interface has."""
     num_guessed: int = 0
 
     def add(self, path: str, *, is_known: bool) -> None:
@@ -341,21 +342,21 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """ASCII, a kilobyte at most."""
+        """The header's value: ASCII, about a kilobyte at most."""
         names = [shown(path) for path in self.paths]
         return ", ".join([*names, f"and {self.num_more} more"] if self.num_more else names)
 
 
 def shown(path: str) -> str:
-    """A path that somebody else wrote, for a header or a log."""
+    """Return a path from a client in a form that is safe in a header or a log."""
     text = quote(path, safe="[]().*$ ", errors="replace")
     return text if len(text) <= _MAX_NAME_CHARS else f"{text[:_MAX_NAME_CHARS]}..."
 
 
 def check(route: str, body: dict[str, Any], *, is_strict: bool = False) -> Ignored:
-    """Refuse a body with a field that is not done here and changes the answer; return what has no effect.
+    """Refuse a body with an unsupported field that would change the answer; return the fields without effect.
 
-    `is_strict`: unknown fields are refused, too.
+    `is_strict`: refuse unknown fields, too.
     """
     ignored = Ignored()
     if (tree := TREES.get(route)) is not None:
@@ -363,7 +364,7 @@ def check(route: str, body: dict[str, Any], *, is_strict: bool = False) -> Ignor
     return ignored
 
 
-def _check_object(node: Node, given: dict[str, Any], where: str, ignored: Ignored, *, is_strict: bool) -> None:
+def _check_object(node: SchemaField, given: dict[str, Any], where: str, ignored: Ignored, *, is_strict: bool) -> None:
     for name, value in given.items():
         child = node.children.get(name)
         if child is None:
@@ -372,7 +373,7 @@ def _check_object(node: Node, given: dict[str, Any], where: str, ignored: Ignore
             _check_value(child, value, f"{where}{name}", ignored, is_strict=is_strict)
 
 
-def _check_value(node: Node, value: Any, path: str, ignored: Ignored, *, is_strict: bool) -> None:
+def _check_value(node: SchemaField, value: Any, path: str, ignored: Ignored, *, is_strict: bool) -> None:
     if node.is_leaf:
         if node.column is Column.ACCEPTED:
             ignored.add(path, is_known=True)
@@ -388,20 +389,20 @@ def _check_value(node: Node, value: Any, path: str, ignored: Ignored, *, is_stri
         ignored.add(path, is_known=True)
 
 
-def _check_typed(node: Node, given: dict[str, Any], path: str, ignored: Ignored, *, is_strict: bool) -> None:
+def _check_typed(node: SchemaField, given: dict[str, Any], path: str, ignored: Ignored, *, is_strict: bool) -> None:
     kind = given.get("type")
     if node.kinds and not isinstance(kind, (str, type(None))):
         raise Fields(given, f"{path}.").wrong("type", "a text")
     inner = node.of_type(kind)
     if inner is None:
-        return  # the reader says which types it takes
+        return  # the reader of the field refuses the type
     if inner.is_leaf:
         _check_value(inner, given or {"type": kind}, f"{path}({kind})", ignored, is_strict=is_strict)
     else:
         _check_object(inner, given, f"{path}.", ignored, is_strict=is_strict)
 
 
-def _check_unknown(node: Node, path: str, name: str, ignored: Ignored, *, is_strict: bool) -> None:
+def _check_unknown(node: SchemaField, path: str, name: str, ignored: Ignored, *, is_strict: bool) -> None:
     if is_strict:
         raise ApiError(400, f"{shown(path)} is no field of this request", param=shown(path), code="unknown_parameter")
     if name not in _NAMES and ignored.num_guessed < _MAX_GUESSED:
@@ -421,12 +422,12 @@ def refused(path: str) -> ApiError:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Compare as JSON does: 1 and 1.0 are one number, and true is none."""
+    """Compare values as JSON does: 1 equals 1.0, but not true."""
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
 def is_near(name: str, known: str) -> bool:
-    """Whether one letter more, less or other, or two that changed places, make one of the other."""
+    """Return whether two names differ by one letter (added, removed or replaced) or by two swapped neighbours."""
     if abs(len(name) - len(known)) > 1 or len(known) < _LEAST_GUESSED_CHARS:
         return False
     at = next((at for at, (one, other) in enumerate(zip(name, known, strict=False)) if one != other), None)
@@ -438,8 +439,8 @@ def is_near(name: str, known: str) -> bool:
 
 
 def column_of(route: str, path: str) -> Column | None:
-    """The column of a field, by its path with types as the list of all servers' fields has them; None: it has none."""
-    nodes, here = [TREES[route]], list[Node]()
+    """Return the column of a field, or None. `path` may name types of objects, as the paths of the table do."""
+    nodes, here = [TREES[route]], list[SchemaField]()
     for name, kind in _STEP.findall(path):
         here = [inner for node in nodes if (inner := node.children.get(name)) is not None]
         if not here:  # an object of any type
@@ -452,10 +453,10 @@ def column_of(route: str, path: str) -> Column | None:
     return here[0].column
 
 
-def _of_kind(node: Node, kind: str) -> list[Node]:
-    """Return the nodes of one type, or of every type where the path names none."""
+def _of_kind(node: SchemaField, kind: str) -> list[SchemaField]:
+    """Return the node of one type, or the nodes of all types if the path names no type."""
     if not node.kinds:
         return [node]
     if kind:
         return [found] if (found := node.of_type(kind)) is not None else []
-    return [*node.kinds.values()][::-1]  # the others first
+    return [*node.kinds.values()][::-1]  # general types before special types

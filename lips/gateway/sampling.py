@@ -1,9 +1,9 @@
-"""Settings that a request wants its tokens drawn with, by the names of OpenAI's interfaces and of other servers."""
+"""Sampling settings of a request, by the names of OpenAI's interfaces and of other servers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import libsym as sym
@@ -19,55 +19,55 @@ MAX_BREAKERS = 64
 MAX_BREAKER_BYTES = 64
 _MAX_WHOLE = (1 << 31) - 1
 _LEAST_PART = 1e-9
-"""A share that one token fills: 0 means that as top_p and typical_p."""
+"""A share so small that one token fills it. top_p 0 and typical_p 0 mean this share."""
 _NUM_PENALIZED = 64
-"""Tokens that llama.cpp's repeat_penalty looks at where repeat_last_n is not given."""
+"""Number of tokens that llama.cpp's repeat_penalty covers if repeat_last_n is not given."""
 _DRY = sym.Dry()
-"""DRY settings as llama.cpp has them."""
+"""Default DRY settings, the same as in llama.cpp."""
 _NEVER = -100.0
-"""A bias that OpenAI's interface says is a ban."""
+"""A bias that bans a token in OpenAI's interface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Of one request; what an interface does not have is as it is here."""
+    """Sampling settings of one request. Settings that an interface lacks keep these defaults."""
 
     sampler: sym.Sampler
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
-    """Of `constraints.bounds`, which knows the vocabulary."""
+    """Tokens that end the answer, set by `constraints.bounded`, which knows the vocabulary."""
     stop_at_end: bool = True
     keeps_stop: bool = False
-    """The stop text that ended it is a part of the answer."""
+    """Whether the answer includes the stop text that ended it."""
     shows_special: bool = True
-    """Special tokens have a text."""
+    """Whether special tokens appear in the answer's text."""
     max_tokens: int | None = None
     n: int = 1
     logprobs: int | None = None
-    """Number of the likeliest tokens beside each drawn one; None: log-probabilities are not asked for."""
+    """Number of the likeliest tokens to return beside each drawn token; None: no log-probabilities."""
     seed: int | None = None
-
-    def with_logprobs(self, top: int | None) -> Sampling:
-        return replace(self, logprobs=top)
+    grammar: sym.Grammar | None = None
+    is_format: bool = False
+    """Whether a grammar fixes the answer's format, so that no text in it is a call."""
 
 
 def sampling(
     fields: Fields, defaults: Mapping[str, Any], *, max_tokens_names: tuple[str, ...] = MAX_TOKENS_NAMES
 ) -> Sampling:
-    """Return the settings that all interfaces share. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
+    """Return the settings that all interfaces share; for `logprobs` see `chat_logprobs` and `text_logprobs`."""
     temperature = fields.number("temperature", 0, 100, defaults.get("temperature", 1.0))
     top_k = fields.whole("top_k", -1, _MAX_WHOLE, defaults.get("top_k"))
     top_p = fields.number("top_p", 0, 1, defaults.get("top_p"))
     min_p = fields.number("min_p", 0, 1, defaults.get("min_p"))
     typical_p = fields.number("typical_p", 0, 1)
-    if (mirostat := _mirostat(fields)) is not None:  # as llama.cpp has it: in place of these
+    if (mirostat := _mirostat(fields)) is not None:  # mirostat excludes these, as in llama.cpp
         top_k = top_p = min_p = typical_p = None
     penalty, penalty_window = _repetition_penalty(fields, defaults)
     try:
         sampler = sym.Sampler(
             temperature=1.0 if temperature is None else temperature,
             top_p=None if top_p is None else max(top_p, _LEAST_PART),
-            top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 are other servers' words for none
+            top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 mean none in other servers
             min_p=min_p or None,
             typical_p=None if typical_p is None else max(typical_p, _LEAST_PART),
             mirostat=mirostat,
@@ -93,7 +93,7 @@ def sampling(
 
 
 def _repetition_penalty(fields: Fields, defaults: Mapping[str, Any]) -> tuple[float, int | None]:
-    """The penalty, by vLLM's name or llama.cpp's, and the latest tokens that penalties look at; None: all."""
+    """Return the penalty, by vLLM's name or llama.cpp's, and the number of latest tokens that it covers (None: all)."""
     if fields.has("repetition_penalty") and fields.has("repeat_penalty"):
         raise ApiError(400, "repetition_penalty and repeat_penalty are one thing: give one", param="repeat_penalty")
     penalty = fields.number("repetition_penalty", 1e-6, 1e6, defaults.get("repetition_penalty"))
@@ -111,7 +111,7 @@ def _mirostat(fields: Fields) -> sym.Mirostat | None:
 
 
 def _dry(fields: Fields) -> sym.Dry:
-    """DRY as llama.cpp names it: the multiplier 0 is off, the window -1 all."""
+    """Return the DRY settings from llama.cpp's fields. The multiplier 0 turns DRY off; the window -1 is all tokens."""
     texts = fields.list("dry_sequence_breakers")
     if texts is not None and (len(texts) > MAX_BREAKERS or not all(map(_is_breaker, texts))):
         most = f"{MAX_BREAKERS} texts, of 1 to {MAX_BREAKER_BYTES} bytes"
@@ -132,7 +132,7 @@ def _is_breaker(text: object) -> bool:
 
 
 def chat_logprobs(fields: Fields) -> int | None:
-    """`logprobs: true`, and `top_logprobs: 5` beside it."""
+    """Return the number in `top_logprobs`, or None if `logprobs` is not true."""
     top = fields.whole("top_logprobs", 0, MAX_TOP)
     if not fields.flag("logprobs"):
         if top:
@@ -142,12 +142,12 @@ def chat_logprobs(fields: Fields) -> int | None:
 
 
 def text_logprobs(fields: Fields) -> int | None:
-    """`logprobs: 5`, as /v1/completions says it."""
+    """Return the number in `logprobs`, as in /v1/completions."""
     return fields.whole("logprobs", 0, MAX_TOP)
 
 
 def prompt_top(fields: Fields) -> int | None:
-    """`prompt_logprobs: 5`: so many of the likeliest tokens beside each of the prompt; of an answer that is whole."""
+    """Return `prompt_logprobs`: the number of likeliest tokens beside each prompt token. ApiError: a stream."""
     top = fields.whole("prompt_logprobs", 0, MAX_TOP)
     if top is not None and fields.flag("stream"):
         raise ApiError(400, "prompt_logprobs: a stream has none", param="prompt_logprobs")
@@ -155,7 +155,7 @@ def prompt_top(fields: Fields) -> int | None:
 
 
 def _max_tokens(fields: Fields, names: tuple[str, ...]) -> int | None:
-    """Return the most tokens of an answer, by any of the names; None: as many as there is room for."""
+    """Return the maximum number of tokens of an answer, by any of the names; None: as many as fit."""
     found = {
         name: None if name == "n_predict" and fields.body[name] in (-1, -2) else fields.whole(name, 1, _MAX_WHOLE)
         for name in names
@@ -167,7 +167,7 @@ def _max_tokens(fields: Fields, names: tuple[str, ...]) -> int | None:
 
 
 def _bias(fields: Fields) -> dict[int, float]:
-    """By the numbers of tokens, which are texts in JSON."""
+    """Return `logit_bias` by token id. The ids are texts in JSON."""
     given = fields.child("logit_bias")
     found: dict[int, float] = {}
     if given is not None and len(given.body) > MAX_BIASES:

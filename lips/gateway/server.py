@@ -1,4 +1,4 @@
-"""The server itself: its sockets, and its end."""
+"""The server: its listening sockets, its tasks, and its end on a signal."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from lips.gateway.keys import Keys, OneKey
 
 log = logging.getLogger(__name__)
 LOOPBACKS = ("127.0.0.1", "::1")
-"""Addresses that `localhost` may mean: nobody else answers on the port of one of them."""
+"""Addresses that `localhost` may mean. The gateway binds its port on each, so that no other server can."""
 GOES_ON_S = 30.0
-"""Time that answers which have begun are given when the gateway is asked to end."""
+"""Time for answers in flight when a signal ends the gateway."""
 BACKLOG = 1024
 _FIRST_PASSED = 3
-"""The first descriptor that systemd passes on."""
+"""The first descriptor that systemd passes to a service."""
 _PORT_TRIES = 16
 _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """Errors of an address that the machine lacks."""
 
 
 def listening(hosts: Sequence[str], port: int) -> tuple[list[socket.socket], list[OSError]]:
-    """Return the sockets that systemd has opened, else one of our own for each address; and what is not there."""
+    """Return the sockets that systemd passed, else a new one for each address; and the errors of absent addresses."""
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         count = int(os.environ.get("LISTEN_FDS", "0"))
         return [socket.socket(fileno=fd) for fd in range(_FIRST_PASSED, _FIRST_PASSED + count)], []
@@ -55,7 +55,7 @@ def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socket.socket], list[OSError]]:
-    """Listen on one port for all hosts; an address that this machine lacks is left out."""
+    """Listen on one port for all hosts; skip addresses that this machine lacks."""
     found: list[socket.socket] = []
     absent: list[OSError] = []
     for host, (family, kind, protocol, _, (name, wanted, *more)) in addresses:
@@ -77,13 +77,13 @@ def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socke
 def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
     made = socket.socket(
         family, kind, protocol
-    )  # asyncio sets TCP_NODELAY where a socket knows that its protocol is TCP
+    )  # asyncio sets TCP_NODELAY only if the socket was made with the protocol TCP
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
-        made.listen(BACKLOG)  # now: what comes before the server accepts is kept
+        made.listen(BACKLOG)  # from now on the kernel queues connections
     except OSError:
         made.close()
         raise
@@ -98,7 +98,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 async def serve(listeners: list[socket.socket], absent: list[OSError], settings: Settings, keys: Keys) -> None:
-    """Until SIGTERM or Ctrl-C; then answers that have begun may end."""
+    """Serve until SIGTERM or Ctrl-C. Answers in flight then have GOES_ON_S to end."""
     gateway = await make_gateway(settings, keys)
     config = Config()
     config.accesslog = config.errorlog = None
@@ -121,7 +121,7 @@ async def serve(listeners: list[socket.socket], absent: list[OSError], settings:
 
 
 def _tell(listeners: list[socket.socket], absent: list[OSError], keys: Keys) -> None:
-    """Print the addresses. The second line has the key behind the #, which no browser sends and no server logs."""
+    """Print the addresses. The second line has the key after a #: browsers send no fragment, and no server logs it."""
     lines = [url_of(listener) for listener in listeners]
     if isinstance(keys, OneKey):
         lines.insert(1, f"the key is in {keys.where}" if _is_journal() else f"{lines[0]}/#key={keys.text}")
@@ -132,6 +132,6 @@ def _tell(listeners: list[socket.socket], absent: list[OSError], keys: Keys) -> 
 
 
 def _is_journal() -> bool:
-    """Whether standard error goes to systemd's journal, which others may read."""
+    """Return whether standard error goes to systemd's journal, which other users may read."""
     about = os.fstat(sys.stderr.fileno())
     return os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"

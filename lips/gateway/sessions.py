@@ -1,4 +1,4 @@
-"""Conversations as files: which one a request is about, and routes to list, fork, undo and export them."""
+"""Routes that list, show, fork, undo, export and remove conversations, which are files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lips.gateway.asgi import Json
 from lips.gateway.errors import ApiError
 from lips.gateway.gateway import Gateway
 from lips.gateway.places import open_file
+from lips.gateway.reader import asker
 from lips.gateway.tenants import LOCAL, Tenant
 
 _SUFFIX = ".kv"
@@ -26,8 +27,8 @@ _PART_BYTES = 1 << 20
 
 
 async def sessions(request: Request) -> Response:
-    """All, the one that was used last first."""
-    tenant = await _tenant(request)
+    """List all sessions, the last used first."""
+    _, tenant = await asker(request)
     with tenant.use():
         files = [entry for entry in await sym.aio.kv_list(tenant.sessions) if entry.name.endswith(_SUFFIX)]
         files = [entry for entry in files if not entry.name.startswith(".")]
@@ -46,7 +47,7 @@ async def sessions(request: Request) -> Response:
 
 
 def _modified_s(tenant: Tenant, names: list[str]) -> dict[str, float]:
-    """When each was written last, but for those that have just gone."""
+    """Return the time of each file's last write, without files that were just removed."""
     found = {}
     with tenant.place.opened("sessions") as directory:
         for name in names:
@@ -56,7 +57,7 @@ def _modified_s(tenant: Tenant, names: list[str]) -> dict[str, float]:
 
 
 async def session(request: Request, more: str = "") -> Response:
-    """Answer with what was said, as the file has it. `more`: of the name, behind what the route found of it."""
+    """Return the messages in a session's file. `more` is the rest of the name, after the part in the route."""
     tenant, name = await _named(request)
     name += more
     with tenant.use():
@@ -68,7 +69,7 @@ async def session(request: Request, more: str = "") -> Response:
 
 
 async def fork_session(request: Request) -> Response:
-    """As `cp`: both go on by themselves."""
+    """Fork a session, as `cp` does. Both sessions then continue separately."""
     tenant, name = await _named(request)
     to = (await request.app.state.gateway.fields_of(request, tenant)).required("to")
     if not isinstance(to, str):
@@ -82,7 +83,7 @@ async def fork_session(request: Request) -> Response:
 
 
 async def undo_session(request: Request) -> Response:
-    """The last question and its answer are cut off."""
+    """Cut off the last question and its answer."""
     tenant, name = await _named(request)
     with tenant.use():
         async with tenant.talking(tenant.session(name).path) as (kv, before):
@@ -100,7 +101,7 @@ async def remove_session(request: Request) -> Response:
 
 
 class _Export(Response):
-    """An open file, as it was when it was opened: an answer that goes on changes nothing of it."""
+    """Response that sends an open file. A later answer to the conversation does not change the file."""
 
     def __init__(self, file: BinaryIO, num_bytes: int, name: str) -> None:
         self._file = file
@@ -118,8 +119,10 @@ class _Export(Response):
 
 
 async def export_session(request: Request) -> Response:
-    """The KV image, as `cat` on the mount gives it: `cat` brings it back, also on another machine with this model."""
-    if not request.scope["raw_path"].endswith(b"/export"):  # the slash is encoded: a name ends so
+    """Send the KV image, as `cat FILE` on the mount prints it. Writing the image to a file on any mount with this model
+    imports the conversation there.
+    """
+    if not request.scope["raw_path"].endswith(b"/export"):  # an encoded slash: "/export" is the end of a name
         return await session(request, "/export")
     tenant, name = await _named(request)
     snapshot = f".{secrets.token_hex(8)}.new"
@@ -143,24 +146,19 @@ async def export_session(request: Request) -> Response:
     return _Export(file, num_bytes, f"{tenant.file_of(name)}{_SUFFIX}")
 
 
-async def _tenant(request: Request) -> Tenant:
-    gateway: Gateway = request.app.state.gateway
-    return await gateway.tenant_of(request)
-
-
 async def _named(request: Request) -> tuple[Tenant, str]:
-    return await _tenant(request), request.path_params["name"]
+    _, tenant = await asker(request)
+    return tenant, request.path_params["name"]
 
 
 async def live(request: Request) -> Response:
-    """Figures of this moment, for the page. Those of the whole machine would tell a key of the others."""
-    gateway: Gateway = request.app.state.gateway
-    tenant = await gateway.tenant_of(request)
+    """Return live metrics for the page. With keys, metrics of the whole machine would reveal other tenants' load."""
+    gateway, tenant = await asker(request)
     own = {
         "model": gateway.model.name,
         "place": f"{tenant.place.mount}/{tenant.place.path}/sessions",
-        "prompt_tokens": tenant.num_prompt_tokens,
-        "cached_tokens": tenant.num_cached_tokens,
+        "prompt_tokens": tenant.usage.num_prompt,
+        "cached_tokens": tenant.usage.num_cached,
     }
     if tenant.name != LOCAL:
         return Json(own)

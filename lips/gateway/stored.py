@@ -1,6 +1,6 @@
-"""What POST /v1/responses keeps: for each response a KV file, and beside it what was said, as JSON.
+"""Files of POST /v1/responses: for each response a KV file, and the conversation as JSON.
 
-/kv/gateway-UID/local/responses/resp_…kv      what the next response goes on from
+/kv/gateway-UID/local/responses/resp_…kv      the KV that the next response continues
 /kv/gateway-UID/local/responses/resp_…json    the response, and all items before it
 """
 
@@ -26,20 +26,21 @@ from lips.gateway.tenants import Tenant
 
 KEPT_S = 7 * 24 * 3600.0
 UNDER_WAY = ("queued", "in_progress")
-"""What a response is before it has ended."""
+"""Statuses of a response that has not ended."""
 _SWEPT = {"responses": (".json", ".kv", ".new"), "cached": (".kv",), "sessions": (".new",)}
-"""What goes of each directory when it is old; of responses, files whose other half has gone."""
+"""Suffixes of the old files that a sweep removes, by directory. In `responses`, a sweep removes only files without
+their counterpart."""
 _OTHER = {".json": ".kv", ".kv": ".json"}
 _ID = re.compile(r"resp_[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One response, and what led to it."""
+    """A response with the conversation before it."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
-    """All of the conversation but the response's own output."""
+    """Items of the conversation, without the output of the response."""
 
 
 def kv_path(tenant: Tenant, response_id: str) -> str:
@@ -76,7 +77,7 @@ async def load(tenant: Tenant, response_id: str) -> Stored:
 
 
 async def save(tenant: Tenant, stored: Stored) -> None:
-    """Whole or not at all. Both files go when nobody has wanted the KV for long."""
+    """Write a response's JSON atomically. A sweep removes it after the KV file beside it has expired."""
     name = _json_name(stored.response["id"])
     text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode(errors="replace")
 
@@ -96,7 +97,7 @@ async def save(tenant: Tenant, stored: Stored) -> None:
 
 
 async def sweep(tenant: Tenant) -> None:
-    """What is older than responses are kept, and whose KV has gone, goes too; so does what was left half made."""
+    """Remove old files: response files without counterpart, KV of the prompt cache, and unfinished files."""
     await anyio.to_thread.run_sync(_remove_old, tenant)
 
 
@@ -130,7 +131,7 @@ async def remove(tenant: Tenant, response_id: str) -> None:
 
 
 async def remove_kv(tenant: Tenant, response_id: str) -> None:
-    """If it is there: it may have gone by itself."""
+    """Remove a response's KV file, unless it has expired already."""
     with tenant.use(), suppress(sym.NotFound):
         await sym.aio.kv_remove(kv_path(tenant, response_id))
 

@@ -1,4 +1,4 @@
-"""Tenants: each key's own directory, domain, connection and cache. Without keys there is one, called `local`."""
+"""Tenants: each key has its own directory, domain, connection and cache. Without keys the one tenant is `local`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import PurePath
 import anyio
 
 import libsym as sym
-from lips.gateway.admission import Limits
+from lips.gateway.admission import TenantLimits
 from lips.gateway.cache import Cache
 from lips.gateway.errors import ApiError
 from lips.gateway.file_names import ATTRIBUTE, conversation_name, file_name, is_cut
 from lips.gateway.places import Place
+from lips.gateway.usage import Usage
 
 LOCAL = "local"
 DEFAULT_QUOTA_BYTES = 1 << 40
@@ -24,15 +25,15 @@ _OPEN_TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where what was said is kept: the file of a conversation, or of a key of the prompt cache."""
+    """The file of a conversation, or of a key of the prompt cache."""
 
     path: str
     whole_name: str | None = None
-    """The conversation's name, where that of the file is cut."""
+    """The whole name of the conversation, if the name of the file is cut."""
 
 
 class Tenant:
-    """A party, which knows nothing of the others."""
+    """The clients with one key. They share a connection, a cache and files, which no other tenant can access."""
 
     def __init__(
         self,
@@ -44,54 +45,44 @@ class Tenant:
         quota_bytes: int | None,
         make_room: Callable[[], int],
     ) -> None:
-        """`root`: of its paths over this connection, "" in a domain.
+        """`root` is the prefix of the tenant's paths on this connection: "" in a domain.
 
-        `make_room`: where the machine has no room left, drop of somebody's cache; return how many files went.
+        `make_room` drops entries of some tenant's cache when the machine has no room left; it returns their number.
         """
         self.name = name
-        self._root = root
+        self.sessions = f"{root}sessions"
+        """The directory of the tenant's conversations."""
+        self.responses = f"{root}responses"
+        """The directory of the responses that POST /v1/responses has stored."""
+        self.cached = f"{root}cached"
+        """The directory of prompts with a `prompt_cache_key`."""
         self.place = place
-        """The tenant's directory as the machine's other programs have it."""
+        """The tenant's directory as a path on the mount."""
         self.connection = connection
         self._quota_bytes = quota_bytes
-        self.limits = Limits()
+        self.limits = TenantLimits()
         self.make_room = make_room
         self.cache = Cache(max_tokens)
-        self._lengths: dict[int, int] = {}  # by inode: of conversations that are being answered here, before that turn
+        self._lengths: dict[int, int] = {}  # by inode: length before the turn in flight
         self._kept_names: set[str] = set()
         self.saving = anyio.Lock()
-        """Conversations that were sent as a whole are saved one after the other: the last one stays."""
-        self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0
+        """Lock that a save of a whole conversation holds. Saves run one after another, so the last save stays."""
+        self.usage = Usage()
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Calls of this task are the tenant's."""
+        """Use the tenant's connection for the calls of this task within the block."""
         with self.connection.use():
             yield
 
     async def set_quota(self, num_bytes: int | None) -> None:
-        """As the file of keys now has it."""
+        """Set the quota from the file of keys, if it has changed."""
         if num_bytes is not None and num_bytes != self._quota_bytes:
             await anyio.to_thread.run_sync(_make, self.place, num_bytes)
             self._quota_bytes = num_bytes
 
-    @property
-    def sessions(self) -> str:
-        """The directory of its conversations."""
-        return f"{self._root}sessions"
-
-    @property
-    def responses(self) -> str:
-        """The directory of what POST /v1/responses has stored."""
-        return f"{self._root}responses"
-
-    @property
-    def cached(self) -> str:
-        """The directory of prompts that clients gave a key."""
-        return f"{self._root}cached"
-
     def session(self, name: str) -> Session:
-        """Return where a conversation is."""
+        """Return the session of a conversation's name."""
         stem = self.file_of(name)
         return Session(f"{self.sessions}/{stem}.kv", name if is_cut(stem) and stem != name else None)
 
@@ -100,17 +91,17 @@ class Tenant:
         return name if name in self._kept_names else file_name(name)
 
     async def name_of(self, stem: str) -> str:
-        """Return the conversation of a file that is there. A file keeps a name that no rule of today gives."""
+        """Return the conversation's name for an existing file. A file named by older rules keeps its name."""
         name = conversation_name(stem)
         if is_cut(stem):
-            with suppress(OSError):  # gone meanwhile, or without the attribute
+            with suppress(OSError):  # the file is gone, or lacks the attribute
                 name = (await anyio.to_thread.run_sync(self._attribute, f"{stem}.kv")).decode(errors="replace")
         if file_name(name) != stem:
             self._kept_names.add(name := stem)
         return name
 
     async def tell_name(self, file: str, session: Session) -> None:
-        """Keep with a file the whole name of the conversation that it is for, where its own is cut."""
+        """Store the whole name of the conversation in an attribute of the file, if the file's name is cut."""
         name = session.whole_name
         if name is not None:
             await anyio.to_thread.run_sync(self._set_attribute, PurePath(file), name.encode(errors="replace"))
@@ -125,11 +116,11 @@ class Tenant:
 
     @asynccontextmanager
     async def talking(self, path: str, *, may_begin: bool = False) -> AsyncIterator[tuple[sym.KV, int | None]]:
-        """The file that a conversation's name has, with its lock, and its length: nobody else has a turn in it.
+        """Lock a conversation's file against other turns. Yield the file and its length.
 
-        None: there was none, and the conversation begins with a new one.
+        The length is None if the file is new.
 
-        The lock excludes other gateways and programs, too; who comes second is told 409.
+        The lock excludes other gateways and programs, too. A second request for the file gets status 409.
         """
         for _ in range(_OPEN_TRIES):
             is_made = False
@@ -150,7 +141,7 @@ class Tenant:
                 why = "wait for the end of that" if self._quota_bytes is not None else str(error)
                 raise ApiError(409, f"{_busy(path)}: {why}", retry_after_s=1) from None
             finally:
-                if not is_its_own:  # also for a client that goes now: the lock would be held until a collection
+                if not is_its_own:  # even after a cancellation: else the lock would stay until a garbage collection
                     kv.channel.close_soon(kv.give_up())
             if is_its_own:
                 break
@@ -164,9 +155,9 @@ class Tenant:
 
     @asynccontextmanager
     async def answering(self, path: str) -> AsyncIterator[tuple[sym.KV, int | None]]:
-        """As `talking`, for a turn, which ends when its client has all of it: until then no reader here sees it."""
+        """Lock the file as `talking` does, for a turn. Readers see the turn only after its client has all of it."""
         async with self.talking(path, may_begin=True) as (kv, length):
-            number = (await sym.aio.kv_stat(kv)).ino  # the name may be another file's before it ends
+            number = (await sym.aio.kv_stat(kv)).ino  # the name may move to another file during the turn
             self._lengths[number] = length or 0
             try:
                 yield kv, length
@@ -174,7 +165,7 @@ class Tenant:
                 del self._lengths[number]
 
     async def is_at(self, kv: sym.KV, path: str) -> bool:
-        """Whether the path still means the open file."""
+        """Return whether the path still names the open file."""
         try:
             return (await sym.aio.kv_stat(path)).ino == (await sym.aio.kv_stat(kv)).ino
         except sym.NotFound:
@@ -182,7 +173,7 @@ class Tenant:
 
     @asynccontextmanager
     async def up_to_last_turn(self, path: str) -> AsyncIterator[sym.KV]:
-        """A fork of a conversation as its last ended turn left it; nothing waits for a turn that is under way."""
+        """Yield a fork of a conversation up to its last finished turn, without waiting for a turn in flight."""
         async with await sym.aio.kv_open(path) as file:
             num_tokens = self._lengths.get((await sym.aio.kv_stat(file)).ino)
             async with await sym.aio.kv_fork(file, ended=True) as kv:
@@ -198,7 +189,7 @@ def _busy(path: str) -> str:
 async def make_tenant(
     gateways: Place, name: str, max_tokens: int, quota_bytes: int | None, make_room: Callable[[], int]
 ) -> Tenant:
-    """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
+    """Make a tenant, and its directory if need be. With a quota, the directory is the domain of its connection."""
     place = Place(gateways.mount, f"{gateways.path}/{name}")
     await anyio.to_thread.run_sync(_make, place, quota_bytes)
     if quota_bytes is None:
@@ -213,7 +204,7 @@ async def make_tenant(
 
 
 def _make(place: Place, quota_bytes: int | None) -> None:
-    """Make what is not there yet. A directory becomes a domain, by its quota, while it is empty."""
+    """Make missing directories, and set the quota. Setting a quota on an empty directory makes it a domain."""
     with place.opened(make=True) as directory:
         if quota_bytes is not None:
             os.setxattr(directory, "user.kv.quota", str(quota_bytes).encode())

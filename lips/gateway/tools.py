@@ -1,22 +1,21 @@
-"""Calls of tools in what a model says: read as they come, and forced by a grammar where a request wants one.
+"""Calls of tools: parses them in a model's text as it comes, and forces a call by a grammar if a request demands it.
 
-Models were trained on different forms. These are read: `<tool_call>{…}</tool_call>` of Hermes, Qwen and SmolLM2 (an
-object or a list of them), `[TOOL_CALLS][…]` of Mistral, and Llama 3's JSON object with `name` and `parameters` alone,
-perhaps behind `<|python_tag|>`.
+Models were trained on different forms of calls. The parser reads `<tool_call>{…}</tool_call>` of Hermes, Qwen and
+SmolLM2 (with an object or a list of objects), and `[TOOL_CALLS][…]` of Mistral. It also reads Llama 3's bare JSON
+object with `name` and `parameters`, with or without `<|python_tag|>` before it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import libsym as sym
-from libsym.schema import closed
+from libsym.calls.schema import closed
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_inner
 
@@ -24,30 +23,29 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 _OTHERS = "[TOOL_CALLS]", "<|python_tag|>"
 _MARKS = (_BEGIN, *_OTHERS)
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-"""A call up to its arguments, as most models write it."""
+"""The beginning of a call up to its arguments, in the order that most models write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The model calls a tool; what it gives to it follows."""
+class ToolCall:
+    """The beginning of a call of a tool. Its arguments follow."""
 
     name: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """More of the arguments of the last call: JSON, in pieces."""
+class ToolArguments:
+    """A piece of the last call's arguments, in JSON."""
 
     text: str
 
 
-Part = str | Call | Arguments
-"""Of an answer: a text is what is said beside calls."""
+Part = str | ToolCall | ToolArguments
+"""Part of an answer: a text outside calls, the beginning of a call, or a piece of its arguments."""
 
 
 def _calls_of(source: str) -> list[tuple[str, str]] | None:
-    """Names and arguments of the calls that a JSON text is, an object or a list of them; None: it is none."""
+    """Return the names and arguments of the calls in a JSON object or list; None: the text holds anything else."""
     try:
         value = parse_inner(source)
     except ValueError:
@@ -68,8 +66,8 @@ def _call_of(value: object) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which tools a request offers, and whether one has to be called."""
+class ToolChoice:
+    """The tools that a request offers, and whether the answer must call one of them."""
 
     tools: Sequence[dict[str, Any]] = ()
     must_call: bool = False
@@ -77,8 +75,8 @@ class Choice:
     at_most_one: bool = False
 
     @classmethod
-    def of(cls, fields: Fields) -> Choice:
-        """As OpenAI's chat has it: `tools`, `tool_choice`, `parallel_tool_calls`."""
+    def of(cls, fields: Fields) -> ToolChoice:
+        """Read `tools`, `tool_choice` and `parallel_tool_calls` in the form of OpenAI's chat."""
         tools = [_tool(each) for each in fields.children("tools")]
         choice = fields.body.get("tool_choice")
         if choice == "none":
@@ -98,7 +96,7 @@ class Choice:
         return cls(tools, must_call, only, not fields.flag("parallel_tool_calls", True))
 
     def grammar(self) -> sym.Grammar | None:
-        """What the answer has to be; None: anything."""
+        """Return the grammar that forces a call; None: the answer is free."""
         if not self.must_call:
             return None
         offered = [each["function"] for each in self.tools if self.only in (None, each["function"]["name"])]
@@ -107,13 +105,16 @@ class Choice:
         return sym.Grammar.lark(f'start: "{_BEGIN}\\n" call "\\n{_END}"\ncall: %json {schema}\n')
 
     def named_grammar(self) -> tuple[str, sym.Grammar] | None:
-        """The grammar, and the field that wants it."""
+        """Return the name of the field that demands a call, and the grammar that forces the call."""
         grammar = self.grammar()
         return None if grammar is None else ("tool_choice", grammar)
 
     def parser(self, *, is_json: bool) -> ToolParser | None:
-        """Of an answer to such a request; None: it calls nothing. `is_json`: it has to be JSON of another kind."""
+        """Return a parser for the answer; None: no tools are offered. `is_json`: the answer is to be JSON."""
         return ToolParser(self, reads_bare=not is_json) if self.tools else None
+
+
+NO_TOOLS = ToolChoice()
 
 
 def _chosen(choice: dict[str, Any]) -> str:
@@ -125,7 +126,7 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 
 def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    """Those of the tools that may be called, and whether one has to be: `auto` or `required`."""
+    """Return the tools that may be called, and the mode: `auto`, or `required` if the answer must call one."""
     fields = Fields(choice, "tool_choice.")
     inner = fields.child("allowed_tools") or fields
     mode = inner.one_of("mode", ("auto", "required"), "auto")
@@ -135,7 +136,7 @@ def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[
 
 
 def _call_schema(function: dict[str, Any], where: str) -> dict[str, Any]:
-    """`where`: of this schema, in the one that it is a part of."""
+    """Return the schema of a call of a function. `where` is its path in the whole schema."""
     parameters = _moved(closed(function.get("parameters") or {"type": "object"}), f"{where}/properties/arguments")
     properties = {"name": {"const": function["name"]}, "arguments": parameters}
     return {
@@ -147,7 +148,7 @@ def _call_schema(function: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, where: str) -> Any:
-    """A schema whose references are to its own parts, where it is a part of another."""
+    """Return a schema with its inner references adjusted to its new path in another schema."""
     if isinstance(schema, list):
         return [_moved(each, where) for each in schema]
     if not isinstance(schema, dict):
@@ -160,7 +161,7 @@ def _moved(schema: Any, where: str) -> Any:
 
 
 def _tool(fields: Fields) -> dict[str, Any]:
-    """A tool as templates want it, with nothing else in it."""
+    """Return a tool with only the fields that templates expect."""
     function = fields.child("function")
     if fields.text("type", "function") != "function" or function is None:
         raise ApiError(400, f"{fields.name_of('type')}: tools are functions", param=fields.name_of("type"))
@@ -174,16 +175,16 @@ def _tool(fields: Fields) -> dict[str, Any]:
 
 
 class ToolParser:
-    """Takes an answer's text as it comes; gives text that is certain to be no call, and calls as they come."""
+    """Incremental parser of an answer's text. It yields calls, and text that cannot belong to a call."""
 
-    def __init__(self, choice: Choice, *, reads_bare: bool = True) -> None:
-        """`reads_bare`: a JSON object without any mark may be a call, if it is one of a tool that is offered."""
+    def __init__(self, choice: ToolChoice, *, reads_bare: bool = True) -> None:
+        """`reads_bare`: a JSON object without a mark counts as a call if it names an offered tool."""
         self._choice = choice
         self._names = {each["function"]["name"] for each in choice.tools}
         self._reads_bare = reads_bare
         self._held = ""
         self._has_said = False
-        """Since the last call, or the beginning."""
+        """Whether the answer has text after its last call, or before the first call."""
         self._in_call = False
         self._arguments: _Object | None = None
         self.num_calls = 0
@@ -197,21 +198,21 @@ class ToolParser:
                 return
 
     def end(self) -> Iterator[Part]:
-        """What was held back."""
+        """Yield the parts in the text that was held back."""
         held, self._held = self._held, ""
         if self._arguments is not None:
             return
         if self._in_call:
             yield from self._whole(held, "" if self._choice.must_call else f"{_BEGIN}{held}")
         elif self._choice.must_call:
-            return  # it is the beginning of a mark
+            return  # the held text is the beginning of a mark
         elif held and self._is_first:
             yield from self._alone(held)
         else:
             yield from self._say(held)
 
     def _alone(self, held: str) -> Iterator[Part]:
-        """An answer that may be a call as a whole."""
+        """Yield the parts of an answer whose whole text may be a call."""
         text = held.strip()
         for mark in _OTHERS:
             if text.startswith(mark):
@@ -225,11 +226,11 @@ class ToolParser:
 
     @property
     def _is_first(self) -> bool:
-        """Nothing but space has come."""
+        """Whether the answer so far is only white space."""
         return not self._has_said and not self.num_calls
 
     def _out(self) -> Iterator[Part]:
-        """Text, up to what may be a call."""
+        """Yield the text before a possible call."""
         at = self._held.find(_BEGIN)
         if at >= 0:
             text, self._held = self._held[:at], self._held[at + len(_BEGIN) :]
@@ -238,13 +239,13 @@ class ToolParser:
             return
         begins = ("{", *_OTHERS) if self._reads_bare else _OTHERS
         if self._is_first and (self._held.lstrip().startswith(begins) or not self._held.strip()):
-            return  # it may be a call as a whole: the end tells
+            return  # the whole answer may be a call: wait for its end
         num_sure = len(self._held) - _num_open(self._held)
         sure, self._held = self._held[:num_sure], self._held[num_sure:]
         yield from self._say(sure)
 
     def _in(self) -> Iterator[Part]:
-        """A call: its name, and then its arguments as they come; where it has another order, all of it at its end."""
+        """Yield a call: its name, then its arguments as they arrive. A call in a rarer form is yielded at its end."""
         if self._arguments is None and (match := _HEAD.match(self._held)):
             with suppress(ValueError):
                 name = json.loads(match[1])
@@ -256,7 +257,7 @@ class ToolParser:
         end, behind = self._held.find(_END), len(_END)
         following = self._held.find(_BEGIN) if self._arguments is not None else -1
         if following >= 0 and (end < 0 or following < end):
-            end, behind = following, 0  # the next call begins, and this one has no mark of its end
+            end, behind = following, 0  # the next call begins, and this call has no end mark
         if end < 0:
             return
         source, self._held = self._held[:end], self._held[end + behind :]
@@ -265,7 +266,7 @@ class ToolParser:
         self._in_call, self._arguments = False, None
 
     def _whole(self, source: str, said: str) -> Iterator[Part]:
-        """The calls in a text; where it is none, what was said."""
+        """Yield the calls in `source`; if it has none, the text `said`."""
         calls = _calls_of(source)
         if calls is None:
             yield from self._say(said)
@@ -276,18 +277,18 @@ class ToolParser:
     def _begin(self, name: str) -> Iterator[Part]:
         self.num_calls, self._has_said = self.num_calls + 1, False
         if self._is_wanted:
-            yield Call(name)
+            yield ToolCall(name)
 
     def _more(self, text: str) -> Iterator[Part]:
         if text and self._is_wanted:
-            yield Arguments(text)
+            yield ToolArguments(text)
 
     @property
     def _is_wanted(self) -> bool:
         return self.num_calls == 1 or not self._choice.at_most_one
 
     def _say(self, text: str) -> Iterator[Part]:
-        """Space behind a call is none of what is said."""
+        """Yield a text of the answer, without white space after a call."""
         if self.num_calls and not self._has_said:
             text = text.lstrip()
         if text.strip() or (text and self._has_said):
@@ -296,7 +297,7 @@ class ToolParser:
 
 
 class _Object:
-    """A JSON object that comes in pieces."""
+    """A JSON object that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -304,7 +305,7 @@ class _Object:
         self.is_over = False
 
     def take(self, text: str) -> tuple[str, str]:
-        """What of a text belongs to it, and what comes behind it."""
+        """Split a text into the part that belongs to the object, and the rest after it."""
         for at, char in enumerate(text):
             if self._in_text:
                 self._in_text = self._is_escaped or char != '"'
@@ -322,7 +323,7 @@ class _Object:
 
 
 def _num_open(text: str) -> int:
-    """Characters at the end that a mark begins with."""
+    """Return the number of characters at the end of the text that may begin a mark."""
     longest = max(map(len, _MARKS)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(mark.startswith(text[-length:]) for mark in _MARKS):

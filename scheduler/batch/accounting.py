@@ -1,4 +1,4 @@
-"""Costs of calls and steps: counted for the daemon, for programs, for their users, and for domains."""
+"""Accounting of calls and steps, for the daemon, for programs, for their users, and for domains."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Steps are counted by how many calls they hold: up to the first of these, up to the second, …, or more."""
+"""Upper bounds of the buckets that count steps by their number of calls. One more bucket counts larger steps."""
 
 TIME_BOUNDS_S = tuple(lib.sym_time_bound_ns(index) / 1e9 for index in range(lib.SYM_NUM_TIMES - 1))
-"""Of what is counted by how long it took: up to the first of these, up to the second, …, or longer."""
+"""Upper bounds of the buckets that count durations, in seconds. One more bucket counts longer durations."""
 
 
 @dataclass(slots=True)
 class Times:
-    """Numbers of calls by the time that they took; the difference of two has the quantiles of a stretch of time."""
+    """Histogram of durations.
+
+    The difference of two readings gives the quantiles of the durations between the readings.
+    """
 
     nums: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS_S) + 1))
     total_s: float = 0.0
@@ -30,7 +33,7 @@ class Times:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counters since the daemon started; times in seconds."""
+    """Counters since the daemon started. Times are in seconds."""
 
     num_steps: int = 0
     num_calls: int = 0
@@ -42,39 +45,42 @@ class Statistics:
     step_s: float = 0.0
     last_step_s: float = 0.0
     queue_s: float = 0.0
-    """Time that calls waited for steps, summed; before they were in the run, too."""
+    """Time that all calls waited: before they joined the run, and for steps while they were in the run."""
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
-    """Steps by the number of their calls, see `STEP_SIZES`."""
+    """Steps by the number of their calls: see `STEP_SIZES`."""
     step_times: Times = field(default_factory=Times)
     stretch_times: Times = field(default_factory=Times)
-    """From when a stretch, a call of pred() or a token of generate(), was asked for until it was computed."""
+    """Times from the request for a stretch until its end.
+
+    Here a stretch is a call of pred() or a token of generate().
+    """
     wait_times: Times = field(default_factory=Times)
-    """Time of that in which it was in no step."""
+    """Parts of the stretch times in which no step held the stretch."""
     num_calls_in_steps: int = 0
-    """Summed over steps: a call that took three of them counts three times."""
+    """Calls of each step, summed over the steps: a call in three steps counts three times."""
     num_taken_calls: int = 0
-    """Calls of pred() that runs took without the gate."""
+    """Calls of pred() that the run took out of rings, without the gate."""
     num_steps_in_c: int = 0
-    """Steps that took no interpreter: all, or on a GPU none."""
+    """Steps that needed no Python interpreter: all steps on a CPU, no steps on a GPU."""
     num_undecided: int = 0
-    """Seats that stayed empty, for it was not decided yet what may be drawn."""
+    """Seats that stayed empty, because a grammar had not decided the next token yet."""
     num_wakes: int = 0
     """Times that the run woke the scheduler."""
     num_sleeps: int = 0
-    """Times that it slept for want of work."""
+    """Times that the run slept for want of work."""
     waited_s: float = 0.0
-    """Time that it waited for programs that were about to return."""
+    """Time that steps waited for calls of programs that were due."""
 
 
 class Accounting:
-    """Keeps the numbers of one scheduler, and counts what calls use to their programs, users and domains."""
+    """Counters of one scheduler, and the usage that its calls add to programs, users and domains."""
 
     def __init__(self) -> None:
         self.statistics = Statistics()
         self._domains: WeakKeyDictionary[Account, Used] = WeakKeyDictionary()
 
     def domains(self) -> dict[int, Used]:
-        """Return the usage of calls on the files of each domain, those of domains within it included."""
+        """Return, by account number, the usage of calls on the files of each domain and of the domains within it."""
         return {account.number: used for account, used in self._domains.items() if not account.core.is_ended}
 
     def count_call(self, call: FileCall, error: SymError | None) -> None:
@@ -93,13 +99,13 @@ class Accounting:
             used.queue_s += queue_s
 
     def count_used(self, program: Program, account: Account, used: Any) -> None:
-        """Count calls of a program that the core has begun, each for one token: a `sym_usage`."""
+        """Count calls that the core began for a program. `used`: a `sym_usage`."""
         self.statistics.num_calls += used.calls
         self.statistics.queue_s += used.queue_ns * 1e-9
         for each in self._users(program, account):
             each.calls += used.calls
             each.tokens += used.tokens
-            each.tokens_in += used.calls
+            each.tokens_in += used.tokens_in
             each.tokens_out += used.calls
             each.steps += used.steps
             each.compute_s += used.compute_ns * 1e-9
@@ -112,14 +118,15 @@ class Accounting:
         return call.counted
 
     def _users(self, program: Program, account: Account) -> tuple[Used, ...]:
-        """Return the usages of a program, its user, and the domains around a file. Whose file that is does not matter
-        for the first two: who computes is not always who pays for the pages.
+        """Return the usages of a program, of its user, and of the domains around a file of `account`.
+
+        The pages of the file may belong to another user: computation counts to the program's own user.
         """
         domains = [each for each in account.chain() if each.is_domain]
         return program.used, program.user, *[self._domains.setdefault(each, Used()) for each in domains]
 
     def count_steps(self, counts: Any, *, in_c: bool) -> None:
-        """`sym_counts` of the run."""
+        """Copy the run's counters. `counts`: a `sym_counts`. `in_c`: the run's steps need no interpreter."""
         numbers = self.statistics
         numbers.num_steps = counts.num_steps
         numbers.num_steps_in_c = counts.num_steps if in_c else 0
@@ -140,8 +147,9 @@ class Accounting:
         numbers.waited_s = counts.waited_ns * 1e-9
 
     def count_member(self, call: FileCall, before: Any, now: Any) -> None:
-        """Note what the calls of a program used; a generation counts as one call, at its end. `before`: the `sym_news`
-        of its member that are counted, and then those of `now`.
+        """Count the work of a member since the last count. A generation counts as one call, at its end.
+
+        `before`: the `sym_news` of the last count. The function sets it to `now`.
         """
         more_s, waited_s = (now.compute_ns - before.compute_ns) * 1e-9, (now.queue_ns - before.queue_ns) * 1e-9
         num_entries, num_calls = now.num_done - before.num_done, now.num_calls - before.num_calls
@@ -164,7 +172,7 @@ class Accounting:
             self.statistics.queue_s += waited_s
             for used in call.counted:
                 used.calls += num_calls
-                used.tokens_in += num_calls
+                used.tokens_in += num_entries
                 used.tokens_out += num_calls
                 used.queue_s += waited_s
 

@@ -1,8 +1,8 @@
-"""The thread beside the run: it does what takes long and is Python's, while the next step runs.
+"""The thread beside the run: it does long work in Python while the next step runs.
 
-It decides what guided generations may draw (see `sym_loop_decide`): a grammar is Python's and Rust's, and after a token
-was drawn it takes some 0.1 ms to say what may follow; a step takes ten times as long or more. And it zeroes pages. What
-is late costs its own call a step, and no other anything.
+In this thread, grammars decide which tokens guided generations may draw: see `sym_loop_decide`. A grammar is Python and
+Rust, and needs some 0.1 ms after each token; a step takes ten times as long or more. The thread also zeroes pages. Late
+work delays only its own call, by a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scheduler.batch.call import Decision
 log = logging.getLogger(__name__)
 
 MAX_DRAWN = 256
-"""Looked at at once."""
+"""Maximum number of draws that the thread takes from the run at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class _Work:
 
 
 class Aside:
-    """Of one run. `add`, `remove` and `ask` are the trio thread's."""
+    """The thread beside one run. `add`, `remove` and `ask` belong to the trio thread."""
 
     def __init__(self) -> None:
         self.fd = -1
-        """Rung by the run; none before it starts."""
+        """Eventfd that the run rings; -1 before `start`."""
         self._guided: dict[int, tuple[Any, Callable[[int], Decision]]] = {}
-        """By the call's number."""
+        """Guided generations by call number. Each has its `sym_generation` and the function that decides."""
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def start(self, loop: Any) -> None:
-        self.fd = os.eventfd(1, os.EFD_CLOEXEC)  # something may have been asked for already
+        self.fd = os.eventfd(1, os.EFD_CLOEXEC)  # rung from the start: work may be queued already
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, args=(loop,), name="aside", daemon=True)
         self._thread.start()
@@ -61,8 +61,10 @@ class Aside:
             self.fd, self._thread = -1, None
 
     def add(self, number: int, state: Any, decide: Callable[[int], Decision]) -> None:
-        """`state`: a `sym_generation`. `decide` says what may be drawn next (see `GenerateCall.decide`), and keeps the
-        decision until the next one: C reads it.
+        """Add a guided generation. `state`: a `sym_generation`.
+
+        `decide` returns the tokens that may be drawn next (see `GenerateCall.decide`). C reads this decision, so
+        `decide` keeps it in memory until the next decision.
         """
         self._guided[number] = state, decide
 
@@ -70,14 +72,14 @@ class Aside:
         self._guided.pop(number, None)
 
     def ask(self, function: Callable[[], None], then: Callable[[Exception | None], None]) -> None:
-        """Have something done, behind what it is doing; `then` is told on the trio thread, of what went wrong, too."""
+        """Queue a function for the thread. Then the trio thread calls `then` with None or the function's error."""
         self._work.put(_Work(function, then, trio.lowlevel.current_trio_token()))
         if self._thread is not None:
             os.eventfd_write(self.fd, 1)
 
     def _run(self, loop: Any) -> None:
         drawn = ffi.new("int64_t[]", 2 * MAX_DRAWN)
-        # Signals are the trio thread's: Python does not go on with a read of an eventfd that one has interrupted.
+        # The trio thread handles signals. A signal here would interrupt the read of the eventfd, without a retry.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             os.eventfd_read(self.fd)
@@ -89,13 +91,13 @@ class Aside:
                 for at in range(0, 2 * count, 2):
                     self._decide(loop, *drawn[at : at + 2])
                 is_busy = count > 0 or not self._work.empty()
-                if not self._work.empty():  # something may be drawn again already: both take turns
+                if not self._work.empty():  # decisions and other work take turns: more draws may be waiting by now
                     _do(self._work.get())
 
     def _decide(self, loop: Any, number: int, token: int) -> None:
         guided = self._guided.get(number)
         if guided is None:
-            return  # it has left, and asks again when it comes back
+            return  # the generation has left the run, and asks again when it rejoins
         state, decide = guided
         decision = decide(token)
         forced = ffi.from_buffer("int32_t[]", decision.forced)
@@ -108,6 +110,6 @@ def _do(work: _Work) -> None:
     try:
         work.function()
     except Exception as failure:
-        log.exception("what was to be done beside the run failed")
+        log.exception("work beside the run failed")
         error = failure
     work.token.run_sync_soon(work.then, error)

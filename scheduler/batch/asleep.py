@@ -1,7 +1,7 @@
-"""Where the trio thread sleeps: in C, which carries out calls that come meanwhile and need no Python.
+"""Sleep of the trio thread in C, which carries out calls that arrive meanwhile and need no Python.
 
-Trio looks at its descriptors by an epoll of its own and has no door for another way to wait. So its epoll is replaced
-by one that waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
+Trio waits on an epoll of its own, and has no interface to replace it. So this module puts in its place an epoll that
+waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class Epoll:
-    """An epoll of whose events Python sees those that it has to."""
+    """Epoll that shows Python only the events that need it."""
 
     def __init__(self, epoll: select.epoll, gate: Any, take_news: Callable[[], None]) -> None:
-        """`gate`: a `sym_gate`. `take_news` does Python's part of what the core has done."""
+        """Wrap trio's epoll. `gate`: a `sym_gate`. `take_news` handles the news that the core has for Python."""
         self._fd, self._gate, self._take_news = epoll.fileno(), gate, take_news
         self._woken = ffi.new("sym_woken[]", lib.SYM_MAX_WOKEN)
         self.register, self.modify, self.unregister, self.close = (
@@ -38,10 +38,10 @@ class Epoll:
         )
 
     def poll(self, timeout: float, _max_events: int) -> list[tuple[int, int]]:
-        """Wait for events, in seconds."""
+        """Wait for events, at most `timeout` seconds."""
         until_s = time.monotonic() + timeout
         while (count := self._wait(until_s)) == -errno.EINTR:
-            pass  # here Python runs its signal handlers
+            pass  # Python runs its signal handlers here
         if count < 0:
             raise OSError(-count, os.strerror(-count))
         if self._gate.pool.news:
@@ -55,9 +55,12 @@ class Epoll:
 
 @contextmanager
 def asleep(gate: Any, take_news: Callable[[], None]) -> Iterator[None]:
-    """Have trio sleep like that, in this thread. Of several gates it looks at the first."""
+    """Have trio sleep in C within the block, in this thread.
+
+    If trio already does so for another gate, nothing changes.
+    """
     manager: Any = GLOBAL_RUN_CONTEXT.runner.io_manager
-    epoll = getattr(manager, "_epoll", None)  # trio gives no other way
+    epoll = getattr(manager, "_epoll", None)  # trio has no public name for it
     if not isinstance(epoll, select.epoll):
         if not isinstance(epoll, Epoll):
             log.warning("trio %s hides its epoll: each call wakes Python, and takes longer", trio.__version__)

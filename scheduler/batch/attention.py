@@ -1,8 +1,9 @@
-"""Entries that a call's new tokens see; and how much they attend to each: what is asked for, memory for it, the answer.
+"""Attention of a call's new tokens: the entries that they see, and on request how much they attend to each.
 
-Steps add up a number for each layer, KV head and entry, whatever was asked for. So a column's bits depend neither on
-how the call was cut into chunks nor on what else was in a step. That is a hundredth of the KV that it is about, or
-less. When the last step is over, the run folds it to what was asked for (`results.c`).
+Steps add up one number for each layer, KV head and entry, whatever form the call asks for. Each number is one chain of
+additions over the tokens in order. So its bits depend neither on how the call was cut into chunks nor on the other
+calls in a step. These numbers take at most a hundredth of the memory of the KV that they describe. After the last step
+the run folds them to the form asked for (`results.c`).
 """
 
 from __future__ import annotations
@@ -12,29 +13,33 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from decoder.batch import MassArray
 from libsym.abi import ATTENDED_STRUCT, ATTENTION_STRUCT, FRAME_ALIGN, PAGE_ENTRIES, AttentionBy, AttentionTo
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid, NoBuffers, TooLarge
 
-FloatArray = npt.NDArray[np.float32]
 MAX_USER_BYTES = 256 << 20
-"""Of memory for one user's calls at a time. A call alone gets what it needs."""
+"""Bytes of memory for attention that all calls of one user may have at a time. A single call may take more."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryMask:
-    """Entries that new ones see: one row of bits for all n of them, over the entries before; or a row for each.
+    """Mask of the entries that n new entries see: one row of bits over the earlier entries, or a row for each new
+    entry.
 
-    The bits stay packed until a step wants them: as many calls may wait as have one, of any size.
+    The bits stay packed until a step needs them, because many calls with large masks may be waiting.
     """
 
     packed: npt.NDArray[np.uint8]
-    """[rows, bytes], bit i % 8 of byte i / 8 for entry i."""
+    """[rows, bytes]: bit i % 8 of byte i / 8 is entry i."""
     num_columns: int
-    """Of 1 row: the entries before; of n rows: those and n, and each of n sees itself."""
+    """Number of columns. A single row covers the earlier entries.
+
+    In a mask of n rows, each row also covers the n new entries, and a new entry sees itself.
+    """
 
     def check(self, num_before: int, num_new: int) -> None:
-        """Once it is known how many there are before. Invalid: it is no mask for them."""
+        """Check the mask against the numbers of earlier and new entries. Invalid: the mask does not fit them."""
         num_rows = len(self.packed)
         if num_rows == num_new and self.num_columns == num_before + num_new:
             own = np.arange(num_before, self.num_columns)
@@ -48,7 +53,7 @@ class EntryMask:
 
 
 class AnswerRoom:
-    """Bytes of one reply, for the calls that it answers."""
+    """Bytes that are free in one reply, which may answer several calls."""
 
     __slots__ = ("num_left",)
 
@@ -64,7 +69,7 @@ class AnswerRoom:
 
 
 class AttentionMemory:
-    """Memory that calls under way use, by user."""
+    """Memory for attention that calls under way use, by user."""
 
     __slots__ = ("_used",)
 
@@ -72,7 +77,7 @@ class AttentionMemory:
         self._used: dict[int, int] = {}
 
     def take(self, uid: int, num_bytes: int) -> None:
-        """NoBuffers: others of this user have it."""
+        """Take memory for a call. NoBuffers: other calls of this user hold too much memory."""
         used = self._used.get(uid, 0)
         if used and used + num_bytes > MAX_USER_BYTES:
             raise NoBuffers(
@@ -88,7 +93,7 @@ class AttentionMemory:
 
 
 class AttentionMass:
-    """Attention that one call asks for."""
+    """Attention that one call asks for: the sums that steps add to, and the answer."""
 
     __slots__ = (
         "_heads",
@@ -104,22 +109,25 @@ class AttentionMass:
     )
 
     def __init__(self, wanted: bytes, layers: int, heads: int, memory: AttentionMemory, uid: int) -> None:
-        """`wanted`: struct sym_attention; `heads`: KV heads of each layer."""
+        """Read a request. `wanted`: a struct sym_attention. `heads`: KV heads of each layer."""
         to, by, *reserved = ATTENTION_STRUCT.unpack(wanted)
         if to not in set(AttentionTo) or by not in set(AttentionBy) or any(reserved):
             raise Invalid(f"attention to {to} by {by}: to entries (1) or pages (2), by sum (1) or layer (2)")
         self.is_by_page, self.is_summed = to == AttentionTo.PAGES, by == AttentionBy.SUM
         self.room = AnswerRoom(PAYLOAD_BYTES)
-        """Of the reply that it will be in."""
-        self.sums: FloatArray = np.empty((0, 0, 0), np.float32)
-        """[layers, KV heads, entries]: what steps add to."""
-        self.folded: FloatArray | None = None
-        """[rows, columns]: what is answered; None: `sums` is."""
+        """Room in the reply that will hold the answer."""
+        self.sums: MassArray = np.empty((0, 0, 0), np.float32)
+        """[layers, KV heads, entries]: sums that steps add to."""
+        self.folded: MassArray | None = None
+        """[rows, columns]: the answer; None: `sums` is the answer."""
         self._layers, self._heads = layers, heads
         self._memory, self._uid, self._num_taken = memory, uid, 0
 
     def begin(self, num_entries: int) -> None:
-        """The file has so many entries with the call's. TooLarge: the answer fits no reply."""
+        """Take memory for a file of `num_entries` entries, with those of the call.
+
+        TooLarge: the answer does not fit the reply.
+        """
         num_rows = self._layers * self._heads
         columns = -(-num_entries // PAGE_ENTRIES) if self.is_by_page else num_entries
         answer = (1 if self.is_summed else num_rows, columns)
@@ -141,13 +149,13 @@ class AttentionMass:
         return "make a shorter call" if self.is_by_page else "ask for pages"
 
     def answer(self) -> bytes:
-        """Return the reply's part: struct sym_attended and its numbers."""
+        """Return the part of the reply about attention: a struct sym_attended and its numbers."""
         layers, heads = (0, 0) if self.is_summed else (self._layers, self._heads)
         numbers = self.sums if self.folded is None else self.folded
         return ATTENDED_STRUCT.pack(layers, heads, numbers.shape[-1], self.sums.shape[-1]) + numbers.tobytes()
 
     def let_go(self) -> None:
-        """No step adds to it any more."""
+        """Release the memory, after the last step that adds to the sums."""
         if self._num_taken:
             self._memory.give_back(self._uid, self._num_taken)
             self._num_taken = 0

@@ -1,11 +1,11 @@
-"""The batch scheduler: calls of many LIPs that append to files become steps.
+"""The batch scheduler combines calls of many LIPs into steps. All these calls append to files.
 
-Steps follow each other in C (`loop.c`), in a thread of their own. Here, on the trio thread, calls get their place in
-their file's queue, room, and a place in the run; and what has come of them is settled. `in_flight.py` has the life of a
-call, `policy.py` what a step holds.
+C runs one step after the other (`loop.c`), in a thread of its own. This module works on the trio thread. Each call gets
+a place in its file's queue, room for its entries, and a place in the run. Afterwards the scheduler settles the call's
+results. `in_flight.py` has the life of a call, `policy.py` the choice of calls for a step.
 
-The decoder may come later than the first calls: its weights take a while to load. They get their room and wait, and can
-be cancelled, as behind a long step.
+Calls may arrive before the decoder is ready, because its weights take a while to load. Such calls get their room and
+wait for the decoder. They can be cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduler.batch.callback_step import CallbackStep
 from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
 from scheduler.batch.making_room import Preemption
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.batch.queues import Action
 from scheduler.batch.recomputing import Recomputing
 from scheduler.batch.room import Room
@@ -45,23 +45,26 @@ from scheduler.trace.recorder import Recorder, Recording
 log = logging.getLogger(__name__)
 
 HANGS_AFTER_S = 30.0
-"""A step that takes so long is named in the log: a prefill's chunk takes some seconds on a slow machine."""
+"""Age at which a step is logged as hanging. On a slow machine, a chunk of a prefill takes some seconds."""
 
 
 LEARNS_EACH_S = 0.25
 MAX_LEARNT = 64
-"""Of these steps the latest are learnt from: the others are much alike, and a millisecond is enough for it."""
+"""Most steps that the cost model learns from at once: the latest.
+
+Learning takes time, and earlier steps are similar.
+"""
 SAVES_EACH_S = 60.0
 
 
 class StepRunner(Protocol):
-    """A decoder, as far as the scheduler needs one."""
+    """Decoder that computes a step in Python."""
 
     def step(self, batch: StepBatch) -> None: ...
 
 
 class BatchScheduler:
-    """The scheduler of calls: queues them, tells of those in flight, and runs the steps."""
+    """The scheduler of calls: it queues calls, runs steps, and answers questions about the calls in flight."""
 
     def __init__(
         self,
@@ -69,38 +72,38 @@ class BatchScheduler:
         decoder: StepRunner | None,
         max_positions: int,
         vocab_size: int,
-        limits: Limits | None = None,
+        limits: StepLimits | None = None,
         *,
         native: NativeStep | None = None,
         expect: Callable[[IntArray], None] | None = None,
         max_entries: int | None = None,
         cost: CostModel | None = None,
     ) -> None:
-        """`decoder` and `native`: see `provide`, which brings them if they are not there yet.
+        """Make a scheduler. If `decoder` and `native` are None, `provide` sets them later.
 
-        `expect` is told at once of the pages that a call will need, which may be far from the decoder. `max_entries`:
-        see `Room`. `cost`: what is known of steps already.
+        `expect` gets the frames of a call before the call joins the run. A decoder with its own memory can then fetch
+        the frames. `max_entries`: see `Room`. `cost`: a cost model that has learnt already.
         """
         self.cost = cost or CostModel("cpu", "", None)
-        """The cost model, which learns from steps what steps take."""
+        """The cost model, which learns from the times of steps."""
         self.fs = fs
         self._vocab_size = vocab_size
         self._native: NativeStep | None = None
         self._callback: CallbackStep | None = None
         self._provided = trio.Event()
         self._accounting = Accounting()
-        self._run = StandingRun(fs, self._accounting, vocab_size, limits or Limits())
+        self._run = StandingRun(fs, self._accounting, vocab_size, limits or StepLimits())
         self.sync, self.sync_file = self._run.sync, self._run.sync_file
-        """To be called before anybody looks at files, or at the file of one table."""
+        """Functions to call before a reader looks at files, or at one file."""
         self._run.set_cost(self.cost.coefficients)
         self.recorder = Recorder()
         room = Room(fs, max_positions, max_entries)
         self._calls = CallsInFlight(room, self._run, self._accounting, expect, self.recorder)
         preemption = Preemption(self._run, fs.pool, fs.volume.pager)
         self.preempt, self.idle_out, self.compute_s = preemption.preempt, preemption.idle_out, Recomputing(self.cost)
-        """For the pager: see `Engine`."""
+        """The pager's functions: see `Engine`."""
         self.adopt, self.connect = self._calls.adopt, self._run.connect
-        """See `Engine` and `StandingRun`."""
+        """Functions of the calls and of the run: see `CallsInFlight` and `StandingRun`."""
         stays = self._run.stays
         self.gate, self.pay = stays.gate, stays.pay
         self.gate.max_positions = max_positions
@@ -109,18 +112,18 @@ class BatchScheduler:
         self._may_begin = expect is None
         self.gate.is_closed = not self._may_begin
         self.weigh = self._run.shares.weigh
-        """To be called when the weight of an account has changed."""
+        """Function to call when the weight of an account has changed."""
         self._traced = 0
-        """Steps that the recorder knows, or need not."""
+        """Number of the next step for the recorder. It has the earlier steps, or does not want them."""
         if decoder is not None:
             self.provide(decoder, native)
 
-    # ---- what others call
+    # ---- for the rest of the daemon
 
     def provide(self, decoder: StepRunner, native: NativeStep | None = None) -> None:
-        """Here is what computes steps: those that wait for it begin.
+        """Set the decoder. Calls that wait for it then begin.
 
-        `native`: its step for the run in C; without it that calls the decoder's `step` back.
+        `native`: the decoder's step in C; without it the run calls `decoder.step`.
         """
         assert self._native is None
         if native is None:
@@ -145,7 +148,7 @@ class BatchScheduler:
         return (time.monotonic_ns() - since_ns) * 1e-9 if since_ns else 0.0
 
     def set_step(self, step_s: float) -> None:
-        """Set the seconds that a step may take for the sake of prefills, from now on."""
+        """Set the time limit of steps that hold both decodes and prefills: see `StepLimits.step_s`."""
         self._run.steps.may_take(step_s)
 
     def submit(self, call: FileCall) -> None:
@@ -154,7 +157,7 @@ class BatchScheduler:
         self._calls.submit(call)
 
     def submit_all(self, calls: Sequence[FileCall]) -> None:
-        """Queue the calls of one request. The run waits a moment for those to come, so that one step has them all."""
+        """Queue the calls of one request. The run waits a moment until all are queued, so that one step holds them."""
         num_expected = len(calls)
         self._run.expect(num_expected)
         try:
@@ -166,43 +169,43 @@ class BatchScheduler:
             self._run.expect(-num_expected)
 
     def have_rows(self, call: FileCall) -> None:
-        """A call that was submitted without its result slots has them."""
+        """Note that a call now has its result slots. The call was submitted without them."""
         self._calls.have_rows(call)
 
     def refuse(self, call: FileCall, error: SymError) -> None:
-        """A call that was submitted without its result slots gets none."""
+        """End a call that was submitted without its result slots and gets none."""
         self._calls.refuse(call, error)
 
     def cancel(self, call: FileCall) -> None:
-        """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
+        """End a call early, with ECANCELED and no appended entries. A generation keeps its tokens instead."""
         self._calls.cancel(call)
 
     def cancel_taken(self, channel: ServerChannel, call_id: int) -> bool:
-        """The same for a call that the run took out of its program's ring. False: it computes none with this id."""
+        """Cancel a call that the run took out of its program's ring. False: the run computes no call with this id."""
         return self._calls.cancel_taken(channel, call_id)
 
     def exclusive(self, file: OpenKv | KvFile, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
+        """Run `action` when no earlier call on the file is in flight: at once if the file is idle."""
         self._calls.add(Action(file, action))
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call by this very handle is in flight; what others do has handles of its own."""
+        """Run `action` when no earlier call by this very handle is in flight. Calls by other handles do not matter."""
         self._calls.when_unused(file, action)
 
     def drop(self, caller: Caller) -> None:
-        """A connection has gone: forget its calls."""
+        """Forget the calls of a connection that has gone."""
         self._calls.drop(caller)
 
     def stop(self, program: Program, error: SymError) -> None:
-        """A program is over a limit: its calls end with that error."""
+        """End the calls of a program that is over a limit, with `error`."""
         self._calls.stop(program, error)
 
     def forget(self, program: Program) -> None:
-        """A program has ended, and its last connection has gone."""
+        """Forget a program that has ended, after its last connection has gone."""
         self._calls.forget(program)
 
     def states(self) -> dict[Caller, Counter[tuple[CallState, str]]]:
-        """Count the calls of each caller, by what they wait for and by their kind."""
+        """Count the calls of each caller by state and kind."""
         found: dict[Caller, Counter[tuple[CallState, str]]] = {}
         for call in self._calls.calls():
             state = self._calls.state_of(call)
@@ -211,9 +214,9 @@ class BatchScheduler:
         return found
 
     def begin_trace(self, version: int) -> Recording:
-        """Begin a recording of the calls that are in flight, and of all that happens from now on.
+        """Begin a recording of the calls in flight and of all later calls and steps.
 
-        `version`: of the traces that the reader knows.
+        `version`: the version of traces that the reader knows.
         """
 
         def tell() -> None:
@@ -221,13 +224,13 @@ class BatchScheduler:
                 note_arrival(self.recorder, call)
 
         if not self.recorder.is_on:
-            self.gate.is_closed = True  # arrivals are noted by Python
+            self.gate.is_closed = True  # Python records arrivals, so C may begin no calls
             self._run.steps.trace(True)
             self._traced = self._run.steps.counts().num_steps
         return self.recorder.begin(tell, version)
 
     def trace_steps(self) -> None:
-        """The recorder is told of the steps since it was told last."""
+        """Give the recorder the steps that it does not have yet."""
         if self._traced < (num_steps := self._run.steps.counts().num_steps):
             self.recorder.steps(*traced_steps(*self._run.steps.traced_since(self._traced)))
             self._traced = num_steps
@@ -240,7 +243,7 @@ class BatchScheduler:
             self.gate.is_closed = not self._may_begin
 
     def domains(self) -> dict[int, Used]:
-        """Return what calls on the files of each domain have used, by the number of its account."""
+        """Return the usage of calls on the files of each domain, by the number of the domain's account."""
         self._run.stays.count()
         return self._accounting.domains()
 
@@ -252,13 +255,13 @@ class BatchScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that are queued or in flight."""
+        """Number of jobs that are queued or in flight."""
         return len(self._calls)
 
     # ---- the run
 
     async def run(self) -> None:
-        """Run steps for ever; `close` follows."""
+        """Run steps until this task is cancelled. The caller then calls `close`."""
         try:
             await self._provided.wait()
             assert self._native is not None
@@ -271,10 +274,10 @@ class BatchScheduler:
                     nursery.start_soon(self._learn)
         finally:
             self._run.close()
-            self.sync()  # programs have the answers of the last step, also those that have gone: nobody settles them
+            self.sync()  # commits the entries of the last step: no task settles its members any more
 
     async def close(self) -> None:
-        """After `run`: what was learnt of steps is what the next daemon begins with."""
+        """Save the cost model for the next daemon. Called after `run`."""
         await self._save_cost()
 
     async def _settle_for_ever(self) -> None:
@@ -289,7 +292,7 @@ class BatchScheduler:
             await trio.lowlevel.checkpoint()
 
     async def _learn(self) -> None:
-        """Learn what steps take, from those that were computed."""
+        """Learn the cost of steps from computed ones, until this task is cancelled."""
         number, learnt_s = 0, time.monotonic()
         while True:
             await trio.sleep(LEARNS_EACH_S)
@@ -308,14 +311,14 @@ class BatchScheduler:
                 await self._save_cost()
 
     async def _save_cost(self) -> None:
-        """A disk that is full ends nothing, one that hangs holds up nobody who ends."""
+        """Save the cost model. A full disk causes a warning. A disk that hangs does not delay the daemon's end."""
         try:
             await trio.to_thread.run_sync(self.cost.save, abandon_on_cancel=True)
         except OSError as error:
-            log.warning("what is known of the cost of steps can't be kept: %s", error)
+            log.warning("the cost model of steps can't be saved: %s", error)
 
     async def _watch_steps(self) -> None:
-        """Say once of a step that it hangs, and of which calls it is."""
+        """Log each hanging step once, with the programs whose calls the step holds."""
         said_of = 0
         while True:
             await trio.sleep(HANGS_AFTER_S / 4)

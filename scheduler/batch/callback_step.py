@@ -1,8 +1,8 @@
-"""A step in Python, as the run in C calls it: of a decoder on a GPU, or of none at all.
+"""A decoder's step in Python, in the form that the run in C calls: for decoders without a step in C, as on a GPU.
 
-C calls one function, and what it gives for a decoder is a handle of the step. The arrays of a batch (`steps.h`) are
-copied: a decoder may keep page tables, and the run fills its arrays anew. Rows are where C wants them; they are good
-until the step returns.
+C calls one function for all such steps, and passes a handle of the step in place of the decoder. The arrays of a batch
+(`steps.h`) are copied, because a decoder may keep page tables and the run reuses its arrays. Rows are views of the
+memory that C names; they are valid until the step returns.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from scheduler._loop import ffi, lib
 
 
 class CallbackStep:
-    """Has `step` called with the batches of the run. An exception fails the step with EIO; `take_failure` gives it."""
+    """Step of the run that calls `step`. An exception fails the step with EIO; `take_failure` returns it."""
 
     def __init__(self, step: Callable[[StepBatch], None], vocab_size: int) -> None:
         self._called = _Called(step, vocab_size)
         self._handle: Any = ffi.new_handle(self._called)
         address = _address(lib.sym_callback_step)
         self.native = NativeStep(address, _address(self._handle), take_failure=self._called.take_failure)
-        """Good as long as this object is."""
+        """Step for the run, valid as long as this object."""
 
 
 @dataclass(slots=True)
 class _Called:
-    """The object that C's handle stands for; apart from its owner, so that no cycle keeps them."""
+    """Object behind C's handle. `CallbackStep` is another object, so that no cycle of references keeps both alive."""
 
     step: Callable[[StepBatch], None]
     vocab_size: int
     failure: BaseException | None = None
 
     def take_failure(self) -> BaseException | None:
-        """The exception's frames are empty: what was in them may refer to rows that are gone."""
+        """Return the exception, with empty frames: their variables may refer to rows that are gone."""
         failure, self.failure = self.failure, None
         return failure
 
@@ -50,7 +50,7 @@ def _step(handle: Any, batch: Any) -> int:
     called: _Called = ffi.from_handle(ffi.cast("void *", handle))
     try:
         called.step(_batch_of(batch, called.vocab_size))
-    except BaseException as failure:  # noqa: BLE001 - C can't pass it on: whoever ends the step's calls takes it
+    except BaseException as failure:  # noqa: BLE001 - C can't pass it on: `Ends` takes it by `take_failure`
         _empty_frames(failure)
         called.failure = failure
         return errno.EIO
@@ -93,7 +93,7 @@ def _row(out: Any, vocab_size: int) -> memoryview[float]:
 
 
 def _mask(words: Any, num_rows: int, num_pages: int, start: int) -> BoolArray | None:
-    """[rows, start + rows] of a word for each page."""
+    """Unpack a mask to [rows, start + rows]. C has a word of bits for each page in each row."""
     if words == ffi.NULL:
         return None
     packed = np.frombuffer(ffi.buffer(words, 4 * num_rows * num_pages), np.uint8)
@@ -102,7 +102,7 @@ def _mask(words: Any, num_rows: int, num_pages: int, start: int) -> BoolArray | 
 
 
 def _mass(mass: Any) -> MassArray | None:
-    """The run's own array, to be added to."""
+    """Return a view of the run's array, which the step adds to; None: this chunk asks for no attention."""
     if mass.sums == ffi.NULL:
         return None
     shape = (mass.layers, mass.kv_heads, mass.columns)
@@ -111,7 +111,7 @@ def _mass(mass: Any) -> MassArray | None:
 
 def _ints(pointer: Any, count: int) -> IntArray:
     if count == 0:
-        return np.empty(0, np.int32)  # C may have nothing there
+        return np.empty(0, np.int32)  # the pointer may be NULL
     return np.frombuffer(ffi.buffer(pointer, 4 * count), np.int32).copy()
 
 

@@ -1,15 +1,15 @@
-"""What a step takes, fitted while steps run: `cost.h` says of what, and `policy.c` plans by it.
+"""Cost model of steps, fitted while they run: `cost.h` has its form, and `policy.c` plans by it.
 
-The time of a step is a sum of parts that are not negative: a curve over its rows that never falls, logits, and the
-entries that it reads. Least relative deviation is what fits a shared machine: a step that took three times as long,
-because of a neighbour, then pulls no more than one that took a tenth longer. It is found by least squares with
-weights, over sums that forget slowly; so what was observed need not be kept.
+The predicted time of a step is a sum of parts, none of them negative: a curve over its rows that never falls, its
+logits, and the entries that it reads. The fit minimises relative deviations, because the machine may be shared: a step
+that took three times as long because of a neighbour has no more weight than one that took a tenth longer. The method is
+weighted least squares over sums that decay slowly, so that no observations are kept.
 
-A machine also has faster and slower minutes, in which all steps change alike. That is one number, the pace, which
-follows within some steps.
+A machine also has faster and slower minutes, in which all steps change alike. One number describes them, the *pace*,
+which adapts within some steps.
 
-What has not been seen yet is taken from a guess for the kind of machine, scaled by what was seen: it counts as one
-observation of each part.
+Parts without observations come from a guess for the kind of machine, scaled to the observed steps. The guess counts as
+one observation of each part.
 """
 
 from __future__ import annotations
@@ -32,33 +32,35 @@ NUM_KNOTS = int(lib.SYM_COST_KNOTS)
 RECORD = np.dtype(
     [(name, np.int64) for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs", "ns")]
 )
-"""A step: what it computed (`sym_work`), and the time that it took."""
+"""Record of a step: its work (`sym_work`), and its time."""
 
 KINDS = ("1 decode", "2-8 decodes", "9-64 decodes", "65+ decodes", "prefills", "mixed")
-"""Of steps, whose errors are counted apart."""
+"""Kinds of steps. Errors of predictions are counted for each kind."""
 
 Records: TypeAlias = npt.NDArray[np.void]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_GUESSES = {  # nanoseconds: of the first row, each row, logits at all, of a row; entries, entries seen, pairs
+# Nanoseconds for the first row, each further row, logits at all, each row of logits, each distinct entry, each entry
+# seen, and each pair: see `sym_work`.
+_GUESSES = {
     "cpu": (10e6, 500e3, 2e6, 100e3, 1e3, 1e3, 800.0),
     "cuda": (4e6, 10e3, 0.3e6, 2e3, 10.0, 10.0, 1.0),
 }
 _HALF_LIFE = 4_000
-"""Steps after which an observation counts half: a few minutes of decoding."""
+"""Steps after which an observation has half its weight: a few minutes of decoding."""
 _PACE_STEPS = 32
-"""So many steps tell the pace."""
+"""Steps within which the pace adapts."""
 _EXACT = 0.03
-"""A relative error below this is none: clocks and caches vary as much."""
+"""Relative error below which a prediction counts as exact: clocks and caches vary as much."""
 _SWEEPS = 20
-"""Of the parts, in one fit: it goes on where the last one ended. 20 take 0.3 ms."""
+"""Sweeps over the parts in one fit. Each fit continues from the previous fit. 20 sweeps take 0.3 ms."""
 _NUM_ERRORS = 1_000
-"""The latest errors of a kind are what is reported."""
+"""Number of latest errors that are kept for each kind of step."""
 _VERSION = 1
 
 
 def _parts(records: Records) -> Floats:
-    """[steps, parts]: how much of each part a step has. The curve is a sum of steps up from knot to knot."""
+    """Return [steps, parts]: the amount of each part in each step. The curve is a sum of rises from knot to knot."""
     rows = records["num_rows"].astype(np.float64)
     below = np.clip(np.floor(np.log2(np.maximum(rows, 1))).astype(int), 0, NUM_KNOTS - 2)
     past = (rows - 2.0**below) / 2.0**below
@@ -74,34 +76,34 @@ def _guess(backend: str) -> Floats:
 
 
 def _kinds(records: Records) -> npt.NDArray[np.intp]:
-    """The index in KINDS of each."""
+    """Return the index in KINDS of each record."""
     of_decodes = np.searchsorted([1, 8, 64], records["num_rows"])
     has_prefills = records["num_pairs"] > 0
     return np.where(has_prefills, np.where(records["num_seen"] > 0, 5, 4), of_decodes)
 
 
 class CostModel:
-    """Predicts what steps take on one backend, in one precision, of one model."""
+    """Predictor of the times of steps on one backend, in one precision, of one model."""
 
     def __init__(self, backend: str, precision: str, path: Path | None, *, model: str = "") -> None:
-        """`path`: the file that keeps what was learnt, of all backends, precisions and models."""
+        """Load the kept fit, or begin with the guess. `path`: file with the fits of all backends and models."""
         self._path, self._key = path, f"{backend} {precision} {model}".strip()
         self._guess = _guess(backend)
         self._fitted = self._guess.copy()
         self._products = np.zeros((len(self._guess), len(self._guess)))
-        """Weighted sums over steps: of products of their parts, and of the parts, in units of what they took."""
+        """Weighted sums over steps, relative to their times. This array sums products of parts, `_sums` the parts."""
         self._sums = np.zeros(len(self._guess))
         self._log_scale = self._log_pace = 0.0
-        """What was seen, to the guess; what steps take now, to what was fitted."""
+        """Logarithms of two ratios: of observed times to the guess, and of the latest times to the fit."""
         self._num_seen = 0
         self._errors: tuple[deque[float], ...] = tuple(deque(maxlen=_NUM_ERRORS) for _ in KINDS)
         self.coefficients: Any = ffi.new("sym_cost *")
-        """A `sym_cost`, always the same one: the run gets a copy of it after each `observe`."""
+        """Coefficients as a `sym_cost`, always in the same object. The run gets a copy of it after each `observe`."""
         self._load()
         self._publish()
 
     def predict(self, records: Records) -> Floats:
-        """Nanoseconds that each of these steps will take; their `ns` is not looked at."""
+        """Predict the nanoseconds of each of these steps. Their `ns` is ignored."""
         return np.asarray(_parts(records) @ self._fitted * math.exp(self._log_pace))
 
     def observe(self, records: Records) -> None:
@@ -120,11 +122,11 @@ class CostModel:
 
     @property
     def num_seen(self) -> int:
-        """Steps that it has learnt from."""
+        """Number of steps that the model has learnt from."""
         return self._num_seen
 
     def errors(self) -> dict[str, tuple[float, int]]:
-        """By kind of step: the median relative error of the latest predictions, made before; and of how many."""
+        """Return for each kind of step the median relative error of the latest predictions, and their number."""
         return {
             kind: (float(np.median(errors)), len(errors))
             for kind, errors in zip(KINDS, self._errors, strict=True)
@@ -132,7 +134,7 @@ class CostModel:
         }
 
     def save(self) -> None:
-        """Keep what was learnt, in place of what was kept before."""
+        """Save the fit, in place of an earlier one for the same backend, precision and model."""
         if self._path is None:
             return
         kept = _read(self._path)
@@ -152,7 +154,7 @@ class CostModel:
 
     def _count_errors(self, records: Records, parts: Floats) -> None:
         if not self._num_seen:
-            return  # there was nothing but a guess
+            return  # predictions from the guess alone are not counted
         off = np.abs(parts @ self._fitted * math.exp(self._log_pace) / records["ns"] - 1)
         for kind, error in zip(_kinds(records), off, strict=True):
             self._errors[kind].append(float(error))
@@ -176,7 +178,7 @@ class CostModel:
         self._sums = self._sums * forgotten + relative.T @ weights
 
     def _fit(self) -> None:
-        """Least squares over parts that are not negative, one part after the other."""
+        """Fit the parts by least squares, one after the other. None of them may become negative."""
         guess = self._guess * math.exp(self._log_scale)
         products = self._products + np.diag(1 / guess**2)
         sums = self._sums + 1 / guess
@@ -188,7 +190,7 @@ class CostModel:
         self._fitted = np.array(found)
 
     def _publish(self) -> None:
-        """To the loop, which may read between two of these lines: each number is right for its part."""
+        """Write the coefficients. Another thread may read them at any time: each number is valid by itself."""
         now = self._fitted * math.exp(self._log_pace)
         self.coefficients.rows_ns = np.cumsum(now[:NUM_KNOTS]).tolist()
         cost = self.coefficients
@@ -208,7 +210,7 @@ class CostModel:
             if not all(np.isfinite(array).all() for array in (*arrays, np.array(numbers))) or (arrays[0] < 0).any():
                 raise ValueError("a number is out of range")  # noqa: TRY301
         except (KeyError, TypeError, ValueError) as error:
-            logger.warning("%s: what is kept of %r is ignored: %s", self._path, self._key, error)
+            logger.warning("%s: the cost model of %r is ignored: %s", self._path, self._key, error)
             return
         self._fitted, self._sums, self._products = arrays
         self._log_scale, self._log_pace = numbers
@@ -216,7 +218,7 @@ class CostModel:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What is kept, by backend, precision and model; nothing if the file is damaged."""
+    """Return the file's records by backend, precision and model; none if the file is missing or damaged."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["version"] != _VERSION:
@@ -227,6 +229,6 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, KeyError, TypeError, ValueError) as error:
-        logger.warning("%s: what was learnt of step times is ignored: %s", path, error)
+        logger.warning("%s: the cost models of steps are ignored: %s", path, error)
         return {}
     return models

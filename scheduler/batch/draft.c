@@ -1,14 +1,15 @@
-/* Drafts: guesses at what comes next, from what was there before. A guess is only ever checked, never believed.
+/* Drafts: guesses at the next tokens, taken from earlier ones. Every guess is checked by a draw.
  *
- * The tokens so far are searched for the last few of them; what followed there is proposed here. Code, quotations, lists
- * and tables repeat themselves, and each guess that is right saves a step. What the model says is never changed by it. */
+ * The function looks for an earlier occurrence of the last few tokens, and proposes the tokens that followed it. Code,
+ * quotations, lists and tables repeat themselves, and each right guess saves a step. A draft never changes the
+ * generated text. */
 #include "generation.h"
 
-#define MAX_MATCH 16 /* equal tokens that are looked at; MAX_MATCH of libsym is the most that may be asked for */
-#define NUM_PLACES 4 /* the latest that are compared */
-#define MAX_SEARCHED 65536 /* tokens: some 20 us, and 0.4 ms at worst */
+#define MAX_MATCH 16 /* longest match that is compared, in tokens: MAX_MATCH of libsym */
+#define NUM_PLACES 4 /* occurrences that are compared, the latest first */
+#define MAX_SEARCHED 65536 /* most tokens that a search reads: it takes some 20 us, at worst 0.4 ms */
 
-/* How many tokens before two places are equal. */
+/* Return how many tokens before the one place equal those before the other. */
 static int32_t match(const int32_t *tokens, int32_t place, int32_t end) {
     int32_t length = 0;
     while (length < MAX_MATCH && length < place && tokens[place - 1 - length] == tokens[end - 1 - length])
@@ -34,7 +35,7 @@ int32_t sym_draft_propose(const int32_t *tokens, int32_t num_tokens, int32_t min
     }
     if (best < 0)
         return 0;
-    const int32_t period = num_tokens - best; /* a guess that runs into its own beginning goes on repeating itself */
+    const int32_t period = num_tokens - best; /* a longer guess repeats its first `period` tokens */
     for (int32_t i = 0; i < most; i++)
         guesses[i] = tokens[best + i % period];
     return most;

@@ -1,27 +1,29 @@
-"""Ends of members that have left the run: their reserved room is given back; their calls go on, or are over."""
+"""Ends of members that have left the run. Their unused room is given back, and their calls go on or are over."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvfs.fs import FileSystem
 from libsym.errors import StepFailed, SymError
 from scheduler._loop import lib
 from scheduler.batch.call import NO_SLOTS, FileCall, PredCall
 from scheduler.batch.generation import GenerateCall
+from scheduler.batch.group import AnswerNumbers, take_numbers
 from scheduler.batch.member import Member
-from scheduler.batch.reduction import row_failure
+from scheduler.batch.reduction import Reduction, row_failure
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.states import Early
+from scheduler.wire.replies import Reply
 
 Then = Callable[[], None]
 
 
 class Calls(Protocol):
-    """Continuations of a call: see `CallsInFlight`."""
+    """Functions of `CallsInFlight` that continue or end a call."""
 
     def go_on(self, call: FileCall) -> None: ...
 
@@ -35,7 +37,7 @@ class Calls(Protocol):
 
 
 class Ends:
-    """Settlement of members, on the trio thread."""
+    """Settles members that have left the run, on the trio thread."""
 
     def __init__(self, calls: Calls, fs: FileSystem, run: StandingRun) -> None:
         self._calls = calls
@@ -43,14 +45,14 @@ class Ends:
         self._run = run
 
     def settle(self, member: Member) -> Then:
-        """Give back a member's room; the function that this returns goes on with its call."""
+        """Give back a member's room. Return the function that continues its call."""
         call, ended = member.call, member.record
         error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
         if ended.end == lib.SYM_END_DEADLINE:
             call.end_early(Early.LATE)
         if member.kind == lib.SYM_CALL:
             return self._settle_call(member, call, error)
-        reservation = call.reservation  # None: of a branch that had used up its room before it had objects
+        reservation = call.reservation  # None: a branch had used up its room before Python had objects of it
         if reservation is not None and reservation.is_open:
             reservation.abort()
         call.reservation = None
@@ -64,7 +66,7 @@ class Ends:
         said = os.strerror(code) if failure is None else str(failure)
         return StepFailed(f"the decoder failed: {said}; nothing was appended")
 
-    # ---- calls that are over with their stretch
+    # ---- calls of one stretch
 
     def _settle_call(self, member: Member, call: FileCall, error: SymError | None) -> Then:
         ended = member.record
@@ -83,26 +85,36 @@ class Ends:
         reservation.commit_first(call.tokens)
         self._fs.committed(call.file)
         call.reservation = None
-        call.early = None  # its entries are there
+        call.early = None  # a late call still succeeds: all its entries are committed
         self._calls.leave(call, None)
 
     # ---- programs
 
     def _settle_program(self, member: Member, call: PredCall, error: SymError | None) -> Then:
-        """Settle a loop whose calls are answered but for the last, perhaps; `call` itself was the first of them."""
+        """Settle a program's loop. The run has answered all its calls except perhaps the last.
+
+        `call`: the first one.
+        """
         ended = member.record
+        of_batch, numbers = self._run.stays.group_call(ended), take_numbers(ended.decode)
+        answer = None if of_batch is None else of_batch.answer
         member.let_go()
         if ended.num_done == 0:
             if member.cancelled_id is not None:
                 call.end_early(Early.CANCELLED)
+            if answer is not None:
+                call.answer_by(answer)
             return partial(self._calls.leave, call, error)
-        call.slot = NO_SLOTS  # the program's, with the answer
+        call.slot = NO_SLOTS  # the program has the slot, with the answer
         is_gone = call.early is Early.GONE
         if not is_gone and ended.end == lib.SYM_END_UNSENT:
-            call.channel.reply(ended.call_id, (ended.decode.slot, 1, call.file.table.length), num_rows=1)
+            assert call.asked is not None
+            (answer or call.asked.again(ended.call_id).answer)(_unsent(ended, call, numbers))
         if is_gone or ended.num_tokens == 0:
             return partial(self._calls.leave_answered, call)
-        again = call.again(ended.call_id, ended.decode.slot, ended.decode.token)
+        again = call.again(ended.call_id, ended.decode.slot, ended.decode.token, answer)
+        if numbers is not None:
+            again.reduce_by(Reduction(numbers.block, self._run.vocab_size, 1))
         again.stream = ended.stream
         self._calls.replace(call, again)
         if member.cancelled_id == ended.call_id:
@@ -120,3 +132,11 @@ class Ends:
             return partial(self._calls.leave, call, error)
         call.begin_again()
         return partial(self._calls.go_on, call)
+
+
+def _unsent(ended: Any, call: PredCall, numbers: AnswerNumbers | None) -> Reply | SymError:
+    """Return the answer of a program's call that was computed and not answered."""
+    if ended.error:
+        return row_failure(ended.error)
+    args = int(ended.decode.slot), 1, call.file.table.length
+    return Reply(args, num_rows=1) if numbers is None else Reply(args, numbers.answer)

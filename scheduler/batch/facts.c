@@ -1,5 +1,5 @@
-/* Facts that the scheduler tells the run (shares, the cost model, the step's limit), and those that it asks for: counts, steps
- * and their seats. */
+/* Facts that the scheduler sets in the run (shares, the cost model, the step's limit), and facts that it reads: counts,
+ * steps and their seats. */
 #include "loop_state.h"
 
 #include <errno.h>
@@ -71,7 +71,7 @@ int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, i
             if (num_seats + record.num_calls > max_seats)
                 break;
             if (record.first_seat < 0 || record.first_seat < known) {
-                record.first_seat = -1; /* its seats are not known any more */
+                record.first_seat = -1; /* its seats were not recorded, or are overwritten */
             } else {
                 for (int32_t i = 0; i < record.num_calls; i++)
                     seats[num_seats + i] = loop->record_seats[(record.first_seat + i) % SYM_NUM_SEATS];

@@ -1,11 +1,15 @@
-/* Generations in the run: tokens are drawn, noted and sent, and their next stretches begin.
+/* Generations in the run: C draws and sends their tokens, and begins their next stretches.
  *
- * A draw follows each stretch, from its last row; with a draft from more of its rows, as long as what is drawn is what was
- * guessed. Entries count once a token was drawn from the row behind them: so the last token that was generated is no entry.
- * A guided generation draws from what is allowed, and that is decided elsewhere, while the step of its last token runs: see
- * sym_loop_decide. Until then that token's entry does not count: the decision may be that the text was over with it.
+ * After each stretch a token is drawn from its last row. With a draft, tokens are drawn from more rows of the stretch,
+ * as long as they equal the guesses. An entry counts only after a token was drawn from its row, so the last generated
+ * token is not an entry.
  *
- * Tokens that find no room in the ring are sent with later ones, or by the scheduler behind the last. */
+ * A *guided* generation has a grammar, which decides what may be drawn: see sym_loop_decide. The thread `aside`
+ * computes that decision while the step of the last token runs. Until then the entry of that token does not count,
+ * because the decision may be that the text ended with the token.
+ *
+ * Tokens that find no room in the ring are sent with later tokens. At the end, the scheduler sends the tokens that are
+ * left. */
 #include "loop_state.h"
 
 #include "abi.h"
@@ -48,12 +52,12 @@ static int is_stop_token(const sym_generation *g, int32_t token) {
 
 static int32_t at_most(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Rows that the limit of its program has room for. */
+/* Return how many rows the limit of the member's program still allows. */
 static int32_t num_rows_left(const sym_member *member) {
     return member->max_rows == 0 ? INT32_MAX : member->max_rows - (int32_t)member->num_rows_computed;
 }
 
-/* Room behind the tokens; a stretch of them is where they are then. */
+/* Grow the array of tokens. The array may move, so the member's stretch gets the new address. */
 static int make_room(sym_member *member, int32_t more) {
     sym_generation *g = member->generation;
     if (sym_make_room(&g->tokens, &g->room_tokens, g->num_tokens + more, sizeof *g->tokens) != 0) {
@@ -65,14 +69,14 @@ static int make_room(sym_member *member, int32_t more) {
     return 0;
 }
 
-/* ---- what was generated */
+/* ---- generated tokens */
 
-/* The numbers beside a token; one that a grammar forced has no row. */
+/* Append the numbers that are sent with a token. `row` is null for a token that a grammar forced. */
 static int score(const sym_hot_functions *hot, sym_generation *g, const float *row, int32_t token) {
     if (g->reducer == NULL)
         return 0;
     const size_t bytes = (size_t)g->score_bytes;
-    if (g->first_score > g->num_unsent) { /* more than half of them are sent */
+    if (g->first_score > g->num_unsent) { /* more than half of the numbers are sent: move the rest to the front */
         memcpy(g->scores, g->scores + (size_t)g->first_score * bytes, (size_t)g->num_unsent * bytes);
         g->first_score = 0;
     }
@@ -80,7 +84,7 @@ static int score(const sym_hot_functions *hot, sym_generation *g, const float *r
     if (sym_make_room(&g->scores, &g->room_scores, end + 1, bytes) != 0)
         return -ENOMEM;
     char *numbers = g->scores + (size_t)end * bytes;
-    struct sym_reduced head = {.entropy = -1}; /* no row has such an entropy */
+    struct sym_reduced head = {.entropy = -1}; /* marks a token without a row: entropies are not below 0 */
     if (row == NULL) {
         memset(numbers, 0, bytes);
     } else {
@@ -95,7 +99,7 @@ static int score(const sym_hot_functions *hot, sym_generation *g, const float *r
     return 0;
 }
 
-/* A token is generated. `row`: that one was drawn from; null: a grammar forced the token. */
+/* Append a generated token. `row`: the row that it was drawn from; null: a grammar forced it. */
 static void generate(const sym_hot_functions *hot, sym_member *member, const float *row, int32_t token) {
     sym_generation *g = member->generation;
     int rc = make_room(member, 1) == 0 ? score(hot, g, row, token) : -ENOMEM;
@@ -117,7 +121,8 @@ static void generate(const sym_hot_functions *hot, sym_member *member, const flo
     }
 }
 
-/* The first token goes by itself: it says how long the file was before. */
+/* Send the unsent tokens that the ring has room for. The first token has a reply of its own, which tells how long the
+ * file was before it. */
 static void send(sym_loop *loop, sym_member *member) {
     sym_generation *g = member->generation;
     while (g->num_unsent > 0) {
@@ -136,7 +141,7 @@ static void send(sym_loop *loop, sym_member *member) {
     g->first_score = 0;
 }
 
-/* The first so many of its tokens are part of the file from now on. */
+/* Count the first `num_tokens` tokens of a generation as entries of the file. */
 static void count_tokens(sym_loop *loop, int32_t index, int32_t num_tokens, int64_t now_ns) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
@@ -151,9 +156,9 @@ static void count_tokens(sym_loop *loop, int32_t index, int32_t num_tokens, int6
     member->tokens = g->tokens + num_tokens;
 }
 
-/* ---- its stretches */
+/* ---- stretches */
 
-/* Guesses behind the tokens. */
+/* Write the draft's guesses behind the tokens. */
 static void propose(sym_member *member) {
     sym_generation *g = member->generation;
     g->num_guesses = 0;
@@ -162,7 +167,7 @@ static void propose(sym_member *member) {
             sym_draft_propose(g->tokens, g->num_tokens, g->min_match, g->max_draft, g->tokens + g->num_tokens);
 }
 
-/* The next stretch: the tokens that are no entries, and the guesses behind them. */
+/* Begin the next stretch: the tokens that are not entries yet, and guesses behind them. */
 static void begin_stretch(sym_member *member) {
     sym_generation *g = member->generation;
     const int32_t num_pending = g->num_tokens - g->num_entries;
@@ -189,7 +194,7 @@ void sym_trim_draft(sym_member *member, int32_t most) {
     g->num_draft = most;
 }
 
-/* The member goes on with its next stretch, if that finds room, or is over. */
+/* Send tokens and begin the next stretch, or end the member: it is over, lacks room, or was asked to leave. */
 static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     sym_generation *g = member->generation;
@@ -206,7 +211,8 @@ static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
         sym_end_member(loop, index, SYM_END_ASKED);
 }
 
-/* What was decided comes true, but for what is allowed, which is for the draw behind it. 0: there is nothing of it. */
+/* Append the decision's forced tokens, or end the text. 0: the decision has no forced tokens and no end, so the next
+ * token is drawn. */
 static int take_forced(sym_loop *loop, sym_member *member) {
     sym_generation *g = member->generation;
     const int32_t num_forced = g->num_forced;
@@ -233,7 +239,7 @@ int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
         return 0;
     }
     const int32_t num_computed = g->num_tokens;
-    count_tokens(loop, index, g->num_entries, now_ns); /* what was given is no end of a text */
+    count_tokens(loop, index, g->num_entries, now_ns); /* the program's own tokens count, whatever is decided */
     if (take_forced(loop, member) == 0)
         return 1;
     if (!is_over(g))
@@ -283,7 +289,7 @@ void sym_take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->state = SYM_UNDECIDED;
 }
 
-/* ---- what guided ones may draw */
+/* ---- decisions of grammars */
 
 static int is_asked(const sym_member *member) {
     return member->kind == SYM_GENERATION && member->state != SYM_GONE && member->state != SYM_ENDED &&
@@ -292,7 +298,7 @@ static int is_asked(const sym_member *member) {
 
 void sym_call_guides(sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_places; i++)
-        if (is_asked(loop->members[i])) { /* nobody decides about what has ended */
+        if (is_asked(loop->members[i])) { /* false for a member that has ended */
             sym_ring(loop->engine.guide_fd);
             return;
         }
@@ -329,11 +335,11 @@ int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max) {
     return n;
 }
 
-/* The row was waiting for it, so the token is drawn here, whatever the loop does meanwhile. */
+/* Draw from a row that has waited for the decision. The thread `aside` draws here, while the loop goes on. */
 static void draw_now(sym_loop *loop, sym_member *member, int32_t index) {
     member->state = SYM_COMPUTING;
     if (sym_complete_generation(loop, index, sym_now_ns())) {
-        member->in_step = 1; /* nobody else touches it */
+        member->in_step = 1; /* keeps other threads from the member while the lock is free */
         pthread_mutex_unlock(&loop->lock);
         sym_draw(loop->plan.hot, member, member->rows);
         pthread_mutex_lock(&loop->lock);
@@ -344,13 +350,14 @@ static void draw_now(sym_loop *loop, sym_member *member, int32_t index) {
     sym_wake_loop(loop);
 }
 
-/* Of tokens that were generated, in no step yet. */
+/* Return whether the member has a stretch of generated tokens that no step has begun. */
 static int has_stretch_ahead(const sym_member *member) {
     return member->state == SYM_COMPUTING && !member->in_step && member->num_computed == 0 &&
            member->generation->has_begun;
 }
 
-/* Forced tokens are in its stretch, too; and what is over is not computed. */
+/* Apply a decision to a stretch that no step has begun: forced tokens join it, and a text that is over needs no
+ * step. */
 static void begin_anew(sym_loop *loop, sym_member *member, int32_t index) {
     const int64_t since_ns = member->since_ns;
     member->generation->num_draft = 0;
@@ -370,7 +377,7 @@ void sym_loop_decide(sym_loop *loop, sym_generation *g, const int32_t *forced, i
     g->allowed = allowed;
     g->is_over = is_over;
     g->is_decided = 1;
-    g->is_asked = 0; /* its call may have left, and come back */
+    g->is_asked = 0; /* the call may have left the run, come back and asked again */
     sym_member *member = g->place < 0 ? NULL : loop->members[g->place];
     if (member != NULL && member->state == SYM_UNDECIDED)
         draw_now(loop, member, g->place);

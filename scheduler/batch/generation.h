@@ -1,51 +1,62 @@
-/* A generate(): what it draws by, and its tokens so far, in the run and out of it. cffi reads this file: declarations only. */
+/* The state of one generate(), in the run and out of it: its sampler and limits, and its tokens. cffi reads this file:
+ * declarations only. */
 #ifndef SYM_GENERATION_H
 #define SYM_GENERATION_H
 
 #include "steps.h"
 
 typedef struct sym_generation {
-    /* Set before its call joins the run. What is pointed to stays the caller's, and where it is, as long as this is. */
+    /* The caller sets these fields before the call joins the run. It owns all memory that they point to, and keeps it
+     * in place as long as the generation exists. */
     sym_sampler *sampler;
-    sym_stops *stops; /* or null */
-    sym_reducer *reducer; /* or null; else the numbers of the row that a token was drawn from are sent beside it */
+    sym_stops *stops; /* stop texts; null: none */
+    sym_reducer *reducer; /* computes numbers of each drawn row, which are sent with the token; null: none are wanted */
     const int32_t *stop_tokens;
-    int32_t num_stop_tokens, score_bytes; /* of one row's numbers; without a reducer 0 */
-    int32_t num_to_emit; /* still */
-    int32_t max_draft, min_match; /* guesses at a time, and equal tokens that they follow; without a draft 0 */
-    int32_t max_sent; /* tokens in a reply */
-    int32_t is_guided; /* each draw waits for what is decided: see sym_loop_decide */
-    /* Set by the loop. A stretch is the tokens that are no entries yet, and behind them guesses at what is drawn. */
-    int32_t *tokens; /* what came before, as far as a draft looks at it; then all that was generated */
-    int32_t num_tokens, room_tokens;
-    int32_t num_entries; /* of `tokens`, those that are part of the file */
-    int32_t num_guesses; /* behind the tokens */
-    int32_t num_draft, num_accepted,
-        num_rejected; /* of them in the stretch; that were right; wrong, of all stretches */
-    int32_t has_begun; /* what was given is part of the file */
-    int32_t begin; /* entries of the file then: the first reply says it */
-    int32_t num_drawn_from; /* of `tokens`, those before the latest draw */
-    int32_t is_ahead; /* the row behind the last token is there already: it was guessed */
-    int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
-    char *scores; /* of these, from number `first_score` on */
-    int32_t first_score, room_scores, has_sent;
-    int32_t finish, stopped_by, error; /* a sym_finish, and its token or the number of its text; an errno */
-    uint64_t draw_index; /* of the next draw */
-    /* What is decided for the next draw. */
-    int32_t is_asked, is_decided, is_over, num_forced;
-    int32_t place, padding; /* of its member; -1: none */
+    int32_t num_stop_tokens, score_bytes; /* bytes of the numbers of one row; 0 without a reducer */
+    int32_t num_to_emit; /* tokens that may still be generated */
+    int32_t max_draft, /* most guesses of a draft; 0: there are no drafts */
+        min_match; /* number of equal tokens that a guess has to follow */
+    int32_t max_sent; /* most tokens in one reply */
+    int32_t is_guided; /* the generation has a grammar, so each draw waits for sym_loop_decide */
+    /* The loop sets the fields below. A stretch has the generated tokens that are not in the file yet, and behind them
+     * the draft's guesses. */
+    int32_t *tokens; /* earlier tokens that drafts search, then all generated tokens, then guesses */
+    int32_t num_tokens, /* tokens without the guesses */
+        room_tokens; /* tokens that the array has room for */
+    int32_t num_entries; /* leading tokens of `tokens` that are not pending: in the file, or only searched by drafts */
+    int32_t num_guesses; /* guesses behind the tokens */
+    int32_t num_draft, /* guesses that the present stretch takes */
+        num_accepted, /* guesses of the present stretch that were drawn */
+        num_rejected; /* guesses of all stretches that were computed and not drawn */
+    int32_t has_begun; /* the tokens that the program gave are part of the file */
+    int32_t begin; /* number of the file's entries when `has_begun` was set; part of the first reply */
+    int32_t num_drawn_from; /* value of `num_tokens` before the latest draw */
+    int32_t is_ahead; /* the latest token was guessed right, so the row behind it is computed already */
+    int32_t num_unsent; /* tokens at the end that are not sent yet, because the ring had no room */
+    char *scores; /* one answer of `reducer` for each unsent token; the first is at index `first_score` */
+    int32_t first_score, room_scores, has_sent; /* the first reply was sent */
+    int32_t finish, /* a sym_finish; 0: the generation is not over */
+        stopped_by, /* the stop token, or the number of the stop text */
+        error; /* errno of a failed draw; 0: none */
+    uint64_t draw_index; /* number of the next draw in the sampler's sequence */
+    /* The grammar's decision about the next draw: see sym_loop_decide. */
+    int32_t is_asked, /* the draw waits for a decision, and `sym_loop_drawn` has not taken it yet */
+        is_decided, is_over, num_forced;
+    int32_t place, /* the member's place in the run; -1: the generation is not in the run */
+        padding;
     const int32_t *forced;
     const void *allowed;
 } sym_generation;
 
-/* Null: no memory. */
+/* Make a generation. NULL: there is no memory. */
 sym_generation *sym_generation_new(sym_sampler *sampler);
 void sym_generation_free(sym_generation *generation);
-/* Before it joins first: tokens that a draft looks through. 0, or -ENOMEM. */
+/* Add tokens for the generation's drafts to search, before the generation first joins the run. Return 0, or -ENOMEM. */
 int sym_generation_remember(sym_generation *generation, const int32_t *tokens, int32_t num_tokens);
 
-/* At most `most` tokens that may follow, to `guesses`: what followed the longest, then latest, of the latest places where the
- * last `min_match` tokens came before. */
+/* Write at most `most` guesses at the next tokens, and return their number. The guesses are the tokens that followed an
+ * earlier occurrence of the last `min_match` tokens. Among the latest occurrences the longest match is taken; of
+ * equally long matches, the latest. */
 int32_t sym_draft_propose(const int32_t *tokens, int32_t num_tokens, int32_t min_match, int32_t most, int32_t *guesses);
 
 #endif

@@ -1,18 +1,18 @@
-"""A loop of pred -> draw -> pred that no program has to be woken for: exactly what the same loop over `pred()` gives.
+"""Generations: loops of pred -> draw -> pred in the daemon. Their tokens are exactly those of loops over `pred()`.
 
     while True:
         row = pred(file, pending)
         token = draw(row)
-        a stop token: the end; it is neither emitted nor in the file
-        emit the token, and what the grammar forces after it; both are pending
-        a stop text is complete, the grammar allows no more, enough is emitted: the end
+        end if it is a stop token, which is neither sent nor in the file
+        send the token, and the tokens that the grammar forces after it; all of them are pending
+        end if a stop text is complete, the grammar allows no more, or enough tokens were sent
 
-So the last tokens that were emitted are not in the file, but for an end by a stop token. A draft changes nothing but
-the number of steps: its tokens are appended with the pending one, and count only as far as they are what is drawn.
+So the last tokens that were sent are not in the file, unless a stop token ended the loop. A draft changes only the
+number of steps: its guesses are computed with the pending token, and the guesses that are drawn count.
 
-The run draws and sends in C, right after each step (`generation.c`): by a `sym_generation`, which is there as long as
-the call, in the run or out of it. What a grammar allows next is decided in the thread `aside`. Entries are committed on
-the trio thread alone.
+The run draws and sends in C, right after each step (`generation.c`). The state is a `sym_generation`, which exists as
+long as the call, in the run and out of it. Grammars decide in the thread `aside`. Entries are committed on the trio
+thread alone.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from kvfs.fs import OpenKv
 from kvfs.names.content import TurnUnderWay
 from kvfs.pages.table import Reservation
 from libsym.abi import Finish
+from libsym.calls.generate import MAX_DRAFT_TOKENS, MAX_MATCH
 from libsym.channel.server import PAYLOAD_BYTES, ServerChannel
 from libsym.errors import Invalid, SymError
-from libsym.generate import MAX_DRAFT_TOKENS, MAX_MATCH
 from libsym.rows.reduced import RowReducer
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
 from scheduler._loop import ffi, lib
-from scheduler.batch.call import AHEAD_ENTRIES, THE_END, Asked, Connection, Decision, FileCall
-from scheduler.batch.grammar import Grammar
+from scheduler.batch.call import AHEAD_ENTRIES, THE_END, CallingConnection, Decision, FileCall, PendingCall
+from scheduler.batch.grammar import GrammarState
 from scheduler.batch.reduction import row_failure
 from scheduler.batch.states import Early
 from scheduler.batch.views import ints
-from scheduler.replies import Reply, kept
 from scheduler.trace.records import CallKind
+from scheduler.wire.replies import Reply, kept
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses at what comes next: what followed where the last tokens came before."""
+    """Settings of a draft, which guesses the tokens that followed an earlier occurrence of the last tokens."""
 
     max_tokens: int
-    """Guessed at once."""
+    """Maximum number of tokens guessed at a time."""
     min_match: int
-    """Equal tokens that a guess follows."""
+    """Number of latest tokens that must have occurred earlier. Otherwise the draft makes no guess."""
     before: IntArray
-    """Tokens that are looked through beside those that are generated."""
+    """Tokens to search, in addition to the generated tokens."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens <= MAX_DRAFT_TOKENS:
@@ -68,15 +68,15 @@ class GenerateCall(FileCall):
     """The call of one `generate()`."""
 
     kind = CallKind.GENERATION
-    caller: Connection
+    caller: CallingConnection
 
     def __init__(
         self,
-        caller: Connection,
+        caller: CallingConnection,
         file: OpenKv,
         tokens: IntArray,
         positions: IntArray | None,
-        asked: Asked,
+        asked: PendingCall,
         *,
         max_tokens: int,
         sampler: RowSampler,
@@ -88,23 +88,25 @@ class GenerateCall(FileCall):
         deadline_s: float | None = None,
         turn_at: int | None = None,
     ) -> None:
-        """`max_tokens`: 0 is as many as the model's context holds. `turn_at`: behind so many of the tokens a turn of a
-        conversation begins; -1: the last one goes on; None: it is of none.
+        """Make a call that is not submitted yet.
+
+        `max_tokens`: 0 means as many as the model's context holds. `turn_at`: number of the tokens before the new turn
+        of a conversation; -1: the call continues the last turn; None: the call belongs to no conversation.
         """
         super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         self._max_tokens = max_tokens
         self._turn_at = turn_at
-        self.grammar: Grammar | None = None
-        """To be given before it is submitted: compiling one takes time."""
+        self.grammar: GrammarState | None = None
+        """GrammarState of the text. The caller sets it before it submits the call, because compiling takes time."""
         self._draft = draft
         self._asked = asked
-        self._most_to_emit: int | None = None  # not known before the first stretch has its place
+        self._most_to_emit: int | None = None  # unknown until the first stretch has its reservation
         self._error: SymError | None = None
-        self._decision: Decision | None = None  # C reads it until the next one
+        self._decision: Decision | None = None  # kept until the next one, because C reads it
         stop_list = np.array(sorted(stop_tokens), np.int32)
         self._keep = (sampler, stops, scores, stop_list)
         self.generation = self._new_generation(sampler, stops, scores, stop_list)
-        """A `sym_generation`, in the run and out of it."""
+        """State of the generation, a `sym_generation`, in the run and out of it."""
 
     def _new_generation(
         self, sampler: RowSampler, stops: StopTexts | None, scores: RowReducer | None, stop_tokens: IntArray
@@ -157,7 +159,7 @@ class GenerateCall(FileCall):
         super().begin(reservation, max_positions)
         if self._most_to_emit is None:
             self._note_turn()
-            # The last token that is emitted is not computed, so it needs no position.
+            # The last token that is sent is not computed, so it needs no position.
             room = max_positions - reservation.position(reservation.start + len(self.tokens) - 1)
             self._most_to_emit = self.generation.num_to_emit = min(self._max_tokens or room, room)
             self.generation.is_guided = self.grammar is not None
@@ -173,7 +175,7 @@ class GenerateCall(FileCall):
         content.under_way = TurnUnderWay(self.file, self.file.table.length + behind)
 
     def begin_again(self) -> None:
-        """Begin with the tokens that are no entries: the call has left the run before its end."""
+        """Make the pending tokens the next stretch: the call left the run before its end."""
         state = self.generation
         if state.has_begun:
             num_pending = state.num_tokens - state.num_entries
@@ -181,7 +183,7 @@ class GenerateCall(FileCall):
             self.positions = None
 
     def cancellation(self) -> SymError | None:
-        return None  # it ends with what it has
+        return None  # a cancelled or late generation keeps its tokens: this is no error
 
     def end(self, error: SymError | None) -> None:
         state, num_entries = self.generation, self.file.table.length
@@ -193,7 +195,7 @@ class GenerateCall(FileCall):
             self.file.content.turn_ended(by_itself=error is None and state.finish != 0)
         self._send_rest(num_entries)
         if error is not None:
-            if self.num_appended:  # so that the program knows what is pending
+            if self.num_appended:  # tells the program the file's length, and so which tokens are pending
                 self._asked.send((0, num_entries))
             self._asked.answer(error)
             return
@@ -204,7 +206,7 @@ class GenerateCall(FileCall):
         self._asked.answer(Reply((0, num_entries, int(finish), stopped_by)))
 
     def _send_rest(self, num_entries: int) -> None:
-        """Send what the run found no room for: as it does, the very first token by itself."""
+        """Send the tokens that found no room in the ring. The very first token has its own reply, as in the run."""
         state = self.generation
         at = state.first_score * state.score_bytes
         while state.num_unsent:
@@ -218,19 +220,19 @@ class GenerateCall(FileCall):
             state.has_sent = 1
 
     def end_late(self) -> None:
-        """End a generation whose deadline passed before it was submitted."""
+        """End a generation whose deadline passed before the call was submitted."""
         self.end_early(Early.LATE)
         self.end(None)
 
     def decide(self, token: int) -> Decision:
-        """In the thread `aside`: what may be drawn next, after `token`, or at the beginning if that is below 0."""
+        """Decide what may be drawn after `token` (below 0: at the beginning). The thread `aside` calls this."""
         assert self.grammar is not None
         try:
             self._decision = self.grammar.decide(token)
         except SymError as error:
             self._error = kept(error)
             self._decision = THE_END
-        except Exception as failure:  # those of other calls are to be decided still
+        except Exception as failure:  # the thread goes on with the grammars of other calls
             log.exception("a grammar failed")
             self._error = SymError(f"the daemon failed to follow the grammar: {failure!r}")
             self._decision = THE_END

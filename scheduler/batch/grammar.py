@@ -1,14 +1,14 @@
-"""Grammars: which tokens may come next, so that what is generated is JSON of a schema, matches a regex, or parses.
+"""Grammars restrict the next token, so that the generated text is JSON of a schema, matches a regex, or parses.
 
-llguidance does the parsing, over the bytes of the model's tokens, and it is met here alone. A grammar is compiled in a
-worker's thread (a large schema takes a second); masks are computed in the thread `aside`, as a rule while a step runs:
-there is no trio in them. What a grammar may cost is limited; one that would cost more is an error of its own call.
+llguidance parses the bytes of the model's tokens; only this module uses it. A grammar is compiled in a worker's thread,
+because a large schema takes a second. Masks are computed in the thread `aside`, usually while a step runs. So a grammar
+uses no trio. The cost of a grammar is limited. A grammar that exceeds the limit fails its own call alone.
 
-Compiled grammars are kept for each account by itself: a schema that compiles at once would tell a user that another one
-has it, and one user's grammars would put out everybody's.
+Each account has its own cache of compiled grammars. In a shared cache, a schema that compiles at once would tell a user
+that another user has it, and one user's grammars could evict the grammars of all other users.
 
-Text is matched byte by byte and special tokens are never text. Where one continuation alone is possible, it is
-tokenized as the model would (`forced`): those tokens need no draws. The model's end tokens may come where the grammar
+Text is matched byte by byte, and special tokens are never text. If only one continuation is possible, it is tokenized
+as the model would do it (`forced`), and its tokens need no draws. The model's end tokens are allowed where the grammar
 may end.
 """
 
@@ -32,31 +32,32 @@ from libsym.errors import Invalid, SymError
 from scheduler.batch.call import Decision
 
 MAX_SOURCE_BYTES = 256 << 10
-"""Of a schema or a grammar."""
+"""Largest source of a schema or a grammar."""
 MAX_GBNF_CHARS = 16 << 10
-"""The translation of GBNF is Python, and takes 0.5 s for as many rules that name each other."""
+"""Largest source of a GBNF grammar. Translating this much takes 0.5 s in Python, if the rules name each other."""
 NUM_KEPT = 32
-"""Compiled grammars of one account that are kept for the next call with the same."""
+"""Maximum number of compiled grammars in the cache of one account."""
 MAX_KEPT_BYTES = 512 << 10
-"""Of sources, of one account. Compiled they take some 60 times as much: 30 MB."""
+"""Maximum number of bytes of sources in one account's cache. The compiled grammars take some 60 times as much: 30 MB.
+"""
 MAX_ALL_KEPT_BYTES = 8 * MAX_KEPT_BYTES
-"""Of sources, of all accounts. Beyond that the user who has most gives up first."""
+"""Maximum number of bytes of sources in all caches. Beyond that, the user with the most bytes loses grammars first."""
 _LEAST_BYTES = 1 << 10
-"""A grammar counts for so much at least: the shortest takes 70 kB."""
+"""Bytes that even the shortest source counts for: its compiled grammar takes 70 kB."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,  # about 7 ms a token, at worst
     step_max_items=40_000,  # 2 ms
-    max_items_in_row=600,  # the work for a token grows with the square: 3 ms; 120 with llguidance's own 2,000
+    max_items_in_row=600,  # 3 ms a token; with llguidance's default of 2,000, 120 ms: the work grows quadratically
     max_lexer_states=20_000,  # of some 2 KiB
     verbose_errors=False,
 )
 _SEPARATOR = "\x02"
-"""No tokenizer joins it to what follows."""
+"""Character that no tokenizer merges with the text behind it."""
 
 
 class GrammarText(Protocol):
-    """Facts of the model's text side that grammars need."""
+    """Facts about the model's vocabulary that grammars need."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -73,8 +74,8 @@ class GrammarText(Protocol):
     def own_encoder(self) -> Callable[[str], list[int]]: ...
 
 
-class Grammar:
-    """Where one generation is in its grammar. Not safe for several threads at once."""
+class GrammarState:
+    """State of one generation's parser. Not safe for several threads at once."""
 
     __slots__ = ("_matcher", "_vocab_size", "_words")
 
@@ -84,13 +85,13 @@ class Grammar:
         self._words: npt.NDArray[np.int32] = np.zeros((1, -(-vocab_size // 32)), np.int32)
 
     def allowed(self) -> memoryview:
-        """The tokens that may come next: 32-bit words, a bit for each token. Valid until the next call."""
+        """Return the tokens that may come next: 32-bit words, a bit for each token. Valid until the next call."""
         fill_next_token_bitmask(self._matcher, self._words)
         self._check()
         return memoryview(self._words.view(np.uint32)[0])
 
     def decide(self, token: int) -> Decision:
-        """Take a token that was drawn, if it is none below 0: what follows from it, and what may be drawn then."""
+        """Consume a drawn token, unless it is below 0. Return the forced tokens and the tokens that may follow."""
         forced: list[int] = []
         if token >= 0:
             self.advance(token)
@@ -100,12 +101,12 @@ class Grammar:
         return Decision(np.asarray(forced, np.int32), self.allowed(), is_over=False)
 
     def advance(self, token: int) -> None:
-        """Take a token that was allowed."""
+        """Consume an allowed token."""
         self._matcher.consume_token(token)
         self._check()
 
     def forced(self) -> list[int]:
-        """The tokens that have to follow: taken already."""
+        """Return the tokens that have to follow, and consume them."""
         if self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
@@ -117,7 +118,7 @@ class Grammar:
 
     @property
     def is_over(self) -> bool:
-        """Whether only the end may follow."""
+        """Whether the grammar allows only the end of the text now."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:
@@ -126,36 +127,38 @@ class Grammar:
 
 
 class Owner(NamedTuple):
-    """The account that a grammar is kept for: a user, or one domain of a user."""
+    """Account whose cache holds a grammar: a user, or one domain of a user."""
 
     uid: int
     domain: int
-    """The inode of its directory; 0: none."""
+    """Inode number of the domain's directory; 0: the user's own account."""
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps the latest of each account."""
+    """Compiler of grammars for one model, with a cache for each account."""
 
     def __init__(self, text: GrammarText) -> None:
         self._text = text
         self.num_compiling = 0
-        """In workers' threads, also for callers that have gone: the interpreter must not end meanwhile."""
-        self._lock = Lock()  # the daemon's thread takes it, so it is held for moments
+        """Number of grammars that workers are compiling, also for callers that have gone. The interpreter must not end
+        until this is 0.
+        """
+        self._lock = Lock()  # the trio thread takes it, too, so it is only held for moments
         self._tokenizer: LLTokenizer | None = None
-        self._tokenizer_lock = Lock()  # held for as long as it takes to make it
+        self._tokenizer_lock = Lock()  # held while a worker makes the tokenizer
         self._kept: dict[Owner, OrderedDict[tuple[str, str], LLMatcher]] = {}
 
-    def kept(self, owner: Owner, kind: str, source: str) -> Grammar | None:
-        """A grammar that was compiled for the account before: at once."""
+    def kept(self, owner: Owner, kind: str, source: str) -> GrammarState | None:
+        """Return a grammar from the account's cache, in its initial state. None: the cache does not have it."""
         with self._lock:
             kept = self._kept.get(owner)
             if kept is None or (kind, source) not in kept:
                 return None
             kept.move_to_end((kind, source))
-            return Grammar(kept[kind, source].deep_copy(), self._text.vocab_size)
+            return GrammarState(kept[kind, source].deep_copy(), self._text.vocab_size)
 
-    def compile(self, owner: Owner, kind: str, source: str) -> Grammar:
-        """A grammar at its beginning. For a worker's thread: it may take seconds, the first one of a model longer."""
+    def compile(self, owner: Owner, kind: str, source: str) -> GrammarState:
+        """Return a grammar in its initial state. For a worker: this may take seconds, the first time even longer."""
         with self._lock:
             self.num_compiling += 1
         try:
@@ -164,7 +167,7 @@ class Grammars:
             with self._lock:
                 self.num_compiling -= 1
 
-    def _compile(self, owner: Owner, kind: str, source: str) -> Grammar:
+    def _compile(self, owner: Owner, kind: str, source: str) -> GrammarState:
         if (known := self.kept(owner, kind, source)) is not None:
             return known
         if len(source) > MAX_SOURCE_BYTES:
@@ -176,10 +179,10 @@ class Grammars:
         with self._lock:
             self._kept.setdefault(owner, OrderedDict())[kind, source] = matcher
             self._make_room(owner)
-            return Grammar(matcher.deep_copy(), self._text.vocab_size)
+            return GrammarState(matcher.deep_copy(), self._text.vocab_size)
 
     def _make_room(self, owner: Owner) -> None:
-        """Forget the oldest: of the account while it has too many, of the largest user while all have."""
+        """Evict the least recently used grammars of the account, and then of the largest users, down to the limits."""
         while len(self._kept[owner]) > NUM_KEPT or _num_bytes(self._kept[owner]) > MAX_KEPT_BYTES:
             self._kept[owner].popitem(last=False)
         sizes = {each: _num_bytes(kept) for each, kept in self._kept.items()}
@@ -210,7 +213,7 @@ def _num_bytes(kept: Iterable[tuple[str, str]]) -> int:
 
 
 class _ModelTokenizer:
-    """The model's vocabulary as llguidance takes one: bytes of tokens, and a function that tokenizes."""
+    """The model's vocabulary in llguidance's form: the bytes of each token, and a function that tokenizes."""
 
     is_tokenizer_wrapper = True
     bos_token_id: int | None = None
@@ -227,7 +230,7 @@ class _ModelTokenizer:
         self._longest = max(map(len, self._token_of))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are exactly those of the text: the model's own where it can say it, else the longest."""
+        """Tokenize a text exactly: by the model's tokenizer if its tokens have these bytes, else by longest match."""
         data = text.encode() if isinstance(text, str) else text
         for prefix in ("", _SEPARATOR):  # some tokenizers put a space before a text
             tokens = self._encoded(prefix, data)
@@ -257,7 +260,7 @@ class _ModelTokenizer:
                     at += length
                     break
             else:
-                at += 1  # a byte that this model can't spell: no token has it, and no mask will allow it
+                at += 1  # no token has this byte, so no mask will allow it
         return tokens
 
 
@@ -269,7 +272,7 @@ def _described(kind: str, source: str) -> str:
                 if kind == "json":
                     return LLMatcher.grammar_from_json_schema(json.dumps(schema))
                 if schema is True:
-                    schema = {}  # the same: the options of what follows go into an object
+                    schema = {}  # means the same, and can hold the options below
                 return LLMatcher.grammar_from_json_schema(
                     json.dumps(schema), {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
                 )
@@ -287,7 +290,7 @@ def _described(kind: str, source: str) -> str:
 
 
 def _lark_of(source: str) -> str:
-    """A GBNF grammar in Lark's notation."""
+    """Translate a GBNF grammar to Lark's notation."""
     if len(source) > MAX_GBNF_CHARS:
         raise Invalid(f"a GBNF grammar of {len(source)} characters: {MAX_GBNF_CHARS} is the most")
     try:

@@ -1,11 +1,12 @@
 """Calls in flight: from their place in a file's queue to their answer.
 
-The life of a call: *queued* behind earlier work on the same file, and until it has its result slots; *in the run* as a
-member, once its entries are reserved; *over* when all are committed or all are given back. `ends.py` has what becomes
-of a member that has left. A call is atomic: a failure in any of its chunks leaves the file as it was.
+A call is first *queued*: behind earlier work on the same file, and until it has its result slots. Once its entries are
+reserved, it is *in the run* as a member. It is *over* when all its entries are committed or all are given back.
+`ends.py` settles members that have left the run. A call is atomic: a failure in any of its chunks leaves the file as it
+was.
 
-A step may touch pages of a file in the run, so whatever frees some waits for its place in the queue. A program that has
-its answer and thinks keeps nobody waiting: its file leaves the run for anything else that is to be done to it.
+A step may use pages of a file in the run, so an operation that frees pages waits for its turn in the queue. A program
+that thinks blocks no other work on its file: its member leaves the run as soon as another job arrives for the file.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from scheduler.batch.states import IN_THE_RUN, CallState, Early
 from scheduler.batch.traced import note_answer, note_arrival
 from scheduler.programs.limits import OverLimit
 from scheduler.programs.program import Program
-from scheduler.replies import kept
 from scheduler.trace.recorder import Recorder
+from scheduler.wire.replies import kept
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +67,22 @@ class CallsInFlight:
         return len(self._queues) + len(self._run.stays)
 
     def calls(self) -> list[FileCall]:
-        """Calls of all files, queued or begun."""
+        """Return all calls, queued or begun."""
         self._run.take_over()
         return self._queues.calls()
 
     def adopt(self, core: Any) -> None:
-        """A call of the core's is as any other from now on: its branch, a `core_table`, has objects."""
+        """Take over a call that the core began. `core`: the `core_table` of its branch, which has objects now."""
         self._queues.adopt(self._run.adopt(lib.sym_stay_of(core)).call)
 
-    # ---- what others ask
+    # ---- for the scheduler
 
     def submit(self, call: FileCall) -> None:
         """Run a call after everything submitted before it for the same file."""
         self.deadlines.add(call)
         member = self._run.member_of(call.file.table)
         if member is not None and self._run.take(member, call):
-            call.move(CallState.OVER)  # the run answers; in traces it is one more of the member's stream
+            call.move(CallState.OVER)  # the run answers it; traces count it with the calls that the run took
             return
         if self._recorder.is_on:
             note_arrival(self._recorder, call)
@@ -95,9 +96,9 @@ class CallsInFlight:
             self._retire(member)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call by this very handle is in flight. Those that wait for rows end at once."""
+        """Run `action` when no earlier call by this very handle is in flight. Calls that wait for slots end at once."""
         for call in self._queues.without_rows(file):
-            if call.state is CallState.WAITS_FOR_SLOTS:  # not ended or given slots by the end of one before
+            if call.state is CallState.WAITS_FOR_SLOTS:  # an earlier call's end may have ended it or given it slots
                 self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
         if not self._queues.when_unused(file, action):
             member = self._run.member_of(file.table)
@@ -105,13 +106,13 @@ class CallsInFlight:
                 self._retire(member)
 
     def have_rows(self, call: FileCall) -> None:
-        """A call that waited for its result slots has them: it begins, if it is its turn."""
+        """Begin a call that has got the result slots it waited for, if it is the head of its queue."""
         call.move(CallState.QUEUED)
         if self._queues.is_head(call):
             self._queues.start(call.file.table)
 
     def refuse(self, call: FileCall, error: SymError) -> None:
-        """A call that waits for result slots gets none: it ends in its place, and the next one goes on."""
+        """End a call that waits for result slots and gets none. The next call of the queue starts."""
         assert call.state is CallState.WAITS_FOR_SLOTS
         self._take_out(call, error)
 
@@ -121,25 +122,28 @@ class CallsInFlight:
             self._end_early(call, Early.CANCELLED)
 
     def cancel_taken(self, channel: ServerChannel, call_id: int) -> bool:
-        """End a call that the run took by itself. False: it computes none with this id."""
-        member = self._run.find_taken(channel, call_id)
-        if member is None:
-            return False
-        member.cancelled_id = call_id % 2**64
-        self._leave(member, LEAVE_NOW)
-        return True
+        """End the call, or the calls of a batch, that the run took with this id.
+
+        False: the run computes no such call.
+        """
+        is_found = False
+        for member in self._run.find_taken(channel, call_id):
+            member.cancelled_id = call_id % 2**64
+            self._leave(member, LEAVE_NOW)
+            is_found = True
+        return is_found
 
     def expire(self, call: FileCall) -> None:
-        """Cancel a call whose deadline has passed; the step under way may still end it well."""
+        """End a call whose deadline has passed. If the step under way completes the call, it still succeeds."""
         if call.early is None:
             self._end_early(call, Early.LATE)
 
     def drop(self, caller: Caller) -> None:
-        """Forget a connection's calls; entries that a step is computing are given back when the step ends."""
+        """Forget a connection's calls. Entries in the step under way are given back when the step ends."""
         self._run.gone(caller)
         calls = self._queues.calls_of(caller)
-        for call in calls:
-            call.end_early(Early.GONE)  # before any of them ends: none is begun, and none is answered
+        for call in calls:  # marks all of them first, so that the end of one neither begins nor answers another
+            call.end_early(Early.GONE)
         for call in calls:
             self._end_early(call, Early.GONE)
 
@@ -155,7 +159,7 @@ class CallsInFlight:
         self._run.shares.forget(program)
 
     def state_of(self, call: FileCall) -> CallState | None:
-        """Give the state of a queued or begun call. None: its program has the answer, and thinks."""
+        """Return the state of a call. None: its program has the answer and thinks."""
         if call.state in IN_THE_RUN:
             return self._run.state_of(self._member_of(call))
         return call.state
@@ -167,7 +171,7 @@ class CallsInFlight:
         return member
 
     def _end_early(self, call: FileCall, why: Early) -> None:
-        """End a call's work: with its step, or when it comes back from where it is meanwhile."""
+        """End a call early: at once, with its step, or at the end of its present state."""
         call.end_early(why)
         match call.state:
             case CallState.WAITS_FOR_SLOTS | CallState.QUEUED:
@@ -175,13 +179,13 @@ class CallsInFlight:
             case CallState.WAITS_FOR_PAGES:
                 assert call.ticket is not None
                 self._pager.cancel(call.ticket)
-                call.ticket = None  # it refers to the call
+                call.ticket = None  # breaks a cycle: the ticket refers to the call
                 self.finish(call, None)
             case CallState.RUNNING | CallState.EXTENDING:
                 self._leave(self._member_of(call), LEAVE_NOW)
 
     def _take_out(self, call: FileCall, error: SymError | None) -> None:
-        """End a call that waits in its file's queue. The head of one ends in its place if it waits for slots there."""
+        """End a call that waits in its file's queue, or that waits for result slots at the queue's head."""
         if self._queues.take_out(call):
             self._report(call, error)
             self._queues.left(call)
@@ -189,7 +193,7 @@ class CallsInFlight:
             self.leave(call, error)
 
     def _retire(self, member: Member) -> None:
-        """A program that thinks does not keep others from its file."""
+        """Have a program's loop leave the run, so that no other job of its file waits while the program thinks."""
         if member.loop is not None:
             self._leave(member, LEAVE_ANSWERED)
 
@@ -200,7 +204,7 @@ class CallsInFlight:
     # ---- stretches
 
     def _start(self, job: Job) -> bool:
-        """Start the head of a queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
+        """Start the head of a queue. False: the head is over already. The next jobs go on after any failure."""
         if isinstance(job, Action):
             do(job.do)
         elif job.early is not None:
@@ -210,9 +214,9 @@ class CallsInFlight:
         return False
 
     def _start_stretch(self, call: FileCall, *, is_last_try: bool = False) -> bool:
-        """Reserve what a call's stretch appends; then it joins the run. False: it has failed, and is over.
+        """Reserve room for a call's stretch and bring its pages into memory. False: the call has failed and is over.
 
-        One that finds no room is started again when others have given back what they have reserved and not used.
+        If there is no room, the call tries again when other calls have given back unused reserved pages.
         """
         try:
             try:
@@ -243,7 +247,7 @@ class CallsInFlight:
         call.promise(len(call.tokens))
 
     def _acquire(self, call: FileCall) -> None:
-        """Have all pages of a call's file in memory."""
+        """Bring all pages of a call's file into memory, and then put the call into the run."""
         assert call.reservation is not None
         call.ticket = self._pager.acquire(call.reservation, priority_of(call), partial(self._has_pages, call))
         if call.ticket is None:
@@ -252,7 +256,7 @@ class CallsInFlight:
             call.move(CallState.WAITS_FOR_PAGES)
 
     def _has_pages(self, call: FileCall, error: SymError | None) -> None:
-        """Go on with a call whose pages are there, or will not be."""
+        """Go on with a call after its pages were brought into memory. If that failed, end the call with `error`."""
         call.ticket = None
         if error is not None:
             self.finish(call, kept(error))
@@ -263,7 +267,7 @@ class CallsInFlight:
             self.finish(call, _said(failure))
 
     def _enter(self, call: FileCall) -> None:
-        """Into the run, as soon as no page has bytes of others in it."""
+        """Put a call into the run, after the pages with bytes of other accounts are zeroed."""
         reservation = call.reservation
         assert reservation is not None
         if self._expect is not None:
@@ -276,7 +280,7 @@ class CallsInFlight:
         self._run.aside.ask(partial(self._zero, stale), partial(self._is_zeroed, call))
 
     def _join(self, call: FileCall) -> None:
-        """A loop over pred() that others wait behind already is to leave when its first call is answered."""
+        """Let a call join the run. A loop over pred() leaves after its first call if other jobs wait for the file."""
         member = self._run.join(call)
         call.move(CallState.RUNNING)
         thinks = member.loop is not None and self._queues.is_waited_for(call)
@@ -296,13 +300,13 @@ class CallsInFlight:
         except Exception as failure:  # noqa: BLE001 - it is reported
             self.finish(call, _said(failure))
 
-    # ---- more room for those in the run
+    # ---- more room for members
 
     def extend(self, member: Member) -> None:
         """Give a member more room before it has used up its own."""
         reservation = member.call.reservation
         if reservation is None or not reservation.is_open or not self._room.extend(member.call, reservation):
-            return  # all of it is used up already: the file gets room as any other, when it goes on
+            return  # the member leaves when its room is used up, and its call then gets room like any other
         stale = reservation.pages_to_zero(reservation.num_entries)
         if stale:
             member.call.move(CallState.EXTENDING)
@@ -320,7 +324,7 @@ class CallsInFlight:
     # ---- ends
 
     def settle(self, member: Member) -> None:
-        """Give back room that an ended member has reserved and not used. Then its call goes on, or is over."""
+        """Give back an ended member's unused room. Then its call goes on, or is over."""
         if member.call.state is CallState.EXTENDING:
             return  # `_has_more` settles it
         member.call.move(CallState.SETTLING)
@@ -337,14 +341,14 @@ class CallsInFlight:
             self._queues.next(head)
 
     def go_on(self, call: FileCall) -> None:
-        """With its next stretch; or it has failed, and it is the next job's turn."""
+        """Start a call's next stretch. If that fails, the file's next job starts."""
         if call.early is not None:
             self.leave(call, None)
         elif not self._start_stretch(call):
             self._queues.next(call)
 
     def finish(self, call: FileCall, error: SymError | None) -> None:
-        """Give a call's entries back, answer it, and start the file's next job."""
+        """Give back a call's reservation, answer the call, and start the file's next job."""
         if call.reservation is not None:
             call.reservation.abort()
         self.leave(call, error)
@@ -355,7 +359,7 @@ class CallsInFlight:
         self._queues.next(call)
 
     def leave_answered(self, call: FileCall) -> None:
-        """Start the file's next job: the run has answered the call, which had no deadline."""
+        """Start the file's next job. The run has answered the call, which had no deadline."""
         call.move(CallState.OVER)
         if self._recorder.is_on:
             note_answer(self._recorder, call, None)
@@ -363,7 +367,7 @@ class CallsInFlight:
         self._queues.next(call)
 
     def replace(self, call: FileCall, other: FileCall) -> None:
-        """Put a call that the run has made in another's place, for the same program and handle."""
+        """Put a call that the run took in the place of the loop's first call, which is over."""
         call.move(CallState.OVER)
         other.number = call.number
         self._queues.replace(call, other)
@@ -382,7 +386,7 @@ class CallsInFlight:
 
 
 def _said(failure: Exception) -> SymError:
-    """Give the error that a call is told which failed before it was computed."""
+    """Return the error for the answer to a call that failed before it was computed."""
     if isinstance(failure, SymError):
         return kept(failure)
     log.error("a call failed before it began", exc_info=failure)

@@ -1,5 +1,5 @@
-/* What the next step holds: calls that have entries to compute are the policy's candidates, and those that it chooses become
- * chunks of one batch. Everything is copied from members here, under the lock, so that a step needs none. */
+/* Layout of the next step: calls that have entries to compute are the policy's candidates, and the chosen ones become
+ * chunks of one batch. The batch holds copies of the members' data, made under the lock, so a step needs no lock. */
 #include "loop_state.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 static int32_t left(const sym_member *member) { return member->num_tokens - member->num_computed; }
 
-/* From here on no page was read yet. */
+/* Begin a new count of distinct pages: no page has been read yet. */
 static void begin_reading(sym_loop *loop) {
     struct layout *layout = &loop->layout;
     if (++layout->stamp == 0) {
@@ -17,14 +17,14 @@ static void begin_reading(sym_loop *loop) {
     }
 }
 
-/* Whether somebody has read it; it has been, from now on. */
+/* Return whether a call of this count has read the page already, and mark it as read. */
 static int was_read(struct layout *layout, int32_t page) {
     const int was = layout->stamps[page] == layout->stamp;
     layout->stamps[page] = layout->stamp;
     return was;
 }
 
-/* Of its entries, those that calls before it read, too. */
+/* Return how many of the member's entries an earlier candidate reads, too. */
 static int32_t num_shared(sym_loop *loop, const sym_member *member) {
     const int32_t length = entries(member), num_pages = pages_for(length);
     int32_t count = 0;
@@ -40,8 +40,8 @@ static int has_draft(const sym_member *member) {
     return member->kind == SYM_GENERATION && member->num_computed == 0 && member->generation->num_draft > 0;
 }
 
-/* Drafts are cut to what the step has time for beside its decodes, evenly; a draft that is alone gets as many guesses as
- * there are rows of ours. */
+/* Cut drafts evenly to the guesses that the step has time for beside its decodes. A draft whose generation is alone may
+ * have max_digested guesses. */
 static void trim_drafts(sym_loop *loop) {
     const sym_limits *limits = &loop->plan.limits;
     sym_work work = {0};
@@ -72,8 +72,9 @@ static void trim_drafts(sym_loop *loop) {
     }
 }
 
-/* One token, or what a generation goes on with: as many forced rows as of prefills are in a step. A longer stretch may be
- * cut, and the rows of a draft would be gone with their step. */
+/* Return whether the stretch is computed whole: one token, or a generation's token with forced tokens behind it. A step
+ * has at most max_tokens forced rows. A stretch beyond that may be cut, so it loses its draft: the rows of a draft do
+ * not outlive their step. */
 static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forced) {
     if (left(member) == 1)
         return 1;
@@ -88,7 +89,7 @@ static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forc
     return 1;
 }
 
-/* Those that may be in the next step. */
+/* Fill `candidates` with the calls that may be in the next step, and return their number. End late calls. */
 static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
     int32_t n = 0, num_forced = 0;
     if (loop->num_places > loop->room_candidates) {
@@ -131,7 +132,8 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
     return n;
 }
 
-/* Single rows before chunks: backends compute them in this order. */
+/* Fill `seats` with the calls that the policy chooses, and return their number. Single rows come before chunks, because
+ * backends compute them in this order. */
 static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_ns) {
     if (loop->room_candidates > loop->scratch_candidates || loop->room_shares > loop->scratch_shares) {
         sym_scratch *scratch = sym_scratch_new(loop->room_candidates, loop->room_shares);
@@ -162,7 +164,7 @@ static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_
     return n;
 }
 
-/* Of the next so many of its stretch; the last ones of all are wanted. */
+/* Return how many of the next `num_now` rows are wanted. Only the last `num_rows` rows of a stretch are wanted. */
 static int32_t rows_wanted(const sym_member *member, int32_t num_now) {
     const int32_t wanted = member->num_rows - (left(member) - num_now);
     return wanted < 0 ? 0 : wanted < num_now ? wanted : num_now;
@@ -240,7 +242,7 @@ static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
     return 0;
 }
 
-/* Which entries row `row` of a stretch sees: a bit each, up to its own. */
+/* Write the mask of row `row` of a stretch: a bit for each entry up to its own. */
 static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, uint32_t *words, int32_t num_words) {
     const sym_asked *asked = asked_of(member);
     const int has_own_rows = asked->mask_columns > before;
@@ -248,11 +250,11 @@ static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, 
     const int32_t end = before + row + 1, known = has_own_rows ? end : before;
     memset(words, 0, (size_t)num_words * sizeof *words);
     for (int32_t byte = 0; byte < (known + 7) / 8; byte++) {
-        const int32_t last = known - 8 * byte; /* bits of it that count */
+        const int32_t last = known - 8 * byte; /* bits of this byte that count, if fewer than 8 */
         const uint32_t value = last >= 8 ? bits[byte] : bits[byte] & ((1u << last) - 1);
         words[byte / 4] |= value << (byte % 4 * 8);
     }
-    for (int32_t entry = known; entry < end; entry++) /* by causality */
+    for (int32_t entry = known; entry < end; entry++) /* the mask does not cover these: they are causal */
         words[entry / 32] |= 1u << (entry % 32);
 }
 
@@ -270,7 +272,8 @@ static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chu
     *num_words += (size_t)num_pages * (size_t)seat->num_now;
 }
 
-/* Distinct pages that decodes read; what prefills see. Whoever asks for attention has all of it computed once more. */
+/* Add a seat to the work of the step: distinct entries that decodes read, and pairs of prefills. A call that asks for
+ * attention counts twice, because its attention is computed again. */
 static void weigh(sym_loop *loop, const struct seat *seat, int32_t start, int32_t num_pages) {
     const int64_t times = asked_of(seat->member)->mass.sums == NULL ? 1 : 2;
     if (left(seat->member) > 1) {

@@ -1,23 +1,26 @@
 /* The standing run: steps follow each other without the interpreter, as long as the daemon lives.
  *
- * After a step has streamed a model's weights through the caches, every line of Python runs three times slower than usual:
- * scheduling a step by it takes most of a millisecond. So Python decides what may be decided ahead, and steps follow each
- * other here. Every call that appends to a file is a *member*, from when it has room until it is over: prefills, whose
- * chunks are cut here; decode loops over pred(), whose next calls are taken out of the programs' rings; generations, whose
- * tokens are drawn here. Members join and leave between steps, and no step waits for any of them:
+ * A step streams a model's weights through the caches. After that, every line of Python runs three times slower than
+ * usual, and scheduling a step in Python takes most of a millisecond. So Python makes its decisions ahead of time, and
+ * C runs one step after the other.
  *
- *   members.c     they join, leave, and have news for the scheduler
- *   facts.c       what the scheduler says of shares and costs, and asks of steps
- *   layout.c      the policy chooses the next step's calls; they become a batch
+ * A *member* is a call that appends to a file, from the time when it has room until it is over. The run cuts prefills
+ * into chunks. It takes the next calls of decode loops over pred() out of the programs' rings, and draws the tokens of
+ * generations. Members join and leave between steps, and no step waits for a member that leaves or joins:
+ *
+ *   members.c     how members grow and end, and news for the scheduler
+ *   joining.c     how members join, leave and are taken back
+ *   facts.c       shares and costs, which the scheduler sets; counts and steps, which it reads
+ *   layout.c      the policy chooses the next step's calls, which become a batch
  *   results.c     entries count, programs are answered
  *   generation.c  tokens are drawn and sent
  *
- * A member needs the scheduler when it is over, when its room is nearly used up, and for what a grammar allows. It is told
- * by an eventfd, and the next steps go on without that member if it takes long. The scheduler may ask at any time how far
- * each member is: entries count before their answer is sent, so nobody who was answered can find a file that has not grown.
+ * A member needs the scheduler when it is over, when its room is nearly used up, and when its grammar has to decide.
+ * The run then rings an eventfd. If the scheduler is slow, the next steps go on without that member. The scheduler may
+ * look at each member at any time. Entries count before their answer is sent, so a program that has its answer finds
+ * that its file has grown.
  *
- * One thread runs; `lock` is held whenever it is not computing, drawing, waiting or asleep.
- */
+ * One thread, the step thread, runs all of this. It holds `lock` unless it computes, draws, waits or sleeps. */
 #include "loop_state.h"
 
 #include <errno.h>
@@ -26,11 +29,11 @@
 #include <string.h>
 #include <time.h>
 
-#define SPINS_BEFORE_YIELD 20 /* then whoever wants this core, or the lock, gets it */
-#define SPIN_NS 300000        /* for so long; then the core is left to those that are waited for */
-#define LOOK_NS 50000         /* between two looks at the rings after that: who joins wakes the loop sooner */
-#define DECISION_NS 500000    /* for generations that guess and have a grammar, at most */
-#define LOOK_UNSEEN_NS 200000 /* the same, while the gate has to take something out of each ring first */
+#define SPINS_BEFORE_YIELD 20 /* polls before the thread yields its core, which another thread may need */
+#define SPIN_NS 300000        /* time of polling before the thread sleeps between polls: programs need the core */
+#define LOOK_NS 50000         /* longest sleep between two polls of the rings; a member that joins ends it */
+#define DECISION_NS 500000    /* longest wait for the decision of a grammar, of a generation with a draft */
+#define LOOK_UNSEEN_NS 200000 /* sleep between polls while the first request of every ring is for the gate */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
     sym_loop *loop = calloc(1, sizeof *loop);
@@ -86,10 +89,10 @@ void sym_loop_close(sym_loop *loop) {
     pthread_mutex_unlock(&loop->lock);
 }
 
-/* ---- the rings; all under the lock */
+/* ---- the rings; all functions are called under the lock */
 
-/* The scheduler's thread sleeps, and something has come that is for it. Where all members have ended nobody is told: that they
- * have is told once, and whoever takes them back looks at the ring. */
+/* Tell the scheduler that a program's ring has a request for the gate. If all members of the program have ended, there
+ * is no such news: the scheduler hears of their end, and looks at the ring when it takes them back. */
 static void rung(sym_loop *loop, int32_t server) {
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
@@ -102,7 +105,7 @@ static void rung(sym_loop *loop, int32_t server) {
     }
 }
 
-/* From here on no program needs to ring. */
+/* Watch the rings of all programs, so that no program needs to ring its doorbell. */
 static void watch(sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_servers; i++)
         if (!loop->servers[i].slept)
@@ -121,7 +124,8 @@ static void unwatch_all(sym_loop *loop) {
         unwatch(loop, i);
 }
 
-/* Else the next calls of all rings are the gate's: who comes by it wakes the loop. */
+/* Return whether the loop watches any ring. If it watches no ring, only calls that the gate begins can arrive: they
+ * wake the loop. */
 static int is_watching(const sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_servers; i++)
         if (loop->servers[i].slept)
@@ -129,7 +133,7 @@ static int is_watching(const sym_loop *loop) {
     return 0;
 }
 
-/* Its call would be in a step that began now. */
+/* Add a member to the calls that a step would hold if it began now. */
 static void add_ready(const sym_loop *loop, const sym_member *member, sym_ready *ready) {
     const int32_t account = loop->shares[member->share].parent;
     ready->account = ready->num_calls == 0 || ready->account == account ? account : SYM_SEVERAL;
@@ -137,8 +141,8 @@ static void add_ready(const sym_loop *loop, const sym_member *member, sym_ready 
     ready->is_hurried |= member->deadline_ns != SYM_NO_DEADLINE || member->priority > 0;
 }
 
-/* Takes every call that is there. What is first in a ring and no member's is the gate's, and at once: calls of members may
- * come after it. */
+/* Take each call that a member waits for out of its ring. If the first request of a ring is not such a call, the gate
+ * has to take it at once, because calls of members may lie behind it. */
 static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
     *ready = (sym_ready){.account = SYM_NOBODY, .began_ns = ready->began_ns};
     for (int32_t i = 0; i < loop->num_servers; i++)
@@ -165,11 +169,12 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
     }
     loop->looked_ns = now_ns;
     for (int32_t i = 0; i < loop->num_servers; i++)
-        if (loop->servers[i].num_other == loop->servers[i].num_asked) /* of a ring that no member looks at, too */
+        if (loop->servers[i].num_other == loop->servers[i].num_asked) /* both are 0 if no member waits for the ring */
             unwatch(loop, i);
 }
 
-/* Until when to wait for calls that are about to come: see streams.c. Of one request they come at once. */
+/* Return the time until which the step waits for calls that are due: see streams.c. Calls of one request that are still
+ * being submitted are due at once. */
 static int64_t wait_until(sym_loop *loop, const sym_ready *ready, int64_t now_ns) {
     const sym_loop_plan *plan = &loop->plan;
     const int64_t until_ns = sym_streams_wait_until(loop->streams, ready, &plan->wait, &plan->limits, &loop->cost,
@@ -178,7 +183,7 @@ static int64_t wait_until(sym_loop *loop, const sym_ready *ready, int64_t now_ns
     return loop->num_expected > 0 && submitted_ns > until_ns ? submitted_ns : until_ns;
 }
 
-/* Or until somebody joins, or has come by the gate. */
+/* Sleep until a time, or until a member joins or goes on. */
 static void sleep_until(sym_loop *loop, int64_t until_ns) {
     const struct timespec until = {.tv_sec = until_ns / 1000000000L, .tv_nsec = until_ns % 1000000000L};
     loop->is_asleep = 1;
@@ -186,8 +191,8 @@ static void sleep_until(sym_loop *loop, int64_t until_ns) {
     loop->is_asleep = 0;
 }
 
-/* For streams that are about to come back, so that a batch does not fall apart into halves that take turns: as long as
- * that is expected to bring more tokens a second than going does. */
+/* Wait for calls of streams that are due, as long as waiting is expected to give more tokens a second than starting the
+ * step. Without this wait, a batch falls apart into halves that alternate. */
 static void wait_for_calls(sym_loop *loop) {
     const int64_t began_ns = sym_now_ns();
     int64_t now_ns = began_ns;
@@ -196,7 +201,7 @@ static void wait_for_calls(sym_loop *loop) {
         const int32_t num_before = ready.num_calls;
         poll_calls(loop, now_ns, &ready);
         if (num_before == 0)
-            ready.began_ns = ready.num_calls == 0 ? began_ns : now_ns; /* a call waits from when it has come */
+            ready.began_ns = ready.num_calls == 0 ? began_ns : now_ns; /* the wait of a call begins with its arrival */
         sym_tell(loop);
         const int64_t until_ns = wait_until(loop, &ready, now_ns);
         if (until_ns <= now_ns || is_closed(loop))
@@ -217,7 +222,7 @@ static void wait_for_calls(sym_loop *loop) {
     loop->counts.waited_ns += now_ns - began_ns;
 }
 
-/* A moment: what a grammar allows takes some 0.1 ms to say. Other generations compute meanwhile. */
+/* Wait a moment for grammars, whose decisions take some 0.1 ms each. */
 static void wait_for_decisions(sym_loop *loop) {
     const int64_t most_ns = sym_policy_wait_ns(&loop->plan.wait, loop->counts.last_step_ns);
     const int64_t until_ns = sym_now_ns() + (most_ns < DECISION_NS ? most_ns : DECISION_NS);
@@ -225,7 +230,7 @@ static void wait_for_decisions(sym_loop *loop) {
         sleep_until(loop, until_ns);
 }
 
-/* Those whose calls the loop sees are watched: see `watch`. */
+/* Gather the calls of the next step. The loop has watched the rings until now: see `watch`. */
 static void gather(sym_loop *loop) {
     wait_for_calls(loop);
     wait_for_decisions(loop);
@@ -246,7 +251,8 @@ static int32_t num_programs(const sym_loop *loop) {
     return count;
 }
 
-/* Its calls have waited since they could be computed; of a stretch that was cut, since its last step. */
+/* Add to each call's `queue_ns` the time since its stretch became ready, or since the step that computed an earlier
+ * part of it. */
 static void count_waits(sym_loop *loop, int64_t now_ns) {
     for (int32_t n = 0; n < loop->num_seats; n++) {
         sym_member *member = loop->seats[n].member;
@@ -254,7 +260,7 @@ static void count_waits(sym_loop *loop, int64_t now_ns) {
     }
 }
 
-/* Before it is computed: what it will have been. */
+/* Record the step that is about to be computed. */
 static sym_step_record describe(sym_loop *loop, int64_t now_ns) {
     sym_counts *counts = &loop->counts;
     int64_t first_seat = -1;
@@ -307,7 +313,7 @@ static void run_step(sym_loop *loop) {
     record.ended_ns = sym_now_ns();
     pthread_mutex_lock(&loop->lock);
     __atomic_store_n(&loop->stepping_since_ns, 0, __ATOMIC_RELAXED);
-    watch(loop); /* before anybody is answered, so that nobody rings */
+    watch(loop); /* before any program is answered: its next call then needs no doorbell */
     pthread_mutex_unlock(&loop->lock);
     sym_take_results(loop, record.ended_ns - record.began_ns, error);
     pthread_mutex_lock(&loop->lock);
@@ -317,7 +323,7 @@ static void run_step(sym_loop *loop) {
     gather(loop);
 }
 
-/* Without memory for a step its calls fail, as when it had failed. */
+/* Fail all calls that are ready, because there was no memory to lay out their step. */
 static void fail_all(sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_places; i++)
         if (loop->members[i]->state == SYM_COMPUTING && !loop->members[i]->in_step) {

@@ -1,4 +1,4 @@
-"""Compiles `scheduler._loop`: steps that follow each other without the interpreter."""
+"""Build of `scheduler._loop`, the C module that runs steps without the interpreter."""
 
 import os
 import re
@@ -16,35 +16,38 @@ SOURCES = (
     "loop.c",
     "facts.c",
     "members.c",
+    "joining.c",
     "layout.c",
     "results.c",
     "generation.c",
+    "group.c",
     "draft.c",
     "streams.c",
     "times.c",
+    "room.c",
 )
-HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "loop.h")
+HEADERS = ("cost.h", "policy.h", "streams.h", "generation.h", "group.h", "loop.h")
 GATE_HEADERS = ("connection.h", "stays.h")
-"""Headers that Python sees, in the order that they need."""
+"""Headers whose declarations Python sees. Each header stands behind the headers that it needs."""
 _LIBSYM = _HERE.parents[1] / "libsym"
 _CORE, _GATE = _HERE.parents[1] / "kvfs/core", _HERE.parent / "core"
 OTHERS = tuple(sorted(path for room in (_GATE, _CORE) for path in room.glob("*.c")))
-"""Sources of other rooms: the core has no state of its own, so each module may have it."""
+"""Sources from other folders. Several modules may compile the core, because it has no global state."""
 
 
 def _declarations(header: Path) -> str:
-    """A header without its preprocessor's lines, but for numbers."""
+    """Return a header without preprocessor lines, except definitions of numbers."""
     return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def _pages() -> FFI:
-    """Return the builder of `kvfs._pages`: its types are known here, too."""
+    """Return the builder of `kvfs._pages`, whose types this module uses, too."""
     found: FFI = runpy.run_path(str(_CORE.parent / "pages/pages_build.py"))["ffi"]
     return found
 
 
 def builder(sources: Sequence[str]) -> FFI:
-    """Return what compiles the module of all its sources, of which a benchmark may have replaced some."""
+    """Return the builder of the module. `sources`: all its C files; a benchmark may replace some."""
     ffi = FFI()
     ffi.include(_pages())
     ffi.cdef(_declarations(_LIBSYM / "steps.h"))

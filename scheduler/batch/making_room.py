@@ -1,4 +1,4 @@
-"""Members leave the run so that others find room: memory that their pages are in, and pages that they do not use."""
+"""Making room: members leave the run so that other calls get their memory or their unused pages."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from scheduler.batch.member import Member
 from scheduler.batch.standing import StandingRun
 
 QUANTUM_S = 2.0
-"""Where calls wait for memory, one that has been computed for so long lets one go before it that has waited as long."""
+"""Time in the run after which a call must leave its memory to a call that has waited for memory equally long."""
 THINKS_S = 1.0
-"""Where memory is short, a program that thinks for so long is not in the middle of anything."""
+"""Time of thinking after which a program counts as idle while memory is short."""
 
 
 class Reclaiming:
-    """Pages that are reserved and not used come back, for calls that found no room."""
+    """Reclaims pages that are reserved and unused, for calls that found no room."""
 
     def __init__(self, run: StandingRun, start_again: Callable[[PageTable], None]) -> None:
-        """`start_again`: a file's next call, which was short, has its last try."""
+        """Reclaim from the members of `run`. `start_again` lets the next call of a file try once more for room."""
         self._run = run
         self._start_again = start_again
         self._short: list[PageTable] = []
-        """Files whose next call found no room, and there may be some when others have given back what they don't use.
-        """
+        """Files whose next call found no room. The call tries again after the members have given back unused pages."""
         self._asked: set[Member] = set()
-        """Members that are to give back theirs."""
+        """Members that were asked to give back unused pages and have not yet."""
         self._held: list[Callable[[], None]] = []
-        """Members that have left, and go on when those that are short have had their turn."""
+        """Functions that continue members which left. They run after the calls that lacked room have tried again."""
 
     def begin(self, table: PageTable, *, of_user: bool) -> bool:
-        """Have members give back pages that they don't use yet, and then start this file's next call. False: none has
-        any. `of_user`: it is the user's room that is short; what others have would not help.
+        """Have members give back unused pages, and then start this file's next call. False: no member has unused pages.
+
+        `of_user`: the quota of the user is reached, so only members of this user can help.
         """
         holders = [
             member
@@ -57,7 +57,7 @@ class Reclaiming:
         return True
 
     def settled(self, member: Member, go_on: Callable[[], None]) -> None:
-        """A member has left and given back its room: its call goes on, now or behind the calls that are short."""
+        """Continue the call of a member that has left: now, or after the calls that lacked room have tried again."""
         if member not in self._asked:
             go_on()
             return
@@ -73,7 +73,7 @@ class Reclaiming:
 
 
 class Preemption:
-    """Members leave so that other calls' pages find memory: as `Engine` says."""
+    """Preemption: members leave the run so that other calls' pages find memory. `Engine` calls these functions."""
 
     def __init__(self, run: StandingRun, pool: PagePool, pager: Pager) -> None:
         self._run = run
@@ -82,8 +82,10 @@ class Preemption:
         self._leaving: set[Member] = set()
 
     def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-        """See `Engine`: first those leave whose programs think, then what is of lower priority, and what has
-        been here for longer than it is worth.
+        """Have members leave until `num_frames` frames are free: see `Engine`. Return whether any member is leaving.
+
+        Members whose programs think leave first, then members of lower priority, then members whose QUANTUM_S has
+        passed.
         """
         self._leaving &= set(self._run.members)
         num_frames -= sum(self._num_frames_of(member) for member in self._leaving)
@@ -96,7 +98,7 @@ class Preemption:
         return bool(self._leaving)
 
     def _who_may_leave(self, user: int, priority: int, waited_s: float) -> list[Member]:
-        """A priority is one among the calls of one user: to others it says nothing."""
+        """Return the members that may leave, in the order of leaving. Priorities compare only calls of one user."""
         now_ns = time.monotonic_ns()
         thinking, lower, others = list[tuple[int, Member]](), list[tuple[int, Member]](), list[tuple[float, Member]]()
         for member in self._run.members:
@@ -120,14 +122,14 @@ class Preemption:
         return found
 
     def _num_frames_of(self, member: Member) -> int:
-        """Count a member's frames that nobody else needs where they are."""
+        """Count the frames that only this member has pinned."""
         reservation = member.call.reservation
         if reservation is None or reservation.pinned is None:
             return 0
         return int(np.count_nonzero(self._pool.pins[reservation.pinned] == 1))
 
     def idle_out(self) -> None:
-        """Memory is short: programs that think for long keep their files from being chosen, so they leave the run."""
+        """Have members of idle programs leave the run while memory is short: only then may their files leave memory."""
         now_ns = time.monotonic_ns()
         for member in self._run.members:
             if member not in self._leaving and (self._run.thinks_ns(member, now_ns) or 0) > THINKS_S * 1e9:
@@ -143,5 +145,5 @@ def _user_of(table: PageTable) -> int:
 
 
 def priority_of(call: FileCall) -> int:
-    """Return a call's priority where memory is short: its own, and what was said of its file."""
+    """Return the priority of a call for memory: the priority of the call plus that of the advice for its file."""
     return call.priority + call.file.inode.advice.priority

@@ -1,4 +1,4 @@
-"""A place in the standing run: what C is told of a file that joins, and what stays alive until it has left."""
+"""Members: files in the standing run, and the memory that C uses until they have left."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from scheduler.batch.views import ints
 
 
 class Member:
-    """A file in the run."""
+    """File in the run, with the call that appends to it."""
 
     def __init__(self, call: FileCall, share: int, scratch: Scratch, connection: int, stay: Any = None) -> None:
-        """`stay`: a `sym_stay` that the call was, with its place in the run."""
+        """Describe a call to the run. `stay`: the `sym_stay` of a call that is in the run already; else None."""
         self.call = call
         self.kind = call.run_kind
-        """A `sym_member_kind`, as of when it joined."""
+        """Kind of the member, a `sym_member_kind`, which does not change."""
         self.loop = call if isinstance(call, PredCall) and self.kind == lib.SYM_PROGRAM else None
-        """The first call of a program that goes on by itself."""
+        """First call of a program's loop; None for members of other kinds."""
         self.index = -1
-        """Place in the run; below 0: the member is not there, or has left."""
+        """Place in the run; below 0: the member has not joined yet, or has left."""
         self.entered_s = time.monotonic()
         self.cancelled_id: int | None = None
-        """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
+        """Id of the cancelled call of the program.
+
+        The run may have answered this call since, and compute a later one.
+        """
         self.is_low = False
-        """Whether its room is nearly used up: it is given more once, or ends without."""
+        """Whether the run has asked for more room and has not received any yet."""
         self.counted = ffi.new("sym_news *")
-        """Work that is committed and counted already, a `sym_news`."""
+        """Counters of the work that is committed and counted already, a `sym_news`."""
         self.log: IntArray = np.empty(0, np.int32)
         self.rows: list[memoryview[float]] = []
-        """Memory of ours for rows that are drawn from when it is decided what may come."""
+        """Scratch memory for rows that wait for a grammar's decision."""
         self._scratch = scratch
         self._keep: list[Any] = []
         self.record = self._describe(share, connection) if stay is None else self._take_over(stay)
-        """A `sym_member`: as it joined; once it has left, as it was in the end."""
+        """Record for the run, a `sym_member`; after the member has left, its final state."""
 
     def _describe(self, share: int, connection: int) -> Any:
         call, reservation = self.call, self.call.reservation
@@ -89,7 +92,7 @@ class Member:
         assert isinstance(call, PredCall | GenerateCall)
         self.log = np.empty(reservation.num_entries, np.int32)
         member.log = ints(self.log)
-        memory = call.channel.memory  # kept: the program may go while a step is under way
+        memory = call.channel.memory  # kept alive, because the program may end while a step is under way
         member.server = ffi.cast("sym_server *", address(memory[0]))
         member.call_id = call.request_id
         self._keep.append(memory)
@@ -112,7 +115,7 @@ class Member:
         num_entries = stay.member.capacity - stay.member.first
         self.log = np.frombuffer(ffi.buffer(stay.log, 4 * num_entries), np.int32)
         self._keep += [ffi.gc(stay, lib.sym_stay_free), loop.channel.memory]
-        return ffi.new("sym_member *", stay.member)  # it is looked at when the stay's memory has gone
+        return ffi.new("sym_member *", stay.member)  # a copy, which outlives the stay
 
     def _add_call(self, member: Any) -> None:
         call = self.call
@@ -150,7 +153,7 @@ class Member:
 
     @property
     def num_spare(self) -> int:
-        """Entries that are reserved and were not used when it was looked at last."""
+        """Number of reserved entries that were unused at the latest look at the member."""
         return len(self.log) - int(self.counted.num_done)
 
     def extend(self, loop: Any) -> None:
@@ -166,7 +169,7 @@ class Member:
         self._keep += [pages, log]
 
     def let_go(self) -> None:
-        """Give back here and now memory that C had. See `kept` for what would come of it in garbage."""
+        """Release the memory that C used at once, without waiting for the garbage collector: see `kept`."""
         self._keep.clear()
         self.record = None
         if self.rows:

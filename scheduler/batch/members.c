@@ -1,43 +1,17 @@
-/* Who is in the standing run: members join and leave, and the scheduler is told what has become of them. */
+/* Members of the standing run: how their files grow, how they end, and how the scheduler learns of both. */
 #include "loop_state.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-int64_t sym_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000L + now.tv_nsec;
-}
-
-int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size) {
-    if (wanted <= *room)
-        return 0;
-    int32_t more = *room < 16 ? 16 : *room;
-    while (more < wanted)
-        more *= 2;
-    void *longer;
-    memcpy(&longer, array, sizeof longer); /* a pointer of whatever type */
-    longer = realloc(longer, (size_t)more * size);
-    if (longer == NULL)
-        return -1;
-    memcpy(array, &longer, sizeof longer);
-    *room = more;
-    return 0;
-}
 
 void sym_ring(int fd) {
     if (fd < 0)
-        return; /* nobody is there yet */
+        return; /* the run has not started */
     const uint64_t one = 1;
     const ssize_t written = write(fd, &one, sizeof one);
     (void)written; /* EAGAIN: it is ringing already */
 }
 
-/* Once for all that there is to act on until somebody asks for it. */
 void sym_tell(sym_loop *loop) {
     if (loop->is_told || !loop->must_tell || loop->engine.wake_fd < 0)
         return;
@@ -50,7 +24,7 @@ void sym_news_of(sym_loop *loop, int32_t index) {
     sym_member *member = loop->members[index];
     if (!member->has_news) {
         member->has_news = 1;
-        loop->news[loop->num_news++] = index; /* has room for every place */
+        loop->news[loop->num_news++] = index; /* the array has room for every place: see sym_free_place */
     }
 }
 
@@ -79,200 +53,61 @@ void sym_end_member(sym_loop *loop, int32_t index, int32_t why) {
     sym_act_on(loop, index);
 }
 
-/* ---- servers */
-
-static int32_t watched_at(sym_loop *loop, sym_server *server) {
-    for (int32_t i = 0; i < loop->num_servers; i++)
-        if (loop->servers[i].server == server)
-            return i;
-    if (sym_make_room(&loop->servers, &loop->room_servers, loop->num_servers + 1, sizeof *loop->servers) != 0)
-        return -1;
-    loop->servers[loop->num_servers] = (struct watched){.server = server};
-    return loop->num_servers++;
-}
-
-/* The last one takes the place of one that nobody needs any more. */
-static void unwatch_member(sym_loop *loop, const sym_member *member) {
-    const int32_t at = member->decode.server_index, last = loop->num_servers - 1;
-    if (--loop->servers[at].num_members > 0)
-        return;
-    if (loop->servers[at].slept) /* the loop is looking at its ring right now: it will not any more */
-        loop->plan.hot->unwatch(loop->servers[at].server, 1);
-    loop->servers[at] = loop->servers[last];
-    loop->num_servers--;
-    for (int32_t i = 0; i < loop->num_places; i++)
-        if (loop->members[i]->state != SYM_GONE && loop->members[i]->kind == SYM_PROGRAM &&
-            loop->members[i]->decode.server_index == last)
-            loop->members[i]->decode.server_index = at;
-}
-
-/* ---- joining and leaving */
-
-static int32_t free_place(sym_loop *loop) {
-    if (loop->num_free_places > 0)
-        return loop->free_places[--loop->num_free_places];
-    const int32_t index = loop->num_places;
-    int32_t room[3] = {loop->room_places, loop->room_places, loop->room_places};
-    if (sym_make_room(&loop->members, &room[0], index + 1, sizeof(sym_member *)) != 0 ||
-        sym_make_room(&loop->free_places, &room[1], index + 1, sizeof(int32_t)) != 0 ||
-        sym_make_room(&loop->news, &room[2], index + 1, sizeof(int32_t)) != 0)
-        return -1;
-    loop->room_places = room[0];
-    sym_member *place = calloc(1, sizeof *place);
-    if (place == NULL)
-        return -1;
-    loop->members[index] = place;
-    loop->num_places++;
-    return index;
-}
-
 void sym_wake_loop(sym_loop *loop) {
     if (loop->is_asleep)
         pthread_cond_signal(&loop->has_work);
 }
 
-int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
-    pthread_mutex_lock(&loop->lock);
-    int32_t index = free_place(loop);
-    if (index >= 0) {
-        sym_member *place = loop->members[index];
-        *place = *member;
-        place->state = SYM_COMPUTING;
-        if (member->kind == SYM_PROGRAM) {
-            place->decode.server_index = watched_at(loop, member->server);
-            if (place->decode.server_index < 0) {
-                place->state = SYM_GONE;
-                loop->free_places[loop->num_free_places++] = index;
-                index = -1;
-            } else {
-                loop->servers[place->decode.server_index].num_members++;
-            }
-        }
-        if (index >= 0) {
-            const int64_t now_ns = sym_now_ns();
-            sym_called(loop, place, now_ns, now_ns);
-            if (member->kind == SYM_GENERATION)
-                sym_join_generation(loop, index);
-        }
-        sym_wake_loop(loop);
-    }
-    pthread_mutex_unlock(&loop->lock);
-    return index < 0 ? -ENOMEM : index;
-}
+/* ---- growing files */
 
-int64_t sym_loop_connect(sym_loop *loop) {
-    pthread_mutex_lock(&loop->lock);
-    const int64_t connection = sym_streams_connect(loop->streams);
-    pthread_mutex_unlock(&loop->lock);
-    return connection;
-}
-
-void sym_loop_disconnect(sym_loop *loop, int64_t connection) {
-    pthread_mutex_lock(&loop->lock);
-    sym_streams_disconnect(loop->streams, connection);
-    pthread_mutex_unlock(&loop->lock);
-}
-
-int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
-    pthread_mutex_lock(&loop->lock);
+/* Ask the scheduler for more room if little room is left after the next `num_coming` entries. */
+static void note_room(sym_loop *loop, int32_t index, int32_t num_coming) {
     sym_member *member = loop->members[index];
-    if (member->state != SYM_ENDED) {
-        if (how > member->leave)
-            member->leave = how;
-        const int has_begun = member->kind != SYM_GENERATION || member->state != SYM_COMPUTING ||
-                              !member->generation->has_begun || member->num_computed > 0;
-        if (!member->in_step && (how == SYM_LEAVE_NOW || member->state == SYM_WAITING || !has_begun)) {
-            const int must_tell = loop->must_tell;
-            sym_end_member(loop, index, SYM_END_ASKED);
-            loop->must_tell = must_tell; /* whoever asks is told by this */
-        }
+    if (!member->is_low && member->capacity - entries(member) - num_coming < SYM_LOW_ENTRIES - member->slack) {
+        member->is_low = 1;
+        sym_act_on(loop, index);
     }
-    const int has_ended = member->state == SYM_ENDED && !member->in_step;
-    pthread_mutex_unlock(&loop->lock);
-    return has_ended;
 }
 
-int sym_loop_leave_waiting(sym_loop *loop, int32_t index) {
-    pthread_mutex_lock(&loop->lock);
-    const int waits = loop->members[index]->state == SYM_WAITING, must_tell = loop->must_tell;
-    if (waits)
-        sym_end_member(loop, index, SYM_END_ASKED);
-    loop->must_tell = must_tell; /* whoever asks is told by this */
-    pthread_mutex_unlock(&loop->lock);
-    return waits;
-}
-
-void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
-    pthread_mutex_lock(&loop->lock);
-    sym_member *place = loop->members[index];
-    *member = *place;
-    if (place->kind == SYM_PROGRAM) {
-        if (place->tokens == &place->decode.token)
-            member->tokens = &member->decode.token;
-        unwatch_member(loop, place);
-    }
-    if (place->kind == SYM_GENERATION) {
-        if (place->num_computed == place->num_tokens)
-            sym_end_draft(place->generation);
-        place->generation->num_draft = 0;
-        place->generation->place = -1;
-    }
-    if (place->has_news) {
-        int32_t n = 0;
-        while (loop->news[n] != index)
-            n++;
-        loop->news[n] = loop->news[--loop->num_news];
-    }
-    memset(place, 0, sizeof *place);
-    loop->free_places[loop->num_free_places++] = index;
-    pthread_mutex_unlock(&loop->lock);
-}
-
-int sym_loop_inject(sym_loop *loop, int32_t index, const sym_server *server, uint64_t handle, const sym_hot_call *call,
-                    int32_t position) {
-    pthread_mutex_lock(&loop->lock);
+void sym_count_entries(sym_loop *loop, int32_t index, int32_t num_entries, int64_t now_ns) {
     sym_member *member = loop->members[index];
-    const int continues = position < 0 || position == member->position;
-    const int is_its = member->state == SYM_WAITING && member->server == server && member->decode.handle == handle;
-    const int waits = is_its && continues && entries(member) < member->capacity;
-    if (waits) {
-        const int64_t now_ns = sym_now_ns();
-        sym_continue_with(loop, index, call, now_ns, now_ns);
-        sym_wake_loop(loop);
-    }
-    pthread_mutex_unlock(&loop->lock);
-    return waits;
+    if (member->num_done == 0)
+        member->begun_ns = now_ns;
+    memcpy(member->log + member->num_done, member->tokens, (size_t)num_entries * sizeof(int32_t));
+    if (member->positions == NULL)
+        member->position += num_entries;
+    else
+        member->position = member->positions[num_entries - 1] + 1;
+    member->num_done += num_entries;
+    member->positions = NULL;
+    atomic_fetch_add(&loop->progress, 1);
+    sym_news_of(loop, index);
+    if (member->kind != SYM_PROGRAM) /* a program may make no further call: see sym_continue_with */
+        note_room(loop, index, 0);
 }
 
-int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id) {
-    int32_t found = -1;
-    pthread_mutex_lock(&loop->lock);
-    for (int32_t i = 0; i < loop->num_places && found < 0; i++) {
-        const sym_member *member = loop->members[i];
-        if (member->state == SYM_COMPUTING && member->kind == SYM_PROGRAM && member->server == server &&
-            member->call_id == call_id)
-            found = i;
-    }
-    pthread_mutex_unlock(&loop->lock);
-    return found;
-}
-
-void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity) {
-    pthread_mutex_lock(&loop->lock);
+void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns) {
     sym_member *member = loop->members[index];
-    memcpy(log, member->log, (size_t)member->num_done * sizeof *log);
-    member->pages = pages;
-    member->log = log;
-    member->capacity = capacity;
-    member->is_low = member->was_told_low = 0;
-    pthread_mutex_unlock(&loop->lock);
+    member->stream = call->stream;
+    sym_called(loop, member, earliest_ns, now_ns);
+    member->call_id = call->id;
+    member->decode.slot = call->slot;
+    member->decode.row = call->row;
+    member->rows = call->row == NULL ? NULL : &member->decode.row;
+    member->decode.token = call->token;
+    member->since_ns = member->arrived_ns = member->asked_ns = now_ns;
+    member->deadline_ns = SYM_NO_DEADLINE;
+    member->tokens = &member->decode.token;
+    member->num_tokens = 1;
+    member->state = SYM_COMPUTING;
+    note_room(loop, index, 1);
 }
 
-/* ---- what the scheduler is told */
+/* ---- news for the scheduler */
 
 static int is_rung(const sym_member *member) { return member->kind == SYM_PROGRAM && member->decode.is_rung; }
 
-/* The scheduler has something to do for it. */
+/* Return whether the member needs the scheduler. */
 static int is_urgent(const sym_member *member) {
     return member->state == SYM_ENDED || is_rung(member) || (member->is_low && !member->was_told_low);
 }
@@ -321,7 +156,7 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
     }
     loop->num_news = num_kept;
     loop->must_tell = num_missed > 0;
-    if (n == max) /* else it is told of those that are looked at when their step is over */
+    if (n == max) /* all other unread news is about members in the step: the end of the step tells it */
         sym_tell(loop);
     pthread_mutex_unlock(&loop->lock);
     return n;
@@ -357,6 +192,6 @@ int64_t sym_loop_progress(const sym_loop *loop) { return atomic_load(&loop->prog
 void sym_loop_expect(sym_loop *loop, int32_t more) {
     int32_t before = loop->num_expected, after;
     do
-        after = before + more < 0 ? 0 : before + more; /* they were waited for in vain, and are not expected any more */
+        after = before + more < 0 ? 0 : before + more; /* the number of expected calls stays at 0 or above */
     while (!atomic_compare_exchange_weak(&loop->num_expected, &before, after));
 }

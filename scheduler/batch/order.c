@@ -1,18 +1,18 @@
-/* Whose turn it is in a step: the order of calls and shares, as policy.c states it. Within a share there is a heap, its
- * next one first. */
+/* The order in which calls and shares are served: policy.c states its rules. Each share has a heap of its children or
+ * calls, with the next one on top. */
 #include "plan.h"
 
 #define SECOND 1000000000LL
-#define AGING 20 /* a call rises by so much in priority for each second that it waits */
-#define PATIENCE (5 * SECOND) /* who waits longer goes by when that was over, as if it had been the deadline */
-#define OVERDUE 16 /* rounds of a fair share: measured in plans, which fair queueing does not count */
+#define AGING 20 /* the level of a waiting call rises by this much each second */
+#define PATIENCE (5 * SECOND) /* a call that has waited this long counts as due from then on */
+#define OVERDUE 16 /* a share is overdue after this many rounds without a place; a round is W / w plans: see policy.c */
 
 void sym_set_places(struct plan *p) {
     for (int32_t i = 0; i < p->n; i++) {
         const sym_candidate *candidate = &p->candidates[i];
         int64_t waited_ns = at_least(p->now_ns - candidate->since_ns, 0);
         struct place *place = &p->places[i];
-        /* By whole seconds, so that calls of one priority differ in nothing but their deadlines for a while. */
+        /* Levels rise once a second, so that calls of one priority are ordered by deadline in between. */
         place->level = at_most(account_of(p, candidate)->top, candidate->priority + AGING * (waited_ns / SECOND));
         place->due_ns = candidate->deadline_ns;
         if (waited_ns > PATIENCE)
@@ -20,7 +20,7 @@ void sym_set_places(struct plan *p) {
     }
 }
 
-/* Negative: call `a` goes first; 0: nothing but virtual time and arrival tell. */
+/* Compare two calls by level and deadline. Negative: call `a` goes first; 0: virtual time and arrival decide. */
 static int compare_calls(const struct plan *p, int32_t a, int32_t b) {
     const struct place *left = &p->places[a], *right = &p->places[b];
     if (left->level != right->level)
@@ -85,7 +85,6 @@ static void make_heap(struct plan *p, struct branch *within) {
         sift_down(p, within, at);
 }
 
-/* Heaps of the candidates of one kind, and of their shares. */
 void sym_make_heaps(struct plan *p, int kind) {
     for (int32_t i = 0; i < p->num_active; i++)
         p->branches[p->active[i]].count = p->branches[p->active[i]].is_visited = 0;
@@ -115,7 +114,7 @@ void sym_make_heaps(struct plan *p, int kind) {
             p->heap[branch->first + branch->count++] = s;
         }
     }
-    /* The order of programs in an account is that of their next calls. */
+    /* Leaves come first: an account orders its programs by their next calls. */
     for (int32_t i = 0; i < p->num_active; i++)
         if (p->branches[p->active[i]].is_leaf)
             make_heap(p, &p->branches[p->active[i]]);
@@ -124,7 +123,8 @@ void sym_make_heaps(struct plan *p, int kind) {
             make_heap(p, &p->branches[p->active[i]]);
 }
 
-/* Which of those within has waited for the most plans and for more than its rounds; the first one if none has. */
+/* Return the index of the child that is overdue and has waited for the most plans; 0, the top of the heap, if no child
+ * is overdue. */
 static int32_t overdue(const struct plan *p, const struct branch *within, int kind) {
     double weights = 0;
     for (int32_t i = 0; i < within->count; i++)
@@ -133,7 +133,7 @@ static int32_t overdue(const struct plan *p, const struct branch *within, int ki
     int64_t longest = 0;
     for (int32_t i = 0; i < within->count; i++) {
         const sym_share *share = &p->shares[p->heap[within->first + i]];
-        int64_t waited = p->number - share->turns[kind];
+        int64_t waited = p->number - share->last_plan[kind];
         if (waited > longest && (double)waited * share->weight > OVERDUE * weights) {
             found = i;
             longest = waited;
@@ -156,7 +156,7 @@ int32_t sym_choose(struct plan *p, int kind) {
 }
 
 void sym_take_out(struct plan *p, int32_t candidate) {
-    int is_empty = 1; /* what was chosen within: a call */
+    int is_empty = 1; /* whether the chosen child leaves the heap: a call does, and a share without children */
     for (int32_t s = p->candidates[candidate].share; s >= 0; s = p->shares[s].parent) {
         struct branch *branch = &p->branches[s];
         if (is_empty)

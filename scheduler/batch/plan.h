@@ -1,35 +1,41 @@
-/* A plan of one step while it is made, for policy.c and order.c. */
+/* The plan of one step while policy.c and order.c make it. */
 #ifndef SYM_PLAN_H
 #define SYM_PLAN_H
 
 #include "policy.h"
 
 enum { DECODE, PREFILL };
-enum { WANTS_MORE = 4 }; /* a bit of is_active, beside 1 << kind */
+enum { WANTS_MORE = 4 }; /* bit of `is_active`: the share wanted more than the plan gave it */
 
-/* A share in one plan. */
+/* A share, for the time of one plan. */
 struct branch {
-    int32_t first, count; /* heap[first .. first + count): what is in it, the next one first */
-    int32_t chosen;       /* of these: on the way to the call that is taken */
-    int32_t arrival;      /* its first candidate */
-    int32_t top;          /* of an account: the highest priority in it */
-    int32_t active;       /* bits as in is_active */
-    int32_t is_leaf, is_account, is_visited;
-    int32_t is_passed; /* a call in it was not taken though it was its turn */
-    double start, least, most; /* virtual time before the plan; of those in it that want more, and of all after it */
+    int32_t first, count; /* its children or calls are heap[first .. first + count): a heap, whose top is next */
+    int32_t chosen;       /* index in the heap: the child or call that `sym_choose` chose */
+    int32_t arrival;      /* index of its first candidate */
+    int32_t top;          /* of an account: the highest priority of its candidates */
+    int32_t active;       /* bits as in sym_share.is_active */
+    int32_t is_leaf,      /* a program */
+        is_account,       /* its children are programs */
+        is_visited;       /* `sym_choose` has looked for overdue children already */
+    int32_t is_passed;    /* one of its calls was next, and was passed over */
+    double start,         /* virtual time before the plan */
+        least,            /* smallest `start` of its children that want more; -1: none does */
+        most;             /* largest virtual time of its children after the plan */
 };
 
+/* Rank of a candidate within its account. */
 struct place {
-    int64_t due_ns, level;
+    int64_t due_ns, /* deadline, or the time at which its patience ended */
+        level;      /* priority, raised by waiting */
 };
 
 struct sym_scratch {
     int32_t max_candidates, max_shares;
-    struct place *places;     /* [candidates] */
-    struct branch *branches;  /* [shares] */
-    int32_t *active;          /* [shares] those with candidates */
-    int32_t *heap;            /* [candidates + shares] candidates in leaves, shares in others */
-    int64_t num_compared;
+    struct place *places;     /* [max_candidates] rank of each candidate */
+    struct branch *branches;  /* [max_shares] the branch of each share */
+    int32_t *active;          /* [shares] numbers of the shares that have candidates */
+    int32_t *heap; /* [candidates + shares] heaps of all branches: candidates in leaves, shares elsewhere */
+    int64_t num_compared; /* comparisons of all plans so far */
 };
 
 struct plan {
@@ -37,18 +43,24 @@ struct plan {
     sym_share *shares;
     const sym_limits *limits;
     const sym_cost *cost;
-    struct place *places; /* of the scratch, as what follows */
+    struct place *places; /* this array and the next three belong to `scratch` */
     struct branch *branches;
     int32_t *active, *heap;
     sym_scratch *scratch;
-    int32_t *num_now;
-    int32_t n, num_shares, num_active, num_calls;
+    int32_t *num_now; /* [n] entries of each candidate in the step */
+    int32_t n, /* candidates */
+        num_shares, /* shares of the tree */
+        num_active, /* shares that have candidates */
+        num_calls; /* calls in the step so far */
     int32_t num_of[2]; /* candidates of each kind */
-    int64_t number, now_ns;
-    int64_t begun_ns; /* of the decode in the step that has gone on for longest */
-    sym_work work;               /* of the step so far */
-    double most_ns;              /* that it may take with prefills and decodes in it */
-    double row_ns, wanted_ns, seen_ns; /* what one of each counts as service */
+    int64_t number, /* number of this plan, which sym_share.last_plan notes */
+        now_ns;
+    int64_t begun_ns; /* smallest `begun_ns` of the decodes in the step */
+    sym_work work; /* work of the step so far */
+    double most_ns; /* time that the step may take with both decodes and prefills in it */
+    double row_ns, /* service that a row counts for */
+        wanted_ns, /* service that a wanted row of logits counts for */
+        seen_ns; /* service that an entry seen by a decode counts for */
 };
 
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -61,18 +73,16 @@ static inline struct branch *account_of(struct plan *p, const sym_candidate *can
     return &p->branches[parent < 0 ? candidate->share : parent];
 }
 
-/* Marks the shares of all candidates. */
-
-/* order.c: where each candidate of the plan stands among those of its account. */
+/* order.c: rank each candidate within its account. */
 void sym_set_places(struct plan *p);
 
-/* Heaps of one kind, over all shares with candidates. */
+/* Make the heaps of all active shares, over the candidates of one kind. */
 void sym_make_heaps(struct plan *p, int kind);
 
-/* The call whose turn it is, or -1. */
+/* Return the next candidate to serve, or -1. */
 int32_t sym_choose(struct plan *p, int kind);
 
-/* Takes the chosen call out of the heaps, after it was served. */
+/* Take the chosen candidate out of the heaps, after it was served or passed over. */
 void sym_take_out(struct plan *p, int32_t candidate);
 
 #endif

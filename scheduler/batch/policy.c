@@ -1,47 +1,54 @@
-/* What the next step holds. A decode is a call whose stretch is computed whole; a prefill's is cut into chunks.
+/* The policy: which calls the next step holds. The stretch of a *decode* is computed whole. The stretch of a *prefill*
+ * may be cut into chunks.
  *
- * Seats. While every decode finds one, all of them go. One seat is a prefill's if there is one; decodes may have all the
- * others, and prefills what decodes leave.
+ * Seats. If there is a prefill, one seat is reserved for prefills, and decodes may have all others. While there are
+ * enough seats for all decodes, every decode is in the step. Prefills also get the seats that decodes leave free.
  *
- * Rows. Prefills have max_tokens, but beside decodes only as many as keep the step within step_ns by the cost model, or
- * within BESIDE times what the decodes take alone if that is more; and min_chunk at least. A prefill that can be ended in this step
- * and was there before any of these decodes had its first token is not held back for them: who comes with others begins
- * with them, and each decode waits for such prefills in its beginning alone.
+ * Rows. A step has at most max_tokens rows of prefills. With decodes in the step, prefills have as many rows as keep it
+ * within a limit by the cost model, and at least min_chunk. The limit is step_ns, or BESIDE times the time of the
+ * decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends with this
+ * step and was ready before any of the step's decodes had its first token. So calls that arrive together begin
+ * together, and a decode waits for such prefills only at its own beginning.
  *
- * Where seats or rows are short, service is shared by weighted fair queueing over the tree of shares: next is always the
- * child with the least virtual time, down to an account. Service is the call's part of what the step is expected to take.
- * A child that had all it wanted is not behind the others: it goes on at the clock of its parent, which is the least virtual
- * time among the children that wanted more. So idleness is not saved up. Nobody saves up debts either: decodes that all
- * go, and the prefill's seat, are not withheld from who is ahead, and would keep it back for as long as it had them. So
- * nobody is more than a few long steps ahead, and a child whose turn has not come for many rounds has the first place.
+ * Shares. Where seats or rows are short, weighted fair queueing over the tree of shares divides the service. From the
+ * root down to an account, the child with the least virtual time is next. The service of a call is its part of the
+ * step's expected time.
  *
- * Within an account go first: the higher level, which is the priority and rises while the call waits up to the highest
- * priority there; the earlier deadline, which a call without one gets by waiting; the program with less virtual time; the
- * earlier call.
+ * No credit. The clock of a share is the least virtual time among its children that wanted more service than they got.
+ * A child that got all the service that it wanted continues from this clock if it is behind the clock. So idle time
+ * gives no credit.
  *
- * How long a call waits at most. Of siblings in the tree of shares let W be all weights, w the share's own, and K how many
- * there are. A share whose parent has a place of a kind in every T plans has such a place itself in every
+ * Few debts. A decode gets its seat even if its share is ahead, while there are seats for all decodes. The same is true
+ * of the prefill's seat. Such service could put a share far ahead of the clock and then starve it. So no share may be
+ * ahead by more than MOST_AHEAD long steps, and a child that had no place for OVERDUE rounds is served first.
+ *
+ * Order within an account. First comes the higher level: the priority, which rises while the call waits, up to the
+ * highest priority in the account. Then comes the earlier deadline: a call without a deadline gets one by waiting. Then
+ * comes the program with less virtual time, and then the earlier call.
+ *
+ * Longest wait. Take a share and its siblings. Let W be the sum of all their weights, w the weight of the share, and K
+ * their number. If the parent has a place for one kind of call in every T plans, the share has one in every
  *
  *     OVERDUE * W / w + K * T     plans (T, if it has no siblings)
  *
- * because it is overdue after the first part, and only K can be overdue before it; for the root T is 1. A place of a
- * prefill is min_chunk rows, or what it still has. The places of an account go to its calls in their order, and after
+ * because the share is overdue after the first part, and at most K shares are overdue before it. T is 1 for the root. A
+ * place of a prefill is min_chunk rows, or all rows that it still needs. An account gives its places to its calls in
+ * order. After
  *
  *     max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
  *
- * (the highest in its account while it waits) a call is behind nothing that comes later: it has a place within as many
- * places of its account as calls of its kind were there then, where a prefill counts once for each min_chunk of what it
- * has left. While all decodes have seats a decode waits for the step under way only. tests/scheduler/fake_machine.py
- * holds the policy to all of this.
- */
+ * no call that arrives later is served before the waiting call; the highest priority is that of the account during the
+ * wait. The call then has a place within as many places of its account as there were calls of its kind at that time. A
+ * prefill counts once for each min_chunk rows that it still needs. While all decodes have seats, a decode waits for the
+ * step under way only. tests/scheduler/fake_machine.py tests these bounds. */
 #include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define BESIDE 1.75              /* so that of 100 steps 99 are no longer than twice: the model errs by a tenth */
-#define MOST_AHEAD 16            /* long steps that a share may be ahead of the clock */
-#define LATEST_CLOCK 1e12        /* then all virtual times of a parent begin again: doubles keep their nanoseconds */
+#define BESIDE 1.75 /* keeps 99 of 100 steps within twice the decodes' time: the model errs by a tenth */
+#define MOST_AHEAD 16 /* long steps that a share may be ahead of the clock */
+#define LATEST_CLOCK 1e12 /* beyond this, virtual times begin again: a double then still resolves nanoseconds */
 
 sym_scratch *sym_scratch_new(int32_t max_candidates, int32_t max_shares) {
     sym_scratch *scratch = calloc(1, sizeof *scratch);
@@ -72,8 +79,9 @@ void sym_scratch_free(sym_scratch *scratch) {
 
 int64_t sym_scratch_num_compared(const sym_scratch *scratch) { return scratch->num_compared; }
 
-/* ---- who takes part ---- */
+/* ---- active shares ---- */
 
+/* Find the shares that have candidates, and count the candidates of each kind. */
 static void find_active(struct plan *p) {
     memset(p->branches, 0, (size_t)p->num_shares * sizeof *p->branches);
     for (int32_t i = 0; i < p->n; i++) {
@@ -101,7 +109,7 @@ static void find_active(struct plan *p) {
     }
 }
 
-/* Virtual times begin again where they are large. */
+/* Move all virtual times back towards 0 if the clock of an active share is beyond LATEST_CLOCK. */
 static void renormalise(struct plan *p) {
     int is_late = 0;
     for (int32_t i = 0; i < p->num_active; i++)
@@ -117,7 +125,8 @@ static void renormalise(struct plan *p) {
         p->shares[s].clock = 0;
 }
 
-/* Who comes back, or had all it wanted, begins at the clock; nobody is too far ahead of it. */
+/* Set the virtual times before the plan. A share that returns, or got all that it wanted, begins at its parent's clock
+ * or later. No share is more than MOST_AHEAD long steps ahead of that clock. */
 static void begin(struct plan *p) {
     renormalise(p);
     const sym_work long_step = {.num_rows = p->limits->max_tokens};
@@ -125,14 +134,14 @@ static void begin(struct plan *p) {
     if (step_ns < (double)p->limits->step_ns)
         step_ns = (double)p->limits->step_ns;
     sym_share *root = &p->shares[0];
-    p->number = at_least(root->turns[DECODE], root->turns[PREFILL]) + 1;
+    p->number = at_least(root->last_plan[DECODE], root->last_plan[PREFILL]) + 1;
     for (int32_t i = 0; i < p->num_active; i++) {
         int32_t s = p->active[i];
         sym_share *share = &p->shares[s];
         struct branch *branch = &p->branches[s];
         for (int kind = DECODE; kind <= PREFILL; kind++)
             if (!(share->is_active & 1 << kind))
-                share->turns[kind] = p->number;
+                share->last_plan[kind] = p->number;
         branch->least = branch->most = -1;
         if (share->parent < 0)
             continue;
@@ -164,6 +173,7 @@ static double cost_with(const struct plan *p, const sym_candidate *candidate, in
     return sym_cost_of(p->cost, &whole);
 }
 
+/* Give a candidate `num_now` entries of the step, and charge the service to its shares. */
 static void serve(struct plan *p, int32_t i, int64_t num_now) {
     const sym_candidate *candidate = &p->candidates[i];
     sym_work work = work_of(candidate, num_now);
@@ -180,11 +190,12 @@ static void serve(struct plan *p, int32_t i, int64_t num_now) {
         if (share->parent >= 0)
             share->used += ns / share->weight;
         if (share->parent < 0 || (is_whole && !p->branches[s].is_passed))
-            share->turns[kind_of(candidate)] = p->number;
+            share->last_plan[kind_of(candidate)] = p->number;
     }
 }
 
-/* Its rows of ours are taken, and another one's may do. Its shares are still to have their turn. */
+/* Pass over a candidate that finds no rows, while other candidates may find some. Its shares do not count as having had
+ * a place. */
 static void pass_over(struct plan *p, int32_t i) {
     for (int32_t s = p->candidates[i].share; s >= 0; s = p->shares[s].parent)
         p->branches[s].is_passed = 1;
@@ -195,7 +206,8 @@ double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const 
     return beside_ns > step_ns ? beside_ns : step_ns;
 }
 
-/* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
+/* Return how many rows the next prefill may have, at most `most`. They keep the step within `most_ns`, or bring the
+ * rows of all prefills (`given` so far) to min_chunk, whichever allows more rows. */
 static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *candidate, int64_t most, int64_t given) {
     double step_ns = p->most_ns;
     int64_t fits = at_most(most, at_least(0, p->limits->min_chunk - given)), above = most + 1;
@@ -211,7 +223,8 @@ static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *ca
     return fits;
 }
 
-/* What a row counts as service: its part of the step that is to be expected. So a step's services are its time. */
+/* Set the service that a row, a wanted row and a seen entry count for: their parts of the expected time of the step. So
+ * the services in a step add up to its time. */
 static void set_prices(struct plan *p) {
     int64_t num_decodes = at_most(p->num_of[DECODE], p->limits->max_calls), left = 0, prefills = 0;
     sym_work work = {.num_wanted = num_decodes}, decodes = {0};
@@ -239,7 +252,7 @@ static void set_prices(struct plan *p) {
     const sym_work wanted = {.num_wanted = at_least(num_decodes, 1)};
     p->row_ns = sym_cost_of(p->cost, &rows) / (double)at_least(rows.num_rows, 1);
     p->wanted_ns = sym_cost_of(p->cost, &wanted) / (double)wanted.num_wanted;
-    /* Entries that several decodes share are paid by all of them. */
+    /* Decodes that read the same entries divide the cost of reading them. */
     double distinct = decodes.num_seen ? (double)decodes.num_entries / (double)decodes.num_seen : 0;
     p->seen_ns = p->cost->seen_ns + p->cost->entry_ns * distinct;
 }
@@ -257,7 +270,7 @@ static void plan_decodes(struct plan *p) {
         serve(p, i, p->candidates[i].left);
 }
 
-/* It was there before any decode of the step had begun, and ends with the step. */
+/* Return whether a prefill ends with this step, and was ready before the first token of any decode in the step. */
 static int begins_with_them(const struct plan *p, const sym_candidate *candidate, int64_t most) {
     return candidate->since_ns <= p->begun_ns && candidate->left <= most;
 }
@@ -298,8 +311,9 @@ static void plan_prefills(struct plan *p) {
     }
 }
 
-/* ---- what the next plan has to know ---- */
+/* ---- state for the next plan ---- */
 
+/* Note in each share whether it wanted more service, and set its clock. */
 static void end(struct plan *p) {
     for (int32_t i = 0; i < p->n; i++)
         if (p->num_now[i] < p->candidates[i].left)
@@ -319,7 +333,7 @@ static void end(struct plan *p) {
     for (int32_t i = 0; i < p->num_active; i++) {
         sym_share *share = &p->shares[p->active[i]];
         const struct branch *branch = &p->branches[p->active[i]];
-        /* Where all had what they wanted, nobody owes anything. */
+        /* If no child wanted more, the clock moves to the largest virtual time among them: all debts are forgiven. */
         double clock = branch->least >= 0 ? branch->least : branch->most;
         if (clock > share->clock)
             share->clock = clock;

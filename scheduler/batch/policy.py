@@ -1,6 +1,6 @@
-"""Calls of the next step: the face of `policy.c` over numpy's arrays, for replay and tests.
+"""Policy of steps: `policy.c` with numpy's arrays, for replays of traces and for tests.
 
-The run calls the C function itself, with the same arrays.
+The run calls the same C function directly, with its own arrays of the same form.
 """
 
 from __future__ import annotations
@@ -19,42 +19,47 @@ __all__ = [
     "NO_DEADLINE",
     "ROOT",
     "SHARE",
-    "Limits",
     "Policy",
+    "StepLimits",
     "new_shares",
 ]
 
 NO_DEADLINE = int(lib.SYM_NO_DEADLINE)
 ROOT = 0
-"""The share that all others are in."""
+"""Number of the root of the tree of shares."""
 
 CANDIDATE = dtype_of("sym_candidate")
 SHARE = dtype_of("sym_share")
 
 Candidates: TypeAlias = npt.NDArray[np.void]
-"""Of CANDIDATE, in order of arrival."""
+"""Records of CANDIDATE, in order of arrival."""
 Shares: TypeAlias = npt.NDArray[np.void]
-"""Of SHARE: the root, and what is below it."""
+"""Records of SHARE: the root, and the shares below it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one step."""
+class StepLimits:
+    """Limits of one step."""
 
     max_tokens: int = 512
-    """Rows of prefills: large enough that weights are read once for many of them."""
+    """Maximum number of rows of prefills: enough to read the weights once for many rows."""
     max_calls: int = 256
     max_digested: int = 64
-    """Rows of calls that want one for each entry, and guesses of drafts: 13 MB each for a vocabulary of 49,152."""
+    """Maximum number of rows in a step from prefills that want an answer for every row. Also the maximum number of
+    guesses of drafts. With a vocabulary of 49,152, memory for 64 rows takes 13 MB.
+    """
     min_chunk: int = 4
-    """Rows of prefills beside decodes, however long they take: 4 that see 3,700 entries add 11 ms to 15 in int8 (two
-    cores, AVX-512), 8 of them 19. In 1.75 times their time 8 decodes leave 5 of these: a larger chunk would buy little.
+    """Rows of prefills that a step may always have beside decodes, however long these rows take.
+
+    In int8 (two cores, AVX-512), 4 rows that see 3,700 entries add 11 ms to a step of 15 ms, and 8 such rows add 19 ms.
+    In 1.75 times the time of 8 decodes, a step computes these decodes and 5 such rows, so a larger chunk would gain
+    little.
     """
     step_s: float = 0.02
-    """Time that a step with decodes may take for the sake of prefills: the delay that decodes are promised.
+    """Time limit of a step that holds both decodes and prefills: the delay that decodes are promised.
 
-    On two cores (AVX-512, 135M parameters) 8 decodes alone take 9 ms in int8 and 13 in bf16, so this is about twice as
-    much. From 16 rows on a row of a prefill costs the same in a chunk of any size: short chunks waste nothing.
+    On two cores (AVX-512, 135M parameters) 8 decodes alone take 9 ms in int8 and 13 ms in bf16, so this limit is about
+    twice as much. From 16 rows on, a row of a prefill costs the same in every chunk size: short chunks waste nothing.
     """
 
     def __post_init__(self) -> None:
@@ -64,7 +69,7 @@ class Limits:
         assert self.step_s > 0
 
     def in_c(self) -> Any:
-        """A `sym_limits`."""
+        """Return the limits as a `sym_limits`."""
         return ffi.new(
             "sym_limits *",
             {
@@ -78,7 +83,10 @@ class Limits:
 
 
 def new_shares(parents: list[int], weights: list[float] | None = None) -> Shares:
-    """A tree of shares that have had no service; the first one's parent is -1."""
+    """Make a tree of shares without service.
+
+    `parents`: each share's parent; -1 for the first share, which is the root.
+    """
     shares = np.zeros(len(parents), SHARE)
     shares["parent"] = parents
     shares["weight"] = 1 if weights is None else weights
@@ -87,15 +95,16 @@ def new_shares(parents: list[int], weights: list[float] | None = None) -> Shares
 
 
 class Policy:
-    """Plans steps for one set of limits; `cost` is a `sym_cost`, see `cost_model.py`, that may change meanwhile."""
+    """Planner of steps for one set of limits."""
 
-    def __init__(self, limits: Limits, cost: Any) -> None:
+    def __init__(self, limits: StepLimits, cost: Any) -> None:
+        """Make a planner. `cost`: a `sym_cost`, which may change between plans: see `cost_model.py`."""
         self._limits, self._cost = limits.in_c(), cost
         self._sizes = (0, 0)
         self._scratch = self._new_scratch(0, 0)
 
     def plan(self, candidates: Candidates, shares: Shares, now_ns: int) -> npt.NDArray[np.int32]:
-        """Entries of each candidate in the next step; the service is counted in `shares`."""
+        """Return the number of entries of each candidate in the next step, and charge the service to `shares`."""
         assert candidates.dtype == CANDIDATE
         assert shares.dtype == SHARE
         n, num_shares = len(candidates), len(shares)
@@ -117,7 +126,7 @@ class Policy:
 
     @property
     def num_compared(self) -> int:
-        """Comparisons of the plans since an array was last larger than all before it."""
+        """Comparisons of all plans since the working memory grew last."""
         return int(lib.sym_scratch_num_compared(self._scratch))
 
     def _new_scratch(self, max_candidates: int, max_shares: int) -> Any:

@@ -1,7 +1,7 @@
-"""A text on its way into a KV file: calls like any program's, a step's worth at a time.
+"""Prefill of a text that is written to a KV file through the mount: one call after the other, each as large as a step.
 
-One call is in flight at a time. The next one begins in the callback of the one before, so the decoder does not run dry;
-each has its place at the end of the queue, so that nobody else waits for more than one of them.
+One call is in flight at a time. Its callback submits the next call, so the decoder stays busy. Each call joins the end
+of the file's queue, so other calls wait for at most one call of the prefill.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scheduler.programs.program import Program
 from scheduler.trace.records import CallKind
 
 CALL_TOKENS = 512
-"""Tokens of a step beside no decode: after each of these the file has grown, for everybody to see."""
+"""Tokens of one call: as many as a step without decodes computes. The file visibly grows with each call."""
 
 
 class TextCall(FileCall):
-    """Next part of a text."""
+    """Call that appends the next part of a text."""
 
     kind = CallKind.WRITTEN_TEXT
     caller: TextPrefill
@@ -35,10 +35,10 @@ class TextCall(FileCall):
 
 
 class TextPrefill:
-    """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
+    """Prefill of one file: a `Prefill` for kvfs, and the `Caller` of its own calls."""
 
     stream = lib.SYM_NO_STREAM
-    """The mark of a call for whose answer nobody waits."""
+    """Stream of a call whose answer no program waits for."""
 
     def __init__(
         self,
@@ -49,11 +49,14 @@ class TextPrefill:
         failed: Callable[[SymError], None],
         stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        """`program`: who writes. `stopped`: nothing more comes of it, and what did is counted."""
+        """Make a prefill without tokens. `program`: the writer. `failed` gets the error of a failed call.
+
+        `stopped` is called when the prefill is over and its work is counted.
+        """
         self.pid = pid
         self.program = program
         self.uid = file.inode.uid
-        """The file's owner: nobody else writes texts through the mount that his programs could not."""
+        """User whose usage counts the calls: the file's owner."""
         self._batches = batches
         self._file = file
         self._failed = failed
@@ -69,20 +72,20 @@ class TextPrefill:
         return len(self._waiting) + self._num_in_flight
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Queue some more."""
+        """Queue more tokens."""
         self._waiting += tokens
         if not self._num_in_flight:
             self._submit()
 
     async def wait(self, num_queued: int) -> None:
-        """Return when no more than so many are queued; raise what made it fail."""
+        """Wait until at most `num_queued` tokens are queued. SymError: the prefill has failed."""
         while self._error is None and self.num_queued > num_queued:
             await self._changed.wait()
         if self._error is not None:
             raise SymError(str(self._error), self._error.errno)
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Forget what is queued; call `then` as soon as no step works on the file."""
+        """Forget queued tokens; call `then` as soon as no step works on the file."""
         if self._error is None:
             self._error = SymError("the prefill was stopped", errno.EINTR)
             self._notify()
@@ -100,7 +103,10 @@ class TextPrefill:
             self._batches.submit(TextCall(self, self._file, tokens, None))
 
     def finished(self, error: SymError | None) -> None:
-        """A call is over; what failed still counts as queued, for it is not computed."""
+        """Continue after a call of the prefill.
+
+        Tokens of a failed call still count as queued, because they are not computed.
+        """
         if error is None:
             self._num_in_flight = 0
             self._submit()

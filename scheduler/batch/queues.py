@@ -1,4 +1,7 @@
-"""A queue for each file with work: its head is in flight, the others wait for it. And what waits for a handle."""
+"""Queues of jobs, one for each file. The head of a queue is in flight, and its other jobs wait.
+
+Actions may also wait until a handle has no jobs.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Action:
-    """An act on a file between two calls."""
+    """Job that is a function, called between two calls on a file."""
 
     __slots__ = ("do", "file")
 
     def __init__(self, file: OpenKv | KvFile, do: Callable[[], None]) -> None:
-        """`file`: a handle of a program, or what somebody without a handle changes."""
+        """Make an action. `file`: a handle of a program, or a file that is changed without a handle."""
         self.file = file
         self.do = do
 
@@ -31,16 +34,16 @@ Job: TypeAlias = FileCall | Action
 
 
 class FileQueues:
-    """Jobs in order; any of them leaves at once, however long its queue is."""
+    """All queues. A job leaves its queue in constant time, however long the queue is."""
 
     def __init__(self, start: Callable[[Job], bool]) -> None:
-        """`start`: a job is the head now. False: it is over already."""
+        """Make empty queues. `start` begins a job that is now the head; False: the job is over already."""
         self._start = start
         self._jobs: dict[PageTable, OrderedDict[Job, None]] = {}
         self._num_jobs: Counter[OpenKv | KvFile] = Counter()
-        """Of each handle, those that are queued or in flight."""
+        """Number of each handle's jobs that are queued or in flight."""
         self._when_unused: dict[OpenKv | KvFile, list[Callable[[], None]]] = {}
-        """Actions that wait for the last job of a handle."""
+        """Actions that wait until a handle has no jobs."""
 
     def __len__(self) -> int:
         return sum(len(jobs) for jobs in self._jobs.values())
@@ -54,12 +57,12 @@ class FileQueues:
             self.start(job.file.table)
 
     def adopt(self, call: FileCall) -> None:
-        """A call is in flight already, on a file that was nobody's."""
+        """Make a queue for a call that is in flight already, on a file without a queue."""
         self._jobs[call.file.table] = OrderedDict({call: None})
         self._num_jobs[call.file] += 1
 
     def start(self, table: PageTable) -> None:
-        """Start the head of a queue; actions and calls that fail at once are over when this returns."""
+        """Start the head of a queue. If a started job is over at once, start the next job, too."""
         jobs, over = self._jobs[table], list[Job]()
         while jobs and not self._start(_head(jobs)):
             over.append(jobs.popitem(last=False)[0])
@@ -69,7 +72,7 @@ class FileQueues:
             self.left(job)
 
     def next(self, head: FileCall) -> None:
-        """The head of a queue is over: it is the next one's turn."""
+        """Remove a queue's head, a call that is over, and start the next job."""
         table = head.file.table
         jobs = self._jobs[table]
         found, _ = jobs.popitem(last=False)
@@ -81,7 +84,10 @@ class FileQueues:
         self.left(head)
 
     def take_out(self, call: FileCall) -> bool:
-        """A call leaves its queue. False: it is the head, or in none. Say `left` for it, as soon as it is answered."""
+        """Remove a waiting call; the caller calls `left` after the answer.
+
+        False: the call is the head, or is not queued.
+        """
         jobs = self._jobs.get(call.file.table)
         if jobs is None or call not in jobs or _head(jobs) is call:
             return False
@@ -89,25 +95,25 @@ class FileQueues:
         return True
 
     def head(self, table: PageTable) -> Job | None:
-        """Return the job in flight for a file."""
+        """Return the head of a file's queue."""
         jobs = self._jobs.get(table)
         return _head(jobs) if jobs else None
 
     def is_waited_for(self, head: FileCall) -> bool:
-        """Whether others wait behind what is in flight, or for its handle."""
+        """Return whether jobs wait behind the head, or actions wait for its handle."""
         return len(self._jobs[head.file.table]) > 1 or head.file in self._when_unused
 
     def is_head(self, call: FileCall) -> bool:
         return self.head(call.file.table) is call
 
     def without_rows(self, file: OpenKv) -> list[FileCall]:
-        """Calls of this very handle that wait for result slots."""
+        """Return the calls by this very handle that wait for result slots."""
         jobs: Iterable[Job] = self._jobs[file.table] if file in self._num_jobs else ()
         calls = [job for job in jobs if isinstance(job, FileCall) and job.file is file]
         return [call for call in calls if call.state is CallState.WAITS_FOR_SLOTS]
 
     def left(self, job: Job) -> None:
-        """Note that a job is in no queue any more: actions that wait for the last job of its handle may go on."""
+        """Note that a job has left its queue. If its handle has no jobs now, run the actions that wait for this."""
         self._num_jobs[job.file] -= 1
         if not self._num_jobs[job.file]:
             del self._num_jobs[job.file]
@@ -122,7 +128,7 @@ class FileQueues:
         jobs.move_to_end(other, last=False)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> bool:
-        """Run `action` when this handle has no job. False: it has some now."""
+        """Run `action` as soon as this handle has no jobs. False: the handle has jobs now, and the action waits."""
         if file not in self._num_jobs:
             action()
             return True
@@ -144,4 +150,4 @@ def do(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception:
-        log.exception("what was to be done to a file failed")
+        log.exception("an action on a file failed")

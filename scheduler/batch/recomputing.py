@@ -1,4 +1,4 @@
-"""The time that computing entries again would take, by the cost model: a page on disk saves it."""
+"""Expected time of computing entries again. Policies of the tiers compare this time with that of reading pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUM_PAGES = np.array([float(1 << power) for power in range(13)])
 
 
 class Recomputing:
-    """Satisfies `Engine.compute_s`. Between powers of two it is interpolated: it is asked about all files at once."""
+    """Implementation of `Engine.compute_s`. To be fast for many files, it interpolates between powers of two."""
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
@@ -20,12 +20,12 @@ class Recomputing:
         self.learn()
 
     def learn(self) -> None:
-        """The model has learnt something."""
+        """Compute the table of predicted seconds again, after the cost model has learnt."""
         rows = (_NUM_PAGES * PAGE_ENTRIES).astype(np.int64)
         records = np.zeros(len(rows), RECORD)
         records["num_rows"], records["num_pairs"] = rows, rows * rows // 2
         self._seconds = self._cost.predict(records) * 1e-9
 
     def __call__(self, num_pages: FloatArray) -> FloatArray:
-        """Seconds, of files of so many pages each."""
+        """Return the seconds for each file; `num_pages` has the number of pages of each."""
         return np.asarray(np.interp(num_pages, _NUM_PAGES, self._seconds), np.float64)

@@ -1,7 +1,7 @@
-"""Rows answered by numbers: right after the step each row of logits becomes what was asked of it, and is gone.
+"""Reduction of rows to numbers: right after a step, the run computes the wanted numbers of each row, and drops it.
 
-The numbers are those of a `Dist` over the whole row, from the same C; so a program that asks for the ten likeliest
-tokens of each of 10,000 entries needs no result slot for any of them.
+The numbers are the same as from a `Dist` over the whole row: the C code is the same. A program that asks for the ten
+likeliest tokens of each of 10,000 entries needs no result slot for them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from libsym.errors import SymError, TooLarge
 from libsym.rows.native import checked
 from libsym.rows.reduced import RowReducer
 from libsym.rows.stops import TokenTexts
-from scheduler.replies import kept
+from scheduler.wire.replies import kept
 
 
 class Reduction:
-    """Numbers that one call asks for of its rows, and room for the answer, which the run fills."""
+    """Reduction that one call asks for, with memory for the answer, which the run fills."""
 
     __slots__ = ("answer", "error", "reducer")
 
-    def __init__(self, block: bytes, vocab_size: int, num_rows: int, tokens: TokenTexts) -> None:
-        """`block`: `struct sym_reduction` and what follows it. TooLarge: the numbers of so many rows fit no reply."""
+    def __init__(self, block: bytes, vocab_size: int, num_rows: int, tokens: TokenTexts | None = None) -> None:
+        """Read a request. `block`: a struct sym_reduction with its data. TooLarge: the numbers do not fit one reply."""
         self.reducer = RowReducer(block, vocab_size, tokens)
         num_bytes = num_rows * self.reducer.row_bytes
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(
-                f"{num_rows} rows of {self.reducer.row_bytes} bytes are no message, which holds {PAYLOAD_BYTES}: "
+                f"{num_rows} rows of {self.reducer.row_bytes} bytes do not fit a message, which holds {PAYLOAD_BYTES}: "
                 "ask for fewer tokens of each row, or give the tokens in several calls"
             )
         self.answer = bytearray(num_bytes)
         self.error: SymError | None = None
-        """A row was no distribution. As with a full row, its entries are in the file."""
+        """Error of a row that is not a distribution. The entries are in the file all the same, as with a full row."""
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +40,7 @@ class Reduction:
 
 
 def row_failure(code: int) -> SymError:
-    """Return why a row could not be drawn from, or reduced."""
+    """Return the error for a row whose draw or reduction failed. `code`: its errno."""
     try:
         checked(-code)
     except SymError as failure:

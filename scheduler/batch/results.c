@@ -1,42 +1,16 @@
-/* What comes of a step: entries count, programs are answered, rows are reduced or drawn from (see generation.c), and each
+/* Results of a step: entries count, programs are answered, rows are reduced or drawn from (see generation.c), and each
  * member goes on or ends.
  *
- * Programs are answered first: they think while tokens of generations are drawn. Draws and reductions are the work of all
- * threads of the decoder, or of the run's crew where it has none to lend. They hold no lock: nobody else touches what is in
- * a step. */
+ * Programs are answered first, so that they think while tokens of generations are drawn. The threads of the decoder
+ * draw and reduce. If the decoder lends no threads, the run's crew does so. These threads hold no lock, because no
+ * other thread changes a member that is in a step. */
 #include "loop_state.h"
 
 #include <string.h>
 
 static int is_complete(const sym_member *member) { return member->num_computed == member->num_tokens; }
 
-/* Its file goes on: the scheduler gives it more room before the last is used up. */
-static void note_room(sym_loop *loop, int32_t index, int32_t num_coming) {
-    sym_member *member = loop->members[index];
-    if (!member->is_low && member->capacity - entries(member) - num_coming < SYM_LOW_ENTRIES - member->slack) {
-        member->is_low = 1;
-        sym_act_on(loop, index);
-    }
-}
-
-void sym_count_entries(sym_loop *loop, int32_t index, int32_t num_entries, int64_t now_ns) {
-    sym_member *member = loop->members[index];
-    if (member->num_done == 0)
-        member->begun_ns = now_ns;
-    memcpy(member->log + member->num_done, member->tokens, (size_t)num_entries * sizeof(int32_t));
-    if (member->positions == NULL)
-        member->position += num_entries;
-    else
-        member->position = member->positions[num_entries - 1] + 1;
-    member->num_done += num_entries;
-    member->positions = NULL;
-    atomic_fetch_add(&loop->progress, 1);
-    sym_news_of(loop, index);
-    if (member->kind != SYM_PROGRAM) /* which may have no other call: see sym_continue_with */
-        note_room(loop, index, 0);
-}
-
-/* It is computed: how long that took since it was asked for, and how much of it nobody computed it. */
+/* Count the time from the request for a stretch until now, and the part of it in which no step held the member. */
 static void count_times(sym_loop *loop, sym_member *member, int64_t now_ns) {
     const int64_t took_ns = now_ns - member->asked_ns;
     sym_count_time(&loop->counts.stretches, took_ns);
@@ -46,7 +20,7 @@ static void count_times(sym_loop *loop, sym_member *member, int64_t now_ns) {
 
 /* ---- programs */
 
-/* A program's call is computed: it gets its row, and its next call is waited for. */
+/* Answer a program's call that is computed. The member then waits for the next call. */
 static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     if (member->leave == SYM_LEAVE_NOW) {
@@ -57,7 +31,7 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->num_tokens = member->num_computed = 0;
     member->decode.num_calls++;
     sym_over(loop, member, 1, now_ns);
-    if (loop->plan.hot->answer(member->server, member->call_id, member->decode.slot, entries(member)) != 0)
+    if (sym_answer_program(loop, member) != 0)
         sym_end_member(loop, index, SYM_END_UNSENT);
     else if (member->leave == SYM_LEAVE_ANSWERED)
         sym_end_member(loop, index, SYM_END_ASKED);
@@ -66,26 +40,9 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
     member->decode.answered_ns = now_ns;
 }
 
-void sym_continue_with(sym_loop *loop, int32_t index, const sym_hot_call *call, int64_t earliest_ns, int64_t now_ns) {
-    sym_member *member = loop->members[index];
-    member->stream = call->stream;
-    sym_called(loop, member, earliest_ns, now_ns);
-    member->call_id = call->id;
-    member->decode.slot = call->slot;
-    member->decode.row = call->row;
-    member->rows = &member->decode.row;
-    member->decode.token = call->token;
-    member->since_ns = member->arrived_ns = member->asked_ns = now_ns;
-    member->deadline_ns = SYM_NO_DEADLINE;
-    member->tokens = &member->decode.token;
-    member->num_tokens = 1;
-    member->state = SYM_COMPUTING;
-    note_room(loop, index, 1);
-}
+/* ---- long work, on all threads */
 
-/* ---- all that takes long, on all threads */
-
-/* One row of a mass, by its entries or by its pages, added to what there is. */
+/* Add one row of attention sums to `to`, entry by entry or page by page. */
 static void fold_row(const float *sums, int32_t columns, int is_by_page, float *to) {
     for (int32_t c = 0; c < columns && !is_by_page; c++)
         to[c] += sums[c];
@@ -99,12 +56,17 @@ static void fold_row(const float *sums, int32_t columns, int is_by_page, float *
     }
 }
 
-/* What is answered of all that a call's rows attend to. */
+/* Fold a call's attention sums to the answer that it asks for. */
 static void fold(const sym_asked *asked) {
     const int32_t columns = asked->mass.columns, width = asked->is_mass_by_page ? pages_for(columns) : columns;
     for (int32_t row = 0; row < asked->mass.layers * asked->mass.kv_heads; row++)
         fold_row(asked->mass.sums + (size_t)row * (size_t)columns, columns, asked->is_mass_by_page,
                  asked->folded + (asked->is_mass_summed ? 0 : (size_t)row * (size_t)width));
+}
+
+/* Reduce the row of a program's call to numbers. Return 0, or an errno. */
+static int reduce(const sym_loop *loop, const struct seat *seat, const sym_numbers *numbers) {
+    return -loop->plan.hot->reduce(numbers->reducer, loop->batch.out[seat->first_out], 0, numbers->answer);
 }
 
 static void digest(void *context, int32_t n) {
@@ -119,6 +81,10 @@ static void digest(void *context, int32_t n) {
         fold(&member->asked);
     if (!seat->is_reduced || member->error != 0)
         return;
+    if (member->kind == SYM_PROGRAM) {
+        member->error = reduce(loop, seat, member->decode.numbers);
+        return;
+    }
     const int32_t first = member->num_computed - seat->num_wanted - (member->num_tokens - member->num_rows);
     for (int32_t k = 0; k < seat->num_wanted; k++) {
         const int rc =
@@ -140,7 +106,7 @@ static void digest_all(sym_loop *loop, int32_t num_digests) {
         digest(loop, n);
 }
 
-/* ---- a step is over */
+/* ---- the end of a step */
 
 static void fail_step(sym_loop *loop, int error) {
     pthread_mutex_lock(&loop->lock);
@@ -154,7 +120,8 @@ static void fail_step(sym_loop *loop, int error) {
     pthread_mutex_unlock(&loop->lock);
 }
 
-/* Under the lock: what was drawn, and who has asked for a member meanwhile. */
+/* Take the members out of the step: handle drawn tokens, reduced rows, and requests to leave that arrived meanwhile.
+ * Under the lock. */
 static void end_seats(sym_loop *loop, int64_t now_ns) {
     for (int32_t n = 0; n < loop->num_seats; n++) {
         const struct seat *seat = &loop->seats[n];
@@ -164,6 +131,8 @@ static void end_seats(sym_loop *loop, int64_t now_ns) {
         member->in_step = 0;
         if (seat->is_drawn)
             sym_take_drawn(loop, seat->index, now_ns);
+        else if (seat->is_reduced && member->kind == SYM_PROGRAM)
+            answer(loop, seat->index, now_ns);
         else if (member->state == SYM_COMPUTING && member->kind == SYM_CALL && is_complete(member))
             sym_end_member(loop, seat->index, SYM_END_DONE);
         if (member->state != SYM_ENDED && member->leave == SYM_LEAVE_NOW)
@@ -194,13 +163,14 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         if (is_whole)
             count_times(loop, member, now_ns);
         seat->is_drawn = 0;
-        seat->is_reduced = asked_of(member)->reducer != NULL && seat->num_wanted > 0;
+        const int has_numbers = member->kind == SYM_PROGRAM && member->decode.numbers != NULL;
+        seat->is_reduced = (asked_of(member)->reducer != NULL || has_numbers) && seat->num_wanted > 0;
         seat->is_folded = asked_of(member)->folded != NULL && is_whole;
-        if (member->kind == SYM_PROGRAM && is_whole)
+        if (member->kind == SYM_PROGRAM && is_whole && !has_numbers)
             answer(loop, seat->index, now_ns);
         else if (member->kind == SYM_GENERATION && is_whole)
             seat->is_drawn = sym_complete_generation(loop, seat->index, now_ns);
-        seat->is_over = member->kind != SYM_CALL && is_whole && !seat->is_drawn;
+        seat->is_over = member->kind != SYM_CALL && is_whole && !seat->is_drawn && !has_numbers;
         if (seat->is_over)
             member->in_step = 0;
         num_digests += seat->is_drawn || seat->is_reduced || seat->is_folded;

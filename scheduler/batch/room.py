@@ -1,4 +1,4 @@
-"""Room for what a call's stretch appends, and maybe for some more entries, by which the run may grow its file."""
+"""Room for the entries of a call's stretch, and for entries ahead, which the run fills by itself."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from libsym.errors import Invalid, NoSpace, OverQuota
 from scheduler.batch.call import AHEAD_ENTRIES, FileCall
 
 AHEAD_POOL_SHARE = 16
-"""With less than this part of memory free, only what is left of a file's last page is reserved ahead."""
+"""If less than 1/16 of memory is free, only the rest of a file's last page is reserved ahead."""
 
 
 @dataclass(slots=True)
 class Room:
-    """Pages, positions and entries that calls may have."""
+    """Reservations of calls, within the limits of the model and of memory."""
 
     fs: FileSystem
     max_positions: int
     max_entries: int | None
-    """Of a file that a call appends to: what the decoder can have before it at a time."""
+    """Maximum number of entries of a file after a call: as many as the decoder can read at once. None: no limit."""
 
     def reserve(self, call: FileCall) -> Reservation:
-        """For its present stretch. NoSpace, OverQuota: there is none. Invalid: its positions don't fit."""
+        """Reserve room for a call's stretch. NoSpace, OverQuota: no room. Invalid: it exceeds the model's context."""
         num_entries = call.file.table.length + len(call.tokens)
         if self.max_entries is not None and num_entries > self.max_entries:
             raise NoSpace(
@@ -36,7 +36,7 @@ class Room:
         call.caller.program.require(len(call.tokens), pages_for(num_entries) - pages_for(call.file.table.length))
         num_left, num_more = call.caller.program.num_tokens_left, call.num_ahead
         if num_left is not None and num_more is not None:
-            num_more = AHEAD_ENTRIES  # it is not extended
+            num_more = AHEAD_ENTRIES  # with a limit on tokens the room is not extended later: see `extend`
         ahead = 0 if num_more is None else self._num_ahead(num_entries, next_position, num_more)
         if num_left is not None:
             ahead = min(ahead, num_left - len(call.tokens))
@@ -44,13 +44,13 @@ class Room:
             try:
                 return self.fs.reserve(call.file, call.tokens, call.positions, ahead)
             except (NoSpace, OverQuota):
-                pass  # then as many as are asked for, or nothing
+                pass  # try again without entries ahead
         return self.fs.reserve(call.file, call.tokens, call.positions)
 
     def extend(self, call: FileCall, reservation: Reservation) -> bool:
-        """Reserve some more, before what is reserved is used up. False: there is none now."""
+        """Reserve more entries before the reserved ones are used up. False: no entries are reserved."""
         if call.caller.program.num_tokens_left is not None:
-            return False  # it is looked at how many are left when all of it is used up, and counted
+            return False  # the limit is checked when the room is used up: then all tokens are counted
         stop = reservation.stop
         ahead = self._num_ahead(stop, reservation.position(stop - 1) + 1, AHEAD_ENTRIES)
         if not ahead:
@@ -62,20 +62,22 @@ class Room:
         return True
 
     def _num_ahead(self, num_entries: int, next_position: int, num_more: int) -> int:
-        """Entries to reserve beyond the first so many: the rest of the last page; where memory is not short `num_more`
-        behind that, or a page if there is neither.
+        """Return how many entries to reserve after the first `num_entries` entries.
+
+        They fill the last page. Unless memory is short, `num_more` entries follow, or a whole page if there are no
+        others.
         """
         ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
             ahead = ahead + num_more or PAGE_ENTRIES
-        # All of it has to be in memory at once, and a tail that forks share is there twice.
+        # The whole file has to be in memory at once. If forks share its last page, memory holds that page twice.
         ahead = min(ahead, (self.fs.pool.num_frames - 1) * PAGE_ENTRIES - num_entries)
         if self.max_entries is not None:
             ahead = min(ahead, self.max_entries - num_entries)
         return max(0, min(ahead, self.max_positions - next_position))
 
     def _next_position(self, call: FileCall) -> int:
-        """Return the position behind the call's entries. Invalid: they end beyond the model's context."""
+        """Return the position after the call's entries. Invalid: this is beyond the model's context."""
         if call.positions is not None:
             return int(call.positions[-1]) + 1
         first = call.file.table.next_position

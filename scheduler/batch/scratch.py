@@ -1,4 +1,4 @@
-"""Memory for rows of logits that no program gets."""
+"""Scratch memory for rows of logits that no program gets."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 MAX_KEPT = 64
-"""Rows that are kept for the next: 13 MB for a vocabulary of 49,152."""
+"""Maximum number of free rows that are kept for reuse: 13 MB for a vocabulary of 49,152."""
 
 
 class Scratch:
-    """Rows of logits that are looked at after their step, and then used again."""
+    """Buffers for rows of logits that are read after their step, and then reused."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

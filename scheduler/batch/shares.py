@@ -1,4 +1,4 @@
-"""Shares of service: a tree of users, the domains within them, and programs, as the policy has it."""
+"""Shares of service: the policy's tree of users, the domains within them, and programs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ from typing import Any
 
 from kvfs.pages.accounts import Account
 from scheduler._loop import lib
+from scheduler.batch.policy import ROOT
 from scheduler.programs.program import Program
 
-ROOT = 0
 _OWN = -1
-"""In a path: what is of a user, and in no domain of theirs. A share has accounts in it, or programs, not both."""
+"""Last part of the path of an account's own files, beside the domains within the account. Programs with such files have
+a share of their own above them, because a share holds accounts or programs, not both.
+"""
 
 
 class Shares:
-    """Numbers of shares in the run. A program has one for each account that pays for a file of its calls: the same for
-    all its connections, so that more of them, or children that were forked, get it no more.
+    """Numbers of shares in the run.
 
-    They are kept until the program has gone, so that one which has had more than its share does not begin anew.
+    A program has a share for each account that pays for a file of its calls. All its connections have the same share,
+    so a program gets no more service by more connections or by forked children. The share stays until the program has
+    gone, so that a program which is ahead of its share cannot start again with a new share.
     """
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._accounts: dict[tuple[int, ...], int] = {(): self._new(-1, 1.0)}
-        """By path: a uid, then the domains within."""
+        """Shares of accounts by path: a uid, then the domains within it."""
         self._num_within: dict[tuple[int, ...], int] = {(): 1}
-        """Programs and accounts right below each."""
+        """Number of programs and accounts right below each path."""
         self._programs: dict[Program, dict[tuple[int, ...], int]] = {}
         self._num_calls: dict[Program, int] = {}
         self._gone: set[Program] = set()
         assert self._accounts[()] == ROOT
 
     def of(self, program: Program, account: Account) -> int:
-        """The share that a call on a file is counted in which the account pays for; say `over` when the call is."""
+        """Return the share for a call of a program. `account` pays for the file. Call `over` when the call is over."""
         shares = self._programs.setdefault(program, {})
         self._num_calls[program] = self._num_calls.get(program, 0) + 1
         path = (*account.numbers, _OWN)
@@ -44,19 +47,19 @@ class Shares:
         return found
 
     def weigh(self, account: Account) -> None:
-        """Its weight has changed: what follows is shared by the new one."""
+        """Apply an account's changed weight: later service is divided by it."""
         for path, share in self._accounts.items():
             if path and path[-1] == account.number:
                 lib.sym_loop_set_weight(self._loop, share, account.weight)
 
     def over(self, program: Program) -> None:
-        """A call that `of` was asked about has left the run."""
+        """Note that a call with a share from `of` has left the run."""
         self._num_calls[program] -= 1
         if program in self._gone and not self._num_calls[program]:
             self._forget(program)
 
     def forget(self, program: Program) -> None:
-        """Forget a program that has gone, once its last call has left, too."""
+        """Forget a program that has gone, as soon as its last call has left the run."""
         if program not in self._programs:
             return
         if self._num_calls[program]:
@@ -72,7 +75,7 @@ class Shares:
             self._left(path)
 
     def _left(self, path: tuple[int, ...]) -> None:
-        """Count one less below an account, which goes, too, when none is left."""
+        """Subtract a share below an account. If no share is left there, free the account's share."""
         self._num_within[path] -= 1
         if not self._num_within[path]:
             del self._num_within[path]

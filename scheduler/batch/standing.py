@@ -1,7 +1,7 @@
-"""The standing run as the scheduler sees it: calls join it and leave it, and what it has computed is committed.
+"""Python's side of the standing run: calls join and leave, and computed entries are committed.
 
-The steps themselves are C's: see `loop.c`. Files do not show what was computed by themselves: `sync` brings them up to
-date, before anybody looks at them.
+`sync` commits computed entries before a reader looks at files: until then the files do not show them. C runs the steps:
+see `loop.c`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ from scheduler.batch.aside import Aside
 from scheduler.batch.call import Caller, FileCall, PredCall
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.member import Member
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
 from scheduler.batch.states import CallState, Early
@@ -35,23 +36,23 @@ from scheduler.batch.stays import Connected, Stays
 from scheduler.batch.steps import Steps
 
 WAIT_PERCENT = 25
-"""Share of a step that the next one may wait for programs that usually come back so soon, where it is worth it."""
+"""Longest wait of a step, in percent of its time, for streams of other accounts or for the rest of a request."""
 WAIT_MIN_NS = 300_000
-"""A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
+"""Lower bound of that wait. A step evicts a Python program's code from the caches, so its next call takes 0.2 ms."""
 WAIT_MAX_NS = 20_000_000
 MAX_CREW = 8
-"""Threads that draw for a decoder that lends none, where there are cores for them: one takes 2 ms for 64 rows of 49,152
-logits."""
+"""Most threads that draw tokens if the decoder lends no threads. One thread takes 2 ms for 64 rows of 49,152 logits."""
 _MAX_NEWS = 256
 LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
 
 
 class StandingRun:
-    """The run as Python sees it, on the trio thread."""
+    """The run, its members and its threads, on the trio thread."""
 
-    def __init__(self, fs: FileSystem, accounting: Accounting, vocab_size: int, limits: Limits) -> None:
+    def __init__(self, fs: FileSystem, accounting: Accounting, vocab_size: int, limits: StepLimits) -> None:
         self._fs = fs
         self._accounting = accounting
+        self.vocab_size = vocab_size
         self._scratch = Scratch(vocab_size)
         self._wake_fd = -1
         self.aside = Aside()
@@ -79,22 +80,22 @@ class StandingRun:
         self.shares = Shares(self.loop)
         self.steps = Steps(self.loop)
         self.stays = Stays(fs, self.loop, vocab_size, self.shares, accounting)
-        """Stays: branches in the run that have no member here."""
+        """Stays: branches in the run that have no member in Python."""
         self._members: dict[int, Member] = {}
-        """By their place."""
+        """Members by their place in the run."""
         self._of: dict[PageTable, Member] = {}
         self._news, self._look = ffi.new("sym_news[]", _MAX_NEWS), ffi.new("sym_news *")
         self._connections: dict[Caller, int] = {}
         """Numbers of connections in the run."""
         self._synced = self._copies_synced = 0
         self._copying: set[Member] = set()
-        """Members whose tail's copy is not committed: they hold the page that it was made from."""
+        """Members that hold the source page of their last page's copy until their first commit."""
         self._ended: list[Member] = []
-        """To be settled."""
+        """Members that have ended and are not settled yet."""
         self._low: list[Member] = []
         self._thread: threading.Thread | None = None
         self._crew: Crew | None = None
-        """Of a decoder that has no threads to lend."""
+        """Threads for a decoder that has no threads to lend."""
         self._native: NativeStep | None = None
 
     # ---- the thread
@@ -123,11 +124,11 @@ class StandingRun:
         self._thread.start()
 
     def take_failure(self) -> BaseException | None:
-        """Return Python's exception that the last step failed with, once."""
+        """Return the exception of the last step if the step failed in Python. Only the first call returns it."""
         return None if self._native is None else self._native.take_failure()
 
     def close(self) -> None:
-        """A step that has begun is waited for."""
+        """End the run and its threads, after the step under way."""
         if self._thread is not None:
             lib.sym_loop_close(self.loop)
             self._thread.join()
@@ -145,7 +146,7 @@ class StandingRun:
         return self._of.get(table)
 
     def join(self, call: FileCall) -> Member:
-        """A call that has room is part of the run until there are news of its end."""
+        """Let a call that has room join the run. The call is a member until there is news of its end."""
         table = call.file.table
         share = self.shares.of(call.caller.program, table.pool.accounts.of(table.owner))
         try:
@@ -168,7 +169,7 @@ class StandingRun:
         return member
 
     def adopt(self, stay: Any) -> Member:
-        """Make a member of a stay, which Python takes over."""
+        """Take over a stay: make a member of it."""
         call = self.stays.adopt(stay)
         member = Member(call, 0, self._scratch, -1, stay)
         self._members[member.index] = self._of[call.file.table] = member
@@ -178,38 +179,39 @@ class StandingRun:
         return member
 
     def _adopted(self, index: int) -> Member | None:
-        """Return the member of a place, if need be of a stay that is there."""
+        """Return the member at a place. If a stay is at the place, take it over first. None: the place is free."""
         if stay := self.stays.at(index):
             self._fs.volume.see(stay.table)
         return self._members.get(index)
 
     def take_over(self, caller: Caller | None = None) -> None:
-        """Make members of all stays of a connection, or of all that there are."""
+        """Take over all stays of a connection, or of all connections."""
         for core in self.stays.cores(caller):
             self._fs.volume.see(core)
 
     def take(self, member: Member, call: FileCall) -> bool:
-        """Whether a member waits for this call, which came by the gate: then it is the run's now."""
+        """Give the run a call that the gate took, if this member waits for it. Return whether the run took it."""
         loop = member.loop
         if loop is None or not isinstance(call, PredCall) or call.run_kind != lib.SYM_PROGRAM:
             return False
-        found = ffi.new("sym_hot_call *")
+        begins = ffi.new("sym_beginning *", {"index": member.index, "handle": call.handle})
+        begins.server = ffi.cast("sym_server *", address(call.channel.memory[0]))
+        begins.position = -1 if call.positions is None else int(call.positions[0])
+        found = begins.call
         found.id, found.slot, found.token = call.request_id, call.slot, int(call.tokens[0])
         found.stream = call.stream
         found.row = ffi.from_buffer("float[]", call.rows[0], require_writable=True)
-        position = -1 if call.positions is None else int(call.positions[0])
-        server = ffi.cast("sym_server *", address(call.channel.memory[0]))
-        taken = bool(lib.sym_loop_inject(self.loop, member.index, server, call.handle, found, position))
+        taken = bool(lib.sym_loop_begin(self.loop, begins, 1))
         if taken:
             call.entered()
         return taken
 
     def leave(self, member: Member, how: int) -> bool:
-        """Ask a member to leave. True: the member has ended, and may be taken back; else there will be news."""
+        """Ask a member to leave. True: it has ended, and may be taken back. False: there will be news of its end."""
         return bool(lib.sym_loop_leave(self.loop, member.index, how))
 
     def leave_soon(self, member: Member) -> None:
-        """Have a member leave as soon as its call is answered, and settle it later: now a queue may be looked at."""
+        """Have a member leave as soon as its call is answered. A later pass settles it: a queue may be in use now."""
         if self.leave(member, LEAVE_ANSWERED):
             self._ended.append(member)
             self._ring()
@@ -220,7 +222,7 @@ class StandingRun:
             os.eventfd_write(self._wake_fd, 1)
 
     def take_back(self, member: Member) -> None:
-        """A member that has ended: what it was is in its record, and what counts is in its file."""
+        """Take an ended member out of the run. Its record then has its final state, and its entries are committed."""
         self._show(member, self._look_at(member))
         lib.sym_loop_take_back(self.loop, member.index, member.record)
         del self._members[member.index]
@@ -236,37 +238,39 @@ class StandingRun:
             call.file.table.core.place = -1
         self.shares.over(call.caller.program)
         if member.loop is not None:
-            member.loop.caller.wake()  # the run looks at its ring no more
+            member.loop.caller.wake()  # the run may no longer watch this program's ring
         elif isinstance(call, GenerateCall):
             self.aside.remove(call.number)
 
-    def find_taken(self, channel: ServerChannel, call_id: int) -> Member | None:
-        """The member that computes this call of a program."""
+    def find_taken(self, channel: ServerChannel, call_id: int) -> Iterator[Member]:
+        """Yield the members that compute this call of a program: one, or several for a batch."""
         loops = (each.loop for each in self._members.values())
         if not self.stays and not any(loop is not None and loop.channel is channel for loop in loops):
-            return None
-        server = ffi.cast("sym_server *", address(channel.memory[0]))
-        return self._adopted(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
+            return
+        server, at = ffi.cast("sym_server *", address(channel.memory[0])), -1
+        while (at := int(lib.sym_loop_find(self.loop, server, call_id % 2**64, at + 1))) >= 0:
+            if (member := self._adopted(at)) is not None:
+                yield member
 
     def state_of(self, member: Member) -> CallState | None:
-        """Give the state of a member's call as its program sees it: queued until there is a decoder. None: answered."""
+        """Return the state of a member's call: QUEUED until there is a decoder. None: the program has its answer."""
         if not self.is_running:
             return CallState.QUEUED
         return None if self._look_at(member).state == lib.SYM_WAITING else CallState.RUNNING
 
     def has_ended(self, member: Member) -> bool:
-        """Whether a member may be taken back. One that ends in the step under way may be later: there will be news."""
+        """Return whether a member may be taken back. If a step under way holds it, there will be news later."""
         return bool(self._look_at(member).has_ended)
 
     def thinks_ns(self, member: Member, now_ns: int) -> int | None:
-        """Give how long a member's program has had its answer; None: something is computed for it."""
+        """Return how long a member's program has had its answer. None: the run has entries to compute for it."""
         if not self.is_running:
             return None
         answered_ns = int(self._look_at(member).answered_ns)
         return now_ns - answered_ns if answered_ns else None
 
     def _look_at(self, member: Member) -> Any:
-        """Return a member's `sym_news`, good until the next look."""
+        """Return a member's `sym_news`, which is valid until the next call of this function."""
         lib.sym_loop_look(self.loop, member.index, self._look)
         return self._look[0]
 
@@ -279,22 +283,24 @@ class StandingRun:
         self.take_over()
         return list(self._members.values())
 
-    # ---- what has come of them
+    # ---- results
 
     def sync(self) -> None:
-        """Let files show what was computed so far, and counters what was used."""
+        """Commit the entries that the run has computed, and update the counters."""
         progress = lib.sym_loop_progress(self.loop)
         if progress != self._synced:
             self._synced = progress
             self._take_news(of_all=True)
             if self._ended or self._low:
-                self._ring()  # the run does not any more: the news is taken
+                self._ring()  # wakes `news`: the run does not ring for news that is read
             self.stays.show()
         self.stays.count()
 
     def sync_file(self, table: PageTable) -> None:
-        """Let one file show what was computed so far, and members give back pages that they copied from; of all else
-        members are told later.
+        """Bring one file up to date with the run.
+
+        Members that hold the source page of a copy are brought up to date, too: they release that page. News of
+        other members is left for later.
         """
         members = {self._of[table]} if table in self._of else set()
         progress = lib.sym_loop_progress(self.loop)
@@ -306,7 +312,10 @@ class StandingRun:
             self._show(member, self._look_at(member))
 
     def _take_news(self, *, of_all: bool) -> None:
-        """Files show what is told of their members. That is some 10 us for each: not of all whenever one needs room."""
+        """Read the news of all members, or only of those that need the scheduler, and commit what they have computed.
+
+        Each member takes some 10 us.
+        """
         count = _MAX_NEWS
         while count == _MAX_NEWS:
             count = int(lib.sym_loop_news(self.loop, self._news, _MAX_NEWS, of_all))
@@ -316,7 +325,7 @@ class StandingRun:
                 if member is not None:
                     self._show(member, news)
                 elif (member := self._of_stay(news)) is None:
-                    continue  # it was taken back in the meantime, or its stay goes on
+                    continue  # the member was taken back meanwhile, or is a stay that remains in the run
                 if news.is_rung and member.loop is not None:
                     member.loop.caller.wake()
                 if news.state == lib.SYM_ENDED:
@@ -326,7 +335,7 @@ class StandingRun:
                     self._low.append(member)
 
     def _of_stay(self, news: Any) -> Member | None:
-        """Wake the gate for a stay's program; return a member if something is to be done for the stay by Python."""
+        """Handle news of a stay. Take it over and return its member if Python has to act; otherwise None."""
         stay = self.stays.at(news.index)
         if not stay:
             return None
@@ -337,7 +346,7 @@ class StandingRun:
         return None
 
     def _show(self, member: Member, now: Any) -> None:
-        """Count what a member has computed, and commit it. `now`: its `sym_news`, good until the next look."""
+        """Count and commit what a member has computed. `now`: its `sym_news`."""
         call, before, num_done = member.call, int(member.counted.num_done), int(now.num_done)
         self._accounting.count_member(call, member.counted, now)
         if num_done > before:
@@ -347,20 +356,19 @@ class StandingRun:
             self._copying.discard(member)
 
     async def news(self) -> tuple[list[Member], list[Member]]:
-        """Wait for members that have ended, and for those that need more room soon."""
+        """Wait for news. Return the members that have ended, and those that need more room soon."""
         await trio.lowlevel.wait_readable(self._wake_fd)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         self.stays.gate.is_rung = False
         self._take_news(of_all=False)
-        ended, self._ended = self._ended, []
-        low, self._low = self._low, []
-        return ended, low
+        found, self._ended, self._low = (self._ended, self._low), [], []
+        return found
 
-    # ---- whose calls it waits for
+    # ---- connections
 
     def gone(self, caller: Caller) -> None:
-        """Forget the streams of a connection. Its stays are members now, and end as those do."""
+        """Forget the streams of a connection that has gone. Its stays become members, and end as members do."""
         self.take_over(caller)
         if (connection := self._connections.pop(caller, None)) is not None:
             self.stays.disconnect(connection)
@@ -368,12 +376,11 @@ class StandingRun:
 
     def connect(self, connected: Connected) -> None:
         """Let the core begin calls of a connection: see `Stays`."""
-        caller = connected.caller
-        self._connections[caller] = number = int(lib.sym_loop_connect(self.loop))
+        self._connections[connected.caller] = number = int(lib.sym_loop_connect(self.loop))
         self.stays.connect(connected, number)
 
     def _connection_of(self, call: FileCall) -> int:
-        """Give the number of a call's connection in the run; -1: the connection has gone."""
+        """Return the number of a call's connection in the run. -1: the connection has gone."""
         if call.caller not in self._connections and call.early is not Early.GONE:
             self._connections[call.caller] = int(lib.sym_loop_connect(self.loop))
         return self._connections.get(call.caller, -1)
@@ -381,19 +388,18 @@ class StandingRun:
     def expect(self, more: int) -> None:
         lib.sym_loop_expect(self.loop, more)
 
-    # ---- its steps
+    # ---- steps
 
     @property
     def is_stepping(self) -> bool:
         return bool(lib.sym_loop_is_stepping(self.loop))
 
     def set_cost(self, cost: Any) -> None:
-        """A `sym_cost`: what steps take."""
+        """Set the cost of steps, a `sym_cost`."""
         lib.sym_loop_set_cost(self.loop, cost)
 
     def stepping_since(self) -> tuple[int, list[Member]]:
-        """Since when, in CLOCK_MONOTONIC, the step under way has been computed, or 0; and what is in it."""
+        """Return the start of the step under way by CLOCK_MONOTONIC, and its members. 0: there is no step."""
         places, count = ffi.new("int32_t[]", 1024), ffi.new("int32_t *")
         since_ns = int(lib.sym_loop_stepping_since(self.loop, places, 1024, count))
-        members = [self._adopted(places[at]) for at in range(count[0])]
-        return since_ns, [member for member in members if member is not None]
+        return since_ns, [member for at in range(count[0]) if (member := self._adopted(places[at])) is not None]

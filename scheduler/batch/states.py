@@ -1,4 +1,4 @@
-"""States of a call from its submission to its answer, and the moves between them that are legal."""
+"""States of a call from its submission to its answer, and the legal moves between them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from enum import Enum, auto
 
 
 class CallState(Enum):
-    """Condition of a call. One that is behind others on its file waits there, queued or for slots."""
+    """State of a call."""
 
     WAITS_FOR_SLOTS = auto()
-    """The program has to let go of rows first."""
+    """State of a call that waits for result slots, in its queue: the program has to free rows first."""
     QUEUED = auto()
-    """Waits for others on its file."""
+    """State of a call behind other calls on its file."""
     WAITS_FOR_ROOM = auto()
-    """At the head of its queue: others are giving back what they have reserved and not used."""
+    """State of a call that found no room, at the head of its queue: other calls are giving back unused pages."""
     WAITS_FOR_PAGES = auto()
-    """Entries are reserved; pages of the file, which are on disk, or memory for new ones are on their way."""
+    """State of a call with reserved entries, while its file's pages are read from disk or get memory."""
     ZEROING = auto()
-    """Bytes of others are wiped out of its new pages."""
+    """State of a call whose new pages are being zeroed."""
     RUNNING = auto()
-    """A member of the run, in a step or between two."""
+    """State of a call that is a member of the run, in a step or between two."""
     EXTENDING = auto()
-    """In the run, while pages for its next entries are zeroed: till that is done its member is not settled."""
+    """State of a call in the run whose next pages are being zeroed. Its member is not settled before that is done."""
     SETTLING = auto()
-    """Out of the run: rows are looked at, entries committed, the next stretch is about to begin."""
+    """State of a call that has left the run: its entries are committed, and its next stretch may begin."""
     OVER = auto()
-    """Answered, or there is nobody to answer."""
+    """State of a call that is answered, or whose program has gone."""
 
 
 IN_THE_RUN = frozenset({CallState.RUNNING, CallState.EXTENDING})
@@ -47,12 +47,12 @@ MOVES: dict[CallState, frozenset[CallState]] = {
 
 
 class Early(Enum):
-    """Reason for which a call ends before its time."""
+    """Reason why a call ends early."""
 
     CANCELLED = auto()
     LATE = auto()
-    """The deadline has passed: entries of a step that was under way still count."""
+    """The deadline has passed. Entries of the step that was under way still count."""
     REFUSED = auto()
-    """The program is over a limit: `refusal` says which."""
+    """The program is over a limit: see `FileCall.refusal`."""
     GONE = auto()
-    """The program has gone, and wants no answer."""
+    """The program has gone: the call gets no answer."""

@@ -1,13 +1,12 @@
-"""Stays: branches in the run that the core alone has, and how Python takes one over.
+"""Stays: branches in the run that have no objects in Python, and how Python takes one over.
 
-The core begins calls for one token, answers them in the run, and commits what was computed; Python hears of a stay when
-something else is to become of it. Then the branch gets its objects, and the stay is a `Member` with a `PredCall`, as if
-the gate had begun it. `scheduler/core/stays.h` has the other half.
+C begins a stay's first call, the run answers it and the next calls, and C commits the computed entries. Python takes a
+stay over when anything else has to be done. Then the branch gets its objects, and the stay becomes a `Member` with a
+`PredCall`, as if the gate had begun it. `scheduler/core/stays.h` has C's part.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,28 +19,30 @@ from libsym.channel.hot import HOT_FUNCTIONS, address
 from libsym.channel.server import Request
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import Asked, Caller, Connection, PredCall
+from scheduler.batch.call import Caller, CallingConnection, PendingCall, PredCall
+from scheduler.batch.group import GroupCall
 from scheduler.batch.shares import Shares
 
 NO_LIMIT = (1 << 63) - 1
 
 
 class Connected(NamedTuple):
-    """A connection whose calls the core may begin."""
+    """Connection whose calls C may begin."""
 
-    caller: Connection
+    caller: CallingConnection
     core: Any
-    """A `sym_connection`."""
-    asked: Callable[[Request], Asked]
-    """Makes the request that a call of the core's was, for Python."""
+    """State of the connection in C, a `sym_connection`."""
+    asked: Callable[[Request], PendingCall]
+    """Function that makes Python's object of a request that C took."""
     account: Account
 
 
 class Stays:
-    """All stays of a run, on the trio thread."""
+    """All stays of a run, and the connections that may have stays, on the trio thread."""
 
     def __init__(self, fs: FileSystem, loop: Any, vocab_size: int, shares: Shares, accounting: Accounting) -> None:
         self._fs = fs
+        self._loop = loop
         self._shares = shares
         self._accounting = accounting
         plan = {
@@ -56,7 +57,7 @@ class Stays:
         }
         self.gate = ffi.gc(ffi.new("sym_gate *", plan), lib.sym_gate_free)
         self._connected: dict[int, Connected] = {}
-        """By their number in the run."""
+        """Connections by their number in the run."""
 
     def __len__(self) -> int:
         return int(self.gate.num_stays)
@@ -64,7 +65,7 @@ class Stays:
     # ---- connections
 
     def connect(self, connected: Connected, number: int) -> None:
-        """Let the core begin calls of a connection."""
+        """Let C begin calls of a connection. `number`: the connection's number in the run."""
         caller, core = connected.caller, connected.core
         core.gate, core.in_run, core.program = self.gate, number, caller.pid
         core.server = ffi.cast("sym_server *", address(caller.channel.memory[0]))
@@ -72,7 +73,7 @@ class Stays:
         self._connected[number] = connected
 
     def pay(self, caller: Caller, account: Account) -> None:
-        """Another account pays for the branches of a connection, which has none now."""
+        """Change the account that pays for a connection's branches. The connection has no branches now."""
         number = next((number for number, each in self._connected.items() if each.caller is caller), None)
         if number is None:
             return
@@ -83,25 +84,25 @@ class Stays:
         self._connected[number] = connected._replace(account=account)
 
     def disconnect(self, number: int) -> None:
-        """A connection has gone, and Python has taken over its stays."""
+        """Forget a connection that has gone, after Python has taken over its stays."""
         self.count()
         connected = self._connected.pop(number, None)
         if connected is not None:
             self._shares.over(connected.caller.program)
 
-    def caller(self, number: int) -> Connection | None:
+    def caller(self, number: int) -> CallingConnection | None:
         """Return a connection by its number in the run."""
         connected = self._connected.get(number)
         return None if connected is None else connected.caller
 
-    # ---- what they do
+    # ---- stays and their work
 
     def at(self, index: int) -> Any:
-        """Return the `sym_stay` of a place in the run, NULL if there is none."""
+        """Return the `sym_stay` at a place in the run, or NULL."""
         return lib.sym_stay_at(self.gate, index)
 
     def cores(self, caller: Caller | None = None) -> Iterator[Any]:
-        """Give the tables of the stays of a connection, or of all. Python may take over each as it is given."""
+        """Yield the tables of the stays of one connection or of all. Meanwhile the caller may take over each stay."""
         core = next((each.core for each in self._connected.values() if each.caller is caller), None)
         if caller is not None and core is None:
             return
@@ -110,32 +111,46 @@ class Stays:
             yield self.at(at).table
 
     def show(self, *, copying: bool = False) -> None:
-        """Let files show what was computed. `copying`: of those alone that hold a page which they copied from."""
+        """Commit the computed entries of stays. `copying`: only stays that hold the source page of a copy."""
         if self.gate.num_stays:
             lib.sym_stays_show(self.gate, copying)
             self._fs.pool.take_news()
 
     def count(self) -> None:
-        """Count what calls of the core's have used."""
+        """Count the usage of calls that C began."""
         core, self.gate.used = self.gate.used, ffi.NULL
         while core:
             core.is_used = False
             used, connected = core.used, self._connected[core.in_run]
             self._accounting.count_used(connected.caller.program, connected.account, used)
-            used.calls = used.tokens = used.steps = used.compute_ns = used.queue_ns = 0
+            used.calls = used.tokens_in = used.tokens = used.steps = used.compute_ns = used.queue_ns = 0
             core = core.next_used
 
-    # ---- Python takes one over
+    def group_call(self, ended: Any) -> GroupCall | None:
+        """Return the batch's call that a member has left unanswered; None: there is no such call.
+
+        `ended`: a `sym_member`.
+        """
+        connected = self._connected.get(ended.connection)
+        if not ended.decode.group:
+            return None
+        if connected is None:
+            lib.sym_group_abandon(ended.decode.group)
+            return None
+        asked = connected.asked(Request(Op.PRED_BATCH, 0, ended.decode.group.id, 0, (0, 0, 0, 0), b"", ended.stream))
+        return GroupCall(self._loop, ended.decode, asked)
+
+    # ---- taking over a stay
 
     def adopt(self, stay: Any) -> PredCall:
-        """Return a stay's call: its branch has objects, and the core has the stay no more."""
+        """Take over a stay, whose branch has objects now. Return its call."""
         caller, _, make, account = self._connected[stay.member.connection]
         member, table = stay.member, stay.table
-        payload = struct.pack("=i", stay.token)
-        request = Request(Op.PRED, ROWS_LAST, member.call_id, stay.handle, (1, 0, 0, 0), payload, member.stream)
-        asked, tokens = make(request), np.array([stay.token], np.int32)
+        asked = make(Request(Op.PRED, ROWS_LAST, member.call_id, stay.handle, (1, 0, 0, 0), b"", member.stream))
+        tokens = np.array(list(stay.tokens[0 : member.num_tokens]), np.int32)
         call = PredCall(caller, caller.file(stay.handle), tokens, None, 1, asked.answer)
         call.loop(asked)
+        call.num_slots = 0 if member.decode.slot < 0 else 1
         call.number, call.stream = member.number, member.stream
         call.take_slots(member.decode.slot)
         call.enter(member.arrived_ns * 1e-9)

@@ -1,4 +1,4 @@
-"""The steps of a run: counts, the latest ones, and how long they may take."""
+"""Steps of the run: counters, records of the latest steps, and their time limit."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ assert dtype_of("sym_seat") == SEAT
 
 
 class Steps:
-    """Steps by number. Seats, which say whose calls a step had, are noted while the run is traced."""
+    """Records of steps by number. Seats, the calls of each step, are recorded while the run is traced."""
 
     def __init__(self, loop: Any) -> None:
-        """`loop`: a `sym_loop`."""
+        """Read the steps of `loop`, a `sym_loop`."""
         self._loop = loop
 
     def counts(self) -> Any:
-        """Give the `sym_counts`."""
+        """Return the counters, a `sym_counts`."""
         return lib.sym_loop_counts(self._loop)
 
     def may_take(self, step_s: float) -> None:
-        """Let steps take so long from the next one on: see `Limits.step_s`."""
+        """Set the time limit of the next steps: see `StepLimits.step_s`."""
         lib.sym_loop_set_step_ns(self._loop, round(step_s * 1e9))
 
     def since(self, number: int) -> npt.NDArray[np.void]:
-        """Give the latest steps from a number on, as far as they are known: of STEP."""
+        """Return the records, of type STEP, of the steps whose number is at least `number`. Steps that the run no
+        longer has are left out.
+        """
         return self._read(number, None)
 
     def trace(self, is_traced: bool) -> None:
-        """Whether seats are noted, too."""
+        """Begin or stop recording seats."""
         lib.sym_loop_trace(self._loop, is_traced)
 
     def traced_since(self, number: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
-        """Give steps as `since` does, and their seats, of SEAT: `first_seat` says where a step's begin."""
+        """Return steps as `since` does, and their seats as SEAT. A step's seats begin at its `first_seat`."""
         seats = np.zeros(_MAX_SEATS, SEAT)
         steps = self._read(number, seats)
         steps = steps[steps["first_seat"] >= 0]

@@ -1,45 +1,53 @@
-/* Which calls are about to come, and how long a step waits for them.
+/* Streams predict which calls are due, and how long a step should wait for them.
  *
- * A *stream* is a thread or a task of a program: what its library says waits for an answer. From an answer to its next call
- * it thinks, whatever it closes, forks or cuts in between. How long that took it lately, and how far it was off, say when it
- * is due again. A new stream is not expected before it has come back once; and of a connection no more are expected than it
- * has had under way at once. So a program that gives false names gains nothing but waits of its own account. Where
- * calls name no stream, the answers of their connection that no call has followed are streams.
+ * A *stream* is a thread or a task of a program. Each call names the stream that waits for its answer: libsym numbers
+ * them. A stream *thinks* from an answer until its next call, whatever files it closes, forks or truncates in between.
+ * Its mean think time, and the mean error of this time, predict when its next call is due.
  *
- * Calls of one stream that are under way together are a batch, and so many are expected of it again.
+ * No call is expected of a new stream until it has called again once. A connection is not expected to make more calls
+ * than it has had under way at once. So a program that gives false names of streams gains nothing: only calls of its
+ * own account wait longer. If calls name no stream, each answer counts as a stream until a call of the same connection
+ * follows it.
  *
- * With k calls ready and others due at t1 <= t2 <= ..., a step that waits until tn computes those, too: k + n calls in
- * tn + step(k + n). The wait that gives most calls a second is chosen, and chosen anew as calls come and time passes. */
+ * Calls of one stream that are under way together are a batch, and the stream is expected to make as many calls next
+ * time.
+ *
+ * Let k calls be ready, and others be due at t1 <= t2 <= ... A step that waits until tn computes k + n calls in tn +
+ * step(k + n). The loop chooses the wait that gives the most calls a second. It chooses again as calls arrive and time
+ * passes. */
 #include "streams.h"
 
 #include "loop_state.h"
 
 #include <stdlib.h>
 
-#define MAX_STREAMS 256 /* of a connection; more share their places */
-#define ANY_NS 200000   /* by which any stream may be off */
-#define GONE 8          /* so many times later than usual: it is not expected any more */
+#define MAX_STREAMS 256 /* places of a connection; if it has more streams, some of them share a place */
+#define ANY_NS 200000   /* tolerance for every think time, however regular the stream is */
+#define GONE 8          /* a stream is gone once it is late by this many times its think time and error */
 
 struct stream {
-    uint32_t name; /* 0: nobody's */
-    int32_t num_under_way;
-    int32_t num_calls; /* under way together lately */
-    int64_t answered_ns; /* and it has not called again; 0: it has */
-    int64_t think_ns, off_ns;
-    int32_t has_returned;
-    int32_t is_new; /* its answer, since the latest look at what has come */
+    uint32_t name;         /* number of the stream in its calls, or one above SYM_NAMELESS; 0: the place is free */
+    int32_t num_under_way; /* calls that are not answered */
+    int32_t num_calls;     /* most calls that were under way together since the stream last had no call */
+    int64_t answered_ns;   /* time of the latest answer; 0: the stream has called again */
+    int64_t think_ns,      /* mean time from an answer to the next call */
+        off_ns;            /* mean error of `think_ns` */
+    int32_t has_returned;  /* the stream has called again after an answer at least once */
+    int32_t is_new;        /* the answer came after the latest decision: see sym_streams_over */
 };
 
 struct connection {
-    struct stream *streams; /* [room], each at its name modulo room */
+    struct stream *streams; /* [room] a stream is at its name modulo `room` */
     int32_t room, is_there;
-    int32_t generation; /* how many there were at its place */
-    int32_t share; /* of its latest call */
-    int32_t num_under_way, most_under_way;
-    int64_t due_ns; /* its first expected stream, at the latest decision; 0: none */
-    int32_t is_waited; /* the wait that goes on is for it, too */
+    int32_t generation;     /* connections that had this place before */
+    int32_t share;          /* share of its latest call */
+    int32_t num_under_way,  /* calls of all its streams under way, and answers that are new */
+        most_under_way;     /* largest `num_under_way` so far */
+    int64_t due_ns; /* time of the first expected call, by the latest decision; 0: none is expected */
+    int32_t is_waited; /* the present wait is for this connection, maybe among others */
 };
 
+/* A time at which calls of a stream are due, and their number. */
 struct due {
     int64_t ns;
     int32_t num_calls;
@@ -76,7 +84,7 @@ int64_t sym_streams_connect(sym_streams *streams) {
     return (int64_t)streams->connections[found].generation << 32 | found;
 }
 
-/* Null: it has gone. */
+/* Return a connection by its number. NULL: the connection has gone. */
 static struct connection *connection_of(sym_streams *streams, int64_t number) {
     if (number < 0)
         return NULL;
@@ -92,7 +100,7 @@ void sym_streams_disconnect(sym_streams *streams, int64_t connection) {
     *gone = (struct connection){.generation = gone->generation + 1};
 }
 
-/* The place of a stream, which may have been another one's. Null: no memory. */
+/* Return the place of a stream; another stream may be there. NULL: there is no memory. */
 static struct stream *place_of(struct connection *connection, uint32_t name) {
     for (;;) {
         struct stream *place =
@@ -104,7 +112,7 @@ static struct stream *place_of(struct connection *connection, uint32_t name) {
         if (streams == NULL)
             return NULL;
         for (int32_t i = 0; i < connection->room; i++)
-            if (connection->streams[i].name != 0) /* two cannot meet that did not meet before */
+            if (connection->streams[i].name != 0) /* twice the places: no streams collide that did not before */
                 streams[connection->streams[i].name & (uint32_t)(room - 1)] = connection->streams[i];
         free(connection->streams);
         connection->streams = streams;
@@ -112,13 +120,15 @@ static struct stream *place_of(struct connection *connection, uint32_t name) {
     }
 }
 
-/* So late that it is not expected any more. */
+/* Return whether a stream is so late that no call of it is expected. */
 static int is_gone(const struct stream *stream, int64_t now_ns) {
     const int64_t late_ns = now_ns - stream->answered_ns - stream->think_ns;
     return stream->has_returned && late_ns > GONE * (stream->think_ns + stream->off_ns) + ANY_NS;
 }
 
-/* The name of a call that has none: of such streams the one that was answered first, if it is not gone; or a new one. */
+/* Choose the stream of a call that names no stream: among nameless streams without a call under way, the one that was
+ * answered first. A stream that is gone is chosen only if all are gone. If there is no such stream, a new one is
+ * chosen. */
 static uint32_t name_of_nameless(const struct connection *connection, int64_t now_ns) {
     const struct stream *found = NULL;
     uint32_t num = 0;
@@ -136,9 +146,9 @@ static uint32_t name_of_nameless(const struct connection *connection, int64_t no
     return found != NULL ? found->name : SYM_NAMELESS + num;
 }
 
-/* A call came between two times. Where it may have come when it was due, nothing is learned: a call that came while a step
- * ran would else seem to have come at its end. A long pause is no reason to take a stream for slow for long, and a short one
- * none to take it for quick. */
+/* Learn from a call that arrived between two times. A call that arrives during a step is seen only at its end. So if
+ * the call was due between the two times, it may have been punctual, and nothing is learned. A single long or short
+ * pause changes the mean only within limits. */
 static void came_back(struct stream *stream, int64_t earliest_ns, int64_t latest_ns) {
     const int64_t least_ns = earliest_ns > stream->answered_ns ? earliest_ns - stream->answered_ns : 0;
     const int64_t most_ns = latest_ns - stream->answered_ns;
@@ -176,7 +186,7 @@ uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t s
     }
     if (place->answered_ns != 0) {
         came_back(place, earliest_ns, latest_ns);
-        its->num_under_way -= place->is_new; /* it is not under way twice */
+        its->num_under_way -= place->is_new; /* its answer no longer counts as under way: the new call does */
         place->is_new = 0;
     }
     if (place->num_under_way++ == 0)
@@ -192,16 +202,17 @@ void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream,
         return;
     struct stream *place = place_of(its, stream);
     const int is_its =
-        place != NULL && place->name == stream && place->num_under_way > 0; /* not another one's by now */
+        place != NULL && place->name == stream && place->num_under_way > 0; /* no other stream has taken the place */
     if (is_its && --place->num_under_way == 0 && is_answered) {
         place->answered_ns = now_ns;
-        place->is_new = 1; /* calls that came meanwhile were under way beside it, and are seen only later */
+        place->is_new = 1; /* counts as under way until the next poll, which finds calls that arrived meanwhile */
     } else {
         its->num_under_way--;
     }
 }
 
-/* When a stream that has been answered is likely to be back: the later it is, the later. 0: nobody knows. */
+/* Predict when a stream will call again; 0: unknown. The longer the stream is overdue, the later is the predicted
+ * time. */
 static int64_t due_of(const struct stream *stream, int64_t now_ns) {
     if (stream->answered_ns == 0 || !stream->has_returned || is_gone(stream, now_ns))
         return 0;
@@ -217,7 +228,8 @@ static int by_time(const void *one, const void *other) {
     return (first > second) - (first < second);
 }
 
-/* Streams of a connection that are expected, the earliest first, from `num` on: how many in all. */
+/* Append the expected streams of a connection to `due`, whose `num` elements are sorted by time. Return the new number
+ * of elements. */
 static int32_t add_due(sym_streams *streams, struct connection *each, int32_t num, int64_t now_ns) {
     int32_t more = num;
     for (int32_t n = 0; n < each->room; n++) {
@@ -239,12 +251,12 @@ static int32_t add_due(sym_streams *streams, struct connection *each, int32_t nu
     return num;
 }
 
-/* Whether calls of another account are ready, which wait less for these streams. */
+/* Return whether calls of another account are ready. Such calls wait less for the streams of this connection. */
 static int is_strange(const struct connection *each, const sym_ready *ready, const sym_share *shares) {
     return ready->account != SYM_NOBODY && shares[each->share].parent != ready->account;
 }
 
-/* What a step of so many calls takes, if each takes what one of the latest step took. */
+/* Estimate the time of a step of `num_calls` calls that are like the calls of the latest step. */
 static int64_t step_ns(const sym_cost *cost, const sym_work *latest, int32_t num_latest, int32_t num_calls) {
     const double share = (double)num_calls / (double)(num_latest > 0 ? num_latest : 1);
     const sym_work work = {.num_rows = num_calls,

@@ -1,4 +1,5 @@
-/* Which calls are about to come: see streams.c. Times are nanoseconds of one clock, and of that of whoever asks. */
+/* Streams: which calls are due, and how long a step waits for them. streams.c describes both. All times are nanoseconds
+ * of the caller's clock. */
 #ifndef SYM_STREAMS_H
 #define SYM_STREAMS_H
 
@@ -6,12 +7,12 @@
 
 typedef struct sym_streams sym_streams;
 
-/* What a step would hold if it began now. */
+/* The calls that a step would hold if it began now. */
 typedef struct sym_ready {
     int32_t num_calls;
-    int32_t account; /* whose calls they are; SYM_SEVERAL: of several; SYM_NOBODY: there is none */
-    int32_t is_hurried; /* a call of them has a deadline, or a priority */
-    int64_t began_ns; /* when the wait has begun */
+    int32_t account; /* share of the account of these calls; SYM_SEVERAL: several accounts; SYM_NOBODY: no calls */
+    int32_t is_hurried; /* one of the calls has a deadline or a priority */
+    int64_t began_ns; /* beginning of the wait */
 } sym_ready;
 
 enum { SYM_NOBODY = -1, SYM_SEVERAL = -2 };
@@ -19,27 +20,31 @@ enum { SYM_NOBODY = -1, SYM_SEVERAL = -2 };
 sym_streams *sym_streams_new(void);
 void sym_streams_free(sym_streams *streams);
 
-/* A connection: its number, which no other one has had, or -1 without memory. What is told of one that has gone, or of -1,
- * is nothing. */
+/* Begin to follow a connection. Return its number, or -1 if there is no memory. Numbers are not used twice. The
+ * functions below ignore -1 and the number of a connection that has gone. */
 int64_t sym_streams_connect(sym_streams *streams);
 void sym_streams_disconnect(sym_streams *streams, int64_t connection);
 
-/* Streams have 16 bits. Of a call that nobody waits for, which is never expected; and from here on of calls that name none. */
-enum { SYM_NO_STREAM = 0x10000, SYM_NAMELESS };
+enum {
+    SYM_NO_STREAM = 0x10000, /* a call whose answer no program waits for: its stream is never expected */
+    SYM_NAMELESS /* streams of calls without a name have this number or a higher one; names have 16 bits */
+};
 
-/* A call of a stream has come between two times, and counts to that share: the stream, also where the call names none (0). A
- * call is over, and its program is told now (or is not). */
+/* Note that a call of a stream has arrived, between the two times. `share`: the share that pays for it. Return the
+ * stream. If the call names no stream (0), this function chooses one. */
 uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t stream, int32_t share,
                             int64_t earliest_ns, int64_t latest_ns);
+/* Note that a call is over. `is_answered`: its program gets the answer now. */
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns);
 
-/* Until when a step is best put off, as far as is known now; now_ns: it is not. `latest`: what the latest step held, in
- * `num_calls` calls, so that it is known what one of so many calls takes. */
+/* Return the time until which the step should wait; `now_ns`: the step should begin at once. `latest` is the work of
+ * the latest step, which had `num_calls` calls: the time of a step of any size is estimated from it. */
 int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, const sym_wait *wait,
                                const sym_limits *limits, const sym_cost *cost, const sym_work *latest,
                                int32_t num_calls, const sym_share *shares, int64_t now_ns);
 
-/* A wait is over: what of it was for streams that did not come is service of their shares. */
+/* End a wait. Time that calls of one account waited in vain for streams of another account is charged to those streams'
+ * shares. */
 void sym_streams_charge(sym_streams *streams, const sym_ready *ready, sym_share *shares, int64_t now_ns);
 
 #endif

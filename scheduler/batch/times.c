@@ -1,8 +1,17 @@
-/* How long steps and calls took, counted so that quantiles can be told of any stretch of time: of two readings the difference. */
+/* The clock, and counts of durations of steps and calls. The difference of two readings of these counts gives the
+ * quantiles of the durations between the readings. */
 #include "loop_state.h"
 
-#define FIRST_OCTAVE 16 /* 2^16 ns */
-#define ROOT_OF_TWO 362 /* times 256 */
+#include <time.h>
+
+#define FIRST_OCTAVE 16 /* the first bound is 2^16 ns */
+#define ROOT_OF_TWO 362 /* the square root of 2, times 256 */
+
+int64_t sym_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000L + now.tv_nsec;
+}
 
 int64_t sym_time_bound_ns(int32_t index) {
     const int octave = FIRST_OCTAVE + index / 2;

@@ -1,4 +1,4 @@
-"""Calls and steps as a trace has them. Nothing of this runs while nobody records."""
+"""Records of calls and steps for a trace. These functions run only while a recording is on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.trace.records import NO_DEADLINE, STEP, Records
 
 
 def note_arrival(recorder: Recorder, call: FileCall) -> None:
-    """Note that a call has come, now or some time ago."""
+    """Record the arrival of a call. The call may have arrived some time ago."""
     table = call.file.table
     inode = call.file.inode
     accounts = table.pool.accounts.of(table.owner).numbers
@@ -36,7 +36,7 @@ def note_arrival(recorder: Recorder, call: FileCall) -> None:
 
 
 def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> None:
-    """Note that a call is over, whether or not anybody waits for it."""
+    """Record the end of a call, even if its program has gone."""
     code = 0 if error is None else error.errno or errno.EIO
     recorder.answered(
         call.number, call.num_appended, errno.ECONNRESET if call.early is Early.GONE else code, time.monotonic_ns()
@@ -44,7 +44,7 @@ def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> N
 
 
 def traced_steps(found: Records, seats: Records) -> tuple[Records, Records]:
-    """Steps and seats of the run, as a trace has them."""
+    """Convert the run's records of steps to those of a trace, and return them with the seats."""
     steps = np.zeros(len(found), STEP)
     for name in STEP.names or ():
         if name in (found.dtype.names or ()):

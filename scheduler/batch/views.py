@@ -1,4 +1,4 @@
-"""Records and arrays of C as numpy sees them, and back: what a header declares is declared nowhere else."""
+"""Conversion of records and arrays between C and numpy. Types come from the headers, not from a copy in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERS = {"int32_t": "i4", "int64_t": "i8", "double": "f8"}
 
 
 def dtype_of(record: str) -> np.dtype[np.void]:
-    """Return a record's fields, with those of records within it."""
+    """Return the dtype of a C struct. Fields of structs within it become fields of the dtype."""
     names, formats, offsets = zip(*_fields(ffi.typeof(record), 0), strict=True)
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(record)})
 
@@ -31,5 +31,5 @@ def _fields(record: Any, at: int) -> Iterator[tuple[str, Any, int]]:
 
 
 def ints(array: IntArray) -> Any:
-    """Return an array's numbers as C takes them."""
+    """Return the array as a C array of int32_t, without a copy."""
     return ffi.from_buffer("int32_t[]", array)

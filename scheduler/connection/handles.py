@@ -1,7 +1,7 @@
-"""Handles of a connection: files that Python has objects of, and branches that the core alone has.
+"""Handles of a connection: files with Python objects, and branches that exist only in the core.
 
-A branch is a fork without a name. Most of them live for a call or two, which the core carries out by itself; whoever
-asks for such a handle here gets objects for it, and has them from then on.
+A branch is a fork without a name. Most branches live for a call or two, which the core carries out by itself. When
+Python looks a branch up here, the branch gets Python objects and keeps them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ OPERATIONS = int(lib.sym_connection_operations())
 _SERVE = int(ffi.cast("uintptr_t", ffi.addressof(lib, "sym_connection_serve")))
 
 See = Callable[[Any], tuple[Inode, KvFile]]
-"""Makes the objects of a branch, a `core_table`: see `Volume.see`."""
+"""Function that makes the Python objects of a branch from its `core_table`: see `Volume.see`."""
 
 
 class Handles:
-    """Handles by number."""
+    """Open handles of one connection, by number."""
 
     def __init__(self) -> None:
         self.core = ffi.gc(ffi.new("sym_connection *"), lib.sym_connection_free)
@@ -42,9 +42,9 @@ class Handles:
         self._account: Account | None = None
 
     def serve(self, channel: ServerChannel, see: See, holdings: Holdings, page_seconds: PageSeconds) -> None:
-        """Have the core carry out what it can of a program's calls, which knows the run and who pays already.
+        """Let the core carry out the calls that need no Python. The core already knows the run and the paying account.
 
-        `page_seconds`: the program's.
+        `page_seconds` counts the pages of the program that the connection belongs to.
         """
         self._see, self._page_seconds, self._holdings = see, page_seconds, holdings
         self.core.holdings = holdings.core
@@ -54,25 +54,25 @@ class Handles:
             raise MemoryError("no memory for one more connection")
 
     def ignore(self) -> None:
-        """Let Python alone look at what the program asks for."""
+        """Let only Python read the program's requests."""
         if self.core.gate:
             lib.sym_gate_ignore(self.core.gate, self.core)
 
     def make_for(self, creds: Credentials, account: Account) -> None:
-        """Have an account pay for forks without a name from now on."""
+        """Charge forks without a name to this account from now on."""
         self._account = account
         maker = self.core.maker
         maker.account, maker.uid, maker.gid = account.core, creds.uid, creds.gid
 
     def close(self) -> None:
-        """The last handle is closed, and the channel, too."""
+        """Stop counting the branches' page-seconds, because the last handle and the channel are closed."""
         if self._page_seconds is not None:
             self._page_seconds.has_no_more(self)
 
     # ---- by number
 
     def add(self, file: OpenKv) -> int:
-        """Return the number of a new handle. Numbers are not used twice: a stale one is an error, no other file."""
+        """Return the number of a new handle. Numbers are never used again, so a stale number is an error."""
         number = int(lib.sym_handle_new(self.core, file.table.core))
         if not number:
             raise MemoryError("no memory for one more handle")
@@ -88,7 +88,7 @@ class Handles:
             assert self._see is not None
             assert self._page_seconds is not None
             inode, kv = self._see(core)
-            found = self._seen.get(number)  # who computes with it has asked for it meanwhile
+            found = self._seen.get(number)  # `see` may have asked for this handle itself
             if found is None:
                 found = self._seen[number] = OpenKv(inode, kv, writable=True, origin=None)
                 lib.sym_handle_seen(self.core, number)
@@ -96,7 +96,7 @@ class Handles:
         return found
 
     def get(self, number: int) -> OpenKv | None:
-        """Return the file; None: no such handle is open."""
+        """Return the handle's file. None: no such handle is open."""
         try:
             return self[number]
         except KeyError:
@@ -113,23 +113,23 @@ class Handles:
         return int(self.core.num_handles)
 
     def known(self) -> Iterator[tuple[int, OpenKv]]:
-        """Give the handles whose files Python has objects of: a program may have a million of others."""
+        """Yield the handles whose files have Python objects. A program may have a million other handles."""
         return ((number, self[number]) for number in sorted(self._numbers(len(self), lib.SYM_KNOWN_FILES)))
 
     def idle_branches(self, count: int) -> list[OpenKv]:
-        """Return the files of other handles that were not used for longest."""
+        """Return the files of the `count` branches whose last use is the oldest."""
         numbers = ffi.new("uint64_t[]", count)
         return [self[number] for number in numbers[0 : lib.sym_branches_idle(self.core, numbers, count)]]
 
     def remove(self, number: int) -> None:
-        """Forget a handle that Python has objects of."""
+        """Forget a handle whose file has Python objects."""
         del self._seen[number]
         lib.sym_handle_forget(self.core, number)
 
-    # ---- all of them, when the program has gone
+    # ---- all handles, after the program has gone
 
     def take(self, count: int) -> list[OpenKv]:
-        """Forget so many handles, and return their files: those of branches, too, that got objects meanwhile."""
+        """Forget up to `count` handles and return their files. This makes the Python objects that branches lack."""
         if len(self._seen) < count:
             for number in self._numbers(count, lib.SYM_UNSEEN_HANDLES):
                 self[number]
@@ -141,7 +141,7 @@ class Handles:
         return taken
 
     def close_branches(self, count: int) -> int:
-        """Close so many branches that the core alone has; return how many there were."""
+        """Close up to `count` branches that exist in the core alone. Return how many were closed."""
         num_closed = int(lib.sym_branches_close(self.core, count))
         assert num_closed >= 0, "a branch can't be closed"
         return num_closed
@@ -149,11 +149,14 @@ class Handles:
     # ---- what branches cost
 
     def page_seconds(self) -> tuple[float, int]:
-        """Pages times seconds of the branches, while nobody had seen them; and the pages of those that nobody has."""
+        """Return the page-seconds of branches while they had no Python objects.
+
+        Also return the number of pages of the branches that have no Python objects now.
+        """
         return float(lib.sym_branches_page_seconds(self.core)), int(self.core.num_pages)
 
     def branch_pages(self) -> IntArray:
-        """Return the pages of the branches that nobody saw; shared ones more than once."""
+        """Return the pages of the branches without Python objects. Shared pages are repeated."""
         found = np.empty(self.page_seconds()[1], np.int32)
         lib.sym_branches_pages(self.core, pointer(found))
         return found

@@ -1,4 +1,4 @@
-"""A LIP as the daemon sees it: one connection, who the kernel says it is, and its own table of handles."""
+"""A LIP in the daemon: one connection, the identity that the kernel reports, and a table of handles."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from scheduler.connection.handles import Handles
 from scheduler.connection.slots import Slots
 from scheduler.connection.under_way import UnderWay, UserBytes
 from scheduler.programs.program import Program
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 MAX_LATER = 1024
-"""Calls of one program that wait at once, as many as its library has: each holds its request in our memory."""
+"""Most calls of one program that wait at once; libsym has the same limit.
+
+The daemon keeps the requests of these calls.
+"""
 MAX_WAITS = 1000
-"""With so many no more may wait for a message or a lock: its library has to have room for what ends such a wait."""
+"""Most waits for messages and locks. The program's library needs room for the replies that end these waits."""
 
 
 class Cancellable(Protocol):
-    """A call: see `SystemCall`."""
+    """Call that can be cancelled: see `SystemCall`."""
 
     @property
     def request(self) -> Request: ...
@@ -43,7 +46,7 @@ class Cancellable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lip:
-    """A connected program. Handles are its own: no number that it sends can name another's file."""
+    """Connection of a program. It has handle numbers of its own, so no number reaches another program's file."""
 
     pid: int
     credentials: Credentials
@@ -51,26 +54,26 @@ class Lip:
     handles: Handles = field(default_factory=Handles)
     since_ns: int = field(default_factory=time.time_ns)
     num_later: int = 0
-    """Calls that are under way and will be answered when something has happened."""
+    """Number of calls that wait for an event."""
     calls: dict[int, Cancellable] = field(default_factory=dict)
-    """Calls that CANCEL can end, or whose answer it can take back, by the request's id."""
+    """Calls that CANCEL can end or whose result CANCEL can take back, by the id of the request."""
     tied: dict[int, set[Cancellable]] = field(default_factory=dict)
-    """By handle: generations, which end when something else is done to their file; and the claim that the handle is,
-    which can be taken back while it is open."""
+    """Calls by handle. Another operation on the file ends a generation. A claim can be taken back while the handle
+    is open."""
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """Of whoever waits for the program to ring."""
+    """Scope of the task that waits until the program rings the doorbell."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
-    """Bytes of its requests."""
+    """Bytes of the connection's requests in flight."""
     holdings: Holdings = field(default_factory=Holdings)
-    """Things that the daemon keeps for its user; for nobody until it has joined."""
+    """Holdings of the connection's user; until the connection joins, holdings of no user."""
     launched: Program | None = None
-    """Program that the launcher says the connection belongs to."""
+    """Program to which the connection belongs, according to the launcher."""
     program: Program = field(init=False)
-    """Program that the connection belongs to: one of its own until the connection has joined."""
+    """Program that the connection belongs to. Until the connection joins, this field has a temporary program."""
     stream: int = 0
     """Stream of the call that is handled now: see libsym-abi(7)."""
     slots: Slots = field(init=False)
-    """Calls that wait for result slots, and the slots."""
+    """Result slots, and the calls that wait for slots."""
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.channel, self.handles.core)
@@ -78,7 +81,7 @@ class Lip:
         self.program = Program.of_nobody(self.pid, self.uid, self.gid)
 
     def charge_to(self, holdings: Holdings) -> None:
-        """The program joins: its user has the connection, and all that it opens, from now on."""
+        """Charge the connection, and all that it opens from now on, to its user."""
         holdings.charge(Kind.CONNECTION)
         self.holdings = holdings
 
@@ -92,45 +95,48 @@ class Lip:
 
     @property
     def subject(self) -> dict[str, object]:
-        """For lines of the log about it."""
+        """Return the fields of log lines about the LIP."""
         return {"program": self.pid, "user": self.uid}
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Of its requests and of their replies, in the rings."""
+        """Return the bytes of requests and of replies that have passed through the rings."""
         return self.channel.num_bytes
 
     @property
     def waits_for(self) -> Counter[Op]:
-        """Count, by operation, the calls that will be answered when something has happened."""
+        """Count the calls that wait for an event, by operation."""
         return Counter(call.request.op for call in self.calls.values() if not call.is_answered)
 
     def wake(self) -> None:
-        """Look at its ring although it has not rung."""
+        """Look at the connection's ring although the program has not rung."""
         self.nap.cancel()
 
     def free_rows(self, first: int, num_rows: int) -> None:
-        """Calls that wait get the slots of a call that failed. `first` below 0: that one waited for slots itself."""
+        """Free the slots of a failed call, and serve the calls that wait.
+
+        `first` below 0: the failed call had no slots yet.
+        """
         if first >= 0:
             self.channel.free_rows(first, num_rows)
         self.slots.serve()
 
     def add(self, file: OpenKv) -> int:
-        """A new handle."""
+        """Add a handle for the file and return its number."""
         handle = self.handles.add(file)
         self.holdings.charge(Kind.HANDLE)
         self.program.page_seconds.opened(file.table)
         return handle
 
     def opened(self, file: OpenKv) -> Reply:
-        """A new handle, as a reply tells it: with the entries, and the inode and the directory that it was found by.
+        """Return the reply for a newly opened file: handle, number of entries, inode, and directory of the name used.
 
-        The payload, of a file that lost entries, is their number.
+        If the file lost entries, the payload is their number.
         """
         return self._told(self.add(file), file)
 
     def place_of(self, file: OpenKv) -> Reply:
-        """Where an open file is now: a reply as `opened`'s, without a handle."""
+        """Return the same reply as `opened` for a file that is open already, without a handle."""
         return self._told(0, file)
 
     @staticmethod
@@ -147,7 +153,7 @@ class Lip:
             raise BadHandle(f"handle {handle} is not open in this program") from None
 
     def remove(self, handle: int) -> OpenKv:
-        """The handle ends, and what was under way for it; the file is the caller's."""
+        """Remove a handle and end its calls in flight. Return the file."""
         file = self.file(handle)
         self.end_generations(handle)
         for call in tuple(self.tied.get(handle, ())):
@@ -158,7 +164,7 @@ class Lip:
         return file
 
     def take(self, count: int) -> list[OpenKv]:
-        """Give up so many of its handles: the program has gone."""
+        """Remove up to `count` handles of a program that has gone, and return their files."""
         files = self.handles.take(count)
         for file in files:
             self.holdings.let_go(Kind.HANDLE)
@@ -166,7 +172,7 @@ class Lip:
         return files
 
     def end_generations(self, handle: int) -> None:
-        """End those that this handle started: they go on for seconds, and whoever closes the file waits for them."""
+        """End the handle's generations. They may take seconds, and closing the file would wait for them."""
         for call in [each for each in self.tied.get(handle, ()) if each.request.op is Op.GENERATE]:
             call.cancel()
 
@@ -177,6 +183,6 @@ class Lip:
             del self.tied[handle]
 
     def forget_calls(self) -> None:
-        """The program has gone: each call refers to it."""
+        """Drop the calls' references to a program that has gone."""
         for call in tuple(self.calls.values()):
             call.forget()

@@ -1,4 +1,4 @@
-"""A number of places that users share, so that none of them can take them all."""
+"""A limited number of places for users. No user can take all of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from libsym.errors import WouldBlock
 
 
 class Places:
-    """A user gets one more place while it has fewer than are free: half of all alone, a quarter beside that user, …
+    """Places for users. A user with fewer places than are free gets one more.
 
-    So there is a place for the next user, however many the others try to take; `exempt` users may take the last ones.
+    So a single user gets half of all places, the next user a quarter, and a new user always gets a place. `exempt`
+    users may take the last places.
     """
 
     def __init__(self, num_places: int, what: str, exempt: frozenset[int]) -> None:
-        """`what`: the places are, in messages."""
+        """Share `num_places` places. `what` is their plural in messages."""
         self._num_places = self._num_free = num_places
         self._what = what
         self._exempt = exempt
@@ -24,7 +25,7 @@ class Places:
 
     @contextmanager
     def one_for(self, uid: int) -> Iterator[None]:
-        """Have a place. WouldBlock: there is none for this user now."""
+        """Hold a place within the block. WouldBlock: the user can't have one now."""
         taken = self._taken[uid]
         if self._num_free == 0:
             raise WouldBlock(f"all {self._num_places} {self._what} of the daemon are taken: try again later")

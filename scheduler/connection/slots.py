@@ -1,10 +1,10 @@
-"""Result slots for the calls of one program: at once while there are some, then in order, as it lets go of rows.
+"""Result slots for calls of one program: given out at once while some are free, otherwise in the calls' order.
 
-A slot that a call under way has becomes free, or the program's, however long its step takes. Once all that are not free
-are the program's, it alone could free one, and it may be waiting for this very call. So from then on a wait has an end:
-NoBuffers when no slot has moved for PATIENCE_S. The client rings when it frees some, and the listener calls `serve()`,
-at `deadline` too. The run answers calls of decode loops without a word to this side, which sees it at the next look: so
-the end may come up to PATIENCE_S late.
+A slot of a call in flight is freed or passes to the program, however long the call's step takes. But the program may
+hold all slots that are not free. Then only the program can free one, and the program may be waiting for this very call.
+So a wait ends with NoBuffers when no slot has moved for PATIENCE_S. The client rings when it frees slots; the listener
+calls `serve()` then, and at `deadline`. The run answers decode loops without a call of this object. The object notices
+the slots of these answers at its next look, so NoBuffers may come up to PATIENCE_S late.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, SymError
 
 PATIENCE_S = 1.0
-"""With every slot the program's, and none given out or freed. A loop that is slow to look at its rows takes
-milliseconds; one that holds them all would wait for ever."""
+"""Longest wait while the program holds every slot and none is given out, answered or freed. Even a slow program reads
+its rows in some milliseconds. Without this limit, a program that keeps all its rows would make the call wait for ever.
+"""
 
 Then = Callable[[int | SymError], None]
-"""Is told the first slot, or why there is none."""
+"""Function that gets the first of the slots, or the error if the wait has failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,33 +37,28 @@ class _Wait:
 
 
 class Slots:
-    """Gives out the slots of one connection. All of it on the trio thread; `then` may call back into it."""
+    """Result slots of one connection, on the trio thread. `then` may call methods of this object."""
 
     def __init__(self, channel: ServerChannel, core: Any) -> None:
-        """`core`: the `sym_connection`, which carries out no call that needs slots while others wait for some."""
+        """`core`: the `sym_connection`. While calls wait for slots, the core carries out no call that needs slots."""
         self._channel = channel
         self._core = core
         self._waits: deque[_Wait] = deque()
         self._seen = (0, 0, 0)
         self.deadline = math.inf
-        """When `serve()` is due at the latest, in trio's time."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Calls that wait for slots."""
-        return len(self._waits)
+        """Latest time of the next `serve()`, in trio's time."""
 
     def take_now(self, num_rows: int) -> int | None:
-        """The first of `num_rows` slots; None: it takes a wait."""
+        """Return the first of `num_rows` slots. None: the call has to wait."""
         found = None if self._waits else self._find(num_rows)
         if isinstance(found, SymError):
             raise found
         return found
 
     def wait(self, num_rows: int, then: Then, is_wanted: Callable[[], bool]) -> None:
-        """Tell `then` the first of `num_rows` slots when its turn has come, or why there are none.
+        """Queue for `num_rows` slots. `then` gets the first of them, or the error.
 
-        When `is_wanted` has become false the wait is over without a word, at the next `serve()`.
+        If `is_wanted` has become false, the next `serve()` drops the wait without calling `then`.
         """
         self._waits.append(_Wait(num_rows, then, is_wanted))
         self._core.waits_for_slots = True
@@ -71,16 +67,16 @@ class Slots:
             self.serve()
 
     def serve(self) -> None:
-        """Slots may have become free, or time has passed."""
+        """Give out slots that have become free, and fail waits that have lasted too long."""
         if not self._waits:
             return
-        self._channel.want_slots()  # first: what is freed after the look below rings
+        self._channel.want_slots()  # first, so that the client rings for each slot that it frees from now on
         self._give_out()
         if self._have_moved():
             self.deadline = trio.current_time() + PATIENCE_S
         while self._waits and trio.current_time() >= self.deadline:
             self._give_up_first()
-            self._give_out()  # those behind it may want fewer
+            self._give_out()  # later waits may need fewer slots
             if self._have_moved():
                 self.deadline = trio.current_time() + PATIENCE_S
         if not self._waits:
@@ -99,7 +95,7 @@ class Slots:
             wait.then(found)
 
     def drop(self) -> None:
-        """Forget all waits: there is none, or the program has gone."""
+        """Stop waiting for slots: no wait is left, or the program has gone and its waits are forgotten."""
         self._waits.clear()
         self._core.waits_for_slots = False
         self.deadline = math.inf
@@ -113,7 +109,7 @@ class Slots:
             return error
 
     def _have_moved(self) -> bool:
-        """Whether a slot was given out, answered or freed since the last look, or a call under way will do so."""
+        """Return whether slots were given out, answered or freed since the last look, or calls in flight have some."""
         channel = self._channel
         before, self._seen = self._seen, (channel.num_lent_slots, channel.num_given_slots, channel.num_held_slots)
         return self._seen[0] > 0 or self._seen != before

@@ -1,8 +1,8 @@
-"""Bytes of the requests under way: what the daemon keeps for a connection, and for all connections of a user.
+"""Count of the bytes of requests in flight, for one connection and for all connections of a user.
 
-What would exceed a limit is refused, with WouldBlock or OverQuota, and leaves nothing here. It does not wait in the
-ring: CANCEL, or whatever else makes room, may be behind it. Such requests have no payload, or a short one, and always
-get through.
+A request that would exceed a limit is refused with WouldBlock or OverQuota, and is not counted. The request does not
+wait in the ring, because CANCEL, or another request that frees bytes, may stand behind it. Such requests have a short
+payload or none, and are always accepted.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from kvfs.pages.holdings import Holdings, Kind
 from libsym.abi import HEADER_BYTES, Op
 from libsym.channel.server import Request
 from libsym.errors import WouldBlock
+from scheduler._loop import lib
 
-FREE_BYTES = 256
-"""A request up to here is not counted: the request costs as much without it, and requests are bounded by number."""
+FREE_BYTES = int(lib.SYM_FREE_BYTES)
+"""Requests up to this size are not counted. Each request costs about as many bytes anyway, and the
+number of requests is limited."""
 MAX_CONNECTION_BYTES = 64 << 20
-"""As much as its shared region has: for each of a thousand calls a prompt of 16,000 tokens."""
+"""Limit of one connection, as large as its shared region: enough for a thousand prompts of 16,000 tokens."""
 MAX_USER_BYTES = 256 << 20
-CALL_BYTES = 1536
-"""What a call of a batch takes as our objects, whatever its payload has."""
+CALL_BYTES = int(lib.SYM_CALL_BYTES)
+"""Bytes that the daemon's objects for one call of a batch take, beside its payload."""
 
 
 def num_calls_in(request: Request) -> int:
-    """Of a batch as many as it says that it has, and may have; of any other request one."""
+    """Return how many calls a request counts for: 1, or for PRED_BATCH the number that its payload has room for."""
     if request.op is not Op.PRED_BATCH:
         return 1
     return max(0, min(request.args[0], len(request.payload) // HEADER_BYTES))
 
 
 def cost_of(request: Request) -> int:
-    """The bytes that a request counts for while it is under way."""
+    """Return the bytes that a request counts for while it is in flight."""
     if request.op is not Op.PRED_BATCH:
         return len(request.payload)
     return len(request.payload) + CALL_BYTES * num_calls_in(request)
@@ -39,14 +41,14 @@ def cost_of(request: Request) -> int:
 
 @dataclass(slots=True, weakref_slot=True)
 class UserBytes:
-    """Of all connections of a user."""
+    """Bytes in flight of all connections of a user."""
 
     num_bytes: int = 0
 
 
 @dataclass(slots=True)
 class UnderWay:
-    """Of one connection."""
+    """Requests in flight of one connection."""
 
     user: UserBytes
     holdings: Holdings = field(default_factory=Holdings)
@@ -55,7 +57,7 @@ class UnderWay:
     _is_closed: bool = False
 
     def begin(self, num_bytes: int) -> None:
-        """Count a request in. WouldBlock, OverQuota: it would be too much."""
+        """Count a request. WouldBlock, OverQuota: a limit would be exceeded."""
         if self.num_bytes + num_bytes > MAX_CONNECTION_BYTES:
             raise WouldBlock(_too_much(num_bytes, self.num_bytes, "program", MAX_CONNECTION_BYTES))
         if self.user.num_bytes + num_bytes > MAX_USER_BYTES:
@@ -66,7 +68,7 @@ class UnderWay:
         self.user.num_bytes += num_bytes
 
     def end(self, num_bytes: int) -> None:
-        """A request that was counted in is answered."""
+        """Stop counting a request that is answered."""
         if not self._is_closed:
             self.holdings.let_go(Kind.FRAME, num_bytes=num_bytes)
             self._num_requests -= 1
@@ -74,7 +76,7 @@ class UnderWay:
             self.user.num_bytes -= num_bytes
 
     def close(self) -> None:
-        """The connection has gone, and what it had under way is nobody's."""
+        """Release all bytes of a connection that has gone."""
         if not self._is_closed:
             self.holdings.let_go(Kind.FRAME, self._num_requests, self.num_bytes)
             self.user.num_bytes -= self.num_bytes

@@ -1,7 +1,10 @@
-/* Handles of a connection, in a table of open addresses. Their numbers follow each other: taken as they are they would lie
- * in one long row, which whoever closes the first of them goes through. Multiplied they lie apart. */
+/* Handles of a connection, in a hash table with open addressing. Handle numbers are consecutive. Unhashed, they would
+ * form one long run of places, and closing the first handle would walk through all of it. A multiplicative hash spreads
+ * the handles. */
 #include "handles.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { FIRST_ROOM = 16 };
@@ -16,7 +19,7 @@ static int64_t home_of(const sym_connection *connection, uint64_t number) {
     return (int64_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> (64 - __builtin_ctzll((uint64_t)connection->room)));
 }
 
-/* The place of a number, or the free one where it would be. There is always a free one. */
+/* Return the place of a number, or the free place for this number. There is always a free place. */
 static int64_t place_of(const sym_connection *connection, uint64_t number) {
     int64_t mask = connection->room - 1, at = home_of(connection, number);
     while (connection->handles[at].number && connection->handles[at].number != number)
@@ -31,17 +34,18 @@ static sym_handle *find(const sym_connection *connection, uint64_t number) {
     return found->number ? found : NULL;
 }
 
-/* At most half of the places are taken. */
-int sym_handles_grow(sym_connection *connection) {
-    int64_t before = connection->room;
+int sym_handles_grow(sym_connection *connection, int64_t num) {
+    int64_t before = connection->room, room = before ? before : FIRST_ROOM;
     sym_handle *handles = connection->handles;
-    if (2 * (connection->num_handles + 1) <= before)
+    while (2 * (connection->num_handles + num) > room)
+        room *= 2;
+    if (room == before)
         return 1;
-    sym_handle *more = calloc(before ? 2 * before : FIRST_ROOM, sizeof *more);
+    sym_handle *more = calloc(room, sizeof *more);
     if (!more)
         return 0;
     connection->handles = more;
-    connection->room = before ? 2 * before : FIRST_ROOM;
+    connection->room = room;
     for (int64_t at = 0; at < before; at++)
         if (handles[at].number)
             more[place_of(connection, handles[at].number)] = handles[at];
@@ -58,7 +62,7 @@ uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_s
 }
 
 uint64_t sym_handle_new(sym_connection *connection, core_table *table) {
-    return sym_handles_grow(connection) ? sym_handles_add(connection, table, 1) : 0;
+    return sym_handles_grow(connection, 1) ? sym_handles_add(connection, table, 1) : 0;
 }
 
 core_table *sym_handle_find(const sym_connection *connection, uint64_t number) {
@@ -82,7 +86,7 @@ void sym_handle_seen(sym_connection *connection, uint64_t number) {
     sym_branches_grow(connection, -found->table->num_pages);
 }
 
-/* Handles behind it that a lookup would not find any more move up. */
+/* Handles behind the gap move into it if a lookup would otherwise stop before them. */
 void sym_handle_forget(sym_connection *connection, uint64_t number) {
     sym_handle *handles = connection->handles, *found = find(connection, number);
     if (!found)
@@ -113,44 +117,17 @@ int64_t sym_handles_list(const sym_connection *connection, int which, uint64_t *
     return num;
 }
 
+void sym_must(core_outcome outcome, const char *what, const core_table *file) {
+    if (!outcome)
+        return;
+    fprintf(stderr, "symphony: %s of inode %" PRId64 " (%" PRId64 " entries): outcome %d of the core\n", what,
+            file->number, file->length, outcome);
+    abort();
+}
+
 /* ---- branches */
 
 static int is_branch(const sym_handle *handle) { return handle->number && !handle->is_seen; }
-
-core_outcome sym_branch_close(sym_connection *connection, uint64_t number, core_table *branch) {
-    if (branch->stay) {
-        core_outcome left = sym_stay_end(branch->stay);
-        if (left)
-            return left;
-    }
-    int32_t num_pages = branch->num_pages;
-    core_outcome outcome = core_branch_close(branch, connection->gate->files);
-    if (outcome == CORE_COLD)
-        return outcome;
-    sym_branches_grow(connection, -num_pages);
-    sym_handle_forget(connection, number);
-    core_outcome held = core_hold(connection->holdings, CORE_HANDLE, -1, 0);
-    return outcome ? outcome : held;
-}
-
-int64_t sym_branches_close(sym_connection *connection, int64_t max) {
-    int64_t num_closed = 0;
-    int64_t at = connection->num_swept;
-    while (at < connection->room && num_closed < max) {
-        const sym_handle handle = connection->handles[at];
-        core_outcome outcome = is_branch(&handle) && handle.table->is_branch
-                                   ? sym_branch_close(connection, handle.number, handle.table)
-                                   : CORE_COLD;
-        if (outcome == CORE_DONE)
-            num_closed++; /* another one may have moved to its place */
-        else if (outcome == CORE_COLD)
-            at++;
-        else
-            return -1;
-    }
-    connection->num_swept = at;
-    return num_closed;
-}
 
 double sym_branches_page_seconds(const sym_connection *connection) {
     return connection->page_seconds + connection->num_pages * (core_now_s() - connection->since_s);
@@ -173,7 +150,7 @@ static double last_use_s(const sym_connection *connection, uint64_t number) {
 
 int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, int64_t max) {
     int64_t num = 0;
-    double newest_s = 0; /* of those that were found, when there are `max` */
+    double newest_s = 0; /* last use of the newest branch in `numbers` */
     for (int64_t at = 0; at < connection->room && max > 0; at++) {
         const sym_handle *handle = connection->handles + at;
         if (!is_branch(handle) || !handle->table->is_branch)

@@ -1,4 +1,4 @@
-/* Memory of stays, of which each goes to the next one, and of the gate. */
+/* Memory of the gate, and of stays, which are used again. */
 #include "handles.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ void sym_gate_free(sym_gate *gate) {
 
 int sym_gate_listen(sym_gate *gate, sym_connection *connection, int32_t doorbell) {
     if (doorbell == 0)
-        return 1; /* as if it were none */
+        return 1; /* 0 means no doorbell: see sym_connection.doorbell */
     if (doorbell >= gate->num_doorbells) {
         int32_t num = 2 * doorbell;
         sym_connection **more = realloc(gate->by_doorbell, (size_t)num * sizeof(sym_connection *));

@@ -1,8 +1,8 @@
-/* Stays: how a branch comes into the run, what is committed of it there, and how it leaves when it is closed. */
+/* Stays: how a branch joins the run, how its computed entries are committed, and how it leaves when it is closed. */
 #include "stays.h"
 #include "handles.h"
 
-#include <stddef.h>
+#include <string.h>
 
 sym_stay *sym_stay_at(const sym_gate *gate, int32_t index) {
     return index >= 0 && index < gate->room ? gate->stays[index] : NULL;
@@ -27,24 +27,25 @@ void sym_stay_adopted(sym_gate *gate, sym_stay *stay) { forget(gate, stay); }
 
 /* ---- joining */
 
-/* Entries to reserve behind one that is appended: the rest of its page, or a page. As `Room` has it, of a file that goes on
- * by itself. */
-static int64_t num_ahead(const sym_gate *gate, const core_table *table, int32_t position) {
-    int64_t num_entries = table->length + 1, ahead = -num_entries & (SYM_PAGE_ENTRIES - 1);
-    ahead = ahead ? ahead : SYM_PAGE_ENTRIES;
-    const int64_t most[] = {(table->pool->frames->num_pages - 1) * SYM_PAGE_ENTRIES - num_entries,
-                            gate->max_entries - num_entries, gate->max_positions - position - 1};
-    for (int i = 0; i < 3; i++)
-        ahead = ahead < most[i] ? ahead : most[i];
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Return the number of entries to reserve after those of the call: the rest of the page, or a page if there is no
+ * rest. `Room` in Python does the same for the loop of a program. `position`: position of the call's last token. */
+static int64_t num_ahead(const sym_gate *gate, const core_table *table, int64_t num_tokens, int64_t position) {
+    const int64_t num_entries = table->length + num_tokens, rest = -num_entries & (SYM_PAGE_ENTRIES - 1);
+    int64_t ahead = rest ? rest : SYM_PAGE_ENTRIES;
+    ahead = least(ahead, (table->pool->frames->num_pages - 1) * SYM_PAGE_ENTRIES - num_entries);
+    ahead = least(ahead, gate->max_entries - num_entries);
+    ahead = least(ahead, gate->max_positions - position - 1);
     return ahead > 0 ? ahead : 0;
 }
 
-/* The call, as the run has it. Its memory is the stay's, which outlives the member. */
-static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
+/* Describe the call to the run. All memory belongs to the stay, which outlives the member. */
+static void describe(sym_stay *stay, const sym_predicted *call, int64_t slot) {
     sym_connection *connection = stay->connection;
     core_table *table = stay->table;
     int64_t now_ns = sym_now_ns();
-    stay->row = connection->gate->hot->row(connection->server, slot);
+    stay->row = call->numbers ? NULL : connection->gate->hot->row(connection->server, slot);
     stay->counted = (sym_news){0};
     core_frames(table, table->num_reserved_pages, stay->pages);
     connection->gate->last_call += 2;
@@ -59,16 +60,17 @@ static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
         .share = connection->share,
         .program = connection->program,
         .connection = connection->in_run,
-        .stream = request->stream,
+        .stream = call->stream,
         .num_rows = 1,
-        .rows = &stay->row,
+        .rows = call->numbers ? NULL : &stay->row,
         .server = connection->server,
-        .call_id = request->id,
+        .call_id = call->id,
         .pages = stay->pages,
         .copies = stay->copy,
         .num_copies = core_copy(table, stay->copy),
-        .tokens = &stay->token,
-        .num_tokens = 1,
+        .tokens = stay->tokens,
+        .positions = call->num_positions ? stay->positions : NULL,
+        .num_tokens = call->num_tokens,
         .position = core_position(table, table->length),
         .first = (int32_t)table->start,
         .capacity = (int32_t)(table->start + table->num_entries),
@@ -77,67 +79,52 @@ static void describe(sym_stay *stay, const sym_taken *request, int64_t slot) {
     };
     stay->member.decode.handle = stay->handle;
     stay->member.decode.slot = slot;
+    stay->member.decode.numbers = call->numbers;
 }
 
-static core_outcome join(sym_stay *stay, const sym_taken *request, int64_t slot) {
-    sym_gate *gate = stay->connection->gate;
-    describe(stay, request, slot);
-    stay->index = sym_loop_join(gate->loop, &stay->member);
-    if (stay->index < 0)
-        return CORE_NO_MEMORY;
-    gate->stays[stay->index] = stay;
-    gate->num_stays++;
-    stay->table->stay = stay;
-    stay->table->place = stay->index;
-    return CORE_DONE;
+static void recycle(sym_gate *gate, sym_stay *stay) {
+    stay->next = gate->free_stays;
+    gate->free_stays = stay;
 }
 
-core_outcome sym_stay_begin(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
-                            int32_t position, int is_position_given) {
+core_outcome sym_stay_begin(sym_connection *connection, const sym_predicted *call, int64_t slot, sym_stay **begun) {
     sym_gate *gate = connection->gate;
-    int32_t num_pages = table->num_pages + 3; /* the entry's, one ahead, and a copy */
-    sym_stay *stay = sym_gate_has_place(gate, sym_loop_num_places(gate->loop)) ? sym_stay_new(gate, num_pages) : NULL;
+    core_table *table = call->file;
+    sym_stay *stay = sym_stay_new(gate, table->num_pages + 3); /* at most two new pages, and a copy */
     if (!stay)
         return CORE_COLD;
     stay->connection = connection;
     stay->table = table;
-    stay->handle = request->handle;
-    stay->token = token;
-    int64_t slot = gate->hot->take_rows(connection->server, 1);
-    core_outcome outcome = slot < 0 ? CORE_COLD
-                                    : core_branch_reserve(table, token, is_position_given ? &position : NULL,
-                                                          num_ahead(gate, table, position));
-    if (!outcome && (outcome = join(stay, request, slot)) == CORE_NO_MEMORY) {
-        core_outcome aborted = core_abort(table);
-        outcome = aborted ? aborted : CORE_COLD;
+    stay->handle = call->handle;
+    memcpy(stay->tokens, call->tokens, sizeof(int32_t) * (size_t)call->num_tokens);
+    memcpy(stay->positions, call->positions, sizeof(int32_t) * (size_t)call->num_positions);
+    const int32_t *positions = call->num_positions ? stay->positions : NULL;
+    core_outcome outcome = core_branch_reserve(table, stay->tokens, positions, call->num_tokens,
+                                               num_ahead(gate, table, call->num_tokens, call->last_position));
+    if (outcome) {
+        recycle(gate, stay);
+        return outcome;
     }
-    if (!outcome)
-        return CORE_DONE;
-    if (slot >= 0)
-        gate->hot->free_rows(connection->server, (uint32_t)slot, 1);
-    stay->next = gate->free_stays;
-    gate->free_stays = stay;
-    return outcome;
+    describe(stay, call, slot);
+    *begun = stay;
+    return CORE_DONE;
 }
 
-core_outcome sym_go_on(sym_connection *connection, core_table *table, const sym_taken *request, int32_t token,
-                       int32_t position) {
-    sym_gate *gate = connection->gate;
-    int64_t slot = gate->hot->take_rows(connection->server, 1);
-    if (slot < 0)
-        return CORE_COLD;
-    const sym_hot_call call = {.id = request->id,
-                               .slot = slot,
-                               .row = gate->hot->row(connection->server, slot),
-                               .token = token,
-                               .stream = request->stream};
-    if (sym_loop_inject(gate->loop, table->place, connection->server, request->handle, &call, position))
-        return CORE_DONE;
-    gate->hot->free_rows(connection->server, (uint32_t)slot, 1);
-    return CORE_COLD;
+void sym_stay_joined(sym_stay *stay, int32_t index) {
+    sym_gate *gate = stay->connection->gate;
+    stay->index = index;
+    gate->stays[index] = stay;
+    gate->num_stays++;
+    stay->table->stay = stay;
+    stay->table->place = index;
 }
 
-/* ---- what is computed */
+core_outcome sym_stay_undo(sym_stay *stay) {
+    recycle(stay->connection->gate, stay);
+    return core_abort(stay->table);
+}
+
+/* ---- computed entries */
 
 static void count(sym_stay *stay, const sym_news *now) {
     sym_connection *connection = stay->connection;
@@ -149,6 +136,7 @@ static void count(sym_stay *stay, const sym_news *now) {
         connection->gate->used = connection;
     }
     used->calls += now->num_calls - before->num_calls;
+    used->tokens_in += now->num_done - before->num_done;
     used->tokens += now->num_rows_computed - before->num_rows_computed;
     used->steps += now->num_steps - before->num_steps;
     used->compute_ns += now->compute_ns - before->compute_ns;
@@ -191,9 +179,7 @@ core_outcome sym_stay_end(sym_stay *stay) {
     sym_loop_take_back(gate->loop, stay->index, &stay->member);
     forget(gate, stay);
     table->place = CORE_NOBODY;
-    stay->next = gate->free_stays;
-    gate->free_stays = stay;
+    recycle(gate, stay);
     core_outcome outcome = table->is_reserved ? core_abort(table) : CORE_DONE;
-    return outcome == CORE_NO_MEMORY ? CORE_BROKEN
-                                     : outcome; /* the branch is in no run, and has room that nobody uses */
+    return outcome == CORE_NO_MEMORY ? CORE_BROKEN : outcome; /* nothing would give the room back later */
 }

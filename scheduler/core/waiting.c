@@ -1,6 +1,7 @@
-/* Where the trio thread sleeps. After a step the interpreter's code is out of the caches, and some 300 us pass before Python
- * has found out which call has come. So whoever wakes up looks here first at what has rung: a program, or the run, which
- * has seen a call in a ring that is for the gate. If all that came is carried out (see calls.c), the thread sleeps on. */
+/* The sleep of the trio thread. After a step, the interpreter's code is out of the caches, and Python needs some 300 us
+ * to find out which call has arrived. So the thread first checks in C what has rung: the doorbell of a program, or the
+ * eventfd of the run. The run rings when it has seen a request for the gate in a ring. If calls.c can carry out all
+ * calls that have arrived, the thread sleeps on. */
 #include "handles.h"
 
 #include <errno.h>
@@ -8,22 +9,25 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { LOOKS_NS = 1000000 };
+enum { LOOKS_NS = 1000000 }; /* longest time in which calls are carried out here for one ring of `wake_fd` */
 
-/* Whether nothing is left for Python of what a program asks for. What the core has for Python comes before any other call. */
+/* Carry out the calls of a program. Return whether nothing is left for Python. While the core has news for Python, or
+ * calls wait for result slots, nothing is carried out here: Python has to act first. */
 static int is_done_for(sym_gate *gate, sym_connection *connection) {
     return !gate->pool->news && !connection->waits_for_slots &&
            gate->hot->drain(connection->server, connection->doorbell);
 }
 
-/* A program that Python has to look at is woken as if it had rung: its descriptor tells nothing more until it is waited for. */
+/* Report a program to Python as if its doorbell had rung. The descriptor is disarmed until Python waits for it
+ * again. */
 static sym_woken as_if_rung(int epoll_fd, int32_t doorbell) {
     struct epoll_event nothing = {.events = EPOLLONESHOT, .data.fd = doorbell};
     (void)epoll_ctl(epoll_fd, EPOLL_CTL_MOD, doorbell, &nothing);
     return (sym_woken){doorbell, EPOLLIN};
 }
 
-/* The same of what the run tells, which may see calls as fast as they are carried out: Python gets what is left. */
+/* Carry out calls of the programs that the run reports. Return whether nothing is left for Python. The run may report
+ * calls as fast as they are carried out: after LOOKS_NS Python gets the rest. */
 static int is_done_for_run(sym_gate *gate, int epoll_fd, sym_woken *woken, int *num_woken) {
     const int64_t until_ns = sym_now_ns() + LOOKS_NS;
     sym_connection *connection;

@@ -1,4 +1,4 @@
-"""Checks of what a call appends, against its handle and the model's limits."""
+"""Checks of the tokens that a call appends, against its handle and the model's limits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvfs.fs import OpenKv
 from libsym.errors import Invalid, NoAccess
 from libsym.rows.stops import TokenTexts
 from scheduler.connection.lip import Lip
-from scheduler.payloads import Fields, check_range
+from scheduler.wire.payloads import PayloadReader, check_range
 
 
-class Limits(Protocol):
+class ModelLimits(Protocol):
     """Limits of the model, and the texts of its tokens."""
 
     @property
@@ -30,9 +30,9 @@ class Limits(Protocol):
 
 
 class Limited:
-    """Checks of calls that append, against the model's limits."""
+    """Checks of the tokens and positions of calls, against the model's limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ModelLimits) -> None:
         self._limits = limits
 
     @property
@@ -41,11 +41,15 @@ class Limited:
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """Made with the first call that draws or stops at a text: it takes some milliseconds."""
+        """Return the texts of the tokens. The first access makes the texts, in some milliseconds."""
         return TokenTexts(self._limits.token_texts)
 
-    def entries(self, fields: Fields, num_tokens: int, num_positions: int) -> tuple[IntArray, IntArray | None]:
-        """The tokens of a call, and their positions if it has any: none, the first, or all."""
+    def entries(self, fields: PayloadReader, num_tokens: int, num_positions: int) -> tuple[IntArray, IntArray | None]:
+        """Return the checked tokens of a call, and their positions. A call gives no position, the first position, or
+        all positions.
+
+        None: the call gives no position.
+        """
         if num_tokens < 1:
             raise Invalid("at least one token is needed: there is nothing to append")
         if num_positions not in (0, 1, num_tokens):
@@ -61,7 +65,7 @@ class Limited:
             return tokens, None
         positions = fields.int32(num_positions, "positions").astype(np.int64)
         if num_positions == 1:
-            positions = positions[0] + np.arange(num_tokens)  # may go beyond 32 bits
+            positions = positions[0] + np.arange(num_tokens)  # may exceed 32 bits
         check_range("position", positions, self._limits.max_positions, "the model's context")
         return tokens, positions.astype(np.int32)
 

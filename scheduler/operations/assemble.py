@@ -1,4 +1,4 @@
-"""kv_extract and kv_merge: the light half on the daemon's thread, the heavy one in a worker."""
+"""kv_extract and kv_merge: the short part runs on the trio thread, the long part in a worker."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from libsym.errors import Invalid
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import mode_of, text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import mode_of, text_of
+from scheduler.wire.replies import Reply
 
 NUM_WORKERS = 2
-"""Assemblies that are worked on at once: the others wait, so that the cores are left to the steps."""
+"""Maximum number of assemblies that run at once. Further assemblies wait, because steps need the cores."""
 
 
 class Assembler:
-    """Answers KV_EXTRACT and KV_MERGE. What is wrong with a request is said before anything is begun."""
+    """Answers KV_EXTRACT and KV_MERGE. A wrong request fails before any work begins."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -38,7 +38,7 @@ class Assembler:
         }
 
     def _extract(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """Hold the source as it is now; the coroutine does the rest."""
+        """Hold the present state of the source, and return the coroutine that extracts entries from it."""
         lip, request = call.lip, call.request
         ranges, path = _numbers(request, np.dtype(np.int64), 2)
         source = lip.file(request.handle)
@@ -48,7 +48,7 @@ class Assembler:
         return self._assemble(lip, assembly, path, mode_of(request))
 
     def _merge(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """Hold the sources as they are now; the coroutine does the rest."""
+        """Hold the present state of the sources, and return the coroutine that merges them."""
         lip, request = call.lip, call.request
         handles, path = _numbers(request, np.dtype(np.uint64), 1)
         sources = [lip.file(handle) for handle in handles.ravel().tolist()]
@@ -58,7 +58,7 @@ class Assembler:
         return self._assemble(lip, assembly, path, mode_of(request))
 
     async def _assemble(self, lip: Lip, assembly: Assembly, path: str | None, mode: int) -> Reply:
-        """Runs in the program's own nursery: when it goes, a worker stops at its next page."""
+        """Assemble a file in workers. When the program ends, the workers stop at the next page."""
         try:
             await trio.to_thread.run_sync(assembly.plan, limiter=self._workers)
             num_new, pages = assembly.num_new_pages, assembly.pages_to_read()
@@ -73,7 +73,7 @@ class Assembler:
 
 
 def _numbers(request: Request, kind: np.dtype[Any], columns: int) -> tuple[npt.NDArray[Any], str | None]:
-    """The numbers at the beginning of the payload, `args[1]` rows of them, and the path behind them."""
+    """Return the numbers at the beginning of the payload, in `args[1]` rows, and the path behind them."""
     rows = request.args[1]
     end = rows * columns * kind.itemsize
     if not 0 <= rows <= len(request.payload) or end > len(request.payload):

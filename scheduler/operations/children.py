@@ -1,7 +1,8 @@
-"""PROGRAMS, SPAWN, WAIT and KILL: what a program asks about others, and of the launcher that started it.
+"""PROGRAMS, SPAWN, WAIT and KILL: requests of a program about other programs.
 
-The daemon starts and ends no process. It hands such a call on to the launcher of the calling program, and its answer
-back. That may take as long as a program lives, and holds up nobody: a coroutine waits, and ends with CANCEL.
+The daemon starts and ends no process. The daemon passes SPAWN, WAIT and KILL to the launcher of the calling program,
+and passes the launcher's answer back. The answer may take as long as a program lives. A coroutine waits for it, and
+CANCEL ends the coroutine.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.operations.program_facts import ProgramFacts
-from scheduler.payloads import json_of
 from scheduler.programs.limits import ProgramLimits
 from scheduler.programs.link import Link, Message
 from scheduler.programs.program import MAX_ID, Program
 from scheduler.programs.registry import Programs
-from scheduler.replies import Reply, json_reply
+from scheduler.wire.payloads import json_of
+from scheduler.wire.replies import Reply, json_reply
 
 log = logging.getLogger(__name__)
 
 MAX_TEXTS = 4096
-"""Arguments and variables of a program that is spawned, names included; all must fit the launcher's message."""
+"""Maximum number of texts in a SPAWN: arguments, names and values of variables. All fit one message to the launcher."""
 PAGE_BYTES = 500_000
-"""Of a listing, in one reply: some 600 programs."""
+"""Maximum number of bytes of a listing in one reply: some 600 programs."""
 MAX_NAME = 64
 _A_TURN = 30
 _ID = re.compile(rf"[0-9a-f]{{{MAX_ID}}}")
@@ -58,7 +59,11 @@ class Children:
     # ---- lists
 
     def _list(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args[0]: begin behind the program that began then (in nanoseconds), as the reply before said; 0 first."""
+        """List programs in the order of their start.
+
+        args[0] is 0 for the first request. A later request gives the first argument of the last reply: the start time,
+        in nanoseconds, of the last program that the caller has.
+        """
         wanted = _object(call, max_texts=4, max_other_bytes=64)
         ended = wanted.pop("ended", False)
         if not isinstance(ended, bool) or wanted:
@@ -70,7 +75,7 @@ class Children:
         found = self._programs.visible_to(lip.uid)
         if ended:
             found = sorted([*found, *self._programs.ended_of(lip.uid)], key=lambda each: each.began_ns)
-        if lip.credentials.root is not None:  # a gateway's: its domains are not to know of each other
+        if lip.credentials.root is not None:  # a gateway's connection: its domains must not see each other
             found = [lip.program]
         states, rows, num_bytes = self._facts.states(), list[str](), 0
         for index, program in enumerate(each for each in found if each.began_ns > after_ns):
@@ -86,7 +91,7 @@ class Children:
             after_ns = 0
         return Reply((after_ns,), f"[{','.join(rows)}]".encode())
 
-    # ---- what the launcher does
+    # ---- requests to the launcher
 
     def _spawn(self, call: SystemCall) -> Coroutine[Any, Any, Reply | None]:
         program, link = _launched(call)
@@ -95,7 +100,7 @@ class Children:
 
     async def _spawned(self, call: SystemCall, program: Program, link: Link, message: Message) -> Reply | None:
         def kill(child: Message) -> None:
-            """Nobody would know of it."""
+            """Kill a child that was started for a cancelled SPAWN."""
             try:
                 link.demand({"do": "kill", "by": program.id, "id": child.get("id"), "signal": _SIGKILL})
             except SymError as error:
@@ -118,7 +123,7 @@ class Children:
         return json_reply({name: answer.get(name) for name in ("status", "reason")})
 
     def _kill(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args[0]: the signal."""
+        """Send the signal args[0] to a program."""
         program, link = _launched(call)
         number, signal = _id_in(call), call.request.args[0]
         if not 0 <= signal <= _MAX_SIGNAL:
@@ -131,7 +136,7 @@ class Children:
 
 
 def _launched(call: SystemCall) -> tuple[Program, Link]:
-    """The calling program and its launcher. SymError: it has none, or not now."""
+    """Return the calling program and its launcher. SymError: the program has no launcher, or the launcher has gone."""
     lip, name = call.lip, call.request.op.name.lower()
     if lip.credentials.root is not None:
         raise NotPermitted(f"{name}() is not for a connection that is confined to a domain")
@@ -161,7 +166,7 @@ def _id_in(call: SystemCall) -> str:
 
 
 def _checked_spawn(wanted: dict[str, Any]) -> Message:
-    """What the launcher gets: each field is there, and of its type."""
+    """Return the message for the launcher, with every field in the right type. Invalid: a field is wrong."""
     unknown = wanted.keys() - {"program", "args", "env", "cwd", "name", "detached", "limits", "restart"}
     if unknown:
         raise Invalid(f"SPAWN knows no {min(unknown)[:60]!r}")
@@ -191,7 +196,7 @@ def _checked_spawn(wanted: dict[str, Any]) -> Message:
 
 
 def _checked_limits(limits: Any) -> dict[str, Any]:
-    """Those that the launcher holds are its own to judge: numbers, or None for none."""
+    """Return checked limits. Limits that the launcher enforces must only be numbers here. The launcher checks them."""
     if not isinstance(limits, dict) or len(limits) > 16 or any(len(name) > 32 for name in limits):
         raise Invalid("limits are names and numbers")
     own = {name: value for name, value in limits.items() if name in ("tokens", "page_seconds", "pages")}

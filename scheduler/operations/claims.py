@@ -1,11 +1,11 @@
-"""KV_CLAIM and KV_NAME: a file is opened, or made by exactly one of those who want it, and appears when it is whole.
+"""KV_CLAIM and KV_NAME: open a file, or let exactly one program make it. The file appears when it is complete.
 
-Who finds no file of a name claims the name and gets an anonymous file. The others wait. The claim belongs to that
-file: KV_NAME gives it its name and the claim back, closing it before that (or the end of the program) gives the claim
-to the next, who looks again whether there is a file.
+A program that finds no file with a name claims the name, and gets an unnamed file. Other programs wait. The claim
+belongs to that file. KV_NAME names the file, and ends the claim. If the file is closed before that (or its program
+ends), the next program gets the claim. First, this program checks again whether the file exists.
 
-Programs of one user wait without limit. A claim of another user, which may never end, is waited for by those callers
-alone that would take the other's file, and for `PATIENCE_S` at most.
+Programs of one user wait without limit. Another user's claim may never end. So a caller waits for such a claim only if
+it accepts files of that user, and for at most `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from scheduler.connection.system_call import SystemCall
 from scheduler.operations.closing import Closing
 from scheduler.operations.opening import opened
 from scheduler.operations.operation import Operation, Outcome, Table
-from scheduler.payloads import mode_of, text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import mode_of, text_of
+from scheduler.wire.replies import Reply
 
 PATIENCE_S = 30.0
-"""For another user's claim: computing a long context takes about so long, and a text twice is no harm."""
+"""Longest wait for another user's claim. Computing a long context takes about as long; computing it twice is safe."""
 _MAX_UID = (1 << 32) - 2
 
 
@@ -49,7 +49,7 @@ class Claiming:
         }
 
     def _claim(self, call: SystemCall) -> Outcome:
-        """Open the file if it is there; else a coroutine waits for the claim."""
+        """Open the file if it exists. Otherwise a coroutine waits for the claim."""
         lip, request = call.lip, call.request
         path, write = text_of(request), bool(request.flags & OPEN_WRITE)
         mode, owner = mode_of(request), _owner_of(request)
@@ -63,13 +63,13 @@ class Claiming:
         return self._wait(call, found, mode, look, PATIENCE_S if owner != 0 else 0.0)
 
     def _name(self, call: SystemCall) -> None:
-        """Give a file the name that it has claimed, when the calls before this are over."""
+        """Give a file the name that it has claimed, when all earlier calls on it are over."""
         lip, request = call.lip, call.request
         file = lip.file(request.handle)
         lip.end_generations(request.handle)
 
         def name() -> Reply:
-            file = lip.file(request.handle)  # it may have been closed meanwhile
+            file = lip.file(request.handle)  # the file may have been closed meanwhile
             self._fs.kv_name(lip.credentials, file, write=bool(request.flags & OPEN_WRITE))
             return lip.place_of(file)
 
@@ -96,7 +96,10 @@ class Claiming:
             claim = found  # the path leads to another directory now
 
     async def _acquire(self, claim: Claim, patience_s: float) -> None:
-        """Wait for the user's other claims on the name, and with patience for other users'; those may go on."""
+        """Wait for the user's other claims on the name, then at most `patience_s` for claims of other users.
+
+        After `patience_s`, this claim and the claim of another user exist side by side.
+        """
         await self._fs.claims.acquire(claim.key, claim, exclusive=True)
         with suppress(WouldBlock):
             self._fs.claims.acquire_nowait(claim.shared_key, claim, exclusive=True)
@@ -105,7 +108,7 @@ class Claiming:
             await self._fs.claims.acquire(claim.shared_key, claim, exclusive=True)
 
     def _give(self, call: SystemCall, file: OpenKv) -> None:
-        """A claim whose answer nobody looks at keeps others waiting: CANCEL ends it, before its answer or behind it."""
+        """Give a claim to the call. CANCEL ends the claim even after the answer, because other programs wait for it."""
         reply = call.lip.opened(file)
         handle = reply.args[0]
 
@@ -114,7 +117,7 @@ class Claiming:
                 self._closing.close_handle(call.lip, handle)
 
         call.answer(reply)
-        if call.is_cancelled:  # as the claim was given: too late to keep it from that
+        if call.is_cancelled:  # CANCEL arrived while the claim was given
             take_back()
         else:
             call.when_cancelled(take_back)
@@ -122,7 +125,7 @@ class Claiming:
 
 
 def _owner_of(request: Request) -> int | None:
-    """Return the user whose file the caller takes beside its own and root's: 0 is no other, None all of them."""
+    """Return the user whose files the caller accepts, besides its own and root's. 0: no other user; None: all users."""
     owner = request.args[1]
     if owner == ANY_OWNER:
         return None

@@ -1,6 +1,6 @@
-"""KV_CLOSE, and whatever else ends a handle: a claim that is taken back, a program that goes.
+"""KV_CLOSE, and other reasons to close a handle: a claim is taken back, or a program ends.
 
-A file is closed when no earlier call by its handle is in flight.
+A file is closed once no earlier call on its handle is in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.locks import Locking
 from scheduler.operations.operation import Operation, Table
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 
 class Closing:
@@ -38,11 +38,11 @@ class Closing:
         self._batches.when_unused(file, partial(call.answer_by, close))
 
     def close_handle(self, lip: Lip, handle: int) -> None:
-        """Close a handle as KV_CLOSE does, without a word to the program."""
+        """Close a handle as KV_CLOSE does, without an answer."""
         self._close_unused(self._end(lip, handle))
 
     def close_some(self, lip: Lip, count: int) -> None:
-        """Close `count` files of a program that has gone."""
+        """Close `count` files of a program that has ended."""
         count -= lip.handles.close_branches(count)
         self._fs.pool.take_news()
         for file in lip.take(count):

@@ -1,7 +1,8 @@
-"""kv_list: a directory of any size, in replies of a bounded one, without holding anybody up.
+"""kv_list: list a directory of any size, in replies of bounded size, while other tasks go on.
 
-A reply holds as many names as fit, in order; its first argument says whether there are more, and the next request
-names the last one that it has. Names that come or go between two requests may or may not be seen, as with readdir(3).
+A reply has as many names as fit, in sorted order. Its first argument says whether there are more names, and the next
+request gives the last name of this reply. As with readdir(3), a name that is added or removed between two requests may
+or may not appear.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from libsym.channel.server import PAYLOAD_BYTES
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import text_of
+from scheduler.wire.replies import Reply
 
 FEW_NAMES = 500
-"""Sorted at once (0.1 ms); more in a worker."""
+"""Maximum number of names that are sorted on the trio thread (0.1 ms). A worker sorts more."""
 NAMES_A_TURN = 64
-"""Looked at before others get their turn: some 0.5 ms."""
+"""Number of names that are read, in some 0.5 ms, before other tasks get a turn."""
 
 
 class Listing:
@@ -39,7 +40,7 @@ class Listing:
         return {Op.KV_LIST: Operation(self.list, max_waiting=MAX_LATER)}
 
     def list(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """Find the directory, and whether it may be read; the coroutine does the rest."""
+        """Find the directory, and check that the caller may read it. The coroutine reads the directory."""
         path, _, after = text_of(call.request).partition("\0")
         return self._list(self._fs.directory(call.lip.credentials, path), after.encode("utf-8", "surrogateescape"))
 

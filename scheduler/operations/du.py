@@ -1,7 +1,8 @@
-"""kv_du: what the files below a path cost, in replies of a bounded size, for any number of them.
+"""kv_du: report the costs of any number of files below a path, in replies of bounded size.
 
-A reply holds as many rows as fit, in the order of their paths; its first argument says whether there are more, and the
-next request names the last one that it has. The sum, in which each page counts once, is a request of its own.
+A reply has as many rows as fit, in the order of their paths. Its first argument says whether there are more rows, and
+the next request gives the path of this reply's last row. The total, in which each page counts once, is a separate
+request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from kvfs.du import Denied, DuRow, total, walk
+from kvfs.facts.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
@@ -22,8 +23,8 @@ from libsym.errors import Invalid
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import text_of
-from scheduler.replies import Reply, json_reply
+from scheduler.wire.payloads import text_of
+from scheduler.wire.replies import Reply, json_reply
 
 
 class DiskUsage:
@@ -36,7 +37,7 @@ class DiskUsage:
         return {Op.KV_DU: Operation(self.du, max_waiting=MAX_LATER)}
 
     def du(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """Find where to begin; the coroutine does the rest."""
+        """Find the directory and the name at which the listing begins. The coroutine collects the rows."""
         creds, wanted = call.lip.credentials, call.request.args[0]
         path, _, after = text_of(call.request).partition("\0")
         path = path or "."
@@ -60,7 +61,7 @@ class DiskUsage:
             nonlocal last, room, has_more
             text = json.dumps(asdict(row) if isinstance(row, DuRow) else row.path)
             needed = len(text) + len(",")
-            # `last` is sent, too: it is no longer than the row that names it.
+            # Twice, because the reply may repeat the row's path, which is shorter than the row, as `last`.
             if 2 * needed > room:
                 has_more = True
                 return False
@@ -77,7 +78,7 @@ class DiskUsage:
 
 
 def _names_below(path: str, last: str) -> list[bytes]:
-    """The names that lead from a directory to a path below it, as `walk` made it."""
+    """Return the names that lead from the directory `path` to the path `last` below it. `walk` has made `last`."""
     if not last:
         return []
     if not last.startswith(path):

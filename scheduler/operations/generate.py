@@ -1,7 +1,7 @@
-"""GENERATE: what it asks for, checked once, and its tokens on their way to the program.
+"""GENERATE: check its arguments once, and begin the generation.
 
-The run sends tokens as they come. While there is no room in the ring (the program does not read) they are kept and sent
-together, so a reader that stops costs four bytes a token, and the numbers beside it.
+The run sends each token at once. While the ring is full, because the program does not read, the run keeps the tokens
+and sends them together. So for a program that does not read, the daemon keeps four bytes and the numbers of each token.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import Op
 from libsym.arguments import utf8
+from libsym.calls.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.channel.server import Request
 from libsym.errors import Invalid
-from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.reduced import RowReducer, reduction_block
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from libsym.rows.stops import StopTexts
@@ -32,14 +32,14 @@ from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited, appendable
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import Fields, check_priority, deadline_of, json_of
+from scheduler.wire.payloads import PayloadReader, check_priority, deadline_of, json_of
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
-"""Names of options, too."""
+"""Maximum number of texts in the options. The names of options count as texts, too."""
 MAX_OPTION_OTHER_BYTES = 32 << 10
-"""Room for some thousands of stop tokens."""
+"""Maximum number of bytes of the options' JSON outside their texts: room for some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
-"""The last entries of the file that a draft looks through, besides what is given and generated: 0.5 ms to take in."""
+"""Entries at the file's end that a draft searches, besides given and generated tokens. Reading them takes 0.5 ms."""
 
 
 class Generating:
@@ -50,18 +50,18 @@ class Generating:
         self._text = text
         self._limited = limited
         self._grammars = Grammars(text)
-        self._compilers = trio.CapacityLimiter(2)  # workers that a program's grammars may keep busy
+        self._compilers = trio.CapacityLimiter(2)  # workers that compile grammars of all programs
 
     async def compiled(self) -> None:
-        """When no worker compiles for anybody any more: what they are in is not Python, and can't be left."""
-        while self._grammars.num_compiling:  # noqa: ASYNC110 - their threads tell nobody who has gone
+        """Wait until no worker compiles a grammar. A worker in native code cannot be interrupted."""
+        while self._grammars.num_compiling:  # noqa: ASYNC110 - abandoned threads send no event
             await trio.sleep(0.02)
 
     def table(self) -> Table:
         return {Op.GENERATE: Operation(self._generate, max_waiting=MAX_LATER)}
 
     def _generate(self, call: SystemCall) -> Coroutine[Any, Any, None] | None:
-        """Begin at once, unless a grammar has to be compiled first: then the coroutine does."""
+        """Begin the generation. If its grammar is not compiled yet, return a coroutine that compiles it first."""
         generation, described = self._parse(call)
         call.tie(call.request.handle)
         if described is not None and (grammar := self._grammars.kept(_owner(call.lip), *described)) is None:
@@ -81,7 +81,7 @@ class Generating:
                 limiter=self._compilers,
                 abandon_on_cancel=True,
             )
-            await trio.lowlevel.checkpoint_if_cancelled()  # in the moment when it was compiled
+            await trio.lowlevel.checkpoint_if_cancelled()  # the deadline may have passed just now
         if generation.grammar is None:
             generation.end_late()
         else:
@@ -92,10 +92,10 @@ class Generating:
         self._batches.submit(generation)
 
     def _parse(self, call: SystemCall) -> tuple[GenerateCall, tuple[str, str] | None]:
-        """The call that the batch scheduler gets, and the grammar that it lacks."""
+        """Return the call for the batch scheduler, and the grammar's kind and source, if the request has a grammar."""
         file = appendable(call.lip, call.request.handle)
         num_tokens, num_positions, max_tokens, priority = call.request.args
-        fields = Fields(call.request.payload)
+        fields = PayloadReader(call.request.payload)
         tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
         if max_tokens < 0:
             raise Invalid(f"max_tokens={max_tokens}: 1 or more, or 0 for as many as the context holds")
@@ -131,7 +131,7 @@ class Generating:
             raise Invalid(
                 f"stop token {wrong[0]} is out of range: the vocabulary has 0 to {self._limited.vocab_size - 1}"
             )
-        # Where a grammar may end, an end token is how it does.
+        # With a grammar, end tokens always end the generation.
         if options.get("stop_at_end", True) or options.get("grammar"):
             found |= self._text.eos_ids
         return found
@@ -143,7 +143,7 @@ def _draft(file: OpenKv, tokens: IntArray, max_tokens: int, min_match: int) -> D
 
 
 def _options(request: Request, source: bytes) -> dict[str, Any]:
-    """The JSON at the end of a GENERATE, with every value of the type that it has to be."""
+    """Return the options at the end of a GENERATE, from their JSON. Invalid: a name or a value is wrong."""
     options = {}
     if source:
         options = json_of(request, source, max_texts=MAX_OPTION_TEXTS, max_other_bytes=MAX_OPTION_OTHER_BYTES)
@@ -182,7 +182,7 @@ def _grammar_pair(value: Any) -> tuple[str, str]:
     pair = (value.get("kind"), value.get("source")) if isinstance(value, dict) else (None, None)
     if not isinstance(pair[0], str) or not isinstance(pair[1], str):
         raise Invalid("a grammar has a kind and a source, which are texts")
-    utf8(pair[1], "a grammar")  # the compiler takes no other
+    utf8(pair[1], "a grammar")  # the compiler takes UTF-8 only
     return pair[0], pair[1]
 
 

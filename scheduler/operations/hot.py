@@ -1,4 +1,4 @@
-"""kv_hot: the files that are used most, as the caller may see them."""
+"""kv_hot: list the most used files that the caller may see."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import trio
 
+from kvfs.facts.hot import hot_files
 from kvfs.fs import FileSystem
-from kvfs.hot import hot_files
 from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 MAX_FILES = 1000
 FILES_A_TURN = 16
-"""Looked at before others get their turn: some 0.3 ms; a file of a million tokens takes 0.03 ms alone."""
+"""Files that are read, in some 0.3 ms, before other tasks get a turn. A file of a million tokens takes 0.03 ms."""
 
 
 class Hot:
@@ -34,7 +34,7 @@ class Hot:
         return {Op.KV_HOT: Operation(self.hot, takes_payload=False, max_waiting=MAX_LATER)}
 
     def hot(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args[0]: so many at most."""
+        """List at most args[0] files."""
         limit = call.request.args[0]
         if not 1 <= limit <= MAX_FILES:
             raise Invalid(f"kv_hot() tells of 1 to {MAX_FILES} files, not of {limit}")
@@ -51,5 +51,5 @@ class Hot:
             room -= len(row) + len(",")
             if room < 0 or len(rows) == limit:
                 break
-            rows[file.path] = row  # one that was renamed meanwhile may have the path of one before
+            rows[file.path] = row  # a file that was renamed meanwhile may have an earlier row's path
         return Reply((), f"[{','.join(rows.values())}]".encode("ascii"))

@@ -1,11 +1,15 @@
-"""KV files: created, opened, forked, read, cut, and removed. KV_CLOSE is in `closing.py`, what appends in `pred.py`."""
+"""Operations that create, open, fork, read, cut and remove KV files.
+
+KV_CLOSE is in `closing.py`. Operations that append are in `pred.py` and `generate.py`.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
-from kvfs.fs import FileSystem
-from libsym.abi import FORK_ENDED, OPEN_WRITE, Op
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.pages.holdings import Kind
+from libsym.abi import FORK_ENDED, MAX_FORKS, OPEN_WRITE, Op
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -13,11 +17,11 @@ from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.opening import opened
 from scheduler.operations.operation import Operation, Outcome, Table
-from scheduler.payloads import mode_of, text_of
-from scheduler.replies import Reply, json_reply
+from scheduler.wire.payloads import mode_of, text_of
+from scheduler.wire.replies import Reply, json_reply
 
 READ_ENTRIES = PAYLOAD_BYTES // 8
-"""Tokens and positions, 4 bytes each, that one reply of KV_READ holds."""
+"""Maximum number of entries in one reply of KV_READ: a token and a position take 4 bytes each."""
 
 
 class KvFiles:
@@ -43,7 +47,7 @@ class KvFiles:
         return lip.opened(self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request)))
 
     def _open(self, call: SystemCall) -> Outcome:
-        """A file that is on disk alone is brought into memory first."""
+        """Open a file, and hint to the pager that its pages are needed."""
         lip, request = call.lip, call.request
         write = bool(request.flags & OPEN_WRITE)
         return opened(self._fs, lip, self._fs.kv_open(lip.credentials, text_of(request), write=write))
@@ -51,8 +55,22 @@ class KvFiles:
     def _fork(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request
         source = lip.file(request.handle)
-        path, is_ended = text_of(request) or None, bool(request.flags & FORK_ENDED)
-        return lip.opened(self._fs.kv_fork(lip.credentials, source, path, mode_of(request), is_ended=is_ended))
+        path, is_ended, count = text_of(request) or None, bool(request.flags & FORK_ENDED), request.args[1] or 1
+        if not 1 <= count <= MAX_FORKS:
+            raise Invalid(f"{count} forks in one call: 1 to {MAX_FORKS} are possible")
+        if count > 1 and path is not None:
+            raise Invalid(f"{count} forks can't all be {path}")
+        lip.holdings.require(Kind.HANDLE, count)
+        forks = list[OpenKv]()
+        try:
+            for _ in range(count):
+                forks.append(self._fs.kv_fork(lip.credentials, source, path, mode_of(request), is_ended=is_ended))
+        except BaseException:
+            for fork in forks:
+                self._fs.kv_close(fork)
+            raise
+        replies = [lip.opened(fork) for fork in forks]
+        return replies[0]  # the handles are consecutive, and so are the numbers of the files
 
     def _stat(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request
@@ -62,7 +80,7 @@ class KvFiles:
 
     @staticmethod
     def _read(call: SystemCall) -> Reply:
-        """A window: what there is from entry `first` on, as far as a message reaches and was asked for."""
+        """Read entries from `first` on: as many as the caller wants, and at most as many as fit a message."""
         content = call.lip.file(call.request.handle).content
         first, wanted = call.request.args[:2]
         if first < 0 or wanted < 0:
@@ -83,7 +101,7 @@ class KvFiles:
         return Reply()
 
     def _truncate(self, call: SystemCall) -> None:
-        """When the calls before it are over."""
+        """Truncate a file when all earlier calls on it are over."""
         handle, length = call.request.handle, call.request.args[0]
         file = call.lip.file(handle)
         if length < 0:

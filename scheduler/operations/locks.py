@@ -1,7 +1,7 @@
-"""kv_lock and kv_unlock: flock(2) for handles, in one table with the locks of the mount.
+"""kv_lock and kv_unlock: flock(2) for handles. Locks of handles and of the mount are in one table.
 
-A lock belongs to the handle: every thread of a program that uses it has it. Closing the handle gives it back, and the
-wait of a program that goes ends with its nursery.
+A lock belongs to the handle: every thread of a program that uses the handle has the lock. Closing the handle releases
+the lock. When a program ends, its nursery is cancelled, which ends its waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from libsym.errors import SymError, WouldBlock
 from scheduler.connection.lip import MAX_WAITS, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 
 class Locking:
@@ -30,7 +30,7 @@ class Locking:
         self._locks = fs.volume.locks
         self._waits: dict[OpenKv, set[trio.CancelScope]] = {}
         self._by: WeakKeyDictionary[OpenKv, Lip] = WeakKeyDictionary()
-        """Whose the handles are that asked for a lock."""
+        """The LIP of each handle that has asked for a lock."""
 
     def table(self) -> Table:
         return {
@@ -39,7 +39,7 @@ class Locking:
         }
 
     def _lock(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
-        """Take the lock if it can be had now; else fail, or wait in a coroutine."""
+        """Take the lock if it is free. Otherwise fail, or wait in a coroutine."""
         file, flags = call.lip.file(call.request.handle), call.request.flags
         exclusive = not flags & LOCK_SHARED
         self._by[file] = call.lip
@@ -51,20 +51,23 @@ class Locking:
                 raise WouldBlock(f"{name} is locked by {holder}: try again later, or wait for it") from None
         else:
             return Reply()
-        # Entered into the table now: an unlock or a close that comes before the coroutine has begun must end it.
+        # The wait must be in the table now: an unlock or a close may come before the coroutine begins, and must end it.
         scope = trio.CancelScope()
         self._waits.setdefault(file, set()).add(scope)
         return self._wait(file, scope, exclusive=exclusive)
 
     def _unlock(self, call: SystemCall) -> Reply:
-        """Give the lock up, and end the waits of this handle for one: a program that gave up waiting says so by it."""
+        """Release the lock, and end the waits of this handle: a program that gives up waiting sends KV_UNLOCK."""
         file = call.lip.file(call.request.handle)
         self.end_waits(file)
         self._locks.release(file.inode.number, file)
         return Reply()
 
     def _holder(self, file: OpenKv, asker: Lip) -> str:
-        """Who has the lock, as far as the asker may know: nothing of other users, nor from outside of its domain."""
+        """Return the name of the lock's holder if the asker may know it, else "somebody else".
+
+        Only root may know programs of other users. A program in a domain may know only programs in this domain.
+        """
         for owner in self._locks.holders(file.inode.number):
             by = self._by.get(owner) if isinstance(owner, OpenKv) else None
             if by is not None and asker.uid in {0, by.uid} and asker.credentials.root in {None, by.credentials.root}:
@@ -72,7 +75,7 @@ class Locking:
         return "somebody else"
 
     def end_waits(self, file: OpenKv) -> None:
-        """Nobody waits with this handle any more, from now on: what comes next may be a release, or another lock."""
+        """End all waits of this handle, before the lock is released or the handle is closed."""
         self._locks.leave(file.inode.number, file)
         for scope in self._waits.get(file, ()):
             scope.cancel()

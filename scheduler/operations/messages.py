@@ -1,18 +1,19 @@
 """Messages from program to program: each connection has a mailbox, and a buffer for each topic that it reads.
 
-*Nobody waits for a reader.* A message goes into the reader's buffer, or if that is full, it does not: the sender is
-told at once (a mailbox), or the reader is later (a topic). A topic that nobody reads does not exist. Buffers go with
-their connection: of a process with several, the newest one that the sender may reach has the mailbox that counts.
+*A sender never waits for a reader.* A message goes into the reader's buffer. If the buffer is full, the message is
+dropped. The daemon tells the sender at once (mailbox), or the reader later (topic). A topic without readers does not
+exist. Buffers end with their connection. If a process has several connections, a message goes to the newest one that
+the sender may reach.
 
-*Nothing is lost between two receivers.* A message is in a buffer, or on its way to one RECV. A client that gives a RECV
-up says CANCEL; if the message was sent by then, the client has not looked at it, and it goes back to where it was. For
-this the last messages that were sent are kept a while.
+*No message is lost between two receivers.* A message is in a buffer, or in flight to one RECV. A client that gives up a
+RECV sends CANCEL. If the message has been sent by then, the client has not looked at it, and the message returns to its
+place in the buffer. For this, the daemon keeps the last sent messages for a while.
 
-*What it costs is bounded.* All buffers of a message share its bytes. A connection holds at most MAX_BYTES in its
-mailbox, the same in all its topics together and the same of what it was just sent; and a RECV is answered only while
-the ring of the connection has room, so a process that is stopped with a thousand threads in `recv` takes no more.
+*The memory is bounded.* All buffers with a message share its bytes. A connection holds at most MAX_BYTES in its
+mailbox, MAX_BYTES in all its topics together, and MAX_BYTES of messages that it was just sent. A RECV is answered only
+while the connection's ring has room. So even a stopped process with a thousand threads in `recv` takes no more memory.
 
-Owned by the daemon's trio thread; nothing here awaits, but for a message that goes to many readers.
+The trio thread owns this state. Nothing here awaits, except the answer to a message for many readers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, TypeAlias
 
 import trio
 
-from kvfs.alarms import Alarm, Alarms
+from kvfs.base.alarms import Alarm, Alarms
 from kvfs.pages.holdings import Kind
 from libsym.abi import NO_TIMEOUT, MessageKind, Op
 from libsym.channel.server import PAYLOAD_BYTES
@@ -34,31 +35,31 @@ from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, OverQuota,
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 MAX_TOPIC_BYTES = 255
-"""Of a topic's name, as of a file's."""
+"""Maximum number of bytes in the name of a topic. A file's name has the same limit."""
 MAX_MESSAGE_BYTES = PAYLOAD_BYTES - MAX_TOPIC_BYTES
-"""Bytes of data that fit a frame whatever the topic is called. Longer things are better put into a file."""
+"""Maximum number of bytes of data in a message. They fit a frame beside any name of a topic. Files hold longer data."""
 MAX_MESSAGES = 1024
-"""In one buffer: as many as a program may have threads or tasks."""
+"""Maximum number of messages in one buffer: as many as a program may have threads or tasks."""
 MAX_BYTES = 2 << 20
-"""Two of the largest messages. The ring of the connection takes as much."""
+"""Maximum number of bytes in one buffer: two of the largest messages. The connection's ring holds as many bytes."""
 MAX_TOPICS = 1024
-"""Topics that a connection reads: enough for each of its tasks."""
+"""Maximum number of topics that a connection reads: enough for each of its tasks."""
 
 _KINDS = frozenset(MessageKind)
 _AT_ONCE_READERS = 32
 _AT_ONCE_BYTES = 1 << 20
-"""Copied into rings before others get their turn: some 0.2 ms."""
+"""Bytes that are copied into rings, in some 0.2 ms, before other tasks get a turn."""
 
 Account: TypeAlias = tuple[int, int | None]
-"""Uid, and the number of the directory that a connection is confined to. Topics are an account's own."""
+"""Uid, and the number of the directory that a connection is confined to. Each account has topics of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Data of a SEND; every buffer that it is in refers to the same object."""
+    """Data of a SEND. All buffers with the message refer to one object."""
 
     kind: int
     sender: int
@@ -66,30 +67,30 @@ class Message:
 
 
 @dataclass(slots=True)
-class Budget:
-    """Bytes that some buffers hold together."""
+class BufferBudget:
+    """Bytes that a group of buffers holds together."""
 
     num_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Box:
-    """A buffer: the mailbox of a connection, or what a topic has for it. Messages are numbered as they come."""
+    """A buffer: the mailbox of a connection, or its messages of one topic. Messages are numbered as they arrive."""
 
     lip: Lip
     topic: bytes
-    """Empty: it is the mailbox."""
-    budget: Budget
+    """Name of the topic; empty: the buffer is the mailbox."""
+    budget: BufferBudget
     messages: deque[tuple[int, Message]] = field(default_factory=deque)
     waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
-    """RECVs that wait, in order of arrival, and when each ends."""
+    """Waiting RECVs in order of arrival, with the alarms that end them."""
     num_lost: int = 0
-    """Since the reader was told last."""
+    """Number of messages that were dropped since the reader was last told."""
     is_closed: bool = False
     _next_number: int = 0
 
     def put(self, message: Message) -> str | None:
-        """Take a message in, or return why there is no room for it."""
+        """Append a message. If there is no room, return the reason."""
         if len(self.messages) >= MAX_MESSAGES or self.budget.num_bytes + len(message.data) > MAX_BYTES:
             held = f"{len(self.messages)} messages, {self.budget.num_bytes} bytes"
             return f"is full ({held}): it has to receive some first"
@@ -103,14 +104,14 @@ class Box:
         return None
 
     def take(self) -> tuple[int, Message]:
-        """The oldest message and its number."""
+        """Remove the oldest message, and return it with its number."""
         number, message = self.messages.popleft()
         self.lip.holdings.let_go(Kind.MESSAGE, num_bytes=len(message.data))
         self.budget.num_bytes -= len(message.data)
         return number, message
 
     def put_back(self, number: int, message: Message) -> None:
-        """A message that was taken and not read: it is where it was, before those that came later."""
+        """Put a message that was taken but not read back to its place before later messages."""
         place = 0
         while place < len(self.messages) and self.messages[place][0] < number:
             place += 1
@@ -119,7 +120,7 @@ class Box:
         self.budget.num_bytes += len(message.data)
 
     def close(self) -> None:
-        """Close: nobody reads it any more."""
+        """Close the buffer, and drop its messages, because the reader has gone."""
         self.is_closed = True
         num_bytes = sum(len(message.data) for _number, message in self.messages)
         self.lip.holdings.let_go(Kind.MESSAGE, len(self.messages), num_bytes)
@@ -129,15 +130,15 @@ class Box:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
-    """Buffers of a connection."""
+class ConnectionBuffers:
+    """The buffers of one connection."""
 
     account: Account
     mailbox: Box
     topics: dict[bytes, Box] = field(default_factory=dict)
-    topics_budget: Budget = field(default_factory=Budget)
+    topics_budget: BufferBudget = field(default_factory=BufferBudget)
     sent: deque[tuple[SystemCall, int]] = field(default_factory=deque)
-    """RECVs that were just answered, and can be taken back by CANCEL; and the bytes of its message."""
+    """The last answered RECVs, each with the bytes of its message. CANCEL can still take their messages back."""
     sent_bytes: int = 0
 
     def boxes(self) -> list[Box]:
@@ -149,22 +150,22 @@ class Mail:
 
     def __init__(self, alarms: Alarms) -> None:
         self._alarms = alarms
-        self._readers: dict[Lip, Reader] = {}
+        self._readers: dict[Lip, ConnectionBuffers] = {}
         self._processes: dict[int, list[Lip]] = {}
         """Connections by process, oldest first."""
         self._topics: dict[tuple[Account, bytes], dict[Box, None]] = {}
 
-    # Who is there
+    # Connections
 
     def join(self, lip: Lip) -> None:
-        """A program has connected, or is somebody else from now on: it gets a mailbox."""
+        """Give a mailbox to a connection that is new, or has changed its identity."""
         root = lip.credentials.root
         account = lip.credentials.uid, None if root is None else root.number
-        self._readers[lip] = Reader(account, Box(lip, b"", Budget()))
+        self._readers[lip] = ConnectionBuffers(account, Box(lip, b"", BufferBudget()))
         self._processes.setdefault(lip.pid, []).append(lip)
 
     def leave(self, lip: Lip) -> None:
-        """Drop a program's buffers, without a word of what was in them; nothing, if the program had not joined."""
+        """Drop a connection's buffers with their messages. Do nothing if the connection has not joined."""
         reader = self._readers.get(lip)
         if reader is None:
             return
@@ -179,11 +180,6 @@ class Mail:
         if not connections:
             del self._processes[lip.pid]
 
-    @property
-    def num_topics(self) -> int:
-        """Topics that somebody reads."""
-        return len(self._topics)
-
     # System calls
 
     def table(self) -> Table:
@@ -195,7 +191,10 @@ class Mail:
         }
 
     def send(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
-        """args: kind, process (0: a topic), bytes of the topic's name, which the payload begins with."""
+        """Send a message. args: the kind, the process (0: a topic), and the bytes of the topic's name.
+
+        The payload begins with the topic's name.
+        """
         lip, request = call.lip, call.request
         kind, pid, topic_bytes, _ = request.args
         if kind not in _KINDS:
@@ -212,9 +211,10 @@ class Mail:
         return self._send_to_topic(lip, _topic(request.payload[:topic_bytes]), message)
 
     def recv(self, call: SystemCall) -> None:
-        """args: how many milliseconds it may take, -1 for any time; the payload is a topic, or nothing: the mailbox.
+        """Receive from a topic, or from the mailbox if the payload is empty.
 
-        Answered with kind and sender, and the data, as soon as there is something.
+        args[0] is the timeout in milliseconds; -1: no timeout. The answer has the message's kind, sender and data. The
+        call waits until there is a message.
         """
         lip, request = call.lip, call.request
         timeout_ms = request.args[0]
@@ -224,7 +224,7 @@ class Mail:
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
         if timeout_ms == 0 and not box.messages and not box.num_lost:
             raise WouldBlock(f"there is no message in {_name(box)}")
-        if len(box.messages) <= len(box.waiters):  # else it takes one at once, and makes room with that
+        if len(box.messages) <= len(box.waiters):  # otherwise the call gets a message at once
             call.check_may_wait(MAX_WAITS)
         call.wait(partial(self._end, box, call, errno.ECANCELED, "recv() was cancelled"))
         box.waiters[call] = None
@@ -235,12 +235,12 @@ class Mail:
         self._hand_over(box)
 
     def subscribe(self, call: SystemCall) -> Reply:
-        """From now on, what is sent to the topic is kept for this connection."""
+        """Begin to collect messages of a topic for this connection."""
         self._subscribe(call.lip, self._readers[call.lip], call.request.payload)
         return Reply()
 
     def unsubscribe(self, call: SystemCall) -> Reply:
-        """The topic is not read any more, and a RECV that waits for it ends; nothing happens if it was not."""
+        """Stop reading a topic, and end the RECVs that wait for it. Do nothing if the connection does not read it."""
         reader = self._readers[call.lip]
         box = reader.topics.get(_topic(call.request.payload))
         if box is not None:
@@ -260,7 +260,7 @@ class Mail:
         return Reply((1,))
 
     def _addressee(self, lip: Lip, pid: int) -> Lip:
-        """The newest connection of a process that the sender may reach."""
+        """Return the newest connection of a process that the sender may reach."""
         account = self._readers[lip].account
         reaches_all = account == (0, None)
         connections = self._processes.get(pid, ())
@@ -272,7 +272,7 @@ class Mail:
         raise NotFound(f"no program with pid {pid} is connected")
 
     def _send_to_topic(self, lip: Lip, topic: bytes, message: Message) -> Reply | Coroutine[Any, Any, Reply]:
-        """Put a message into all buffers before this returns; the readers that wait, too, unless they are many."""
+        """Put a message into all buffers, and answer waiting readers. A coroutine answers them if they are many."""
         boxes = self._topics.get((self._readers[lip].account, topic), {})
         num_reached, waiting = 0, list[Box]()
         for box in boxes:
@@ -289,7 +289,7 @@ class Mail:
         return Reply((num_reached,))
 
     async def _hand_over_to_many(self, boxes: Sequence[Box], num_bytes: int, num_reached: int) -> Reply:
-        """Not to be ended by the sender's end: the readers wait, and their messages are there."""
+        """Hand a message to many waiting readers, even if the sender ends meanwhile: it is already in their buffers."""
         a_turn = min(_AT_ONCE_READERS, max(1, _AT_ONCE_BYTES // max(1, num_bytes)))
         with trio.CancelScope(shield=True):
             for first in range(0, len(boxes), a_turn):
@@ -299,7 +299,7 @@ class Mail:
         return Reply((num_reached,))
 
     def _hand_over(self, box: Box) -> None:
-        """Answer whoever waits, while there are messages, and room in the ring: the rest comes when there is."""
+        """Answer waiting calls while there are messages, and room in the ring. The other calls wait on."""
         channel = box.lip.channel
         while box.waiters and (box.messages or box.num_lost):
             if channel.num_waiting_replies:
@@ -318,8 +318,8 @@ class Mail:
             self._remember(self._readers[box.lip], call, len(message.data))
 
     @staticmethod
-    def _remember(reader: Reader, call: SystemCall, num_bytes: int) -> None:
-        """Until so many others were sent, the client may give the message back by cancelling its RECV."""
+    def _remember(reader: ConnectionBuffers, call: SystemCall, num_bytes: int) -> None:
+        """Keep the answered RECV for a while, because CANCEL may return its message. Forget the oldest RECVs."""
         holdings = call.lip.holdings
         holdings.charge(Kind.MESSAGE, num_bytes=num_bytes)
         reader.sent.append((call, num_bytes))
@@ -336,7 +336,7 @@ class Mail:
             self._hand_over(box)
 
     def _end(self, box: Box, call: SystemCall, code: int, why: str) -> None:
-        """A RECV ends without a message."""
+        """End a RECV with an error."""
         self._stop_waiting(box, call)
         call.answer(SymError(why, code))
 
@@ -345,7 +345,7 @@ class Mail:
         if alarm is not None:
             self._alarms.cancel(alarm)
 
-    def _subscribe(self, lip: Lip, reader: Reader, payload: bytes) -> Box:
+    def _subscribe(self, lip: Lip, reader: ConnectionBuffers, payload: bytes) -> Box:
         topic = _topic(payload)
         box = reader.topics.get(topic)
         if box is None:
@@ -356,7 +356,7 @@ class Mail:
             self._topics.setdefault((reader.account, topic), {})[box] = None
         return box
 
-    def _close(self, reader: Reader, box: Box) -> None:
+    def _close(self, reader: ConnectionBuffers, box: Box) -> None:
         for call in tuple(box.waiters):
             self._stop_waiting(box, call)
             call.drop()

@@ -1,4 +1,4 @@
-"""Names of the mount, whatever has them: renamed, given permissions, and directories made."""
+"""KV_RENAME, KV_MKDIR and KV_CHMOD: names of files and directories on the mount."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from libsym.abi import Op
 from libsym.errors import Invalid
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import json_of, mode_of, text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import json_of, mode_of, text_of
+from scheduler.wire.replies import Reply
 
 
 class Names:

@@ -1,13 +1,13 @@
-"""What ends an open: the handle, and a file that is on disk comes into memory behind it, where there is room."""
+"""The last part of an open: give the program a handle, and hint to the pager that the file's pages are needed."""
 
 from __future__ import annotations
 
 from kvfs.fs import FileSystem, OpenKv
 from scheduler.connection.lip import Lip
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 
 def opened(fs: FileSystem, lip: Lip, file: OpenKv) -> Reply:
-    """The handle."""
+    """Return the reply with a new handle on the file, and hint that its pages are needed."""
     fs.volume.pager.will_need(file.table)
     return lip.opened(file)

@@ -1,8 +1,8 @@
-"""Handlers of operations. A module of this room has a table of its own, and `registry.py` all of them.
+"""Handlers of operations. Each module of this room has a table of operations, and `registry.py` joins the tables.
 
-An operation never awaits, so it is atomic with respect to every other program and to the mount. What takes longer (long
-texts, long directories, files made of others) or has to wait (locks) is left to a coroutine, which ends with the
-program.
+An operation never awaits, so it is atomic for all other programs and for the mount. Work that takes long (long texts,
+long directories, files made of other files) or must wait (locks) is left to a coroutine. The end of the program ends
+the coroutine.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Any, TypeAlias
 from libsym.abi import Op
 from libsym.errors import NotPermitted
 from scheduler.connection.system_call import SystemCall
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 Outcome: TypeAlias = "Reply | Coroutine[Any, Any, Reply | None] | None"
-"""The answer, or a coroutine that gives it. None, of either: the operation sees to the answer itself."""
+"""The answer, or a coroutine that returns the answer. If that is None, the operation answers the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The handler of one kind of call, and what is checked before it begins."""
+    """The handler of one kind of call, and the checks before it begins."""
 
     begin: Callable[[SystemCall], Outcome]
     takes_payload: bool = True
-    """No: it has no use for one; some of those wait, and would keep it."""
+    """Whether the operation uses a payload. Otherwise a payload is refused: a waiting call would keep its memory."""
     max_waiting: int | None = None
-    """Waiting calls of the program at which the operation, which may leave its rest to a coroutine, is refused."""
+    """Maximum number of waiting calls of the program. Another call that may wait is refused. None: no check."""
     is_of_its_file: bool = False
-    """A call looks at the file of its handle, and at nothing else that grows by what is computed."""
+    """Whether the call reads at most one file that the run may be extending: the file of its handle."""
     opens: bool = False
-    """The operation's answer is a handle, which the user has to have room for."""
+    """Whether the answer is a new handle, for which the user must have room."""
 
 
 Table: TypeAlias = Mapping[Op, Operation]
 
 
 def require_operator(call: SystemCall, what: str) -> None:
-    """NotPermitted: the caller does not run the daemon."""
+    """Raise NotPermitted unless the caller is root or the daemon's user."""
     uid = call.lip.credentials.uid
     if uid not in {0, os.geteuid()}:
         raise NotPermitted(f"only root and the daemon's user may {what}, not uid {uid}")

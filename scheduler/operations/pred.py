@@ -1,13 +1,13 @@
-"""PRED and PRED_BATCH: what they ask for, checked once, and made into work for the batch scheduler.
+"""PRED and PRED_BATCH: check the arguments once, and give the calls to the batch scheduler.
 
-A row is answered by a result slot, or by numbers (`Reduction`). A batch takes the slots of all its calls at once, so
-that no two batches wait for each other with half of theirs.
+The answer for a row is a result slot, or numbers (`Reduction`). A batch takes the slots of all its calls at once. So
+two batches cannot each hold half of their slots and wait for each other.
 
-A call that has to wait for slots has its place in its file's queue meanwhile, so that files see the calls in the order
-in which they were made. This can't come to a deadlock. Places in queues are taken, and slots are asked for, in the
-moment when a request is taken; queues are served in order, and so are the waits for slots of one connection. So a call
-waits for calls that were taken before it, and for its own program, which may hold all slots. The oldest of those that
-wait has nothing but its program to wait for, and that wait is bounded: it gets NoBuffers, and another is the oldest.
+A call that waits for slots keeps its place in its file's queue. So a file sees its calls in the order in which they
+were made. These waits cannot deadlock. When the daemon takes a request, it queues the call and asks for its slots at
+the same moment. Queues are served in order, and so are the waits for slots of one connection. So a call waits only for
+calls that were taken before it, and for its own program, which may hold all slots. The oldest waiting call waits only
+for its program. That wait is bounded: the call gets NoBuffers, and another call becomes the oldest.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited, appendable
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import Fields, check_priority, deadline_of
-from scheduler.replies import Reply, kept
+from scheduler.wire.payloads import PayloadReader, check_priority, deadline_of
+from scheduler.wire.replies import Reply, kept
 
 MAX_ERROR_BYTES = 512
-"""Of a message in a batch's reply: that many calls may fail at once."""
+"""Maximum number of bytes of an error's message in a batch's reply. Many calls may fail at once."""
 _NO_ARGS: tuple[int, ...] = ()
 _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
-"""Arguments of a call that goes on by one token, without and with its position."""
+"""Arguments of a call that appends one token, without and with its position."""
 
 
 class Predicting:
@@ -67,7 +67,7 @@ class Predicting:
         return {Op.PRED: Operation(self.pred, is_of_its_file=True), Op.PRED_BATCH: Operation(self.pred_batch)}
 
     def pred(self, call: SystemCall) -> None:
-        """Begin a PRED. A call for one token and its row may go on by itself, in the run."""
+        """Begin a PRED. A call for one token and its row may become a decode loop in the run."""
         request = call.request
         pred = self._parse(call.lip, request, call.answer)
         if request.flags == ROWS_LAST and request.args in _ONE_TOKEN:
@@ -77,7 +77,7 @@ class Predicting:
         self._begin(call, [pred], pred.num_slots)
 
     def pred_batch(self, call: SystemCall) -> None:
-        """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""
+        """Submit the requests in the payload. An invalid request fails alone. An invalid frame fails the batch."""
         frames, preds = _frames(call.request), list[PredCall]()
         batch = _Batch(call, len(frames))
         for index, frame in enumerate(frames):
@@ -92,7 +92,7 @@ class Predicting:
             batch.answer()
 
     def _begin(self, call: SystemCall, preds: Sequence[PredCall], num_slots: int, batch: _Batch | None = None) -> None:
-        """Queue the calls of a request, or of a batch: now, with their slots or without."""
+        """Queue the calls of a request or of a batch at once, even if they must wait for their slots."""
         slots = call.lip.slots
         first = slots.take_now(num_slots) if num_slots else NO_SLOTS
         if first is not None:
@@ -131,7 +131,7 @@ class Predicting:
     def _parse(self, lip: Lip, request: Request, answer: Callable[[Reply | SymError], None]) -> PredCall:
         file = appendable(lip, request.handle)
         flags, (num_tokens, num_positions, deadline_us, priority) = request.flags, request.args
-        fields, limited = Fields(request.payload), self._limited
+        fields, limited = PayloadReader(request.payload), self._limited
         tokens, positions = limited.entries(fields, num_tokens, num_positions)
         num_rows = 1 if flags == ROWS_LAST else _num_rows(flags, num_tokens)
         pred = PredCall(lip, file, tokens, positions, num_rows, answer)
@@ -140,21 +140,20 @@ class Predicting:
         if flags & ATTENTION:
             pred.attention = self._attention(lip, fields)
         if flags & REDUCED:
-            pred.reduction = Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts)
-            pred.num_slots = 0
+            pred.reduce_by(Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts))
         fields.end()
         if deadline_us or priority:
             pred.priority, pred.deadline_s = check_priority(priority), deadline_of(deadline_us)
         return pred
 
-    def _attention(self, lip: Lip, fields: Fields) -> AttentionMass:
+    def _attention(self, lip: Lip, fields: PayloadReader) -> AttentionMass:
         layers, _, heads, _ = self._batches.fs.volume.model.page_shape
         block = fields.take(ATTENTION_STRUCT.size, "what attention is wanted")
         return AttentionMass(block, layers, heads, self._memory, lip.uid)
 
 
 class _Batch:
-    """The calls of a PRED_BATCH: answered together, when the last has ended."""
+    """The calls of a PRED_BATCH. They are answered together when the last call has ended."""
 
     def __init__(self, call: SystemCall, num_calls: int) -> None:
         self._call = call
@@ -163,7 +162,7 @@ class _Batch:
         self._refusal: SymError | None = None
 
     def check_room(self, preds: Sequence[PredCall]) -> None:
-        """TooLarge: the answers are no message. Calls that ask for attention share what is left of it."""
+        """Raise TooLarge if the answers do not fit one message. Calls that ask for mass share the free bytes."""
         reduced = [pred.num_reduced_bytes for pred in preds] + [0] * (len(self._outcomes) - len(preds))
         num_bytes = sum(_part_bytes(each) for each in reduced)
         if num_bytes > PAYLOAD_BYTES:
@@ -174,7 +173,7 @@ class _Batch:
                 pred.attention.room = room
 
     def refuse(self, error: SymError) -> None:
-        """Note the error that ends the calls that are left, and so the whole batch."""
+        """Note the error that ends the remaining calls, and so the whole batch."""
         self._refusal = error
 
     def note(self, index: int, outcome: Reply | SymError) -> None:
@@ -202,8 +201,8 @@ def _num_rows(flags: int, num_tokens: int) -> int:
     return num_rows
 
 
-def _mask(fields: Fields, num_tokens: int) -> EntryMask:
-    """From `struct sym_mask` and its rows. Whether it fits the file is seen when the call's turn has come."""
+def _mask(fields: PayloadReader, num_tokens: int) -> EntryMask:
+    """Read a `struct sym_mask` and its rows. The mask is checked against the file when the call begins."""
     num_rows, num_columns = fields.unpack(MASK_STRUCT, "a mask")
     if num_rows not in (1, num_tokens):
         raise Invalid(f"a mask of {num_rows} rows: one for all {num_tokens} new tokens, or one for each")
@@ -213,11 +212,11 @@ def _mask(fields: Fields, num_tokens: int) -> EntryMask:
 
 
 def _frames(batch: Request) -> list[Request]:
-    """The requests in a batch's payload. Invalid: what is announced is not what is there."""
+    """Return the requests in a batch's payload. Invalid: the payload does not match the announced sizes."""
     count, payload = batch.args[0], batch.payload
     if not 1 <= count <= MAX_BATCH:
         raise Invalid(f"a batch of {count} calls: 1 to {MAX_BATCH} are possible")
-    fields = Fields(payload)
+    fields = PayloadReader(payload)
     found = []
     for index in range(count):
         frame_bytes, op, zero, flags, zero2, call_id, handle, *args = fields.unpack(REQUEST_STRUCT, f"call {index}")
@@ -231,12 +230,12 @@ def _frames(batch: Request) -> list[Request]:
 
 
 def _part_bytes(reduced: int) -> int:
-    """The room that the answer to one call may take."""
+    """Return the most bytes that the answer to one call may take."""
     return HEADER_BYTES + -(-max(reduced, MAX_ERROR_BYTES) // FRAME_ALIGN) * FRAME_ALIGN
 
 
 def _frame(index: int, outcome: Reply | SymError | None) -> bytes:
-    """A reply as it would lie in the ring."""
+    """Return a call's reply in the format of the ring."""
     assert outcome is not None
     if isinstance(outcome, SymError):
         code, args, payload = outcome.errno or errno.EIO, _NO_ARGS, str(outcome).encode()[:MAX_ERROR_BYTES]

@@ -1,19 +1,20 @@
-"""KV_PRESSURE: programs hear that room runs short before the daemon takes some, and have a grace to make it themselves.
+"""KV_PRESSURE: the daemon warns programs before it evicts pages, and gives them a grace to free memory themselves.
 
-Who listens is an account: a user, or a domain that connections are confined to. It hears of two things. The pager is
-about to move pages of its files to disk (`tell`): whoever needs the room waits for the grace, and no longer. Or nine
-tenths of its quota are used: nothing is taken then.
+The listener is an account: a user, or a domain that connections are confined to. There are two kinds of events. In the
+first, the pager is about to move pages of the account's files to disk (`tell`), and calls that need the memory wait
+until the grace ends. In the second, nine tenths of the account's quota are used, and no pages are moved.
 
-*Each connection hears once of each event*, by all its calls that wait; one that calls later, while the event lasts, is
-told at once. Events of an account are a tenth of a second apart at least. Between two calls of a loop an account still
-listens, for a second.
+*Each connection hears of each event once*, through all its waiting calls. A connection that calls later, while the
+event lasts, is told at once. Events of an account are at least a tenth of a second apart. An account counts as a
+listener for a second after an answer, so that a loop may take this time between two calls.
 
-*Who does not react costs others one grace.* Shortly before its end the files that were named are looked at. Where none
-of them is smaller in memory, or cold by advice, the account has no grace for the next seconds.
+*An account that does not react delays other accounts by one grace.* Shortly before the end of the grace, the daemon
+looks at the named files. If none of these files has become smaller in memory, or was marked as cold by advice, the
+account has no grace for the next `NO_GRACE_S`.
 
-*Nothing leaks.* Only files that the caller's own uid owns are named, and in a domain only those that lie in it.
+*Nothing leaks.* The daemon names only files that the caller's own uid owns, and in a domain only files within it.
 
-Owned by the daemon's trio thread; nothing here awaits.
+The trio thread owns this state. Nothing here awaits.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from typing import TypeAlias
 import numpy as np
 import trio
 
-from kvfs.alarms import Alarm
+from kvfs.base.alarms import Alarm
+from kvfs.facts.hot import path_for
 from kvfs.fs import FileSystem
-from kvfs.hot import path_for
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.pages.accounts import Account
@@ -44,30 +45,30 @@ from libsym.errors import Invalid, SymError, WouldBlock
 from scheduler.connection.lip import MAX_WAITS, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 MAX_CANDIDATES = 64
-"""Of one event: a reply stays below some 20 KB."""
+"""Maximum number of candidates of one event. A reply stays below some 20 KB."""
 MAX_VICTIMS = 4096
-"""Looked at in one event: a millisecond. Those that go first come first."""
+"""Maximum number of files that one event examines, in the order of eviction. This takes a millisecond."""
 LEAST_S = 0.1
-"""Between two events of an account."""
+"""Least time between two events of an account."""
 LISTENS_S = 1.0
-"""After an answer: what a loop may take to come back."""
+"""Time after an answer for which the account still counts as a listener."""
 NO_GRACE_S = 5.0
-"""For an account that has let a grace go by."""
+"""Time without a grace, for an account that did not react in its last grace."""
 _LOOK_AT = 0.9
-"""Of a grace: who has done nothing by then is not waited for the next time."""
+"""Fraction of a grace after which an account that has not reacted loses its grace for `NO_GRACE_S`."""
 NEARLY_FULL = 90
-"""Hundredths of a quota; each further one is another event."""
+"""Percentage of a quota at which an event begins. Each further percent is another event."""
 
 Listeners: TypeAlias = tuple[int, int | None]
 """Uid, and the number of the directory that a connection is confined to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A file that may go: see `libsym.pressure`."""
+class EvictableFile:
+    """A file whose pages may be evicted, or which the program may free: see `libsym.pressure`."""
 
     path: str | None
     handles: tuple[int, ...]
@@ -83,86 +84,85 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """Room runs short for one account."""
+    """A warning to one account that memory or its quota runs short."""
 
     kind: PressureKind
     wanted_bytes: int
     end_s: float
-    """Of the grace, in the time of `trio.current_time()`."""
+    """End of the grace, in the time of `trio.current_time()`."""
     files: Sequence[tuple[Inode, KvFile]]
     in_memory: Sequence[int] = ()
-    """Pages of each that were in memory."""
+    """Number of each file's pages that were in memory when the event began."""
     page_s: float = 0.0
-    """The time that bringing a page back takes."""
+    """Seconds that it takes to bring one page back."""
     told: set[Lip] = field(default_factory=set)
     answered: list[SystemCall] = field(default_factory=list)
-    """Calls whose answer can be taken back by CANCEL."""
+    """Answered calls whose answer CANCEL can still take back."""
 
     def left_s(self, now_s: float) -> float:
         return max(0.0, self.end_s - now_s)
 
 
 @dataclass(slots=True, eq=False)
-class Group:
-    """Listeners of an account."""
+class AccountListeners:
+    """The listeners of one account."""
 
     uid: int
     directory: Inode | None
     account: Account
-    note_charge: Callable[[Group], None]
+    note_charge: Callable[[AccountListeners], None]
     lips: set[Lip] = field(default_factory=set)
-    """Connections that have asked ever."""
+    """Connections that have ever called KV_PRESSURE."""
     waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
     events: dict[PressureKind, Event] = field(default_factory=dict)
-    """The last one of each kind; of a quota as long as it is nearly full."""
+    """Last event of each kind. An event of a quota stays as long as the quota is nearly full."""
     next_s: float = 0.0
-    """No event before."""
+    """Time before which there is no new event."""
     heard_s: float = -LISTENS_S
-    """When somebody was told last."""
+    """Time of the last answer to a listener."""
     no_grace_until_s: float = 0.0
     level: int = 0
-    """Hundredths of its quota that it was told of."""
+    """Percentage of the quota that was used at the last event."""
     look: Alarm | None = None
-    """When its quota is looked at."""
+    """Alarm for the next look at the quota."""
 
     def watch(self) -> None:
-        """Something was charged to the account, or taken back."""
+        """Note that the account's charge has changed."""
         self.note_charge(self)
 
     def listens(self, now_s: float) -> bool:
         return bool(self.waiters) or now_s - self.heard_s < LISTENS_S
 
     def hears(self, now_s: float) -> bool:
-        """Whether there may be another event, or the grace of the last one runs."""
+        """Return whether another event may begin now, or the grace of the last event has not ended."""
         last = self.events.get(PressureKind.MEMORY)
         return now_s >= self.next_s or (last is not None and last.left_s(now_s) > 0)
 
     def has(self, inode: Inode) -> bool:
-        """Whether a file is one of its own."""
+        """Return whether a file belongs to the account."""
         if inode.uid != self.uid or inode.account is None:
             return False
         return self.directory is None or self.account in inode.account.chain()
 
 
 class Pressing:
-    """Answers KV_PRESSURE, and satisfies `Pressure`: the pager tells it of pages that it is about to take."""
+    """Answers KV_PRESSURE, and satisfies `Pressure`: the pager calls `tell` before it evicts pages."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self._volume = fs.volume
         self._alarms = fs.volume.alarms
-        self._groups: dict[Listeners, Group] = {}
+        self._groups: dict[Listeners, AccountListeners] = {}
         self.grace_s = 0.1
-        """Seconds that listening accounts are given before pages go."""
-        self.num_events = 0
+        """The grace, in seconds, of accounts that listen."""
 
     def table(self) -> Table:
         return {Op.KV_PRESSURE: Operation(self.pressure, takes_payload=False)}
 
     def pressure(self, call: SystemCall) -> None:
-        """args: how many milliseconds it may take, -1 for any time.
+        """Wait for an event. args[0] is the timeout in milliseconds; -1: no timeout.
 
-        Answered with the kind, the bytes that are wanted, the grace in milliseconds; payload: the files, in JSON.
+        The answer has the kind, the wanted bytes and the grace in milliseconds. Its payload has the files, in JSON.
         """
         timeout_ms = call.request.args[0]
         if timeout_ms < NO_TIMEOUT:
@@ -182,7 +182,7 @@ class Pressing:
         self._answer(group)
 
     def leave(self, lip: Lip) -> None:
-        """A program has gone: nobody waits for it."""
+        """Forget a connection that has ended, with its waiting calls."""
         for key, group in list(self._groups.items()):
             if lip not in group.lips:
                 continue
@@ -199,14 +199,12 @@ class Pressing:
     # Memory
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
-        """Pages of these files are about to go to disk, so many in all: for how many seconds their owners are waited
-        for.
-        """
+        """Warn the owners of these files that `num_pages` pages will go to disk. Return the grace in seconds."""
         now_s = trio.current_time()
         listening = [group for group in self._groups.values() if group.listens(now_s) and group.hears(now_s)]
         if not listening:
             return 0.0
-        found: dict[Group, list[tuple[Inode, KvFile]]] = defaultdict(list)
+        found: dict[AccountListeners, list[tuple[Inode, KvFile]]] = defaultdict(list)
         for table in tables[:MAX_VICTIMS]:
             file = self._volume.file_of(table)
             if file is None:
@@ -219,9 +217,9 @@ class Pressing:
         return max(graces_s, default=0.0)
 
     def _memory_event(
-        self, group: Group, files: Sequence[tuple[Inode, KvFile]], wanted_bytes: int, now_s: float
+        self, group: AccountListeners, files: Sequence[tuple[Inode, KvFile]], wanted_bytes: int, now_s: float
     ) -> float:
-        """Return what is left of the grace of the event that is under way, or of a new one."""
+        """Return the seconds that are left of the current event's grace, or the grace of a new event."""
         if now_s < group.next_s:
             last = group.events.get(PressureKind.MEMORY)
             return 0.0 if last is None else last.left_s(now_s)
@@ -234,8 +232,8 @@ class Pressing:
         self._begin(group, event, now_s)
         return grace_s
 
-    def _look_at_reaction(self, group: Group, event: Event) -> None:
-        """Whether anybody has done something about one of the files that were named."""
+    def _look_at_reaction(self, group: AccountListeners, event: Event) -> None:
+        """Give the account no grace for `NO_GRACE_S` if no program has acted on one of the named files."""
         pager = self._volume.pager
         for (_inode, kv), before in zip(event.files, event.in_memory, strict=True):
             table = kv.table
@@ -245,19 +243,19 @@ class Pressing:
 
     # Quotas
 
-    def _note_charge(self, group: Group) -> None:
-        """Something was charged or taken back: not the moment to do anything about it."""
+    def _note_charge(self, group: AccountListeners) -> None:
+        """Note a charge. If the quota is nearly full, an alarm looks at the quota later, after the charge."""
         level, _wanted = _level_of(group.account)
         group.level = min(group.level, level)
         if level >= NEARLY_FULL and level > group.level and group.waiters:
             self._look_later(group)
 
-    def _look_later(self, group: Group) -> None:
+    def _look_later(self, group: AccountListeners) -> None:
         if group.look is None:
             delay_s = max(0.0, group.next_s - trio.current_time())
             group.look = self._alarms.set(delay_s, partial(self._look_at_quota, group))
 
-    def _look_at_quota(self, group: Group) -> None:
+    def _look_at_quota(self, group: AccountListeners) -> None:
         if group.look is not None:
             self._alarms.cancel(group.look)
             group.look = None
@@ -274,8 +272,8 @@ class Pressing:
             group.level = level
             self._begin(group, Event(PressureKind.QUOTA, wanted_bytes, now_s, self._files_of(group)), now_s)
 
-    def _files_of(self, group: Group) -> list[tuple[Inode, KvFile]]:
-        """Of those that are known to be used, and those that listeners have open: what was not used for longest."""
+    def _files_of(self, group: AccountListeners) -> list[tuple[Inode, KvFile]]:
+        """Return the least recently used of the account's hot files and of the files that its listeners have open."""
         found = {
             inode: inode.content
             for inode in self._volume.heat.hottest(group.uid)
@@ -292,46 +290,47 @@ class Pressing:
 
     # Parts
 
-    def _group_of(self, lip: Lip) -> Group:
+    def _group_of(self, lip: Lip) -> AccountListeners:
         root = lip.credentials.root
         key = lip.uid, None if root is None else root.number
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(lip.uid, root, self._fs.account_of(lip.credentials), self._note_charge)
+            group = self._groups[key] = AccountListeners(
+                lip.uid, root, self._fs.account_of(lip.credentials), self._note_charge
+            )
             for account in group.account.chain():
                 account.watch(group.watch)
         group.lips.add(lip)
         return group
 
-    def _forget(self, key: Listeners, group: Group) -> None:
+    def _forget(self, key: Listeners, group: AccountListeners) -> None:
         del self._groups[key]
         if group.look is not None:
             self._alarms.cancel(group.look)
         for account in self._fs.pool.accounts:
             account.watch_no_more(group.watch)
 
-    def _begin(self, group: Group, event: Event, now_s: float) -> None:
+    def _begin(self, group: AccountListeners, event: Event, now_s: float) -> None:
         self._over(group, event.kind)
         event.page_s = self._volume.pager.statistics().bring_s
         group.events[event.kind] = event
         group.next_s = now_s + LEAST_S
-        self.num_events += 1
         self._answer(group)
 
     @staticmethod
-    def _over(group: Group, kind: PressureKind) -> None:
-        """End the last event of a kind: no listener is told of it any more."""
+    def _over(group: AccountListeners, kind: PressureKind) -> None:
+        """End the last event of a kind. No further listener is told of this event."""
         event = group.events.pop(kind, None)
         for call in () if event is None else event.answered:
             call.forget()
 
-    def _take_back(self, group: Group, event: Event, lip: Lip) -> None:
-        """Let another call of a program have the event: the program did not look at the answer."""
+    def _take_back(self, group: AccountListeners, event: Event, lip: Lip) -> None:
+        """Give the event to another call of the connection, because the program did not look at the answer."""
         event.told.discard(lip)
         self._answer(group)
 
-    def _news(self, group: Group, lip: Lip) -> Event | None:
-        """Return an event that a connection has not heard of yet."""
+    def _news(self, group: AccountListeners, lip: Lip) -> Event | None:
+        """Return a current event that the connection has not heard of, or None."""
         now_s = trio.current_time()
         for event in group.events.values():
             is_on = event.kind is PressureKind.QUOTA or event.left_s(now_s) > 0 or now_s < group.next_s
@@ -339,8 +338,8 @@ class Pressing:
                 return event
         return None
 
-    def _answer(self, group: Group) -> None:
-        """Tell all who wait, and have not heard of it; those of one connection get the same bytes."""
+    def _answer(self, group: AccountListeners) -> None:
+        """Answer waiting calls of connections that missed an event. All calls of a connection get the same bytes."""
         calls: dict[Lip, list[SystemCall]] = defaultdict(list)
         for call in group.waiters:
             calls[call.lip].append(call)
@@ -367,12 +366,12 @@ class Pressing:
 
     def _candidate(
         self, event: Event, inode: Inode, kv: KvFile, lip: Lip, handles: Mapping[KvFile, Sequence[int]]
-    ) -> Candidate:
+    ) -> EvictableFile:
         pool, pager, pages = self._fs.pool, self._volume.pager, kv.table.pages
         num_in_memory, num_freed = pager.num_in_memory(kv.table), kv.table.exclusive_pages
         if event.kind is PressureKind.MEMORY:
             num_freed = int(np.count_nonzero((pool.store.of[pages] != NOWHERE) & (pool.refcount[pages] == 1)))
-        return Candidate(
+        return EvictableFile(
             path=path_for(self._volume, inode, lip.credentials) if inode.content is kv else None,
             handles=tuple(handles.get(kv, ())),
             ino=inode.number,
@@ -385,19 +384,19 @@ class Pressing:
             pinned=inode.advice.is_pinned,
         )
 
-    def _end(self, group: Group, call: SystemCall, code: int, why: str) -> None:
-        """A call ends without an event."""
+    def _end(self, group: AccountListeners, call: SystemCall, code: int, why: str) -> None:
+        """End a call with an error."""
         self._stop_waiting(group, call)
         call.answer(SymError(why, code))
 
-    def _stop_waiting(self, group: Group, call: SystemCall) -> None:
+    def _stop_waiting(self, group: AccountListeners, call: SystemCall) -> None:
         alarm = group.waiters.pop(call)
         if alarm is not None:
             self._alarms.cancel(alarm)
 
 
 def _level_of(account: Account) -> tuple[int, int]:
-    """Hundredths of the fullest quota that holds for an account, and the bytes that are too many for nine tenths."""
+    """Return the used percentage of the account's fullest quota, and the bytes beyond nine tenths of the quota."""
     found = [
         (100 * each.num_bytes // max(1, limit), each.num_bytes - limit * NEARLY_FULL // 100)
         for each in account.chain()

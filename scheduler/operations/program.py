@@ -1,4 +1,4 @@
-"""Requests of a program about itself: that one of its calls ends, and that it sees a domain alone."""
+"""Requests of a program about itself: CANCEL ends one of its calls, and CONFINE limits it to one domain."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.messages import Mail
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import text_of
+from scheduler.wire.replies import Reply
 
 
-class Program:
+class SelfRequests:
     """Answers CANCEL and CONFINE."""
 
     def __init__(self, fs: FileSystem, batches: BatchScheduler, mail: Mail) -> None:
@@ -28,7 +28,7 @@ class Program:
         }
 
     def _cancel(self, call: SystemCall) -> Reply:
-        """Ends the call whose id is args[0], if it is one that can be ended and is still under way."""
+        """End the call with the id args[0], if it is still in flight and can be cancelled."""
         call_id = call.request.args[0]
         ended = call.lip.calls.get(call_id)
         if ended is not None:

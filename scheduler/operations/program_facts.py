@@ -1,4 +1,4 @@
-"""Facts about programs: what they are, what they have used, and why they wait now."""
+"""Facts about programs: their identity, their usage, and the reason why they wait."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _OTHERS = {
     Op.KILL: "waiting for its launcher",
 }
 _WORKING = "working"
-"""On what needs no step: a text, a listing, a disk."""
+"""State of a program whose call needs no step. The call works on a text, a listing or the disk."""
 _ORDER = [*dict.fromkeys(_STEPS.values()), _WORKING, *dict.fromkeys(_OTHERS.values()), IDLE]
-"""Of a program that waits for several things the first one is told."""
+"""Order of states. A program in several states is shown in the first of these states."""
 _NOT_TOLD = frozenset({Op.PRED, Op.PRED_BATCH, Op.GENERATE, Op.PROGRAMS})
-"""Operations that the scheduler tells of; and the question itself."""
+"""Operations whose states the scheduler reports, and PROGRAMS, the request for these facts."""
 
 States = Mapping[Caller, Counter[tuple[CallState, str]]]
 
 
 class ProgramFacts:
-    """Facts as `symphony ps` shows them, and `.symphony/proc`."""
+    """Facts about programs for `symphony ps` and for `.symphony/proc`."""
 
     def __init__(self, batches: BatchScheduler) -> None:
         self._batches = batches
 
     def states(self) -> States:
-        """For `of`, of any number of programs: what all calls wait for."""
+        """Return the states of all calls. One result serves `of` for any number of programs."""
         return self._batches.states()
 
     def of(self, program: Program, states: States) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class ProgramFacts:
 
 
 def _state(program: Program, states: States) -> tuple[str, str | None]:
-    """Why it waits now, and which call that is: its name, and how many alike it has if they are more than one."""
+    """Return a program's state and the name of its call, with the number of such calls if there are several."""
     found: Counter[tuple[str, str]] = Counter()
     for connection in program.connections:
         for (state, word), count in states.get(connection, _NOTHING).items():  # type: ignore[call-overload]

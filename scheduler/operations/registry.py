@@ -1,4 +1,7 @@
-"""The table of operations: a new subject is a line here, a new system call one in the table of its subject."""
+"""The table of all operations. Add a line here for a new subject.
+
+Add a line to a subject's table for a new system call.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,11 @@ from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
 from scheduler.operations.pred import Predicting
 from scheduler.operations.pressure import Pressing
-from scheduler.operations.program import Program
+from scheduler.operations.program import SelfRequests
 from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.scrub import Scrubbing
 from scheduler.operations.status import Status
+from scheduler.operations.sync import Syncing
 from scheduler.operations.text import TextModel, Texts
 from scheduler.operations.trace import Tracing
 from scheduler.operations.usage import ResourceUsage
@@ -38,7 +42,7 @@ from scheduler.programs.registry import Programs
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Operations by `Op`, and the objects that have to hear of programs that come and go."""
+    """Operations by `Op`, and the subjects that the gate tells when programs connect and disconnect."""
 
     by_op: dict[Op, Operation]
     mail: Mail
@@ -54,14 +58,14 @@ def all_operations(
     programs: Programs,
     daemon_info: Callable[[], dict[str, Any]],
 ) -> Operations:
-    """Of one daemon."""
+    """Return all operations of one daemon."""
     locking, limited, mail, pressing = Locking(fs), Limited(text), Mail(fs.volume.alarms), Pressing(fs)
     closing, generating = Closing(fs, batches, locking), Generating(batches, text, limited)
     subjects = (
         Status(fs, text, daemon_info),
         Scrubbing(fs),
         Tracing(fs, batches, text),
-        Program(fs, batches, mail),
+        SelfRequests(fs, batches, mail),
         KvFiles(fs, batches),
         closing,
         Names(fs),
@@ -71,7 +75,8 @@ def all_operations(
         Assembler(fs),
         locking,
         Claiming(fs, batches, closing),
-        Advising(fs, batches),
+        Advising(fs),
+        Syncing(fs, batches),
         pressing,
         Predicting(batches, limited),
         generating,

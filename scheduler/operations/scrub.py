@@ -1,4 +1,4 @@
-"""SCRUB: reads what is kept on disk, beside everything else, and says how far it is and what it finds."""
+"""SCRUB: read all pages on disk while other work goes on, and report the progress and the findings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from libsym.errors import Busy, Invalid, NotSupported
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table, require_operator
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 _MAX_PATH_CHARS = 4096
-"""Of a path that is told; the log has all of it."""
+"""Maximum number of characters of a path in a reply. The log has the whole path."""
 _MAX_PATHS = 64
-"""Of one file's hard links."""
+"""Maximum number of paths of one file in a reply. A file may have many hard links."""
 
 
 class Scrubbing:
-    """Answers SCRUB, of one program at a time."""
+    """Answers SCRUB. One scrub at a time may run."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -48,7 +48,7 @@ class Scrubbing:
 
     async def _run(self, call: SystemCall, keeper: Keeper, rate: int | None) -> Reply:
         def progress(done: int, total: int) -> None:
-            if not call.lip.channel.num_waiting_replies:  # who does not read hears of the end alone
+            if not call.lip.channel.num_waiting_replies:  # a program that does not read gets only the result
                 call.send((done, total))
 
         self._is_under_way = True
@@ -64,7 +64,7 @@ class Scrubbing:
 
 
 def _payloads(findings: Iterable[Finding]) -> Iterator[bytes]:
-    """As many findings as fit into each."""
+    """Yield payloads, each with as many findings as fit."""
     texts: list[str] = []
     room = PAYLOAD_BYTES
     for finding in findings:

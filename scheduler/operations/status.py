@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: that it is there, its model, its state, and whether its books are in order."""
+"""Operations that describe the daemon: PING, its model, its state, and the audit of its accounts and tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table, require_operator
 from scheduler.operations.text import TextModel
-from scheduler.replies import Reply, json_reply
+from scheduler.wire.replies import Reply, json_reply
 
 log = logging.getLogger(__name__)
 
 
 MAX_USERS = 64
-"""Users that one reply names: those that hold most."""
+"""Maximum number of users that one reply names. These are the users with the most memory."""
 
 
 class Status:
@@ -46,7 +46,7 @@ class Status:
         return json_reply(self._daemon_info() | self._account_of(call.lip))
 
     def _account_of(self, lip: Lip) -> dict[str, Any]:
-        """What the caller has of pages and files, and may have."""
+        """Return the caller's use of pages and files, its quotas and weight, and the users that it may see."""
         account = self._fs.account_of(lip.credentials)
         return {
             "used_bytes": account.num_bytes,
@@ -58,9 +58,12 @@ class Status:
         }
 
     def _visible_to(self, lip: Lip) -> list[Account]:
-        """The users whose figures the caller may see: all for root and the daemon's user, else its own."""
+        """Return the users whose numbers the caller may see: all users, or only itself.
+
+        Root and the daemon's user may see all users. A connection of a gateway may see none.
+        """
         accounts = self._fs.pool.accounts
-        if lip.credentials.root is not None:  # a gateway's: its domains are not to know of each other
+        if lip.credentials.root is not None:  # a connection of a gateway: its domains must not see each other
             return []
         if lip.uid not in {0, os.geteuid()}:
             return [accounts.of(lip.uid)]
@@ -68,7 +71,7 @@ class Status:
         return heapq.nlargest(MAX_USERS, users, key=lambda each: each.holdings.num_bytes)
 
     def _check(self, call: SystemCall) -> Reply:
-        """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
+        """Audit all files at once. Each file takes some microseconds, so only operators may ask for an audit."""
         require_operator(call, "check its books")
         try:
             return json_reply(asdict(self._fs.audit()))
@@ -78,7 +81,7 @@ class Status:
 
 
 def _user(account: Account) -> dict[str, Any]:
-    """Files of one user, and things that the daemon keeps for him."""
+    """Return the usage of one user: bytes of files, memory in the daemon, and the objects that it holds."""
     return {
         "uid": account.number,
         "used_bytes": account.num_bytes,

@@ -1,4 +1,4 @@
-"""Texts to tokens and back, conversations to either, and the vocabulary. What may take long is a worker's."""
+"""Operations on texts: tokenize, detokenize, chat templates, and the vocabulary. Long work is done in workers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.appending import Limits
+from scheduler.operations.appending import ModelLimits
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import check_range, json_of, text_of
-from scheduler.replies import Reply
+from scheduler.wire.payloads import check_range, json_of, text_of
+from scheduler.wire.replies import Reply
 
 SHORT_TEXT_BYTES = 2048
-"""Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
+"""Maximum number of bytes of a text that is tokenized on the trio thread (about 0.2 ms). Workers take longer texts."""
 NUM_WORKERS = 2
-"""Workers that long texts may keep busy, each user's one: others need the cores, and the interpreter's lock, too."""
+"""Workers for long texts. A user gets at most one worker. Other work needs the cores and the interpreter's lock."""
 AT_ONCE = 8192
-"""Tokens that one call of C's converts: it holds the interpreter's lock, 0.2 ms for so many."""
+"""Maximum number of tokens that one call into C converts. The call holds the interpreter's lock for 0.2 ms."""
 MAX_CHAT_TEXTS = 20_000
 MAX_CHAT_OTHER_BYTES = 64 << 10
-"""Bytes of some thousands of messages: 20 ms in which nothing else runs, at worst."""
+"""Maximum number of bytes of a chat's JSON outside its texts: enough for some thousands of messages. At worst, parsing
+holds the interpreter's lock for 20 ms."""
 
 
-class TextModel(Limits, Protocol):
-    """Text side and limits of the model, as operations ask for them."""
+class TextModel(ModelLimits, Protocol):
+    """The model's tokenizer, templates and limits, for operations."""
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
@@ -42,7 +43,7 @@ class TextModel(Limits, Protocol):
     def special_ids(self) -> frozenset[int]: ...
 
     def own_encoder(self) -> Callable[[str], list[int]]:
-        """An `encode` without special tokens."""
+        """Return a function that encodes text and does not recognise special tokens."""
         ...
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
@@ -68,11 +69,11 @@ class TextModel(Limits, Protocol):
         variables: Mapping[str, Any],
         checkpoint: Callable[[], None],
     ) -> list[int]:
-        """`checkpoint` is called now and then: what it raises ends the call."""
+        """Tokenize a chat. `checkpoint` is called before each rendering. An exception from it ends the call."""
         ...
 
     def info(self) -> dict[str, Any]:
-        """Facts that `model_info()` gives."""
+        """Return the facts for `model_info()`."""
         ...
 
 
@@ -82,8 +83,8 @@ class Texts:
     def __init__(self, text: TextModel) -> None:
         self._text = text
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
-        self._turns: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
-        """A limiter for each uid that has a text in a worker, or waiting for one."""
+        self._limiters: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
+        """A limiter for each uid with a text in a worker, or with a text that waits for a worker."""
 
     def table(self) -> Table:
         def quick(answer: Callable[[Request], Reply]) -> Operation:
@@ -105,11 +106,13 @@ class Texts:
         return self._in_worker(answer, call)
 
     def _in_worker(self, answer: Callable[[Request], Reply], call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        turn = self._turns.setdefault(call.lip.uid, trio.CapacityLimiter(1))
-        return self._in_turn(turn, answer, call.request)
+        limiter = self._limiters.setdefault(call.lip.uid, trio.CapacityLimiter(1))
+        return self._one_at_a_time(limiter, answer, call.request)
 
-    async def _in_turn(self, turn: trio.CapacityLimiter, answer: Callable[[Request], Reply], request: Request) -> Reply:
-        async with turn:
+    async def _one_at_a_time(
+        self, limiter: trio.CapacityLimiter, answer: Callable[[Request], Reply], request: Request
+    ) -> Reply:
+        async with limiter:
             return await trio.to_thread.run_sync(answer, request, limiter=self._workers)
 
     def _tokenize(self, request: Request) -> Reply:
@@ -136,7 +139,7 @@ class Texts:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
 
     def _chat_tokens(self, request: Request) -> Reply:
-        """In a worker, always: the template runs several times when it has to be told apart from the messages."""
+        """Tokenize a chat. This runs in a worker, because the template may run several times."""
         form = _chat_form(request)
         tokens = self._text.chat_tokens(
             form["messages"],
@@ -144,7 +147,7 @@ class Texts:
             add_generation_prompt=bool(form.get("add_generation_prompt", True)),
             after_answer=bool(form.get("after_answer", False)),
             variables=form.get("variables") or {},
-            checkpoint=trio.from_thread.check_cancelled,  # of a call that is cancelled, or whose program has gone
+            checkpoint=trio.from_thread.check_cancelled,  # raises if the call is cancelled, or if its program has ended
         )
         return _packed(tokens)
 
@@ -152,7 +155,7 @@ class Texts:
         return trio.to_thread.run_sync(self._window, call.request.args[0])
 
     def _window(self, first: int) -> Reply:
-        """The bytes of the tokens from one on, as many as a message holds."""
+        """Return the bytes of the tokens from `first` on, for as many tokens as fit a message."""
         texts = self._text.token_texts
         if not 0 <= first < len(texts):
             raise Invalid(f"token {first} is out of range: the vocabulary has 0 to {len(texts) - 1}")
@@ -163,7 +166,7 @@ class Texts:
 
 
 def _packed(tokens: list[int]) -> Reply:
-    """The reply with these tokens, which the list has no more: AT_ONCE are converted, and freed, in one call."""
+    """Return the reply with these tokens, and empty the list. One call converts, or frees, at most AT_ONCE tokens."""
     count, parts = len(tokens), list[bytes]()
     while tokens:
         parts.append(np.asarray(tokens[-AT_ONCE:], np.int32).tobytes())

@@ -1,7 +1,7 @@
-"""TRACE: what the scheduler does, as it does it, until the caller has enough.
+"""TRACE: send records of the scheduler's acts as they happen, until a timeout or CANCEL.
 
-The first reply describes the daemon, in JSON. The others are blocks of records (`scheduler/trace/records.py`). A caller
-that does not read loses records; the daemon keeps no more of them than a recording's queue holds.
+The first reply describes the daemon, in JSON. Further replies are blocks of records (`scheduler/trace/records.py`). A
+caller that does not read loses records when the queue of its recording is full.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table, require_operator
 from scheduler.operations.text import TextModel
-from scheduler.replies import Reply
 from scheduler.trace.recorder import Recorder, Recording
+from scheduler.wire.replies import Reply
 
 MAX_RECORDINGS = 4
-"""Of all programs together: each may have a full queue."""
+"""Maximum number of recordings of all programs together. Each may have a full queue."""
 DRAIN_S = 0.05
-"""How often records are sent."""
+"""Period in which records are sent."""
 
 
 class Tracing:
@@ -45,7 +45,7 @@ class Tracing:
         return {Op.TRACE: Operation(self._trace, takes_payload=False, max_waiting=MAX_LATER)}
 
     def _trace(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args: how many milliseconds it lasts, -1 for until it is cancelled; the version that is read, 0: 1."""
+        """Begin a trace. args: its length in milliseconds (-1: until CANCEL), and the version of records (0: 1)."""
         require_operator(call, "record what it does")
         timeout_ms = call.request.args[0]
         if timeout_ms < NO_TIMEOUT:
@@ -74,7 +74,7 @@ class Tracing:
                         pass
         finally:
             self._batches.end_trace(recording)
-            while _send_next(call, recording):  # however it ends: what happened until now is part of it
+            while _send_next(call, recording):  # however the trace ends, it includes all acts until now
                 pass
         return Reply()
 
@@ -91,7 +91,7 @@ class Tracing:
 
 
 def _send_next(call: SystemCall, recording: Recording) -> bool:
-    """Send the oldest block. False: there is none."""
+    """Send the oldest block. Return False if there is none."""
     block = recording.take()
     if block is None:
         return False

@@ -1,4 +1,4 @@
-"""GETRUSAGE: what a program has used, by all its connections: tokens and times, as they were counted, and pages."""
+"""GETRUSAGE: the usage of a program by all its connections: tokens, times and pages."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.programs.page_seconds import FILES_A_TURN
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 
 
 class ResourceUsage:
-    """Answers GETRUSAGE: args[0] is the process's number, the payload the rest in JSON."""
+    """Answers GETRUSAGE. In the reply, args[0] is the pid, and the payload has the usage in JSON."""
 
     def table(self) -> Table:
         return {Op.GETRUSAGE: Operation(self._getrusage, takes_payload=False, max_waiting=MAX_LATER)}
 
     def _getrusage(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
-        """At once, if the program has few files open."""
+        """Return the program's usage. If the program has many files open, a coroutine counts their pages in slices."""
         lip = call.lip
         if lip.program.page_seconds.num_tables > FILES_A_TURN:
-            return self._in_turns(lip)
+            return self._in_slices(lip)
         return self._reply(lip, lip.program.page_seconds.total())
 
-    async def _in_turns(self, lip: Lip) -> Reply:
-        return self._reply(lip, await lip.program.page_seconds.total_in_turns())
+    async def _in_slices(self, lip: Lip) -> Reply:
+        return self._reply(lip, await lip.program.page_seconds.total_in_slices())
 
     @staticmethod
     def _reply(lip: Lip, page_seconds: float) -> Reply:

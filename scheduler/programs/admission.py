@@ -1,4 +1,4 @@
-"""Who may start programs: so many of a user at once, and so many in a minute."""
+"""Admission of programs: limits of the programs that a user has at once, and that it starts in a minute."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MINUTE_S = 60.0
 class _User:
     num_living: int = 0
     starts: deque[float] = field(default_factory=deque)
-    """Of the last minute."""
+    """Times of the starts in the last minute."""
 
 
 class Admission:
-    """Counts programs that launchers start. A process that connects by itself is refused by nothing of this."""
+    """Counts the programs that launchers start. Processes that connect without a launcher are not limited here."""
 
     def __init__(self, max_at_once: int = MAX_AT_ONCE, max_per_minute: int = MAX_PER_MINUTE) -> None:
         self._max_at_once = max_at_once
@@ -30,11 +30,11 @@ class Admission:
         self.num_refused = 0
 
     def limit(self, max_at_once: int, max_per_minute: int) -> None:
-        """Other limits from now on; nobody's programs end for it."""
+        """Set new limits. Running programs stay."""
         self._max_at_once, self._max_per_minute = max_at_once, max_per_minute
 
     def admit(self, uid: int) -> None:
-        """One more program of a user. WouldBlock: that would be too many."""
+        """Count one more program of a user. WouldBlock: the user has too many, or has started too many in a minute."""
         user, now_s = self._users.setdefault(uid, _User()), time.monotonic()
         while user.starts and user.starts[0] <= now_s - _MINUTE_S:
             user.starts.popleft()
@@ -53,11 +53,11 @@ class Admission:
         user.num_living += 1
 
     def admit_again(self, uid: int) -> None:
-        """One that was admitted before the daemon was started anew."""
+        """Count a program that was admitted before the daemon was restarted."""
         self._users.setdefault(uid, _User()).num_living += 1
 
     def ended(self, uid: int) -> None:
-        """One less."""
+        """Count a program of the user as ended."""
         self._users[uid].num_living -= 1
 
     def _refuse(self, why: str) -> None:

@@ -1,7 +1,7 @@
-"""Programs over a restart of the daemon: those that lived, with what they had used, and the last ones that ended.
+"""Programs kept over a restart of the daemon: living programs with their usage, and the latest ended programs.
 
-One JSON file in the state directory, written anew as a whole. What is in it is checked, for a file may be damaged; a
-damaged one costs the history, and no more.
+The state directory has them in one JSON file, which is replaced as a whole. The file may be damaged, so its values are
+checked. A damaged file loses only this history.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any, NamedTuple, TypeVar
 
 from libsym.errors import Invalid
 from scheduler.programs.limits import ProgramLimits
-from scheduler.programs.program import Ended, Program
+from scheduler.programs.program import Program, ProgramEnd
 from scheduler.programs.used import Used
 
 log = logging.getLogger(__name__)
 
 _VERSION = 1
 _MAX_NUMBER = 1 << 63
-"""Of times and processes: a reply has room for no more."""
+"""Bound of the times and process numbers in the file. Each has 64 bits in a reply."""
 Record = dict[str, Any]
 T = TypeVar("T")
 
 
-class Kept(NamedTuple):
-    """What is written."""
+class KeptPrograms(NamedTuple):
+    """Programs as the file stores them."""
 
     living: list[Record]
     ended: list[Record]
 
 
 def record(program: Program) -> Record:
-    """One program, in plain values."""
+    """Return a program as plain values for JSON."""
     found: Record = {
         "id": program.id,
         "name": program.name,
@@ -52,15 +52,15 @@ def record(program: Program) -> Record:
     return found
 
 
-def save(path: Path, kept: Kept) -> None:
-    """In place of what was kept before."""
+def save(path: Path, kept: KeptPrograms) -> None:
+    """Write a new file in place of the old one."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(json.dumps({"version": _VERSION, **kept._asdict()}), encoding="utf-8")
     temporary.replace(path)
 
 
 def load(path: Path) -> tuple[list[Program], list[Program]]:
-    """Those that lived, and those that had ended."""
+    """Return the living and the ended programs of the file. A missing or damaged file has none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["version"] != _VERSION:
@@ -69,7 +69,7 @@ def load(path: Path) -> tuple[list[Program], list[Program]]:
     except FileNotFoundError:
         return [], []
     except (OSError, KeyError, TypeError, ValueError, RecursionError, Invalid) as error:
-        log.warning("%s: what was known of programs is ignored: %s", path, error)
+        log.warning("%s: the records of programs are ignored: %s", path, error)
         return [], []
 
 
@@ -91,7 +91,7 @@ def _program(found: Record) -> Program:
     if "ended" in found:
         status, reason, ns = found["ended"]
         status = None if status is None else _checked(status, int)
-        program.ended = Ended(status, _checked(reason, str), _checked(ns, int))
+        program.ended = ProgramEnd(status, _checked(reason, str), _checked(ns, int))
     return program
 
 

@@ -1,4 +1,4 @@
-"""What a program may use. Whoever started it has said so; a program that has more is ended by its launcher."""
+"""Limits of a program, set at its start: tokens, page-seconds and pages. The launcher ends a program over a limit."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from libsym.errors import Invalid, OverQuota
 
 MAX_LIMIT = 1 << 53
-"""A number that JSON keeps exactly."""
+"""Largest limit. In JSON, whole numbers are exact up to this limit."""
 
 
 class OverLimit(OverQuota):
-    """A program asks for more than it may have. Nothing of other programs would help."""
+    """Error of a program that asks for more than its own limit. Memory that other programs free does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """None: as much as its user may have."""
+    """Limits of one program. None: only the limits of its user apply."""
 
     tokens: int | None = None
-    """Computed by its calls."""
+    """Tokens that the program's calls may compute."""
     page_seconds: float | None = None
     pages: int | None = None
-    """Distinct pages of the KV files that it has open at once. What it leaves in named files is its user's."""
+    """Distinct pages of the KV files that it has open at once. Pages of closed files count for the user alone."""
 
     @classmethod
     def read(cls, found: Any) -> ProgramLimits:
-        """Of a JSON object. Invalid: it is none, or a limit is no number of its kind."""
+        """Return the limits in a JSON object. Invalid: the value is no object, or a limit has a wrong name or value."""
         if found is None:
             return NO_LIMITS
         if not isinstance(found, dict):
@@ -48,7 +48,7 @@ class ProgramLimits:
         return self is not NO_LIMITS
 
     def facts(self) -> dict[str, Any]:
-        """Those that there are."""
+        """Return the limits that are set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

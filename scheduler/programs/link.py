@@ -1,7 +1,7 @@
-"""What a launcher is told and asked, in the order in which that was: the daemon's half of one connection of a launcher.
+"""Link: the daemon's side of a launcher's connection. Messages and questions are sent in the order of the calls.
 
-Nobody waits for a launcher that does not read: what finds no room is refused. Whoever waits for an answer may give up;
-an answer that nobody waits for any more is dropped, or goes to whoever cleans up behind it.
+The daemon never waits for a launcher that does not read: a message for which the queue has no room is refused. A caller
+may stop waiting for an answer. The answer is then dropped, or given to the question's `late`, which cleans up.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from libsym.errors import SymError, TooLarge, WouldBlock
 
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_WAITING_BYTES = 1 << 20
-"""Of messages that the launcher has not read."""
+"""Maximum number of bytes of messages that the launcher has not read."""
 MAX_ASKED = 4096
-"""Questions that it has not answered: each program may have one for each of its threads."""
+"""Maximum number of questions without an answer. Each thread of a program may wait for an answer."""
 
 Message = dict[str, Any]
 
 
 class _Question:
-    """One that is asked, by however many."""
+    """Question to the launcher. Several callers may wait for its answer."""
 
     __slots__ = ("answer", "answered", "late", "num_waiting")
 
@@ -38,7 +38,7 @@ class _Question:
 
 
 class Link:
-    """All of it on the trio thread. `scheduler/launchers.py` has the socket."""
+    """Link to one launcher, on the trio thread. The socket is in `scheduler/doors/launchers.py`."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
@@ -51,13 +51,13 @@ class Link:
         self._read = trio.Event()
         self._questions: dict[int, _Question] = {}
         self._same: dict[tuple[str, ...], int] = {}
-        """Questions that several may ask."""
+        """Numbers of open questions that several callers may share, by key."""
         self._next = 1
 
-    # ---- what others say
+    # ---- called by operations
 
     def tell(self, message: Message) -> None:
-        """It is sent as soon as the launcher reads. WouldBlock: too much waits for that already."""
+        """Queue a message until the launcher reads it. WouldBlock: too many bytes are queued already."""
         data = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
         if len(data) > MAX_MESSAGE_BYTES:
             raise TooLarge(
@@ -73,16 +73,17 @@ class Link:
         self._changed.set()
 
     def demand(self, message: Message) -> None:
-        """Ask without waiting for the answer."""
+        """Send a question without waiting for the answer."""
         self._ask(message, (), None)
 
     async def ask(
         self, message: Message, *, same: tuple[str, ...] = (), late: Callable[[Message], None] | None = None
     ) -> Message:
-        """The launcher's answer; what it refuses is raised.
+        """Return the launcher's answer, or raise the error with which it refuses.
 
-        `same`: whoever asks with this key while another waits for the answer gets that one's; so a wait that is given
-        up leaves no more behind than the next finds. `late` gets an answer that nobody waits for any more.
+        `same` is a key: while a question with this key is open, callers with the same key share its answer. So a caller
+        that gives up leaves one open question, which the next caller joins. `late` gets an answer for which no caller
+        waits.
         """
         number = self._same.get(same, 0) if same else 0
         if not number:
@@ -109,10 +110,10 @@ class Link:
             self._same[same] = number
         return number
 
-    # ---- what the socket does
+    # ---- called by the socket's tasks
 
     def answered(self, number: int, answer: Message | SymError) -> bool:
-        """The launcher has answered. False: it was not asked this."""
+        """Hand the launcher's answer to its question. False: no question has this number."""
         question = self._questions.pop(number, None)
         if question is None:
             return False
@@ -134,17 +135,20 @@ class Link:
         return data
 
     async def has_room(self) -> None:
-        """Wait until there is room for answers: a launcher that does not read is not listened to."""
+        """Wait until there is room for answers. The daemon stops reading from a launcher that does not read."""
         while self._num_bytes + MAX_MESSAGE_BYTES > MAX_WAITING_BYTES:
             self._read = trio.Event()
             await self._read.wait()
 
     def break_off(self) -> None:
-        """It has to be told something, and does not read: it is to come again, and hear it then."""
+        """Close the connection to a launcher that leaves an important message unread.
+
+        When the launcher has connected again, the message is sent again.
+        """
         self.broken_off.set()
 
     def close(self) -> None:
-        """The launcher has gone: whoever waits for an answer of it hears that."""
+        """Fail all open questions: the launcher has gone."""
         self.is_closed = True
         self._waiting.clear()
         self._num_bytes = 0

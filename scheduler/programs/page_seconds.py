@@ -1,4 +1,4 @@
-"""Pages of the files that a program has open, and pages times seconds: what GETRUSAGE and `.symphony/proc` tell."""
+"""Page-seconds of a program (pages of its open files, times seconds), for GETRUSAGE and `.symphony/proc`."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from kvfs.pages.free_list import IntArray
 from kvfs.pages.table import PageTable
 
 FILES_A_TURN = 500
-"""Looked at before others get their turn: some 0.3 ms."""
+"""Number of files that are counted, in some 0.3 ms, before other tasks get a turn."""
 
 
 class Branches(Protocol):
-    """Branches of a connection that the core alone has."""
+    """Branches of a connection that exist in the core alone."""
 
     def page_seconds(self) -> tuple[float, int]:
-        """Pages times seconds, of those that were there, too; and the pages that they have now."""
+        """Return the page-seconds of present and past branches, and the number of pages of present branches."""
         ...
 
     def branch_pages(self) -> IntArray:
-        """Return those pages; shared ones more than once."""
+        """Return the pages of the present branches. Shared pages are repeated."""
         ...
 
 
 @dataclass(slots=True)
 class _Held:
-    """A table that the program has open, with so many handles."""
+    """Table that the program has open."""
 
     num_handles: int
     began: float
-    """The table's own page-seconds when the first of them was opened."""
+    """Page-seconds of the table when its first handle was opened."""
 
 
 @dataclass(slots=True)
 class PageSeconds:
     """Pages of the files that a program has or had open, times seconds. A file opened twice counts once.
 
-    Files that share pages count them each: it is what having the files costs, not what the pool has room for.
+    A page that several files share counts once for each file: the number is a charge, not a use of memory.
     """
 
     _before: float = 0.0
-    """Of tables that it has no longer."""
+    """Page-seconds of tables that the program no longer has open."""
     _held: dict[PageTable, _Held] = field(default_factory=dict)
     num_pages_lately: int = 0
-    """`num_pages` when `total_in_turns` looked last."""
+    """Value of `num_pages` at the last call of `total_in_slices`."""
     _branches: list[Branches] = field(default_factory=list)
-    """Of its connections."""
+    """Branches of the program's connections."""
 
     def has(self, branches: Branches) -> None:
-        """Count branches of one more connection."""
+        """Count the branches of one more connection."""
         self._branches.append(branches)
 
     def has_no_more(self, branches: Branches) -> None:
-        """A connection has closed all that it had."""
+        """Stop counting the branches of a connection that has closed all its handles."""
         self._before += branches.page_seconds()[0]
         self._branches.remove(branches)
 
     def opened(self, table: PageTable) -> None:
-        """Count a handle on a table that was opened."""
+        """Count a newly opened handle on a table."""
         held = self._held.get(table)
         if held is None:
             self._held[table] = _Held(1, table.page_seconds)
@@ -69,7 +69,7 @@ class PageSeconds:
             held.num_handles += 1
 
     def closed(self, table: PageTable) -> None:
-        """Count a handle that was closed."""
+        """Stop counting a handle that was closed."""
         held = self._held[table]
         held.num_handles -= 1
         if not held.num_handles:
@@ -81,22 +81,22 @@ class PageSeconds:
         return len(self._held)
 
     def total(self) -> float:
-        """Until now."""
+        """Return the page-seconds until now."""
         of_branches = sum(each.page_seconds()[0] for each in self._branches)
         return self._before + of_branches + sum(table.page_seconds - held.began for table, held in self._held.items())
 
     @property
     def num_pages(self) -> int:
-        """Number of pages that it has now; those that files share count for each."""
+        """Number of the program's pages now. A page that several files share counts once for each file."""
         return sum(len(table.pages) for table in self._held) + sum(each.page_seconds()[1] for each in self._branches)
 
     def num_distinct_pages(self) -> int:
-        """Pages that tables share count once."""
+        """Number of the program's pages now. A page that several files share counts once."""
         tables = [table.pages for table in self._held] + [each.branch_pages() for each in self._branches]
         return int(np.unique(np.concatenate(tables)).size) if tables else 0
 
-    async def total_in_turns(self) -> float:
-        """The same, of any number of files, without holding anybody up."""
+    async def total_in_slices(self) -> float:
+        """Return `total`, and let other tasks run in between."""
         of_branches = [each.page_seconds() for each in self._branches]
         found = self._before + sum(each for each, _ in of_branches)
         num_pages = sum(each for _, each in of_branches)

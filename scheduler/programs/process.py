@@ -1,4 +1,4 @@
-"""Processes as /proc tells of them: a number is given out again, the number with its start time is not."""
+"""Processes in /proc. The kernel reuses process numbers, but never with the same start time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 _STATE, _START = 0, 19
-"""Fields of /proc/PID/stat behind the name."""
+"""Indexes of two fields of /proc/PID/stat, counted from the field after the name."""
 
 
 class ProcessState(NamedTuple):
-    """Of a process that is there."""
+    """State of a process that /proc shows."""
 
     start: int
-    """In clock ticks since the machine started."""
+    """Start time, in clock ticks since the machine booted."""
     has_ended: bool
-    """Nobody has waited for it yet."""
+    """Whether the process is a zombie: it has ended, and its parent has not waited for it."""
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """None: there is no such process, or it cannot be seen from here."""
+    """Read a process's state. None: no such process exists, or the daemon cannot see it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return ProcessState(int(fields[_START]), fields[_STATE] in b"ZXx")
@@ -28,13 +28,13 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether this very process still runs."""
+    """Return whether the process with this number and start time still runs."""
     state = process_state(pid)
     return state is not None and state.start == start and not state.has_ended
 
 
 def command_of(pid: int) -> str:
-    """The name of a process's program, as `ps` shows it; nothing when it has gone."""
+    """Return the name of a process's program, as `ps` shows it. An empty name: the process has gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -42,7 +42,7 @@ def command_of(pid: int) -> str:
 
 
 def uids_of(pid: int) -> tuple[int, ...]:
-    """The uids that a process has: real, effective, saved. None when it has gone."""
+    """Return the real, effective and saved uid of a process. Empty: the process has gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""A program as the daemon knows it: what was started, with all its connections, and what they have used together."""
+"""A program in the daemon, with all its connections and their total usage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvfs.bell import Bell
+from kvfs.base.bell import Bell
 from libsym.abi import Op
 from scheduler.programs.limits import NO_LIMITS, OverLimit, ProgramLimits
 from scheduler.programs.link import Link
@@ -16,10 +16,10 @@ from scheduler.programs.page_seconds import PageSeconds
 from scheduler.programs.used import Used
 
 MAX_ID = 8
-"""Hexadecimal digits."""
+"""Number of hexadecimal digits in an id."""
 
 
-class Connection(Protocol):
+class ProgramConnection(Protocol):
     """A connection of the program: a `Lip`."""
 
     @property
@@ -36,21 +36,21 @@ class Connection(Protocol):
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Of requests and of replies, until now."""
+        """Bytes of requests and of replies until now."""
         ...
 
     @property
     def waits_for(self) -> Mapping[Op, int]:
-        """Numbers of calls, by operation, that will be answered when something has happened."""
+        """Number of calls that wait for an event, by operation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """The end of a program."""
 
     status: int | None
-    """None: nobody said."""
+    """Exit status. None: no launcher reported one."""
     reason: str
     ns: int
 
@@ -64,7 +64,7 @@ class Over:
 
 
 class Exceeded:
-    """Programs that have reached a limit, and the bell of the task that ends their calls."""
+    """Programs that have reached a limit, and the bell that wakes the task which ends their calls."""
 
     def __init__(self) -> None:
         self._programs: list[Program] = []
@@ -75,73 +75,73 @@ class Exceeded:
         self.bell.ring()
 
     def take(self) -> list[Program]:
-        """Programs that were added since this was called last."""
+        """Return the programs that were added since the last call."""
         found, self._programs = self._programs, []
         return found
 
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """A program that was started; it outlives its connections. All of it on the trio thread."""
+    """A program that was started. A program outlives its connections. Used on the trio thread."""
 
     id: str
     name: str
     pid: int | None
-    """Of its first process; None: that does not run yet."""
+    """Pid of its first process. None: the process does not run yet."""
     start: int
-    """When that started, see `process_state`; 0: not known."""
+    """Start time of the first process, see `process_state`. 0: unknown."""
     uid: int
     gid: int
     user: Used = field(default_factory=Used)
-    """Counts of all programs of the user."""
+    """Usage of all programs of the user."""
     parent: str | None = None
     limits: ProgramLimits = NO_LIMITS
     is_launched: bool = False
-    """By a launcher, which says when it has ended."""
+    """Whether a launcher started the program. The launcher reports the program's end."""
     began_ns: int = field(default_factory=time.time_ns)
     used: Used = field(default_factory=Used)
     page_seconds: PageSeconds = field(default_factory=PageSeconds)
-    connections: dict[Connection, None] = field(default_factory=dict)
+    connections: dict[ProgramConnection, None] = field(default_factory=dict)
     num_promised: int = 0
-    """Tokens of calls that have their room and are not computed yet."""
+    """Tokens of calls in flight that were admitted and are not computed yet."""
     num_guests: int = 0
-    """Texts that it is writing through the mount: see `TextPrefill`."""
+    """Number of texts that the program is writing through the mount: see `TextPrefill`."""
     link: Link | None = None
-    """The launcher, while that is connected."""
+    """Link to its launcher, while the launcher is connected."""
     alone_since_s: float = field(default_factory=time.monotonic)
-    """When it lost its last connection, or its launcher's."""
+    """Time at which the program lost its last connection or its launcher."""
     over: Over | None = None
-    ended: Ended | None = None
+    ended: ProgramEnd | None = None
     exceeded: Exceeded | None = None
-    """None: no list has the program."""
+    """Collection that the program joins when it reaches a limit. None: the program is in no registry."""
     _gone_bytes: tuple[int, int] = (0, 0)
-    """Of connections that have gone."""
+    """Bytes of past connections."""
 
     @classmethod
     def of_nobody(cls, pid: int, uid: int, gid: int = 0) -> Program:
-        """Return a program that no list has: of a connection that has not joined yet."""
+        """Return a program in no list, for a connection that has not joined yet."""
         return cls(new_id(), "", pid, 0, uid, gid)
 
     @property
     def subject(self) -> dict[str, object]:
-        """For lines of the log about it."""
+        """Return the fields of log lines about the program."""
         return {"program": self.id if self.pid is None else self.pid, "user": self.uid}
 
-    # ---- what it has used
+    # ---- usage
 
-    def add(self, connection: Connection) -> None:
-        """Take one more connection."""
+    def add(self, connection: ProgramConnection) -> None:
+        """Add a connection."""
         self.connections[connection] = None
 
-    def remove(self, connection: Connection) -> None:
-        """Before the connection is closed: what went over it is counted."""
+    def remove(self, connection: ProgramConnection) -> None:
+        """Forget a connection before it is closed, and count its bytes."""
         requests, replies = connection.num_bytes
         self._gone_bytes = self._gone_bytes[0] + requests, self._gone_bytes[1] + replies
         del self.connections[connection]
         self.alone_since_s = time.monotonic()
 
     def measure(self, page_seconds: float | None = None) -> Used:
-        """Return the usage until now; what is not counted as it is used is looked at here. `page_seconds`: is known."""
+        """Update and return the usage. `page_seconds`: the page-seconds, if the caller has computed them."""
         used, user = self.used, self.user
         page_seconds = max(used.page_seconds, self.page_seconds.total() if page_seconds is None else page_seconds)
         pairs = [each.num_bytes for each in self.connections]
@@ -154,7 +154,7 @@ class Program:
         return used
 
     def take_up(self, used: Used) -> None:
-        """Go on from the usage before the daemon was started anew; the user's counters began with the daemon."""
+        """Continue from the usage before the daemon's restart. The user's counters began with this daemon."""
         self.used = used
         self.page_seconds = PageSeconds(used.page_seconds)
         self._gone_bytes = used.bytes_in, used.bytes_out
@@ -162,7 +162,7 @@ class Program:
     # ---- limits
 
     def require(self, num_tokens: int, num_pages: int) -> None:
-        """OverLimit: it may not compute so many more tokens, or have so many more pages. It is over with it then."""
+        """Check the limits for additional tokens and pages. OverLimit: a limit is exceeded, and the program ends."""
         if self.over is None and self.limits.is_any:
             self._look(num_tokens, num_pages)
         if self.over is not None:
@@ -170,16 +170,16 @@ class Program:
 
     @property
     def num_tokens_left(self) -> int | None:
-        """Tokens that it may still compute; None: there is no limit."""
+        """Number of tokens that the program may still compute. None: the program has no such limit."""
         return None if self.limits.tokens is None else max(0, self.limits.tokens - self.used.tokens - self.num_promised)
 
     def over_limit(self) -> OverLimit:
-        """The error that the program's calls fail with from now on."""
+        """Return the error with which the program's calls fail from now on."""
         assert self.over is not None
         return OverLimit(self.over.text)
 
     def look(self) -> None:
-        """Whether it has reached a limit by what nobody asks about: a loop in C, time that goes by."""
+        """Check the limits that may be exceeded without a call: by a loop in C, or as time passes."""
         if self.over is None and self.limits.is_any:
             self._look(0, 0)
             most = self.limits.page_seconds
@@ -188,14 +188,14 @@ class Program:
 
     def _look(self, num_tokens: int, num_pages: int) -> None:
         limits, num_used = self.limits, self.used.tokens
-        # What others of its calls are computing was granted: by itself that is no reason to end it.
+        # Tokens in flight were granted to other calls. They alone are no reason to end the program.
         num_wanted = num_tokens and num_tokens + self.num_promised
         if limits.tokens is not None and num_used + num_wanted > limits.tokens:
             under_way = f", {self.num_promised} are under way" if self.num_promised else ""
             more = f"{under_way}, and it asks for {num_tokens} more" if num_tokens else ""
             self._exceed("tokens", f"it has computed {num_used} of its {limits.tokens} tokens{more}")
         elif limits.pages is not None and self.page_seconds.num_pages + num_pages > limits.pages:
-            # Files that share pages count them each so far.
+            # `num_pages` counts a page once for each file. Count distinct pages before the verdict.
             num_had = self.page_seconds.num_distinct_pages()
             if num_had + num_pages > limits.pages:
                 more = f", and asks for {num_pages} more" if num_pages else ""
@@ -206,25 +206,25 @@ class Program:
         if self.exceeded is not None:
             self.exceeded.add(self)
 
-    # ---- what is told of it
+    # ---- facts for replies and lists
 
     @property
     def process(self) -> tuple[int, int, int] | None:
-        """Identity of a process that no launcher has named: pid, start time, uid."""
+        """Pid, start time and uid of the first process. None: the process does not run yet."""
         return None if self.pid is None else (self.pid, self.start, self.uid)
 
     @property
     def num_handles(self) -> int:
-        """Handles that the connections have open."""
+        """Number of handles that the connections have open."""
         return sum(len(each.handles) for each in self.connections)
 
     @property
     def has_anybody(self) -> bool:
-        """Something of it may still use the model."""
+        """Whether a connection or a guest of the program may still use the model."""
         return bool(self.connections or self.num_guests)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that need nobody else, nor long."""
+        """Return the facts that this object can give quickly."""
         found: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
@@ -243,5 +243,5 @@ class Program:
 
 
 def new_id() -> str:
-    """As launchers make them."""
+    """Return a random id of the kind that launchers make."""
     return os.urandom(MAX_ID // 2).hex()

@@ -1,8 +1,8 @@
-"""The programs that live, and the last ones that ended.
+"""Living programs, and the latest ended programs.
 
-A program that a launcher started is known by its id, until the launcher says that it has ended. A process that connects
-by itself is a program, too: the number of its process, the start time of that and its uid are what it is known by. It
-lives as long as that process. So a process that closes its connection and connects again goes on where it was.
+A program that a launcher started has an id, and lives until the launcher reports its end. A process that connects
+without a launcher is a program, too. Its pid, start time and uid identify it, and it lives as long as the process. So a
+process that connects again stays the same program, with its usage.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from scheduler.programs.admission import Admission
 from scheduler.programs.limits import ProgramLimits
 from scheduler.programs.link import Link
 from scheduler.programs.process import ProcessState, command_of, is_alive, process_state, uids_of
-from scheduler.programs.program import Connection, Ended, Exceeded, Program, new_id
+from scheduler.programs.program import Exceeded, Program, ProgramConnection, ProgramEnd, new_id
 from scheduler.programs.used import Used
 
 log = logging.getLogger(__name__)
 
 MAX_ENDED = 1000
-"""Programs that are remembered when they have ended: some 600 bytes each in the state directory."""
+"""Maximum number of programs that are remembered after their end. Each takes some 600 bytes in the state directory."""
 LOST_AFTER_S = 30.0
-"""A launcher comes back within seconds. Its programs' processes are looked at only then."""
+"""Time after which a program without its launcher is lost. A launcher normally connects again within seconds."""
 _UNKNOWN = ProcessState(0, has_ended=False)
 
 
 class Programs:
-    """Programs that live, and the latest that have ended, on the trio thread."""
+    """Living programs, and the latest ended programs. Used on the trio thread."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class Programs:
         path: Path | None = None,
         gone: Callable[[Program], None] = lambda _program: None,
     ) -> None:
-        """`path`: where they are kept over a restart of the daemon.
+        """`path`: the file that keeps the programs over a restart of the daemon.
 
-        `gone`: told of a program that has ended, when nothing of it may use the model any more.
+        `gone` is called for a program that has ended and has no connection or guest left.
         """
         self.admission = admission or Admission()
         self.living: dict[str, Program] = {}
         self.ended: deque[Program] = deque(maxlen=MAX_ENDED)
-        """The newest is the last."""
+        """Ended programs, the newest last."""
         self.users: dict[int, Used] = {}
         """Usage of each uid since the daemon started."""
         self.exceeded = Exceeded()
         self._gone = gone
         self.version = 0
-        """Number that changes with every program that comes, goes, or gets a pid."""
+        """Number that changes when a program starts, ends or gets a pid."""
         self._by_process: dict[tuple[int, int, int], Program] = {}
         self._path = path
         self._last_ns = 0
@@ -66,23 +66,23 @@ class Programs:
 
     # ---- connections
 
-    def join(self, connection: Connection, launched: Program | None = None) -> Program:
-        """The program that a connection is of; `launched`: its launcher has said so."""
+    def join(self, connection: ProgramConnection, launched: Program | None = None) -> Program:
+        """Add a connection to its program and return the program. `launched`: the program that the launcher named."""
         program = launched or self.of_process(connection.pid, connection.uid, connection.gid)
         program.add(connection)
         self.version += 1
         return program
 
-    def leave(self, connection: Connection, program: Program) -> None:
-        """Before it is closed."""
+    def leave(self, connection: ProgramConnection, program: Program) -> None:
+        """Remove a connection from its program before the connection is closed."""
         if connection in program.connections:
             program.remove(connection)
             self._left(program)
 
     def join_guest(self, pid: int, owner: int) -> Program:
-        """The program that writes a text through the mount; say `leave_guest` when it is written.
+        """Return the program of a process that writes a text through the mount. Call `leave_guest` at the end.
 
-        `owner`: of the file. Where the writer can't be seen any more, nor from here, it is taken to be its program.
+        `owner`: the uid of the file's owner. This uid replaces the writer's uid if the daemon cannot see the writer.
         """
         uid = (uids_of(pid)[1:2] or (owner,))[0]
         program = self.of_process(pid, uid, uid)
@@ -96,7 +96,7 @@ class Programs:
         self._left(program)
 
     def of_process(self, pid: int, uid: int, gid: int) -> Program:
-        """Return a process's program, perhaps a new one: each time, of a process that can't be seen from here."""
+        """Return a process's program, perhaps a new one. A process that /proc hides gets a new program each time."""
         state = (process_state(pid) if pid else None) or _UNKNOWN
         program = self._by_process.get((pid, state.start, uid)) if state.start else None
         if program is None:
@@ -115,9 +115,9 @@ class Programs:
             program.measure()
             self._gone(program)
         elif not program.is_launched and not (program.pid and program.start and is_alive(program.pid, program.start)):
-            self._end(program, Ended(None, "gone", time.time_ns()))
+            self._end(program, ProgramEnd(None, "gone", time.time_ns()))
 
-    # ---- what launchers say
+    # ---- reports of launchers
 
     def start(
         self,
@@ -130,7 +130,7 @@ class Programs:
         limits: ProgramLimits,
         again: bool = False,
     ) -> Program:
-        """A program is about to run, or runs since before the daemon was started. WouldBlock: it is one too many."""
+        """Register a program that a launcher starts, or that ran before the restart. WouldBlock: too many programs."""
         program = self.living.get(number)
         if program is not None:
             self._take_up(link, program, pid, again=again)
@@ -152,7 +152,7 @@ class Programs:
             raise NotPermitted(f"program {program.id} is not this launcher's")
         if not again or program.link is not None:
             raise Exists(f"there is a program {program.id}")
-        if pid is not None and pid != program.pid and process_state(pid) is not None:  # it was started again meanwhile
+        if pid is not None and pid != program.pid and process_state(pid) is not None:  # the process was started again
             self._is_process(program, pid, self._check_process(link, pid))
         if program.over is not None:
             self.exceeded.add(program)
@@ -169,7 +169,7 @@ class Programs:
         self.version += 1
 
     def _check_process(self, link: Link, pid: int) -> int:
-        """Return a process's start time. SymError: the process is none of the launcher's user."""
+        """Return a process's start time. SymError: the process is gone, or is not of the launcher's user."""
         state = process_state(pid)
         uids = uids_of(pid)
         if state is None or not uids:
@@ -179,18 +179,18 @@ class Programs:
         return state.start
 
     def of_launcher(self, link: Link, number: str) -> Program:
-        """Return a living program of a launcher."""
+        """Return a living program of this launcher."""
         program = self.living.get(number)
         if program is None or program.link is not link:
             raise NotFound(f"there is no program {number} of this launcher")
         return program
 
     def end(self, program: Program, status: int, reason: str) -> None:
-        """End a program, as its launcher says. Connections that are left go on to count to it."""
-        self._end(program, Ended(status, reason, time.time_ns()))
+        """End a program, as its launcher reports. Its remaining connections still count for the program."""
+        self._end(program, ProgramEnd(status, reason, time.time_ns()))
 
     def launcher_gone(self, link: Link) -> None:
-        """Note that a launcher has gone. Programs of it live on; it may come back."""
+        """Note that a launcher has gone. Its programs live on, because it may come back."""
         for program in self.living.values():
             if program.link is link:
                 program.link = None
@@ -199,15 +199,15 @@ class Programs:
     # ---- ends
 
     def end_if_gone(self, program: Program) -> None:
-        """End a program whose end nobody tells: with its last connection, or started by a lost launcher."""
+        """End a program that has no launcher, connection or process any more."""
         if program.ended is not None or program.has_anybody or program.link is not None:
             return
         if program.is_launched and time.monotonic() - program.alone_since_s < LOST_AFTER_S:
             return
         if program.pid is None or not program.start or not is_alive(program.pid, program.start):
-            self._end(program, Ended(None, "lost" if program.is_launched else "gone", time.time_ns()))
+            self._end(program, ProgramEnd(None, "lost" if program.is_launched else "gone", time.time_ns()))
 
-    def _end(self, program: Program, ended: Ended) -> None:
+    def _end(self, program: Program, ended: ProgramEnd) -> None:
         program.measure()
         program.ended, program.link = ended, None
         del self.living[program.id]
@@ -222,14 +222,14 @@ class Programs:
     # ---- lists
 
     def visible_to(self, uid: int) -> list[Program]:
-        """The living ones of a user, or all of them to root; in the order in which they began."""
+        """Return the living programs of a user, oldest first. Root gets the programs of all users."""
         return sorted(_of(uid, self.living.values()), key=lambda each: each.began_ns)
 
     def ended_of(self, uid: int) -> list[Program]:
         return _of(uid, self.ended)
 
     def with_pids(self) -> list[Program]:
-        """Return programs that live or have connections, and whose process is known, in the order of their begin."""
+        """Return the programs with a known process that live or have connections, oldest first."""
         lingering = [each for each in self.ended if each.connections]
         found = [each for each in (*self.living.values(), *lingering) if each.pid]
         return sorted(found, key=lambda each: each.began_ns)
@@ -237,7 +237,7 @@ class Programs:
     def _add(self, program: Program) -> None:
         while program.id in self.living:
             program.id = new_id()
-        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # no two alike: lists are cut here
+        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # distinct: listings resume at it
         program.exceeded = self.exceeded
         self.living[program.id] = program
         self._know_process(program)
@@ -251,10 +251,10 @@ class Programs:
         if program.process is not None and self._by_process.get(program.process) is program:
             del self._by_process[program.process]
 
-    # ---- what is kept
+    # ---- the file of programs
 
-    def save(self, snapshot: kept.Kept) -> None:
-        """In a worker."""
+    def save(self, snapshot: kept.KeptPrograms) -> None:
+        """Write the snapshot to the state directory. Runs in a worker thread."""
         if self._path is not None:
             kept.save(self._path, snapshot)
 

@@ -1,4 +1,4 @@
-"""What a program has used, a user, or a domain: counted as it is used, and never taken back."""
+"""Usage of a program, a user, or a domain. Usage is counted when it occurs, and never reduced."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any, Self
 
 @dataclass(slots=True)
 class Used:
-    """Counters that only grow. The tokens of all programs together are those that the decoder has computed."""
+    """Counters that only grow. Added up over all programs, `tokens` is the number that the decoder has computed."""
 
     calls: int = 0
-    """Of `pred` and what else runs the model, answered or given up."""
+    """Calls of `pred` and of other operations that run the model. Abandoned calls count."""
     failed_calls: int = 0
     tokens: int = 0
-    """Computed, whatever became of them: also for calls that failed afterwards or were given up."""
+    """Computed tokens, including tokens of calls that failed or were abandoned."""
     rejected_tokens: int = 0
-    """Of these, the ones of drafts that turned out wrong: they are in no file."""
+    """Computed tokens of drafts that were rejected. No file contains them."""
     tokens_in: int = 0
-    """That calls gave which did not fail."""
+    """Tokens that programs passed to calls that succeeded."""
     tokens_out: int = 0
-    """That they were answered with: generated, or rows, which a token each was or could be drawn from."""
+    """Tokens in the answers to these calls: generated tokens, and rows, since a program can draw a token from a row."""
     steps: int = 0
-    """That its calls were in; a step that holds two of them counts twice."""
+    """Steps that computed its calls. A step with two of its calls counts twice."""
     queue_s: float = 0.0
     compute_s: float = 0.0
     page_seconds: float = 0.0
-    """Of a user: as it was when its programs were looked at last."""
+    """Page-seconds. For a user, the number dates from the last sweep over its programs."""
     bytes_in: int = 0
-    """Of requests, in the rings; tokens and rows of logits that lie elsewhere in the shared region are not counted."""
+    """Bytes of requests in the rings. Tokens and logits elsewhere in the shared region are not counted."""
     bytes_out: int = 0
 
     @classmethod
     def read(cls, found: Any) -> Self:
-        """What `facts` gave, from a file. ValueError: it is nothing of the kind."""
+        """Return the usage that `facts` wrote to a file. ValueError: the value is not a usage."""
         read = cls()
         if not isinstance(found, dict) or not found.keys() <= set(_NAMES):
             raise ValueError(f"{found!r} is no usage")
@@ -44,7 +44,7 @@ class Used:
         return read
 
     def facts(self) -> dict[str, Any]:
-        """As programs and people are told."""
+        """Return the counters by name, for replies and files."""
         return {name: getattr(self, name) for name in _NAMES}
 
 

@@ -1,4 +1,4 @@
-"""Looks after programs: limits that nobody asks about, ends that nobody tells of, and what is kept of them."""
+"""Watch over programs: checks limits that no call checks, ends lost programs, and saves records."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Callable
 import trio
 
 from libsym.errors import SymError
-from scheduler.programs.kept import Kept, record
+from scheduler.programs.kept import KeptPrograms, record
 from scheduler.programs.program import Program
 from scheduler.programs.registry import Programs
 
 log = logging.getLogger(__name__)
 
 LOOKS_EACH_S = 0.05
-"""While a program has limits: a decode loop in C goes on for so long beyond one."""
+"""Period of looks while a program has limits. A decode loop in C may exceed a limit for this long."""
 SWEEPS_EACH_S = 1.0
 SAVES_EACH_S = 10.0
 _A_TURN = 20
-"""Programs that are looked at before others get their turn: a look at /proc takes 20 us."""
+"""Number of programs that are checked before other tasks run. One look at /proc takes 20 us."""
 _RECORDS_A_TURN = 100
 
 
 class ProgramWatch:
-    """The daemon's watch over limits."""
+    """Task of the daemon that watches over programs and their limits."""
 
     def __init__(
         self, programs: Programs, catch_up: Callable[[], None], stop: Callable[[Program, SymError], None]
     ) -> None:
-        """`catch_up`: has what is computed counted. `stop`: ends the calls of a program."""
+        """`catch_up`: updates the usage from the run. `stop`: ends the calls of a program."""
         self._programs = programs
         self._catch_up = catch_up
         self._stop = stop
 
     async def run(self) -> None:
-        """For ever."""
+        """Check limits, sweep and save, for ever."""
         programs = self._programs
         swept_s = saved_s = trio.current_time()
         while True:
@@ -58,7 +58,7 @@ class ProgramWatch:
             self._end(program)
 
     def _end(self, program: Program) -> None:
-        """End a program that is over a limit: its launcher kills it, and nothing is computed for it meanwhile."""
+        """End a program that is over a limit. Its calls end at once, and its launcher kills it."""
         assert program.over is not None
         log.info("%s", program.over.text, extra=program.subject)
         self._stop(program, program.over_limit())
@@ -74,7 +74,7 @@ class ProgramWatch:
         for index, program in enumerate(tuple(self._programs.living.values())):
             if index % _A_TURN == _A_TURN - 1:
                 await trio.lowlevel.checkpoint()
-            program.measure(await program.page_seconds.total_in_turns())
+            program.measure(await program.page_seconds.total_in_slices())
             self._programs.end_if_gone(program)
 
     async def _save(self) -> None:
@@ -85,13 +85,13 @@ class ProgramWatch:
                 await trio.lowlevel.checkpoint()
             records.append(record(program))
         try:
-            kept = Kept(records[: len(living)], records[len(living) :])
-            await trio.to_thread.run_sync(self._programs.save, kept, abandon_on_cancel=True)  # the disk may hang
+            kept = KeptPrograms(records[: len(living)], records[len(living) :])
+            await trio.to_thread.run_sync(self._programs.save, kept, abandon_on_cancel=True)  # a disk may hang
         except OSError as error:
-            log.warning("what is known of programs can't be kept: %s", error)
+            log.warning("the records of programs can't be saved: %s", error)
 
     async def close(self) -> None:
-        """The daemon ends: what is known now is what its successor begins with."""
+        """Save the programs at the daemon's end, for the next daemon."""
         for program in self._programs.living.values():
             program.measure()
         await self._save()

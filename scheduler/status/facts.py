@@ -1,6 +1,6 @@
-"""Contents of `.symphony`: the model, the state of the daemon, each program; and how texts become KV.
+"""Contents of `.symphony`: the model, the daemon's state, each program; and prefill of texts that programs write.
 
-Satisfies kvfs's `ControlFiles`, by structure.
+`Control` implements the protocol `ControlFiles` of kvfs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from decoder.batch import IntArray
-from decoder.text.cuts import Cut
-from kvfs.control.sources import Process
+from decoder.text.cuts import TextCut
+from kvfs.control.sources import ConnectedProgram
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.pages.accounts import FIRST_DOMAIN
 from libsym.abi import Op
@@ -23,7 +23,7 @@ from libsym.errors import NotFound, SymError
 from scheduler.batch.accounting import STEP_SIZES, TIME_BOUNDS_S, Times
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.prefill import TextPrefill
-from scheduler.gate import Gate
+from scheduler.doors.gate import Gate
 from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.text import TextModel
 from scheduler.programs.registry import Programs
@@ -34,20 +34,20 @@ from scheduler.status.metrics import Metric
 
 
 class TextSource(TextModel, Protocol):
-    """Facts of the model that the text view asks for, beside those of the gate."""
+    """Facts of the model that the text view needs, in addition to the facts that the gate needs."""
 
     @property
     def token_texts(self) -> Sequence[bytes]:
-        """The bytes that each token stands for, by its number."""
+        """Bytes of each token, by its id."""
         ...
 
-    def cut(self, text: str) -> Cut | None:
-        """Where the beginning of a text may be tokenized, whatever follows."""
+    def cut(self, text: str) -> TextCut | None:
+        """Return where a text can be cut: the tokens before the cut are the same whatever text follows."""
         ...
 
 
 class Control:
-    """The facts behind the control files of one daemon."""
+    """Facts behind the control files of one daemon."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Control:
         self._gate = gate
         self._programs = programs
         self._program_facts = ProgramFacts(batches)
-        self._processes: tuple[int, dict[int, Process]] = (-1, {})
-        """And of which version of `programs` they are."""
+        self._processes: tuple[int, dict[int, ConnectedProgram]] = (-1, {})
+        """The version of `programs` at the last listing, and the processes in that listing."""
         self._text = text
         self._held = held
         self._began_s = time.monotonic()
@@ -74,7 +74,7 @@ class Control:
     # Facts
 
     def model(self) -> str:
-        """`key: value`, a line each."""
+        """Return the facts of the model as lines of `key: value`."""
         info = self._text.info()
         facts = {
             "name": info["name"],
@@ -95,7 +95,7 @@ class Control:
         return _lines(facts)
 
     def metrics(self) -> str:
-        """Everything that is counted, in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         steps, pool, volume = self._batches.statistics, self._fs.pool, self._fs.statfs()
         kept = self._fs.volume.storage.statistics()
         gauge, counter, counters = metrics.gauge, metrics.counter, metrics.counters
@@ -167,7 +167,7 @@ class Control:
         )
 
     def _tier_metrics(self) -> list[Metric]:
-        """Where pages are, and how they move."""
+        """Return the metrics of the tiers: the places of pages, and the numbers of moved pages."""
         tiers, gauge, counter = self._fs.volume.pager.statistics(), metrics.gauge, metrics.counter
         moved = {"in": tiers.num_in, "out": tiers.num_out, "dropped": tiers.num_dropped}
         return [
@@ -184,7 +184,7 @@ class Control:
             ),
             gauge("symphony_calls_waiting_for_pages", "Calls whose pages are not in memory yet.", tiers.num_waiting),
             counter("symphony_page_waits_total", "Calls that had to wait for pages.", tiers.num_waits),
-            counter("symphony_page_wait_seconds_total", "How long they did.", tiers.wait_s),
+            counter("symphony_page_wait_seconds_total", "Time that calls waited for pages.", tiers.wait_s),
             metrics.counters(
                 "symphony_resumes_total",
                 "Files that were used again after pages of theirs had gone, by whether they were back before that.",
@@ -195,7 +195,7 @@ class Control:
         ]
 
     def _program_metrics(self) -> list[Metric]:
-        """Numbers of programs; what users and domains have used."""
+        """Return metrics of programs, and of the usage of users and domains."""
         programs = self._programs
         users = {str(uid): used for uid, used in programs.users.items()}
         domains = {str(number - FIRST_DOMAIN): used for number, used in self._batches.domains().items()}
@@ -210,14 +210,17 @@ class Control:
             *_usage_metrics("domain", "By domain, numbered as they were made", domains),
         ]
 
-    def processes(self) -> Mapping[int, Process]:
-        """Every program whose process is known; of several programs of one process, the first says whose it is."""
+    def processes(self) -> Mapping[int, ConnectedProgram]:
+        """Return the processes of programs by pid.
+
+        If one process has several programs, its user is that of the first program.
+        """
         version, found = self._processes
         if version != self._programs.version:
             found = {}
             for program in self._programs.with_pids():
                 if program.pid is not None:
-                    found.setdefault(program.pid, Process(program.uid, program.gid, program.began_ns))
+                    found.setdefault(program.pid, ConnectedProgram(program.uid, program.gid, program.began_ns))
             self._processes = self._programs.version, found
         return found
 
@@ -250,23 +253,23 @@ class Control:
     # Texts
 
     def text_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The text of tokens."""
+        """Return the bytes of the tokens' text."""
         return b"".join([self._token_texts[token] for token in tokens])
 
     def num_hidden_bytes(self, first_token: int) -> int:
-        """1 where the family puts a space in front of every text and takes it away again."""
+        """Return 1 if the tokenizer puts a space before each text and removes it again when it decodes."""
         is_spaced = self._token_texts[first_token].startswith(b" ")
         return int(is_spaced and not self._text.decode([first_token]).startswith(" "))
 
     def tokenize(self, text: str, *, is_whole: bool) -> tuple[list[int], str]:
-        """The tokens of a text as `sym.tokenize` gives them, and what has to wait for what follows."""
-        cut = Cut(len(text), len(text)) if is_whole else self._text.cut(text)
+        """Return a text's tokens as `sym.tokenize` does, and the end of the text, which must wait for more text."""
+        cut = TextCut(len(text), len(text)) if is_whole else self._text.cut(text)
         if cut is None:
             return [], text
         return self._text.encode(text[: cut.end], special=True), text[cut.resume :]
 
     def prefill(self, file: OpenKv, pid: int, failed: Callable[[SymError], None]) -> TextPrefill:
-        """Begin to append to a file."""
+        """Begin to append tokens to a file for the process that writes it."""
         program = self._programs.join_guest(pid, file.inode.uid)
         left = partial(self._programs.leave_guest, program)
         return TextPrefill(self._batches, file, pid, program, failed, left)
@@ -277,7 +280,7 @@ def _times(name: str, words: str, times: Times) -> Metric:
 
 
 def _lines(facts: Mapping[str, object]) -> str:
-    """`key: value` lines; a value may come from a checkpoint or a program, and stays on its line."""
+    """Return lines of `key: value`. Values from checkpoints and programs may have line breaks, which become `?`."""
     width = max(map(len, facts)) + 1
     lines = []
     for key, value in facts.items():
@@ -287,7 +290,7 @@ def _lines(facts: Mapping[str, object]) -> str:
 
 
 _NAMES = {"queue_s": "queue_seconds", "compute_s": "compute_seconds"}
-"""In a status; the others are called there as everywhere."""
+"""Names in a status file that differ from the names in `Used`."""
 
 
 def _shown(used: Used) -> list[tuple[str, float]]:
@@ -297,7 +300,7 @@ def _shown(used: Used) -> list[tuple[str, float]]:
 def _usage_metrics(
     label: str, which: str, users: Mapping[str, Used], what: Mapping[str, str] | None = None
 ) -> list[Metric]:
-    """Return a counter for each thing that is used, if there are users."""
+    """Return one counter for each kind of usage, or no counter if there are no users."""
     if not users:
         return []
     found = []
@@ -323,4 +326,4 @@ _MEASURED = {
     "bytes_in": "bytes of requests",
     "bytes_out": "bytes of replies",
 }
-"""Usage that is measured when it is read, and that domains do not have."""
+"""Usage that is measured only when it is read. Domains do not have this usage."""

@@ -1,15 +1,14 @@
-"""How long the trio thread is held: as long as one task has it, nobody else does.
+"""Times that tasks hold the trio thread. While one task has the thread, no other task runs.
 
-Every connection, every request of the mount and every batch wait for this thread, so no task may keep it for more than
-about a millisecond. A time begins where the task before gave the thread up, or where the thread woke: that takes one
-hook for each task and one for each wait. It costs 1.0 us where a task is alone between two waits and 0.8 us where there
-are ten, nearly all of it trio's way to a hook; trio itself takes 5 and 2.7 us. A hook before and one after each task
-would cost 1.1 and 1.5 us.
+Every connection, every request of the mount and every batch wait for this thread. So no task may keep it for more than
+about a millisecond. A time begins when the previous task gave the thread up, or when the thread woke. So one hook for
+each task and one for each wait are enough. These hooks cost 1.0 us a task if one task runs between two waits, and 0.8
+us a task if ten tasks run. Nearly all of this cost is trio's call of the hook. In the same two cases, trio itself takes
+5 us and 2.7 us, and two hooks for each task (before and after it) would cost 1.1 us and 1.5 us.
 
-Times are those of the clock on the wall: where others have the cores, or the interpreter's lock, that counts, too. So
-the longest ones are told with the processor's time beside, and with the task. The thread's own clock takes 1 us to
-read: it is read at most once a millisecond, and behind each long time, so a processor's time has at most a millisecond
-of what other tasks did before.
+Times are wall time: they also grow while another thread has the core or the interpreter's lock. So each of the longest
+times is reported with its CPU time and its task. To read the thread's CPU clock takes 1 us. It is read at most once a
+millisecond, and after each long time. So a CPU time includes at most a millisecond of earlier tasks.
 """
 
 from __future__ import annotations
@@ -24,39 +23,42 @@ import trio
 
 FIRST_BOUND_S = 0.000125
 BOUNDS_S = tuple(FIRST_BOUND_S * 2**power for power in range(14))
-"""Each twice the one before, up to 1.024 s; a millisecond is one of them."""
+"""Bounds of the histogram. Each is twice the previous bound, up to 1.024 s. One bound is a millisecond."""
 LONG_S = 0.001
-"""What the rule allows."""
+"""Longest time that a task may hold the thread."""
 NUM_WORST = 10
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Held:
-    """A long time."""
+    """A long time that one task held the thread."""
 
     held_s: float
     processor_s: float
     task: str
-    """The task's function, and the line at which it gave the thread up, where it has not ended."""
+    """The task's function, and the line at which it gave the thread up, if it has not ended."""
 
 
 class HeldTimes(trio.abc.Instrument):
-    """A histogram of the times that tasks held the thread without a break."""
+    """Histogram of the times that tasks held the thread without a break."""
 
     __slots__ = ("_longer", "_processor_s", "_read_s", "_since_s", "_worst", "longest_s", "num", "total_s")
 
     def __init__(self) -> None:
         self._since_s = 0.0
         self._read_s = self._processor_s = 0.0
-        """When the thread's own clock was read last, and what it said."""
+        """Wall time at which the thread's CPU clock was last read, and the CPU time then."""
         self._worst: list[Held] = []
-        """A heap."""
+        """Heap of the longest times."""
         self._longer = [0] * len(BOUNDS_S)
-        """Times beyond the first bound, by the next one that they are within; the last are beyond them all."""
+        """Counts of times beyond the first bound.
+
+        A time counts for the smallest bound above it; the last count is for longer times.
+        """
         self.num = 0
         self.total_s = 0.0
         self.longest_s = 0.0
-        """0 as long as none was beyond the first bound."""
+        """Longest time; 0 while no time is beyond the first bound."""
 
     def install(self) -> None:
         """Measure this run of trio from now on."""
@@ -90,11 +92,11 @@ class HeldTimes(trio.abc.Instrument):
 
     @property
     def nums(self) -> list[int]:
-        """How many times were within each bound and beyond the one before; then those beyond the last."""
+        """Return the counts of the histogram's buckets. The last bucket has the times beyond the last bound."""
         return [self.num - sum(self._longer), *self._longer]
 
     def info(self) -> dict[str, Any]:
-        """For `symphony stat`."""
+        """Return the figures for `symphony stat`."""
         nums = self.nums
         return {
             "num": self.num,

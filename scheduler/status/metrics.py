@@ -1,4 +1,4 @@
-"""Numbers in the text format that Prometheus reads."""
+"""Metrics in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ Value: TypeAlias = float | int
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name with its samples: a suffix of the name, labels, a value."""
+    """Metric with its samples. A sample is a suffix of the name, labels, and a value."""
 
     name: str
     kind: str
-    """counter, gauge or histogram."""
+    """`counter`, `gauge` or `histogram`."""
     help: str
     samples: Sequence[tuple[str, Labels, Value]]
 
 
 def gauge(name: str, help_text: str, value: Value, labels: Labels | None = None) -> Metric:
-    """A number that goes up and down."""
+    """Return a metric whose value goes up and down."""
     return Metric(name, "gauge", help_text, [("", labels or {}, value)])
 
 
 def counter(name: str, help_text: str, value: Value) -> Metric:
-    """A number that grows as long as the daemon lives."""
+    """Return a metric whose value only grows while the daemon lives."""
     return Metric(name, "counter", help_text, [("", {}, value)])
 
 
 def counters(name: str, help_text: str, label: str, values: Mapping[str, Value]) -> Metric:
-    """One counter for each value of a label."""
+    """Return a metric with a counter for each value of a label."""
     return Metric(name, "counter", help_text, [("", {label: key}, value) for key, value in values.items()])
 
 
 def histogram(name: str, help_text: str, bounds: Sequence[float], counts: Sequence[int], total: Value) -> Metric:
-    """How many observations fell between two bounds; `counts` has one more, for those beyond the last."""
+    """Return a metric that counts values by bounds. The last of `counts` is for values beyond the last bound."""
     assert len(counts) == len(bounds) + 1
     samples: list[tuple[str, Labels, Value]] = []
     below = 0
@@ -49,7 +49,7 @@ def histogram(name: str, help_text: str, bounds: Sequence[float], counts: Sequen
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
-    """The text of some metrics."""
+    """Return the text of these metrics."""
     return "".join(map(_text, metrics))
 
 

@@ -1,12 +1,12 @@
-"""The metrics over HTTP, for this machine alone: GET /metrics on a port of 127.0.0.1 and of ::1.
+"""Metrics over HTTP for this machine alone: GET /metrics on a port of 127.0.0.1 and of ::1.
 
-What is told is what `.symphony/metrics` tells: numbers by uid and by domain, no name of a file or of a program. Whoever
-can connect may read it, which is every user of the machine. A page in a browser can connect, too, if a name of its own
-leads to this machine; so a request has to call the host by its address, or localhost.
+The answer is the content of `.symphony/metrics`: numbers by uid and domain, without names of files or programs. Every
+user of the machine can connect and read it. A web page could connect, too, if a domain name of its own resolved to this
+machine. So a request must name the host by its address or as localhost.
 
-Whoever asks shares the thread that all calls wait for, so he gets little of it: connections are accepted at a pace,
-each is for one request, the text is made at most some times a second. One that is slow is closed after a time, or as
-soon as its place is needed for the next.
+Clients share the thread that all calls wait for, so they get little of its time. The port limits the rate of
+connections, takes one request from each, and makes the text at most a few times a second. A slow connection is closed
+after a deadline, or as soon as a new connection needs its place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import h11
 import trio
 
 from libsym.errors import SymError
-from scheduler.peers import accept_for_ever
+from scheduler.wire.peers import accept_for_ever
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +31,21 @@ _CALLED = frozenset({b"127.0.0.1", b"[::1]", b"localhost"})
 PATH = b"/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEADLINE_S = 5.0
-"""For a connection, from its first byte to its last."""
+"""Longest life of a connection, from its first byte to its last."""
 PAUSE_S = 0.01
-"""After each connection: 100 of them in a second are 4 % of the thread."""
+"""Pause after each connection. 100 connections in a second take 4 % of the thread."""
 FRESH_S = 0.25
-"""A text so young is told again."""
+"""Age up to which a text is reused for another request."""
 MAX_CONNECTIONS = 8
 MAX_REQUEST_BYTES = 8 << 10
 _NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class MetricsPort:
-    """One port, or none."""
+    """Port of the daemon's metrics. The operator may choose to have none."""
 
     def __init__(self, port: int | None, text: Callable[[], str]) -> None:
-        """It is this daemon's from now on; 0: any that is free. SymError: it is not to be had."""
+        """Bind the port. 0: any free port; None: no port. SymError: the port can't be bound."""
         self._text = text
         self._bound = [] if port is None else bind(port)
         self._told = b""
@@ -57,7 +57,7 @@ class MetricsPort:
         return int(self._bound[0].getsockname()[1]) if self._bound else None
 
     async def run(self) -> None:
-        """Serve for ever, or return if there is no port."""
+        """Serve for ever. Return at once if there is no port."""
         async with trio.open_nursery() as nursery:
             for bound in self._bound:
                 nursery.start_soon(self._listen, bound)
@@ -74,7 +74,7 @@ class MetricsPort:
                 )
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
-        while len(self._serving) >= MAX_CONNECTIONS:  # those of both hosts come at once
+        while len(self._serving) >= MAX_CONNECTIONS:  # connections to both hosts arrive independently
             oldest = next(iter(self._serving))
             del self._serving[oldest]
             oldest.cancel()
@@ -83,9 +83,9 @@ class MetricsPort:
             try:
                 await self._answer(connection)
             except (OSError, trio.BrokenResourceError):
-                pass  # it has gone
+                pass  # the client has gone
             except Exception:
-                log.exception("connection for metrics dropped")  # a defect of ours, and no more than that
+                log.exception("connection for metrics dropped")  # a defect of the daemon: it ends only this connection
             finally:
                 self._serving.pop(scope, None)
 
@@ -96,7 +96,7 @@ class MetricsPort:
             request = await _request(http, connection)
             if request is None:
                 return
-            http.next_event()  # so that a request without a body is over
+            http.next_event()  # reads the end of a request without a body
             status, text = self._told_for(request)
         except h11.RemoteProtocolError as error:
             status, text = error.error_status_hint, f"{error}\n".encode()
@@ -123,7 +123,7 @@ class MetricsPort:
 
 
 async def _request(http: h11.Connection, connection: trio.socket.SocketType) -> h11.Request | None:
-    """None: the client has gone."""
+    """Read the client's request. None: the client has gone."""
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(await connection.recv(MAX_REQUEST_BYTES))
     return event if isinstance(event, h11.Request) else None
@@ -132,7 +132,7 @@ async def _request(http: h11.Connection, connection: trio.socket.SocketType) -> 
 async def _send(
     http: h11.Connection, connection: trio.socket.SocketType, status: int, text: bytes, *, has_text: bool
 ) -> None:
-    """The answer, and that nothing follows it."""
+    """Send the answer and the end of the connection."""
     headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(text))), ("Connection", "close")]
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers.append(("Allow", "GET, HEAD"))
@@ -144,13 +144,13 @@ async def _send(
 
 
 async def _read_to_the_end(connection: trio.socket.SocketType) -> None:
-    """What is closed before all of it is read takes the answer back."""
+    """Read until the client closes. A close with unread bytes resets the connection, and the answer is lost."""
     while await connection.recv(MAX_REQUEST_BYTES):
         pass
 
 
 def bind(port: int) -> list[socket.socket]:
-    """Sockets that nobody can connect to yet, one for each of `HOSTS` that this machine has."""
+    """Return bound sockets that do not listen yet: one for each address in `HOSTS` that this machine has."""
     found: list[socket.socket] = []
     for host in HOSTS:
         bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -1,9 +1,10 @@
-"""A trace as a file: a magic line, a line of JSON, and blocks until it ends. symphony-trace(5) says it byte by byte.
+"""A trace as a file: a magic line, a line of JSON, and blocks. symphony-trace(5) describes every byte.
 
-In a block the bytes that have the same place in their records stand together, and all of it is deflated. Beside 64
-decodes a step takes 0.3 KB so, a fifth of what its records have: most of their bytes repeat those of the record before.
+Within a block, the first bytes of all records come first, then the second bytes, and so on. Then the block is deflated.
+A step with 64 decodes takes 0.3 KB, a fifth of the size of its records, because most bytes are equal to those of the
+previous record.
 
-A file may end anywhere, for whoever writes it may be killed, and a disk may be full. What is whole is read.
+A file may end anywhere, because its writer may be killed or the disk may be full. A reader takes all whole blocks.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from scheduler.trace.records import (
 
 MAGIC = b"symphony trace "
 MAX_BLOCK_BYTES = 16 << 20
-"""Of a block's records: a reader needs no more memory for it, whatever the file says."""
+"""Maximum number of bytes of a block's records. A reader needs no more memory than this, whatever the file says."""
 MAX_HEADER_BYTES = 1 << 20
-_HEAD = struct.Struct("<5I")  # CRC-32 of the rest of the block, kind, records, details, bytes that are stored
+_HEAD = struct.Struct("<5I")  # CRC-32 of what follows, kind, and numbers of records, details and stored bytes
 _CHECKED_FROM = 4
-_DEFLATE_LEVEL = 1  # as small as 6 makes it, within a fifth
+_DEFLATE_LEVEL = 1  # its result is at most a fifth larger than that of level 6
 
 
 class TraceWriter:
-    """Writes a trace. Each block is in the file when `add` returns."""
+    """Writer of a trace. A block is in the file when `add` returns."""
 
     def __init__(self, file: BinaryIO, header: Mapping[str, Any]) -> None:
         self._file = file
@@ -64,7 +65,7 @@ class TraceWriter:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All of a file. `first_account` and `first_seat` count through all of `accounts` and `seats`."""
+    """All records of a file. `first_account` and `first_seat` are indexes into all of `accounts` and `seats`."""
 
     header: Mapping[str, Any]
     arrivals: Records
@@ -74,9 +75,9 @@ class Trace:
     seats: Records
     lost: Records
     files: Records
-    """Of a file that was told of twice, the last one counts. Empty in a trace of version 1."""
+    """Records of KV files. The last record of a file counts. A trace of version 1 has none."""
     torn_at: int | None
-    """Where the file stops being a trace, in bytes; None: it is whole."""
+    """Offset in bytes of the first damaged or torn block. None: the file is whole."""
 
     @property
     def num_lost(self) -> int:
@@ -84,16 +85,16 @@ class Trace:
 
 
 class TraceReader:
-    """Reads a file once, block by block. Invalid: it is no trace, or a newer one."""
+    """Reader that reads a file once, block by block. Invalid: the file is no trace, or has a newer version."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
         self.header = _header(file, name)
         self.torn_at: int | None = None
-        """Known when `blocks` has ended."""
+        """Offset of the first damaged or torn block. `blocks` sets it at its end."""
 
     def blocks(self) -> Iterator[Block]:
-        """Those that are whole, in the order of the file."""
+        """Yield the blocks in the order of the file, and stop before the first damaged or torn block."""
         place = self._file.tell()
         while head := self._file.read(_HEAD.size):
             block = _block(head, self._file)
@@ -105,7 +106,7 @@ class TraceReader:
 
 
 def read_trace(path: Path) -> Trace:
-    """All of a file, in memory. Invalid: it is no trace, or a newer one; OSError: it can't be read."""
+    """Read a whole file. Invalid: the file is no trace, or has a newer version. OSError: it can't be read."""
     with path.open("rb") as file:
         reader = TraceReader(file, str(path))
         blocks = list(reader.blocks())
@@ -148,7 +149,7 @@ def _header(file: BinaryIO, name: str) -> Mapping[str, Any]:
 
 
 def _block(head: bytes, file: BinaryIO) -> Block | None:
-    """What begins with these bytes. None: it is not whole, or damaged."""
+    """Read the block that begins with `head`. None: the block is torn or damaged."""
     if len(head) < _HEAD.size:
         return None
     checksum, number, num_records, num_details, num_stored = _HEAD.unpack(head)
@@ -175,10 +176,10 @@ def _block(head: bytes, file: BinaryIO) -> Block | None:
 
 
 def _planes(records: Records) -> bytes:
-    """First the first byte of each record, then the second of each, and so on."""
+    """Return the first byte of each record, then the second byte of each record, and so on."""
     return np.ascontiguousarray(records).view(np.uint8).reshape(len(records), -1 if len(records) else 0).T.tobytes()
 
 
 def _rows(planes: bytes, count: int) -> bytes:
-    """What `_planes` was made of."""
+    """Undo `_planes`: return the bytes of the `count` records."""
     return np.frombuffer(planes, np.uint8).reshape(-1 if count else 0, count).T.tobytes()

@@ -1,7 +1,7 @@
-"""What the scheduler does, told to those who record it. Nothing is kept, and next to nothing done, while nobody does.
+"""Recorder: passes the scheduler's events to recordings. Without a recording its cost is near zero.
 
-Whoever decides something says so here, on the trio thread, while `is_on`. Each recording has a queue of its own, of
-bounded size: one that is not read loses what comes, never what it has, and counts what it lost.
+While `is_on`, code on the trio thread reports its decisions here. Each recording has a bounded queue of its
+own. A full queue keeps its blocks, drops new blocks, and counts the dropped records.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from scheduler.trace.records import (
 )
 
 MAX_QUEUE_BYTES = 8 << 20
-"""Of one recording: ten seconds of 64 decodes in steps of 2 ms."""
+"""Maximum number of bytes in one recording's queue: ten seconds of 64 decodes in steps of 2 ms."""
 MAX_NOTED = 4096
-"""Arrivals, answers or seats that are kept until they become a block: of a quarter of a megabyte then."""
+"""Maximum number of arrivals, answers or seats in a block before it is queued: a quarter of a megabyte."""
 _BLOCK_BYTES = 512
-"""What a block costs beside its records."""
+"""Bytes that the objects of a block take beside its records."""
 
 
 class Recording:
-    """What one reader has not taken yet."""
+    """Queue of the blocks that one reader has not taken yet."""
 
     def __init__(self, max_bytes: int = MAX_QUEUE_BYTES, version: int = VERSION) -> None:
-        """`version`: what the reader knows; it is told nothing that is newer."""
+        """`version`: the version of the format that the reader knows. The reader gets no newer kinds of blocks."""
         self._version = version
         self._max_bytes = max_bytes
         self._blocks: deque[Block] = deque()
         self._num_bytes = 0
-        self._num_lost = 0  # since the reader was told last
+        self._num_lost = 0  # since the last LOST block
 
     def put(self, block: Block) -> None:
         if block.kind is BlockKind.FILES and self._version < FILES_SINCE:
@@ -59,7 +59,7 @@ class Recording:
         self._num_bytes += size
 
     def take(self) -> Block | None:
-        """The oldest block; None: there is none. What was lost is told behind all that was not."""
+        """Take the oldest block; None: the queue is empty. A block that counts lost records is the last."""
         if not self._blocks:
             return self._loss()
         block = self._blocks.popleft()
@@ -75,25 +75,25 @@ class Recording:
 
 
 class Recorder:
-    """Takes what happens, and gives it to every recording."""
+    """Recorder of events. It passes each event to all recordings."""
 
     def __init__(self) -> None:
         self.is_on = False
-        """Whether anybody records: nothing needs to be said otherwise."""
+        """Whether there is a recording. Without a recording, callers need not report events."""
         self._recordings: list[Recording] = []
         self._arrivals: list[tuple[int, ...]] = []
         self._accounts: list[int] = []
         self._answers: list[tuple[int, int, int, int]] = []
         self._files: list[tuple[int, int, int, int]] = []
         self._told: dict[int, bool] = {}
-        """Files that all recordings were told of, and whether they had a name then."""
+        """Inodes that were reported to all recordings, and whether each had a name in the last report."""
         self._steps: list[tuple[Records, Records]] = []
         self._num_seats = 0
 
-    # Who records
+    # Recordings
 
     def begin(self, tell: Callable[[], None], version: int = VERSION) -> Recording:
-        """From now on it is told everything; `tell` says what is under way already, to this one alone."""
+        """Begin a recording of all events from now on. `tell` reports calls under way to this recording alone."""
         self.flush()
         self._told.clear()
         recording = Recording(version=version)
@@ -105,7 +105,7 @@ class Recorder:
         return recording
 
     def end(self, recording: Recording) -> None:
-        """It has everything until now."""
+        """End a recording. The recording gets all events until now."""
         self.flush()
         self._recordings.remove(recording)
         self.is_on = bool(self._recordings)
@@ -114,7 +114,7 @@ class Recorder:
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    # What happens; times are of the monotonic clock
+    # Events; times are of the monotonic clock
 
     def arrived(
         self,
@@ -130,7 +130,7 @@ class Recorder:
         deadline_ns: int | None,
         ns: int,
     ) -> None:
-        """A call has come. `accounts`: of those who pay, a uid and then domains, the inmost last."""
+        """Note that a call has arrived. `accounts` pay for it: a uid, and then domains, the innermost last."""
         deadline = NO_DEADLINE if deadline_ns is None else deadline_ns
         places = (len(self._accounts), len(accounts))
         self._arrivals.append((call, ns, deadline, inode, num_before, num_tokens, pid, uid, *places, kind, priority))
@@ -139,7 +139,10 @@ class Recorder:
             self.flush()
 
     def of_file(self, inode: int, source: tuple[int, int] | None, *, is_named: bool) -> None:
-        """Behind a call on it. `source`: the file that it is a fork of, and how many entries it had from there."""
+        """Note the file of a call that was noted earlier.
+
+        `source`: the file from which this file was forked, and the number of shared entries.
+        """
         if self._told.get(inode) is is_named:
             return
         self._told[inode] = is_named
@@ -148,15 +151,15 @@ class Recorder:
             self.flush()
 
     def answered(self, call: int, num_entries: int, code: int, ns: int) -> None:
-        """It is over. `code`: the errno, or 0."""
+        """Note that a call is over. `code`: the errno, or 0."""
         self._answers.append((call, ns, num_entries, code))
         if len(self._answers) >= MAX_NOTED:
             self.flush()
 
     def steps(self, steps: Records, seats: Records) -> None:
-        """Steps that are over, in order: of `STEP` and `SEAT`. `first_seat` is set here: seats are in the same order.
+        """Note finished steps in order, as arrays of `STEP` and `SEAT`. The seats are in the order of the steps.
 
-        Both are the recorder's from here on.
+        The recorder owns both arrays from here on, and sets `first_seat`.
         """
         assert steps.dtype == STEP
         assert seats.dtype == SEAT
@@ -166,7 +169,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Recordings have everything that was said."""
+        """Pass all collected events to the recordings."""
         if self._arrivals:
             arrivals, accounts = np.array(self._arrivals, ARRIVAL), np.array(self._accounts, np.int64).view(ACCOUNT)
             self._arrivals, self._accounts = [], []

@@ -1,7 +1,7 @@
-"""What a trace consists of: records of fixed sizes, in blocks of one kind. symphony-trace(5) says it for others.
+"""Records of a trace. They have fixed sizes, and each block has records of one kind. symphony-trace(5) documents them.
 
-Records are C structures in little-endian order without padding that has no name, so a loop in C may fill them. Neither
-tokens nor texts are among them.
+A record is a little-endian C structure in which all padding has a name, so a loop in C can fill it. Records contain
+neither tokens nor texts.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ Records: TypeAlias = "npt.NDArray[np.void]"
 
 VERSION = 2
 FILES_SINCE = 2
-"""The version that has records of files: a reader of version 1 knows none."""
+"""First version with records of files. A reader of version 1 does not know them."""
 NO_DEADLINE = (1 << 63) - 1
 
 
 class CallKind(IntEnum):
-    """What a call is."""
+    """Kind of call in a record."""
 
     PREDICTION = 1
     GENERATION = 2
     WRITTEN_TEXT = 3
-    """A part of a text that is written to the mount."""
+    """Part of a text that a program writes to the mount."""
 
     @property
     def word(self) -> str:
-        """As people and scripts are told."""
+        """Return the name of the kind that commands print."""
         return {CallKind.PREDICTION: "pred", CallKind.GENERATION: "generate", CallKind.WRITTEN_TEXT: "text"}[self]
 
 
 class BlockKind(IntEnum):
-    """What the records of a block are, and its details, which records refer to."""
+    """Kind of a block's records. Records refer to details, which follow them in the block."""
 
     ARRIVALS = 1
     """The details are numbers of accounts."""
@@ -50,15 +50,15 @@ class BlockKind(IntEnum):
 
 ARRIVAL = np.dtype(
     [
-        ("call", "<i8"),  # its number: of a decode loop that goes on in C, that of its first call
+        ("call", "<i8"),  # its number; a decode loop in C keeps the number of its first call
         ("ns", "<i8"),
-        ("deadline_ns", "<i8"),  # NO_DEADLINE: it has none
-        ("file", "<i8"),  # the number of the inode
-        ("num_before", "<i4"),  # entries of the file
-        ("num_tokens", "<i4"),  # that it appends; a generation's first ones
+        ("deadline_ns", "<i8"),  # NO_DEADLINE: none
+        ("file", "<i8"),  # its inode number
+        ("num_before", "<i4"),  # entries of the file before the call
+        ("num_tokens", "<i4"),  # tokens that it appends; for a generation, its first tokens
         ("pid", "<i4"),
         ("uid", "<u4"),  # of the program
-        ("first_account", "<i4"),  # of those who pay, in the details of its block: a uid, then domains, the inmost last
+        ("first_account", "<i4"),  # index in details; the payers: a uid, then domains, the innermost last
         ("num_accounts", "<i2"),
         ("kind", "<i1"),
         ("priority", "<i1"),
@@ -70,8 +70,8 @@ ANSWER = np.dtype(
     [
         ("call", "<i8"),
         ("ns", "<i8"),
-        ("num_entries", "<i4"),  # that it appended
-        ("errno", "<i4"),  # 0: none
+        ("num_entries", "<i4"),  # appended entries
+        ("errno", "<i4"),  # 0: success
     ]
 )
 
@@ -80,30 +80,30 @@ STEP = np.dtype(
         ("began_ns", "<i8"),
         ("ended_ns", "<i8"),
         ("num_rows", "<i4"),
-        ("num_prefill_rows", "<i4"),  # of them
+        ("num_prefill_rows", "<i4"),  # rows of prefills among num_rows
         ("num_calls", "<i4"),
         ("reserved", "<i4"),
-        ("num_entries", "<i8"),  # distinct ones that its decodes read
-        ("num_pairs", "<i8"),  # of a row of a prefill and an entry that it sees
-        ("predicted_ns", "<f8"),  # what the cost model said; not a number: nothing
-        ("first_seat", "<i8"),  # in the details of its block, `num_calls` of them
+        ("num_entries", "<i8"),  # distinct entries that the step's decodes read
+        ("num_pairs", "<i8"),  # pairs of a prefill's row and an entry that the row attends to
+        ("predicted_ns", "<f8"),  # by the cost model; NaN: no prediction
+        ("first_seat", "<i8"),  # index into the block's details, which have `num_calls` seats for this step
     ]
 )
 SEAT = np.dtype(
     [
         ("call", "<i8"),
-        ("num_now", "<i4"),  # rows
-        ("length", "<i4"),  # entries before them
-        ("arrived_ns", "<i8"),  # of a decode loop: when the token came that is computed
+        ("num_now", "<i4"),  # rows of this call in the step
+        ("length", "<i4"),  # entries of the file before these rows
+        ("arrived_ns", "<i8"),  # in a decode loop: when the token of this row arrived
     ]
 )
 
 FILE = np.dtype(
     [
-        ("file", "<i8"),  # the number of the inode
-        ("source", "<i8"),  # it is a fork of this one; 0: it is none
-        ("num_shared", "<i4"),  # entries that it had from there
-        ("is_named", "<i4"),  # it has a name, so it outlives the program
+        ("file", "<i8"),  # its inode number
+        ("source", "<i8"),  # inode number of the file it was forked from; 0: none
+        ("num_shared", "<i4"),  # entries shared with the source
+        ("is_named", "<i4"),  # 1: the file has a name, so it outlives the program
     ]
 )
 
@@ -135,7 +135,7 @@ class Block:
 
     @classmethod
     def parse(cls, kind: BlockKind, num_records: int, num_details: int, data: bytes) -> Block:
-        """What `data` is the bytes of: as many as these have."""
+        """Return the block in `data`, which has `num_records` records and `num_details` details."""
         size = num_records * RECORDS[kind].itemsize
         details = np.frombuffer(data, DETAILS.get(kind, ACCOUNT), num_details, size)
         return cls(kind, np.frombuffer(data, RECORDS[kind], num_records), details)
@@ -148,7 +148,7 @@ class Block:
         return self.records.tobytes() + self.details.tobytes()
 
     def within(self, max_bytes: int) -> Iterator[Block]:
-        """The same in blocks of at most so many bytes each, but of one record at least."""
+        """Yield the block in parts of at most `max_bytes` each. A part has at least one record."""
         if self.num_bytes <= max_bytes or len(self.records) == 1:
             yield self
             return
@@ -157,7 +157,7 @@ class Block:
             yield from self._part(records).within(max_bytes)
 
     def _part(self, records: Records) -> Block:
-        """Some consecutive records, with their own details."""
+        """Return a block of some consecutive records and their details."""
         if self.kind not in REFERENCES:
             return Block(self.kind, records, self.details)
         first_name, count_name = REFERENCES[self.kind]
@@ -168,16 +168,16 @@ class Block:
 
 
 REFERENCES = {BlockKind.ARRIVALS: ("first_account", "num_accounts"), BlockKind.STEPS: ("first_seat", "num_calls")}
-"""The fields of records that say where their details are: these lie in the order of the records."""
+"""Fields of records that locate the record's details. Details are in the order of the records."""
 
 
 def block_bytes(kind: BlockKind, num_records: int, num_details: int) -> int:
-    """Of a block with so many."""
+    """Return the number of bytes of a block with this many records and details."""
     return num_records * RECORDS[kind].itemsize + num_details * DETAILS.get(kind, NOTHING).itemsize
 
 
 def references_hold(block: Block) -> bool:
-    """Whether its records refer to details that are there, in order."""
+    """Return whether a block's records refer to all its details, in order."""
     if block.kind not in REFERENCES:
         return not len(block.details)
     first_name, count_name = REFERENCES[block.kind]

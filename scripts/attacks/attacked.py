@@ -1,11 +1,11 @@
-"""A daemon that an attack is made on, and the other user who makes it.
+"""A daemon for an attack, and helpers that run the attacker, who is another user.
 
     with daemon("--kv-memory", "64M") as served:
         as_user(ATTACKER, ["touch", served.mount / "mine"])
         as_user(ATTACKER, "sym.kv_create().close()", served=served)
 
-An attack is a script that is run as root. `verdict` prints its one line and gives its exit status: 0 when the promise
-held, 1 when the attack works.
+An attack is a script that root runs. `verdict` prints the script's only line and returns its exit status: 0 if the
+defence held, 1 if the attack works.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKER, VICTIM = 4242, 4243
 ANSWER_S = 30
-"""A command that takes longer hangs."""
+"""Time after which a command counts as hung."""
 HELD = os.environ.get("SYMPHONY_ATTACKS_HELD")
-"""Where scripts/soak/attacks.py reads how long each daemon was held."""
+"""Environment variable that names a file. The file gets the longest holds of each daemon's main thread, for
+scripts/soak/attacks.py.
+"""
 
 _BECOME = """
 import array, encodings.idna, errno, fcntl, itertools, json, mmap, os, resource, select
@@ -42,12 +44,12 @@ os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 """
-"""Before a user's code. These modules are there even where the user may read neither Python nor the checkout."""
+"""Code that runs before a user's code. It imports modules as root, since the user may not be able to read them."""
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon that serves every user."""
+    """Daemon that serves every user."""
 
     socket: Path
     mount: Path
@@ -64,7 +66,7 @@ class Daemon:
         return os.environ | {"SYMPHONY_SOCKET": str(self.socket), "PYTHONPATH": str(ROOT)}
 
     def serves(self) -> bool:
-        """Whether the daemon lives, and its mount answers."""
+        """Return whether the daemon lives and its mount answers."""
         if self.process.poll() is not None or not os.path.ismount(self.mount):
             return False
         return as_user(0, ["ls", self.mount]).returncode == 0
@@ -73,10 +75,10 @@ class Daemon:
 def as_user(
     uid: int, what: str | Sequence[object], *arguments: object, served: Daemon | None = None, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code, or a command, as a user without groups; its output is text.
+    """Run Python code, or a command, as a user without groups. The output is text.
 
-    Code has `sym` and the modules of `_BECOME`, and its `arguments` from `sys.argv[1]` on. A command that hangs for
-    ANSWER_S raises subprocess.TimeoutExpired.
+    Code can use `sym` and the modules that `_BECOME` imports; its `arguments` are in `sys.argv[1:]`. A command that
+    takes longer than ANSWER_S raises subprocess.TimeoutExpired.
     """
     how = {"capture_output": True, "text": True, "timeout": ANSWER_S, "cwd": "/", **how}
     how.setdefault("env", served.environment if served else os.environ | {"PYTHONPATH": str(ROOT)})
@@ -89,7 +91,7 @@ def as_user(
 
 @contextmanager
 def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Iterator[subprocess.Popen[str]]:
-    """Run Python code as in `as_user`, until the attack is over; it has been told so when its input ends."""
+    """Run Python code as in `as_user` until the attack is over. The end of its input tells the code to end."""
     command = list(map(str, [sys.executable, "-c", _BECOME + textwrap.dedent(code), uid, *arguments]))
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/", env=served.environment) as process:
@@ -97,27 +99,27 @@ def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Itera
 
 
 def of_root(served: Daemon, tree: Path, *words: object) -> dict[str, Any]:
-    """Arguments of subprocess for `symphony WORDS` of root's, who has a launcher beside the daemon."""
+    """Return subprocess arguments for `symphony WORDS` as root, with a launcher beside the daemon."""
     environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
     command = [sys.executable, "-P", "-m", "symphony", *map(str, words)]
     return {"args": command, "env": environment, "cwd": served.state.parent, "text": True}
 
 
 def memory_bytes(served: Daemon) -> int:
-    """Bytes that the daemon has in memory."""
+    """Return the daemon's resident memory in bytes."""
     return int(Path(f"/proc/{served.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def processor_us(pid: int) -> float:
-    """Return the processor time of a process's threads that live."""
+    """Return the CPU time of a process's living threads, in microseconds."""
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1000
 
 
 @contextmanager
 def daemon(*options: object, tree: Path = ROOT) -> Iterator[Daemon]:
-    """Serve until the attack is over. Nothing of the daemon is left, whatever the attack has made of it.
+    """Run a daemon until the attack is over. At the end the daemon and its files are removed.
 
-    `tree`: the built checkout whose daemon is attacked.
+    `tree`: the built checkout from which the daemon runs.
     """
     with tempfile.TemporaryDirectory(prefix="attack-") as directory:
         where = Path(directory)
@@ -161,7 +163,7 @@ def _end_launcher(pid: int) -> None:
 
 
 def _note_held(served: Daemon, file: str) -> None:
-    """How long the daemon's main thread was held, for who makes attacks one after the other."""
+    """Append the longest holds of the daemon's main thread to `file`, as one line of JSON."""
     asked = as_user(0, [sys.executable, "-m", "symphony", "stat", "--json"], served=served)
     with Path(file).open("a") as told:
         told.write(json.dumps(json.loads(asked.stdout)["held"]) + "\n")
@@ -178,7 +180,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 class Program:
-    """A program of a user that does what it is told, a line `WHAT COUNT` each time; it says so when it is done."""
+    """Program of a user that obeys lines `WHAT COUNT` and reports when each is done."""
 
     def __init__(self, process: subprocess.Popen[str], daemon_pid: int) -> None:
         self._process, self._daemon_pid = process, daemon_pid
@@ -189,14 +191,14 @@ class Program:
         self._process.stdin.flush()
 
     def wait(self) -> str:
-        """Wait until it is done, or has begun; its line."""
+        """Wait until the program reports the end or the start of its work. Return the reported line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the program has failed: see above"
         return line.strip()
 
     def cost_us(self, what: str, count: int) -> float:
-        """The daemon's processor time for each of so many calls."""
+        """Return the daemon's CPU time for one call in microseconds, measured over `count` calls."""
         before_us = processor_us(self._daemon_pid)
         self.begin(what, count)
         self.wait()
@@ -205,7 +207,7 @@ class Program:
 
 @contextmanager
 def program(served: Daemon, uid: int, code: str, *arguments: object) -> Iterator[Program]:
-    """Run a program of a user until the end. Its first line says that it has begun."""
+    """Run a program of a user within the block. Its first line reports that it has started."""
     command = [sys.executable, "-c", _BECOME + textwrap.dedent(code), str(uid), *map(str, arguments)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/", env=served.environment) as process:
@@ -218,7 +220,7 @@ def program(served: Daemon, uid: int, code: str, *arguments: object) -> Iterator
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """Read the options that every attack has: `--quick` and `--tree`."""
+    """Read the options of every attack: `--quick` and `--tree`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds: the form that the suite runs")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is attacked")
@@ -226,18 +228,18 @@ def options(description: str | None) -> argparse.Namespace:
 
 
 def verdict(held: str, broken: Sequence[str]) -> int:
-    """Print what held, or what the attack got; the exit status."""
+    """Print the defences that held, or the gains of the attack. Return the exit status."""
     print(f"BROKEN: {'; '.join(broken)}" if broken else f"held: {held}")
     return 1 if broken else 0
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway of root's, before a daemon."""
+    """Gateway that root runs in front of a daemon."""
 
     port: int
     key: str
-    """Empty: a gateway of before had none."""
+    """Key of the gateway. Empty: the gateway is of an old release without a key."""
     pid: int
 
     @property
@@ -247,9 +249,9 @@ class Gateway:
 
 @contextmanager
 def gateway(served: Daemon, *options: object, tree: Path = ROOT, wrapper: Sequence[object] = ()) -> Iterator[Gateway]:
-    """Serve HTTP until the attack is over. `wrapper`: a command that starts the gateway's.
+    """Run a gateway until the attack is over. `wrapper`: the beginning of the command that starts the gateway.
 
-    A gateway that does not start raises RuntimeError with its reason.
+    If the gateway does not start, RuntimeError has the reason.
     """
     command = [*wrapper, sys.executable, "-m", "lips.gateway", "--port", "0", *options]
     environment = served.environment | {
@@ -267,7 +269,7 @@ def gateway(served: Daemon, *options: object, tree: Path = ROOT, wrapper: Sequen
                 if process.poll() is not None or time.monotonic() > end_s:
                     raise RuntimeError("the gateway did not start")
                 time.sleep(0.1)
-            time.sleep(0.5)  # one of before says no more
+            time.sleep(0.5)  # an old release prints no more lines
             lines = Path(said.name).read_text().splitlines()
             if not lines[0].startswith("gateway: http://"):
                 raise RuntimeError("\n".join(lines))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Attributes and names: one user keeps in them what his quota of bytes gives no file.
+"""Attributes and names: one user tries to store more bytes in them than the quota allows for files.
 
     .venv/bin/python scripts/attacks/attributes.py [--quick] [--tree CHECKOUT]
 
-Each file has 64 KiB of attributes, and there are links and long names. Under a quota he gets no more than that; with
-`--disk` alone, no more than the disk has, and little of it is in the daemon's memory, also after a restart. When the
-files are gone the index is small again. With neither he fills a small file system: another user's file can be synced
-meanwhile, and everything when his files are gone. Needs root.
+Each file has 64 KiB of attributes, beside symbolic links and long names. A quota bounds all of them. With `--disk`
+alone, the size of the disk bounds them. Little of the attributes may stay in the daemon's memory, also after a restart.
+When the files are gone, the index must shrink again. With neither option the attacker fills a small file system. Then
+another user's sync must still succeed, and all syncs must succeed after the attacker's files are gone. Needs root.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from attacked import ATTACKER, ROOT, VICTIM, Daemon, as_user, daemon, memory_byt
 FILES, QUICK_FILES = 20_000, 600
 QUOTA_BYTES = 1 << 20
 FREE_BYTES = 128 * 255
-"""Names that an account has for nothing."""
+"""Bytes of names that an account gets without charge."""
 DISK_MIB, QUICK_DISK_MIB = 400, 24
 MOST_BYTES = 32 << 20
-"""Of memory: the index's cache has 16 MiB, and what is not kept yet 8."""
+"""Largest growth of the daemon's memory: 16 MiB for the index's cache, 8 MiB for attributes that the index lacks."""
 EMPTY_BYTES = 14 << 20
-"""Of an index and its log when the files are gone: few pages that are free, for what comes next."""
+"""Largest size of the index and its log after the files are gone. The index keeps a few free pages for later use."""
 SHRINKS_S = 60
 SMALL_MIB = 96
-"""Of a file system; enough for attributes, and little of the suite's time."""
+"""Size of the small file system. It has room for the attributes, and filling it takes little time."""
 
 HOARD = """
     where, number = sys.argv[1], int(sys.argv[2])
@@ -71,7 +71,7 @@ KEPT = """
 
 
 def hoarded(served: Daemon, number: int) -> dict[str, int]:
-    """Bytes that the attacker gets."""
+    """Return the bytes that the attacker could store, by kind."""
     made = as_user(ATTACKER, HOARD, served.mount / "mine", number, served=served, timeout=600)
     assert made.returncode == 0, made.stderr
     found: dict[str, int] = json.loads(made.stdout)
@@ -88,7 +88,7 @@ SYNCED = """
 
 @contextmanager
 def small_disk(directory: Path) -> Iterator[Path]:
-    """A file system of SMALL_MIB."""
+    """Mount a file system of SMALL_MIB."""
     image, where = directory / "image", directory / "small"
     where.mkdir()
     with image.open("wb") as file:
@@ -102,7 +102,7 @@ def small_disk(directory: Path) -> Iterator[Path]:
 
 
 def filled(directory: Path, tree: Path) -> list[str]:
-    """What is broken when a small file system has been filled with the defaults."""
+    """Fill a small file system with the default limits. Return the failures."""
     broken = []
     with small_disk(directory) as small, daemon("--kv-memory", "16M", "--state", small / "state", tree=tree) as served:
         hoarded(served, 2 * (SMALL_MIB << 20) // 65000)
@@ -126,7 +126,7 @@ def sync(served: Daemon) -> None:
 
 
 def smallest_index(served: Daemon, state: Path) -> int:
-    """The index's size when it has had its time to shrink."""
+    """Return the size of the index after it has had time to shrink."""
     end_s = time.monotonic() + SHRINKS_S
     while (size := index_bytes(state)) > EMPTY_BYTES and time.monotonic() < end_s:
         time.sleep(0.2)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A program in a sandbox swaps a directory and a link while sandboxes with the same `--bind` are made.
+"""A program in a sandbox swaps a directory for a link while other sandboxes with the same `--bind` are set up.
 
     .venv/bin/python scripts/attacks/binds.py [--quick] [--tree CHECKOUT]
 
-One bind of the user lies below another one, which the program may write to. In the place of the directory between them
-the program puts a link to the machine's tree, as a sandbox that is being made has it. The program's children, and its
-user's next programs, are to show nothing else by it, and are to make nothing outside. Needs root, whose programs have
-the same sandbox.
+There are two binds, an inner one below an outer one that the program may write to. The program replaces the directory
+between them with a link into the host's tree, by the path that this tree has during the setup of a sandbox. The link
+must neither show more of the host to later sandboxes of this user, nor make them create files outside the binds. Needs
+root. Root's programs have the same sandbox as those of other users.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ os.kill(swapper, 9)
 
 
 def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
-    """What the race got, for a directory and a file below the one that the program writes to."""
+    """Swap a bound directory for a link while children start. Return the failures. The binds are a directory and a file
+    below the directory that the program writes to.
+    """
     outer, target = served.state.parent / "bound", served.state.parent / "private"
     (outer / "a/b").mkdir(parents=True)
     (outer / "a/c").touch()

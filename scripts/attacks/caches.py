@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Caches: whether an answer comes sooner for a text that another user, or another key of a gateway, has used.
+"""Caches: does an answer come sooner for a text that another user, or another key of a gateway, has used?
 
 Each case is a cache that two accounts or two keys reach. The victim uses some secrets. Then the attacker asks for each
-of them and for as many wrong ones, in pairs of random order. By Wilcoxon's test over the pairs, neither the first token
-nor the whole answer may differ at p < 0.01. A case that differs is asked once more with new secrets, for of a hundred
-tests one differs by chance: it fails where both differ in the same direction.
+secret and for as many wrong texts, in pairs of random order. Wilcoxon's test compares the pairs. Neither the time to
+the first token nor the time to the end may differ at p < 0.01. One test in a hundred differs by chance. So a case that
+differs is measured again with new secrets, and fails only if both measurements differ in the same direction.
 
-`--table PAGE` starts nothing: it compares the table of caches in the manual with the cases.
+`--table PAGE` runs no attack: it compares the table of caches in the manual with the cases.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from lips.gateway.keys import new_key
 
 P = 0.01
 NUM_PAIRS, NUM_QUICK_PAIRS = 200, 10
-"""Of ten pairs on, the test can tell at P at all."""
+"""Pairs of measurements. With fewer than ten pairs the test cannot reach P."""
 Took = tuple[float, float]
-"""Seconds to the first token, or to what comes first, and to the end."""
+"""Two times of an answer in seconds: until its first token (or first part), and until its end."""
 
 USER = """
 import json
@@ -129,12 +129,12 @@ class Party(Protocol):
     """The victim or the attacker."""
 
     def do(self, name: str, secret: str) -> Took:
-        """Use a secret in one way."""
+        """Use a secret by the operation `name`, and return the times that this took."""
         ...
 
 
 class User:
-    """A program of a user."""
+    """A party that is the program of a user."""
 
     def __init__(self, served: Daemon, uid: int, stack: ExitStack) -> None:
         command = [sys.executable, "-c", _BECOME + textwrap.dedent(USER), str(uid), str(served.mount)]
@@ -161,7 +161,7 @@ class User:
 
 
 class Key:
-    """A client of a gateway, with a key."""
+    """A party that is a client of a gateway, with one key."""
 
     def __init__(self, port: int, key: str) -> None:
         self._port, self._key = port, key
@@ -226,13 +226,14 @@ def _chat(secret: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cache: how the victim uses a secret, and how the attacker asks for one."""
+    """A cache: how the victim uses a secret, and how the attacker guesses one."""
 
     prime: str
     guess: str
     of_keys: bool = False
     batch: int = 16
-    """Secrets that the victim uses one after the other, so that the processor's own caches have none of them alone."""
+    """Number of secrets that the victim uses in a row. With many secrets, the CPU's caches do not favour a single one.
+    """
     model: str = "tiny"
 
 
@@ -253,7 +254,8 @@ CASES = {
     "flights of keys": Case("begin", "chat", of_keys=True, batch=1),
 }
 LONG = {"tokenizations of keys"}
-"""Not in the short form: the second gateway starts for it alone, and the daemon tokenizes for users as for keys."""
+"""Cases that the short form leaves out. This case needs its own gateway. The daemon tokenizes in the same way for keys
+as for users, and a case for users remains."""
 
 
 def main() -> int:
@@ -281,7 +283,7 @@ def main() -> int:
 
 @contextmanager
 def parties(model: str, tree: Path, *, with_keys: bool) -> Iterator[tuple[tuple[Party, Party], tuple[Party, Party]]]:
-    """Victim and attacker: two users of one daemon, and two keys of a gateway before it, or the users twice."""
+    """Yield the pairs (victim, attacker) of two users and of two keys. Without keys, both pairs are the two users."""
     with daemon("--model", model, "--kv-memory", "512M", tree=tree) as served, ExitStack() as stack:
         users = User(served, VICTIM, stack), User(served, ATTACKER, stack)
         if not with_keys:
@@ -302,13 +304,13 @@ def parties(model: str, tree: Path, *, with_keys: bool) -> Iterator[tuple[tuple[
         stack.callback(gateway.terminate)
         assert gateway.stderr is not None
         line = gateway.stderr.readline()
-        threading.Thread(target=gateway.stderr.read, daemon=True).start()  # a line a request, which nobody wants here
+        threading.Thread(target=gateway.stderr.read, daemon=True).start()  # drops the log's line for each request
         port = int(line.split("#")[0].split()[1].rstrip("/").rpartition(":")[2])
         yield users, (Key(port, keys[0]), Key(port, keys[1]))
 
 
 def differs(case: Case, parties: tuple[Party, Party], num_pairs: int) -> str:
-    """Differences that tell right guesses from wrong ones, twice; empty: none."""
+    """Return the differences between right and wrong guesses that two measurements confirm. Empty: none."""
     first = compared(case, parties, num_pairs)
     told = {what: found for what, found in first.items() if found[0] < P}
     if not told:
@@ -323,10 +325,10 @@ def differs(case: Case, parties: tuple[Party, Party], num_pairs: int) -> str:
 
 
 def compared(case: Case, parties: tuple[Party, Party], num_pairs: int) -> dict[str, tuple[float, float]]:
-    """Of the first token and the whole answer: the chance of such differences, and their median in seconds."""
+    """Return the p-value and the median in s of the differences, for the first token and for the whole answer."""
     victim, attacker = parties
     sooner: dict[str, list[float]] = {"the first token": [], "the whole answer": []}
-    attacker.do(case.guess, secret())  # what is made once for all is made
+    attacker.do(case.guess, secret())  # fills caches that all secrets share
     while len(sooner["the first token"]) < num_pairs:
         used = [secret() for _ in range(min(case.batch, num_pairs))]
         for each in used:
@@ -342,12 +344,12 @@ def compared(case: Case, parties: tuple[Party, Party], num_pairs: int) -> dict[s
 
 
 def secret() -> str:
-    """Letters that nobody has used: one word, and as a prompt some pages."""
+    """Return 200 random letters: one word, or a prompt of some pages."""
     return "".join(random.choices(string.ascii_lowercase, k=200))
 
 
 def p_value(differences: list[float]) -> float:
-    """Of Wilcoxon's signed ranks, by the normal distribution: how likely chance gives such differences."""
+    """Return the p-value of these differences by Wilcoxon's signed-rank test, with the normal approximation."""
     ranked = sorted((each for each in differences if each), key=abs)
     n = len(ranked)
     if n == 0:
@@ -358,7 +360,7 @@ def p_value(differences: list[float]) -> float:
 
 
 def compare(page: str) -> int:
-    """Return the exit status: 1 where a cache of the table has no case, or a case no cache."""
+    """Return the exit status: 1 if a cache of the table has no case, or a case has no cache."""
     table = page.partition("\n.SH CACHES\n")[2].partition("\n.SH ")[0]
     wrong, tried = [], set[str]()
     for row in table.split("\n.TP\n")[1:]:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A clock of the machine that jumps by years, forwards and back, while the daemon serves and while it does not.
+"""The machine's clock jumps by years, forwards and back, while the daemon serves and while it does not run.
 
     .venv/bin/python scripts/attacks/clocks.py [--quick] [--tree CHECKOUT]
 
-The daemon's own clock alone is moved: its `time.time()` adds what a file says. At each date uid 4242 uses files, locks,
-deadlines and timeouts, and commits; what waits takes as long as ever, and no file with a TTL of an hour expires. Then
-the daemon starts again by the right clock: a file that was used by the wrong one has its TTL and no more. Needs root.
+Only the daemon's own clock moves: its `time.time()` adds an offset from a file. At each date uid 4242 uses files,
+locks, deadlines and timeouts, and commits. Waits must not become longer or shorter, and no file with a TTL of an hour
+may expire. Then the daemon starts again with the right clock. A file that was used at a wrong date must then expire
+after its TTL, not later. Needs root.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ if not any(each.pid == os.getpid() for each in sym.programs()): print("the progr
 
 
 def planted(tree: Path, directory: Path) -> tuple[Path, Path]:
-    """A checkout whose processes have another clock, and the file that says by how much."""
+    """Return a checkout whose processes have a moved clock, and the file with the clock's offset."""
     moved, clock = directory / "tree", directory / "clock"
     moved.mkdir()
     for each in tree.iterdir():
@@ -72,7 +73,7 @@ def planted(tree: Path, directory: Path) -> tuple[Path, Path]:
 
 
 def move(clock: Path, years: int) -> None:
-    """At once for who reads it."""
+    """Set the clock's offset by an atomic rename, so that a reader sees the old offset or the new one."""
     new = clock.with_suffix(".new")
     new.write_text(str(years * YEAR_S))
     new.replace(clock)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Control files: one user opens `.symphony/metrics` as often as he can, and reads a byte of each.
+"""Control files: one user opens `.symphony/metrics` as often as possible, and reads one byte of each open file.
 
     .venv/bin/python scripts/attacks/control_files.py [--quick] [--tree CHECKOUT]
 
-What he keeps open may cost the daemon little memory, and what he opens little time. Another user, and a reader of the
-whole file, must get theirs. Needs root.
+An open file must cost the daemon little memory, and the call that opens it little CPU time. Other readers must still
+get the whole file. Needs root.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from attacked import ATTACKER, VICTIM, Daemon, as_user, daemon, memory_bytes, options, running_as, verdict
 
 MOST_BYTES, MOST_MS = 4096, 1.5
-"""Of the daemon for an open. Each made three documents of some 15 KB once, and kept one."""
+"""Largest memory and CPU time of one open(). An early version built the document of 15 KB three times, and kept one
+copy.
+"""
 OPENS, QUICK_OPENS = 15_000, 4000
 
 OPEN = """
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def cpu_ms(served: Daemon) -> float:
-    """Return the milliseconds of processor time that the daemon has taken."""
+    """Return the daemon's CPU time in milliseconds."""
     fields = Path(f"/proc/{served.pid}/stat").read_bytes().rpartition(b")")[2].split()
     return 1e3 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Dates beyond 64-bit nanoseconds, by `touch` and `cp -p` of another user: the daemon commits on, theirs and all else.
+"""Dates beyond 64-bit nanoseconds, set by another user with `touch` and `cp -p`. The daemon must still commit.
 
     .venv/bin/python scripts/attacks/dates.py [--quick] [--tree CHECKOUT]
 
-Needs root. The source of `cp -p` has its date on the file system of /tmp, as far as that can hold it.
+Needs root. The source file of `cp -p` is in /tmp, whose file system may be unable to store all dates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUICK = DATES[:2]
 
 
 def spoils(served: Daemon, words: list[object], name: str, date: str) -> list[str]:
-    """What one command of the attacker, and syncs behind it, show to be broken."""
+    """Run one command of the attacker, then sync files of both users. Return the failures."""
     mine, victims = served.mount / name, served.mount / f"victim-{name}"
     done = as_user(ATTACKER, [*words, mine])
     if done.returncode:

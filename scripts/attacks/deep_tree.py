@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A tree so deep that no path names its bottom: the cost of a call there, and what another user gets meanwhile.
+"""A tree too deep for any path: the cost of a call at its bottom, and its effect on another user's calls.
 
-The daemon's processor time of each call is compared with that of the same call at depth 1. Calls that fail count most:
-their messages name a path.
+The daemon's CPU time for each call is compared with its CPU time for the same call at depth 1. Calls that fail cost
+most, because their messages name a path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEPTH, QUICK_DEPTH = 100_000, 2_000
 CALLS, QUICK_CALLS = 200, 40
 TURNS, TRIES = 3, 3
 MOST, SLACK_US = 3, 800
-"""A call at depth may cost so many times what it costs at depth 1, and so much more: a path of 4,096 bytes is built."""
+"""A call at the bottom may cost MOST times its cost at depth 1, plus SLACK_US for a path of 4,096 bytes."""
 
 WORK = """
     def fail():
@@ -93,9 +93,11 @@ PREDS = """
 
 
 def preds(victim: Program, attacker: Program, seconds: float) -> tuple[int, int]:
-    """Calls that another user gets in so many seconds, while the attacker's threads call at depth 1, and at the bottom.
+    """Return another user's number of calls while the attacker's threads call at depth 1, and while they call at the
+    bottom.
 
-    By turns, for others may have the machine; where the bottom costs that much, again and for longer.
+    The two places take turns, because other processes may use the machine. If calls at the bottom seem to cost too
+    much, the measurement is repeated for a longer time.
     """
     for again in range(TRIES):
         got = [0, 0]
@@ -126,7 +128,7 @@ def main() -> int:
         shallow = {each: attacker.cost_us(each, calls) for each in names}
         attacker.begin("descend", depth - 1)
         attacker.wait()
-        attacker.cost_us("sync", 1)  # what is not kept yet of the way
+        attacker.cost_us("sync", 1)  # commits the new directories
         deep = {each: attacker.cost_us(each, calls) for each in names}
         got, got_deep = preds(victim, attacker, seconds)
     broken = [

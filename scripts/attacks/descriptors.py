@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Descriptors whose last close takes as long as the attacker likes, sent to both sockets of a daemon.
+"""Descriptors whose last close blocks as long as the attacker likes, sent to both sockets of a daemon.
 
-TCP sockets with SO_LINGER and data that nobody reads. The daemon reads their packets, ends a connection with some
-unread, and ends itself while connections wait to be accepted. The socket of programs refuses descriptors, if the
-kernel can. That of launchers has to take them, as both have on older kernels.
+The descriptors are TCP sockets with SO_LINGER and unread data. The daemon reads packets that carry them, closes a
+connection with unread packets, and ends while connections wait to be accepted. The programs' socket refuses descriptors
+if the kernel can. The launchers' socket has to accept them. On older kernels both sockets have to accept descriptors.
 
-A launcher sends a file of a FUSE server that hangs, too: whoever closes it can't even be killed.
+A launcher also sends a file of a FUSE server that hangs. A process that closes such a file cannot even be killed.
 
-A program in a sandbox sends them to its launcher, too, and clears O_NONBLOCK of all that it has. Without a daemon the
-launcher closes what it accepts; it goes on for its other programs.
+A program in a sandbox sends the same sockets to its launcher, too, and clears O_NONBLOCK of all its descriptors.
+Without a daemon the launcher itself closes the connections it accepts, and must still serve its other programs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.scheduler.weapons import HungMount
 
 HELD_UP_S = 15.0
 GIVE_UP_S = 20.0
-"""A busy machine takes some seconds for a command, and a weapon lingers for 60."""
+"""Time until a hang is certain. A busy machine takes some seconds for a command, and the sockets linger for 60."""
 ATTACK = """
 import json, signal, socket, struct, threading
 path, greeting, num_packets = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3])
@@ -126,7 +126,7 @@ time.sleep(600)
 
 @contextmanager
 def attack(served: Daemon, num_packets: int) -> Iterator[None]:
-    """Send packets by both sockets; the attacker lives until `with` is over."""
+    """Send packets to both sockets. The attacker lives until the block ends."""
     arguments = (served.socket, GREETING.hex(), num_packets)
     with running_as(ATTACKER, ATTACK, *arguments, served=served) as attacker:
         assert attacker.stdout is not None
@@ -135,7 +135,7 @@ def attack(served: Daemon, num_packets: int) -> Iterator[None]:
 
 
 def wait_s(served: Daemon) -> float:
-    """How long `ls` and a program take."""
+    """Return how long `ls` and a program take, in seconds."""
     began_s = time.monotonic()
     with suppress(TimeoutExpired):
         as_user(0, ["ls", served.mount])
@@ -145,11 +145,11 @@ def wait_s(served: Daemon) -> float:
 
 @contextmanager
 def hung_file(served: Daemon) -> Iterator[None]:
-    """Send a file of a hung FUSE mount by the socket of launchers, until the daemon has ended."""
+    """Send a file of a hung FUSE mount to the launchers' socket. The file stays open until the daemon has ended."""
     where = served.state.parent / "hung"
     where.mkdir(mode=0o755)
     mount = HungMount(where)
-    # A process of its own has the file open: whatever this one starts would close it, and hang.
+    # Another process opens the file. Otherwise this process would pass it on to its children, which close it and hang.
     with running_as(0, SEND_FILE, served.socket, where / "file", served=served):
         try:
             until_s = time.monotonic() + GIVE_UP_S
@@ -161,7 +161,7 @@ def hung_file(served: Daemon) -> Iterator[None]:
 
 
 def end_s(served: Daemon) -> float:
-    """How long a daemon takes to end that has connections to accept."""
+    """Return how long a daemon takes to end while connections wait to be accepted, in seconds."""
     served.process.send_signal(signal.SIGSTOP)
     with attack(served, 4):
         began_s = time.monotonic()
@@ -173,7 +173,9 @@ def end_s(served: Daemon) -> float:
 
 
 def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
-    """How long the daemon takes to end, and then a signal by root's launcher, while one of its programs attacks."""
+    """Return how long the daemon takes to end, and then how long root's launcher takes to pass on a signal, while one
+    of the launcher's programs attacks.
+    """
     programs = served.state.parent / "programs"
     programs.mkdir()
     (programs / "attack.py").write_text(TO_LAUNCHER)
@@ -186,7 +188,7 @@ def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
         assert attacker.stdout.readline() == "armed\n"
         with hung_file(served):
             took_s = end_s(served)
-        attacker.stdin.write("\n")  # there is no daemon: the launcher closes what it accepts
+        attacker.stdin.write("\n")  # without a daemon, the launcher closes what it accepts
         attacker.stdin.flush()
         assert attacker.stdout.readline() == "sent\n"
         began_s = time.monotonic()
@@ -198,10 +200,10 @@ def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Attack a daemon while it serves, and while it ends, and a launcher that it has left."""
+    """Attack a daemon while it serves and while it ends, and then the launcher after the daemon's end."""
     chosen = options(__doc__)
     broken = []
-    with daemon(tree=chosen.tree) as served, socket.socket() as host:  # which never reads
+    with daemon(tree=chosen.tree) as served, socket.socket() as host:  # the host never reads
         host.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         host.bind(("127.0.0.1", 0))
         host.listen()
@@ -214,7 +216,7 @@ def main() -> int:
             broken.append(f"the end took {ended_s:.1f} s")
         if signalled_s > HELD_UP_S:
             broken.append(f"a signal took {signalled_s:.1f} s after another program's attack")
-    return verdict("closing what others have sent holds up nobody", broken)
+    return verdict("closing descriptors that an attacker sent delays no other call", broken)
 
 
 if __name__ == "__main__":

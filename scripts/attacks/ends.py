@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Programs that do not want to end, beyond their limit on time.
+"""Programs that resist their end when their time limit is over.
 
     .venv/bin/python scripts/attacks/ends.py [--quick] [--tree CHECKOUT]
 
-They ignore every signal, stop themselves, fork twice into sessions of their own, fork when they are told to end, flood
-their output, or take every descriptor; in a sandbox and without one. Each is ended with status 124 soon after its
-second, and leaves no process. Needs root, whose programs have the same launcher as any user's.
+The programs ignore every signal, stop themselves, fork twice into sessions of their own, fork on SIGTERM, flood their
+output, or take every descriptor. Each runs in a sandbox and without one. Each must end with status 124 soon after its
+limit, and leave no process. Needs root. Root's programs have the same launcher as those of any user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pathlib import Path
 from attacked import Daemon, daemon, options, verdict
 
 LIMIT_S, ENDED_WITHIN_S = 1.0, 30.0
-"""SIGKILL comes two seconds after SIGTERM; the machine may be slow."""
+"""Time limit of each program, and the longest time until the program has ended. SIGKILL follows two seconds after
+SIGTERM, and machines may be slow.
+"""
 IGNORE = """
 for number in {*range(1, 32)} - {signal.SIGKILL, signal.SIGSTOP}:
     signal.signal(number, signal.SIG_IGN)
@@ -56,7 +58,7 @@ QUICK = "stops", "forks twice"
 
 
 def symphony(served: Daemon, tree: Path, *words: object, seconds: float = 60) -> subprocess.CompletedProcess[str]:
-    """A command of root's, with a launcher of its own."""
+    """Run a command as root, with a launcher of its own."""
     environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
     return subprocess.run(
         list(map(str, [sys.executable, "-P", "-m", "symphony", *words])), cwd=served.state.parent,
@@ -66,7 +68,7 @@ def symphony(served: Daemon, tree: Path, *words: object, seconds: float = 60) ->
 
 
 def processes(served: Daemon) -> set[int]:
-    """Processes that the attack has started; a fork of the zygote has the zygote's environment."""
+    """Return the processes that the attack has started. A fork of the zygote has the zygote's environment."""
     found = set[int]()
     marks = tuple(f"{name}={served.state.parent}".encode() for name in ("OF_THE_ATTACK", "SYMPHONY_ZYGOTE_OF"))
     for process in Path("/proc").glob("[0-9]*"):
@@ -74,12 +76,12 @@ def processes(served: Daemon) -> set[int]:
             if any(each.startswith(marks) for each in (process / "environ").read_bytes().split(b"\0")):
                 found.add(int(process.name))
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
     return found
 
 
 def attack(served: Daemon, tree: Path, before: set[int], isolation: str, name: str) -> list[str]:
-    """`before`: the zygote."""
+    """Run one program in one isolation. Return the failures. `before`: earlier processes, with the zygote."""
     file = served.state.parent / "prog.py"
     file.write_text(f"import os, signal, time\n{PROGRAMS[name]}\n")
     began_s = time.monotonic()
@@ -110,7 +112,7 @@ def main() -> int:
         if not served.serves():
             broken.append("the daemon does not serve")
     number = len(names) * len(isolations)
-    return verdict(f"{number} programs that did not want to end have ended, and left nothing", broken)
+    return verdict(f"{number} programs that resisted their end have ended, and left no process", broken)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A key that may do little stalls a gateway for all, or computes without being charged.
+"""A client whose key has small limits stalls a gateway for all clients, or computes without charge.
 
-Texts of a megabyte to tokenize, bodies of millions of values, requests that fail, bodies that never come, scores of a
-prompt alone, and prompts that are dropped before their first token.
+The client sends texts of a megabyte to tokenize, bodies of millions of values, requests that fail, and requests without
+their body. Other requests ask only for a prompt's scores, or are dropped before the first token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE = 8 << 20
 
 
 class Client:
-    """A client with one key."""
+    """Client with one key."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self.key = url, key
@@ -46,7 +46,7 @@ class Client:
 
     @contextmanager
     def begun(self, path: str, body: bytes, num_bytes: int | None = None):
-        """A request that is sent as far as `body`, of so many bytes that it says to have."""
+        """Send the head of a request, and then `body`. The head announces a body of `num_bytes`."""
         where = urlsplit(self.url)
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {num_bytes or len(body)}\r\n\r\n"
@@ -56,7 +56,7 @@ class Client:
 
 
 def status_of(connection: socket.socket) -> int | None:
-    """The status that is there within half a second."""
+    """Return the status of the answer. None: there is no answer within half a second."""
     connection.settimeout(0.5)
     try:
         return int(connection.recv(100).split()[1])
@@ -77,7 +77,10 @@ def slowest_health_s(url: str, attack: Sequence[Thread]) -> float:
 
 
 def slowdown(client: Client, body: bytes, rounds: int) -> float:
-    """Return for how many parses of 999,000 values /health waits while such bodies come. A parse lets no thread go."""
+    """Return the longest wait of /health during requests with `body`, divided by the time to parse 999,000 values.
+
+    A parse holds the interpreter's lock.
+    """
     parsed = b"[" + b"[]," * 999_000 + b"[]]"
     threads = [Thread(target=client.status, args=("/v1/completions", body)) for _ in range(rounds)]
     took_s = slowest_health_s(client.url, threads)
@@ -113,18 +116,18 @@ def main() -> int:
         found = [clients["scores"].status("/v1/completions", SCORED) for _ in range(2)]
         broken += [] if found == [200, 429] else [f"scores of a prompt are not charged: {found}"]
 
-        for number in range(10):  # at one of these moments it is being computed
+        for number in range(10):  # the prompt is being computed at one of these times
             with clients["drops"].begun("/v1/completions", json.dumps({"prompt": f"{number} word" * 500}).encode()):
                 time.sleep(0.03 * number)
         time.sleep(1)
         found = [clients["drops"].status("/v1/completions", {"prompt": "x", "max_tokens": 1})]
         broken += [] if found == [429] else [f"prompts that are dropped are not charged: {found}"]
 
-        for num_values in (LARGE // 3 - 8, 999_000):  # more than are parsed, and as many as are
+        for num_values in (LARGE // 3 - 8, 999_000):  # more than the gateway parses, and the most that it parses
             many = b'{"prompt": [' + b"[]," * num_values + b"[]]}"
             ratio = min(slowdown(clients["free"], many, rounds) for _ in range(2))
             broken += [] if ratio < 2 * rounds else [f"{num_values} values stop /health for {ratio:.1f} parses"]
-        clients["large"].status("/v1/completions", SCORED)  # its tokens are used up
+        clients["large"].status("/v1/completions", SCORED)  # uses up the key's tokens
         with clients["large"].begun("/v1/completions", b"{", LARGE) as connection:
             broken += [] if status_of(connection) == 429 else ["a body is read before its request is admitted"]
         with ExitStack() as bodies:

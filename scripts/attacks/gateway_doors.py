@@ -1,4 +1,4 @@
-"""Doors of a gateway without a file of keys: what another account, or a page of another's, gets without the key."""
+"""Attempts of another account, or of a web page, to use a gateway without its key. The gateway has no file of keys."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PAGES: list[list[tuple[str, str]]] = [
     [("Host", "localhost"), ("Origin", "http://localhost"), ("Origin", "http://evil.com")],
     [("Host", "localhost"), ("Origin", "http://localhost:9999")],
 ]
-"""As a browser of the gateway's user sends them for the page of another."""
+"""Headers that the user's browser sends for a page of another origin."""
 
 
 def status(served: Gateway, headers: list[tuple[str, str]], host: str = "127.0.0.1", path: str = "/sessions") -> int:
-    """A GET's status; 0: nothing listens there."""
+    """Return the status of a GET. 0: no server listens there."""
     connection = http.client.HTTPConnection(host, served.port, timeout=20)
     try:
         connection.putrequest("GET", path, skip_host=True)
@@ -41,7 +41,7 @@ def status(served: Gateway, headers: list[tuple[str, str]], host: str = "127.0.0
 
 
 def of_attacker(served: Gateway, host: str, port: int = 0) -> socket.socket:
-    """A connection that the attacker has made."""
+    """Make a connection as the attacker."""
     os.seteuid(ATTACKER)
     try:
         made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -54,21 +54,21 @@ def of_attacker(served: Gateway, host: str, port: int = 0) -> socket.socket:
 
 
 def question(name: str) -> bytes:
-    """A conversation of that name is there afterwards, if it is answered."""
+    """Return a request. If the gateway answers it, a conversation of that name exists afterwards."""
     text = json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "conversation": name})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
     return f"{head}{text}".encode()
 
 
 def ask(served: Gateway, host: str) -> bool:
-    """Whether another account is answered."""
+    """Return whether the gateway answers another account."""
     with of_attacker(served, host) as connection:
         connection.sendall(b"GET /sessions HTTP/1.1\r\nhost: localhost\r\n\r\n")
         return b" 200 " in connection.recv(1 << 16).partition(b"\r\n")[0]
 
 
 def hide(served: Gateway, times: int) -> None:
-    """Ask, and be gone before the gateway looks whose the connection is; its port is root's at once."""
+    """Send requests, and close each connection before the gateway looks up its owner. Root then uses the same port."""
     for number in range(times):
         host = LOOPBACKS[number % 2]
         with suppress(ConnectionError), of_attacker(served, host) as connection:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A gateway writes and reads files of its user through names that another user has made on the mount.
 
-Another user makes the gateway's directory before the gateway does. Once it serves he puts a link in the place of
-`responses`, into a directory of the gateway's user: GET reads there, and a background response is written there.
+Another user makes the gateway's directory before the gateway does. Once the gateway serves, the attacker replaces
+`responses` with a link to a directory of the gateway's user. GET then reads there, and a background response is written
+there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def victims(directory: Path) -> Path:
 
 
 def used(served: Daemon, place: Path, victim: Path, tree: Path) -> list[str]:
-    """Use a gateway as its clients do. Return what it did in the victim's directory, or that it names nobody."""
+    """Use a gateway as its clients do.
+
+    Return its accesses to the victim's directory, or a refusal that names no uid.
+    """
     broken = ["it serves from a directory of another user"]
     try:
         with gateway(served, tree=tree) as gate:

@@ -1,4 +1,4 @@
-"""Connections that need no key: another account holds as many as it can, and says as little as it can on each."""
+"""Connections without a key: another account opens as many as it can, and sends as little as it can on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from attacked import ATTACKER, Gateway, daemon, gateway, options, verdict
 
 FILES = 2048
-"""Of the gateway."""
+"""Limit on the gateway's descriptors."""
 UPGRADE = (
     b"GET /health HTTP/1.1",
     b"host: localhost",
@@ -28,11 +28,11 @@ BEGINNINGS = (
     b"\r\n".join(UPGRADE),
 )
 IDLE_S = 5
-"""So long the gateway lets a connection be idle."""
+"""Time for which the gateway keeps an idle connection open."""
 
 
 def opened(served: Gateway, count: int) -> list[socket.socket]:
-    """As many connections of the attacker's; fewer: the gateway takes no more."""
+    """Open connections as the attacker. Return the connections that the gateway accepts."""
     found: list[socket.socket] = []
     os.seteuid(ATTACKER)
     try:
@@ -42,14 +42,14 @@ def opened(served: Gateway, count: int) -> list[socket.socket]:
             connection.connect(("127.0.0.1", served.port))
             connection.sendall(BEGINNINGS[number % len(BEGINNINGS)])
     except OSError:
-        pass  # the backlog is full, or the connection was refused: enough are there
+        pass  # the backlog is full or the connection was refused: enough are open
     finally:
         os.seteuid(0)
     return found
 
 
 def answers_s(served: Gateway) -> float | None:
-    """How long an answer of root's takes; None: none comes."""
+    """Return how long an answer to root takes, in seconds. None: no answer arrives."""
     began_s = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=40)
     try:
@@ -76,7 +76,7 @@ def is_open(connection: socket.socket) -> bool:
 def attack(served: Gateway, rounds: int) -> list[str]:
     for _ in range(rounds):
         held = opened(served, FILES + 200)
-        took_s = answers_s(served) and answers_s(served)  # the first waits until those before it are looked at
+        took_s = answers_s(served) and answers_s(served)  # the first answer waits for the connections before it
         if took_s is None or took_s > 5:
             return [f"{len(held)} connections of one account, and root is not answered ({took_s} s)"]
         end_s = time.monotonic() + 4 * IDLE_S

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Hard links: as many as one user gets, under a quota of files and without one, and what a file with them costs.
+"""Hard links, as many as one user can make, with a quota of files and without: the cost of a file with many names.
 
-With a quota each name counts, and a stranger adds none to a file of somebody else. Without one the daemon's processor
-time of each call on a file with many names is compared with that of the same call on a file with one.
+With a quota each name counts, and no user can add a name to another user's file. Without a quota, the script measures
+the daemon's CPU time of each call on a file with many names, and on a file with one name.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from attacked import ATTACKER, VICTIM, Program, daemon, options, program, verdic
 LINKS = 200_000
 CALLS, QUICK_CALLS = 100, 20
 QUOTA = 6000
-"""As many names does the short form give to a file, and no more: without a quota it is not tried."""
+"""Quota of files. The short form makes this many names for a file, and skips the attack without a quota."""
 MOST, SLACK_US = 2, 1000
-"""A call on a file with many names may cost so many times what it costs on one with one name, and so much more."""
+"""A call on a file with many names may cost MOST times the same call on a file with one name, plus SLACK_US."""
 
 WORK = """
     os.chdir(sys.argv[1])
@@ -77,8 +77,8 @@ NAMES = ["fail", "sync", "move", "link"]
 
 
 def costs_us(attacker: Program, file: str, calls: int) -> dict[str, float]:
-    """The daemon's processor time of each call on a file."""
-    attacker.cost_us(f"sync:{file}", 1)  # what is not kept yet of its names
+    """Return the daemon's CPU time for each call on a file, in microseconds."""
+    attacker.cost_us(f"sync:{file}", 1)  # commits the names
     return {each: attacker.cost_us(f"{each}:{file}", calls) for each in NAMES}
 
 
@@ -97,7 +97,7 @@ def main() -> int:
         stranger.begin("stranger", 10)
         if made := int(stranger.wait()):
             broken.append(f"a stranger adds {made} names to a file, at its owner's cost")
-        attacker.begin("unlink", 1)  # room for the calls themselves
+        attacker.begin("unlink", 1)  # frees quota for the names that the calls make
         attacker.wait()
         many = costs_us(attacker, "many", calls)
     if not args.quick:

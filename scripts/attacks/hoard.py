@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Hoarding: of each kind of things that a user can make the daemon keep, one user makes as many as he may.
+"""Hoarding: one user makes as many objects as possible, of each kind that a user can make the daemon keep.
 
     .venv/bin/python scripts/attacks/hoard.py [--quick] [--tree CHECKOUT] [--only CASE ...]
 
-Once with quotas and once with the defaults, in a control group of GROUP_BYTES where that can be made. For each kind
-the daemon's memory may grow by what it has charged to the user and SLACK_BYTES, and by his quota of memory and
-SLACK_BYTES; its log by LOG_BYTES. Its disk may grow by SLACK_BYTES and his quota of memory, for each file takes a
-block; or by the bytes that his files are charged, where those are more. --quota and --disk bound these; with the
-defaults the room of the file system does, symphony-serve(1). Another user's pred() meanwhile has a 99th percentile
-within MOST of that beside as many harmless programs. Everything comes back when his processes and files are gone.
+Each case runs once with quotas and once with the defaults, in a control group of GROUP_BYTES if the script can make
+one. The checks for each kind of object are:
+
+- The growth of the daemon's memory exceeds neither the bytes charged to the user nor the user's memory quota by more
+  than SLACK_BYTES.
+- The log grows at most by LOG_BYTES.
+- The growth of the disk exceeds the memory quota by at most SLACK_BYTES, since each file needs a block. If the user is
+  charged more bytes for files than the memory quota, those bytes are the limit instead. `--quota` and `--disk` limit
+  these bytes; by default the file system's free space does.
+- The 99th percentile of another user's pred() is at most MOST times its value beside as many harmless programs.
+- All memory and disk space is free again when the user's processes and files are gone.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from attacked import ATTACKER, ROOT, VICTIM, Daemon, daemon, memory_bytes, runni
 import libsym as sym
 
 SLACK_BYTES = 24 << 20
-"""Of memory and disk that no thing of the user's takes: buffers, pages that were touched, the heap's gaps."""
+"""Memory and disk that no object accounts for: buffers, touched pages, gaps of the heap."""
 LOG_BYTES = 256 << 10
 GROUP_BYTES = 1 << 30
 MOST = 1.5
@@ -40,16 +45,18 @@ QUOTAS = ("--quota", "8M", "--quota-files", 2000, "--programs", 2)
 MEMORY, QUICK_MEMORY = "16M", "2M"
 NOTHING = {"used_bytes": 0, "memory_bytes": 0, "quota_memory": 0, "holds": {}}
 UNCOUNTED = ("threads", "frames", "programs", "log")
-"""Of these the daemon has fewer when it is asked, or none (a thread that has ended), or counts them elsewhere."""
+"""Kinds whose count is not checked. When the script checks, the daemon may have freed some of these objects, or may
+count them under another kind.
+"""
 COUNTED_PART = 0.5
-"""Of threads some have not called yet."""
+"""The daemon must count at least this share of the objects that were made. Some threads may not have called yet."""
 TRIES = 3
-"""Tries that must all show a percentile beyond MOST, or memory that does not come back, before either is believed."""
+"""Number of tries. A percentile beyond MOST, or memory that is not freed, is a failure only if all tries show it."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Effort of a trial: how long the attacker makes things of one kind, and how exactly the victim is looked at."""
+    """Effort of a trial: how long the attacker makes objects of one kind, and how exactly the victim is measured."""
 
     seconds: float
     processes: int
@@ -88,11 +95,11 @@ CASES = {
     "programs": "programs",
     "log": "lines",
 }
-"""The things that each case makes, and the kind as which the daemon counts them (`kvfs.pages.holdings`)."""
+"""Cases, and the kind under which the daemon counts their objects (`kvfs.pages.holdings`)."""
 
 HOARD = """
     from libsym.channel.process import process
-    from libsym.computed import claim_script
+    from libsym.calls.computed import claim_script
     mount, socket_path = sys.argv[1:]
     mine = f"u{os.getuid()}"
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -347,7 +354,7 @@ PREDS = """
 
 
 class Told:
-    """A program of a user that answers lines."""
+    """Program of a user that answers lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -383,7 +390,7 @@ def told(served: Daemon, uid: int, code: str, *arguments: object) -> Iterator[To
 
 @contextmanager
 def peak_of(served: Daemon) -> Iterator[list[int]]:
-    """The most memory that the daemon had meanwhile, in a list of one."""
+    """Yield a list whose one item becomes the daemon's peak memory within the block."""
     most, is_over = [memory_bytes(served)], threading.Event()
 
     def look() -> None:
@@ -401,7 +408,7 @@ def peak_of(served: Daemon) -> Iterator[list[int]]:
 
 
 class Trial:
-    """A daemon, its attacker, and another user."""
+    """A daemon with its attacker and its victim."""
 
     def __init__(self, served: Daemon, effort: Effort, stack: ExitStack) -> None:
         self.served, self.effort = served, effort
@@ -412,12 +419,12 @@ class Trial:
         self.calm_s = self._calm_s()
 
     def holdings(self) -> dict[str, Any]:
-        """The daemon's account of what the attacker has; empty also where a daemon of before has none."""
+        """Return the daemon's account of the attacker's objects. It is empty in an old daemon without such accounts."""
         users = sym.daemon_stat().get("users", ())
         return next((each for each in users if each["uid"] == ATTACKER), NOTHING)
 
     def _calm_s(self) -> float:
-        """The victim's percentile beside as many harmless programs."""
+        """Return the percentile of the victim's pred() beside harmless programs, as many as the attacker has."""
         self.attacker.begin(f"busy {self.effort.seconds / 2} {self.effort.processes}")
         took = self.victim.ask(str(self.effort.preds))
         self.attacker.answer()
@@ -425,7 +432,7 @@ class Trial:
         return percentile(took)
 
     def run(self, case: str) -> tuple[str, list[str]]:
-        """A line of the table, and what is broken."""
+        """Return a line of the table, and the failures."""
         for _ in range(TRIES):
             line, broken, doubtful = self._run(case)
             if broken or not doubtful:
@@ -434,7 +441,7 @@ class Trial:
         return line, [doubtful]
 
     def _run(self, case: str) -> tuple[str, list[str], str]:
-        """A line of the table, what is broken, and what chance may have brought."""
+        """Return a line of the table, the failures, and the failures that may be due to chance."""
         served, effort, broken = self.served, self.effort, []
         if not effort.is_quick:
             self.calm_s = self._calm_s()
@@ -470,12 +477,12 @@ class Trial:
         doubtful = ""
         if meanwhile_s > MOST * self.calm_s + effort.slack_s:
             doubtful = f"with {case} another user's calls take {1e3 * meanwhile_s:.0f} ms, not {1e3 * self.calm_s:.0f}"
-        if after > max(SLACK_BYTES, grown // 2):  # once the heap has grown, the same things fit into it again
+        if after > max(SLACK_BYTES, grown // 2):  # a heap that has grown keeps space for the same number of objects
             doubtful = f"of {case}, {mib(after)} of memory do not come back"
         return shown((*row, *times, why[:100])), broken, doubtful
 
     def _counted(self, case: str, made: int) -> dict[str, Any]:
-        """The attacker's things. Threads of his may not have called yet: they get a while."""
+        """Return the attacker's holdings. Threads of the attacker that have not called yet get some time."""
         end_s = time.monotonic() + 10
         while True:
             found = self.holdings()
@@ -485,7 +492,7 @@ class Trial:
             time.sleep(0.05)
 
     def _wait_for_end(self) -> bool:
-        """Whether nothing is charged to the attacker any more."""
+        """Wait until nothing is charged to the attacker. Return False after ten seconds."""
         end_s = time.monotonic() + 10
         while self.holdings()["memory_bytes"]:
             if time.monotonic() > end_s:
@@ -513,9 +520,9 @@ def disk_bytes(served: Daemon) -> int:
 
 @contextmanager
 def small_memory() -> Iterator[Callable[[], None]]:
-    """Give processes started inside GROUP_BYTES of memory, until the function that is yielded is called.
+    """Limit the memory of processes started from now on to GROUP_BYTES, until the yielded function is called.
 
-    Where no control group of version 1 can be made, processes have the machine's memory.
+    If no control group of version 1 can be made, the processes have all of the machine's memory.
     """
     own = next((line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line), "")
     above = Path("/sys/fs/cgroup/memory") / own.rpartition(":")[2].lstrip("/")

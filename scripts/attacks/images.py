@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Images and archives that another user has made: what they claim, what they hold up, what they bring along.
+"""Images and archives made by another user: false claims in them, delays by them, unwanted contents.
 
     .venv/bin/python scripts/attacks/images.py [--quick] [--tree CHECKOUT]
 
-An image can name tokens that its KV is not of, and nobody can tell. So another user's is taken by nobody who asks for
-those tokens, and what a user computes is his own computation, also beside a copy of the lie in his account. Large
-images full of holes hold nobody up. Root unpacks an archive on the mount: nothing in it runs as root, is a device, or
-leads elsewhere. Needs root.
+An image can name tokens that do not belong to its KV, and this cannot be detected. So a program that asks for tokens
+never gets another user's image of them. Its own computation stays correct, even with a copy of the false image in its
+account. Large images full of holes delay no other user. Root unpacks an archive on the mount: nothing in it may run as
+root, be a device, or lead outside the mount. Needs root.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CROWD = """
 
 
 def forged(image: bytes, tokens: list[int]) -> bytes:
-    """The image with other tokens, and the digest that it has with those."""
+    """Return the image with other tokens, and with the digest that matches them."""
     start, header = _parsed(image)
     page_bytes = header["pages"]["data_offsets"][1] // header["pages"]["shape"][0]
     first, last = header["tokens"]["data_offsets"]
@@ -75,7 +75,7 @@ def forged(image: bytes, tokens: list[int]) -> bytes:
 
 
 def claim(image: bytes, num_entries: int) -> tuple[bytes, int]:
-    """The header of an image of so many entries, and how large that is to be."""
+    """Return the header of an image of `num_entries` entries, and the size of the whole image."""
     start, header = _parsed(image)
     page_bytes = header["pages"]["data_offsets"][1] // header["pages"]["shape"][0]
     num_pages = -(-num_entries // 32)
@@ -99,7 +99,7 @@ def _digest(data: bytes | bytearray) -> bytes:
 
 
 def lies(served: Daemon, where: Path) -> list[str]:
-    """Whoever asks for tokens gets what the model makes of them."""
+    """Import images with forged tokens. Return a failure if a victim's tokens then differ from the model's own."""
     honest = as_user(VICTIM, ASK, LIE, served=served).stdout
     as_user(ATTACKER, KEEP, "own.kv", TRUTH, served.mount, served=served)
     lie = where / "lie"
@@ -118,7 +118,7 @@ def lies(served: Daemon, where: Path) -> list[str]:
 
 @contextmanager
 def crowd(served: Daemon, head: Path, size: int) -> Iterator[None]:
-    """Forty images under way, all of the attacker."""
+    """Import forty images of the attacker at the same time."""
     command = [sys.executable, "-c", _BECOME + "\n".join(line[4:] for line in CROWD.splitlines()), ATTACKER]
     command += [served.mount, head, size]
     with subprocess.Popen(
@@ -134,7 +134,7 @@ def crowd(served: Daemon, head: Path, size: int) -> Iterator[None]:
 
 
 def holds_up(served: Daemon, where: Path, num_entries: int) -> list[str]:
-    """The victim's own small image is taken in meanwhile."""
+    """Import a small image of the victim during the attacker's imports. Return a failure if that takes too long."""
     image = (served.mount / "own.kv").read_bytes()
     small, head = where / "small", where / "head"
     small.write_bytes(image)
@@ -150,7 +150,7 @@ def holds_up(served: Daemon, where: Path, num_entries: int) -> list[str]:
 
 
 def unpacks(served: Daemon, where: Path) -> list[str]:
-    """Root unpacks a stream that the attacker has made, owners and all."""
+    """Unpack an archive of the attacker as root, with its owners and modes. Return the failures."""
     escaped, archive = where / "escaped", where / "archive.tar"
     outside = where / "outside"
     outside.mkdir()
@@ -189,7 +189,7 @@ def main() -> int:
         where.mkdir()
         broken = lies(served, where) + unpacks(served, where)
         broken += holds_up(served, where, 1 << (20 if asked.quick else 23))
-    return verdict("lies are nobody's computation, archives bring no rights, and images hold up nobody", broken)
+    return verdict("no program got a false image, archives brought no rights, and images delayed no other user", broken)
 
 
 if __name__ == "__main__":

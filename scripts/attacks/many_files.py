@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Empty files, a million of them: what each costs the daemon does not grow with their number.
+"""A million empty files: the daemon's cost of a file must not grow with their number.
 
     .venv/bin/python scripts/attacks/many_files.py [--quick] [--tree CHECKOUT]
 
-One user makes them in directories of ten thousand; before and behind that he makes, looks at, syncs and removes some
-others. The daemon starts again with all of them, and answers another user. Needs root.
+One user makes the files in directories of ten thousand. Before and after that, the user makes, stats, syncs and removes
+some other files. The daemon starts again with all files, and answers another user. Needs root.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from kvfs.pages.holdings import WEIGHTS, Kind
 
 FILES, QUICK_FILES = 1_000_000, 1_500
 ASKED, QUICK_ASKED = 2_000, 100
-"""Calls whose cost is taken, at the beginning and at the end."""
+"""Number of calls that are measured before and after the files are made."""
 A_DIRECTORY = 10_000
 MOST_TIMES = 2.0
-"""Of what a call costs the daemon among few files, among all of them."""
+"""Highest cost of a call among all files, as a multiple of its cost among few."""
 SLACK_US, QUICK_SLACK_US = 100, 1_000
-"""Few calls may meet what the daemon does beside."""
+"""Slack on a cost. With few calls, the daemon's other work weighs more."""
 MOST_HELD_MS = 100
-"""Of the main thread's processor time, without a break; Python's collector of garbage took 3,650 ms once."""
+"""Longest CPU time that the main thread may take without a break. Python's garbage collector once took 3,650 ms."""
 MOST_START_US = 500
-"""Of a start's processor time, for each file."""
+"""Longest CPU time of a start, in microseconds for each file."""
 
 MAKER = """
     os.makedirs(sys.argv[1])
@@ -92,7 +92,7 @@ PRED = """
 
 
 def costs(served: Daemon, maker: Program, asked: int) -> dict[str, float]:
-    """Processor time of the daemon, for each call of a kind; nothing of before is left to be written meanwhile."""
+    """Return the daemon's CPU time for each kind of call. A sync before the calls completes all earlier writes."""
     synced = as_user(0, [sys.executable, "-m", "symphony", "sync"], served=served, cwd=ROOT, timeout=300)
     assert synced.returncode == 0, synced.stderr
     return {
@@ -138,7 +138,7 @@ def main() -> int:
     if start_us > MOST_START_US:
         broken.append(f"a start takes {start_us:.0f} us for each file")
     if held_ms > MOST_HELD_MS:
-        broken.append(f"the main thread was held for {held_ms:.0f} ms of its processor's time")
+        broken.append(f"the main thread was held for {held_ms:.0f} ms of CPU time")
     return verdict(
         f"{number} files at {made_us:.0f} us and {grown:.0f} bytes of memory each, {grown_again:.0f} after a start at "
         f"{start_us:.0f} us; of other files {table}; the main thread was held for {held_ms:.0f} ms at most",

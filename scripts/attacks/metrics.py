@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Requests to --metrics-port that are none, by any user who can connect: the daemon and its metrics stay.
+"""Malformed requests to --metrics-port, which every local user can send: the daemon and its metrics must survive.
 
     .venv/bin/python scripts/attacks/metrics.py [--quick] [--tree CHECKOUT]
 
@@ -36,7 +36,7 @@ MUTANTS = 200
 
 
 def requests(draw: random.Random, count: int) -> list[bytes]:
-    """The known ones, and some with bytes that are others."""
+    """Return the known requests, and `count` copies of them with some random bytes."""
     found = list(KNOWN)
     for _ in range(count):
         text = bytearray(draw.choice(KNOWN))
@@ -62,7 +62,7 @@ def main() -> int:
     with daemon("--kv-memory", "64M", "--metrics-port", 0, tree=args.tree) as served:
         stat = as_user(0, [sys.executable, "-m", "symphony", "stat", "--json"], served=served)
         broken = attack(served, json.loads(stat.stdout)["metrics_port"], count)
-    return verdict(f"{len(KNOWN) + count} requests to the metrics that are none", broken)
+    return verdict(f"{len(KNOWN) + count} malformed requests to the metrics", broken)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A launcher makes a connection blocking that it has passed on, and the daemon sleeps in recv or sendmsg.
+"""A launcher makes a connection blocking after passing it on, so that the daemon would sleep in recv or sendmsg.
 
-Both ends of the connection are the attacker's, and so are the flags of the description that the daemon shares.
+The attacker owns both ends of the connection. The daemon shares the file description with the attacker, and so its
+flags.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from attacked import ATTACKER, Daemon, as_user, daemon, options, running_as, ver
 from libsym.channel.handshake import GREETING
 
 HELD_UP_S = 15.0
-"""A busy machine takes some seconds for a command."""
+"""Time until a hang is certain. A busy machine takes some seconds for a command."""
 ATTACK = """
 import json, socket
 path, how, greeting = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3])
@@ -43,7 +44,7 @@ sys.stdin.read()
 
 
 def longest_s(served: Daemon, how: str, num_times: int) -> float:
-    """How long `ls` takes at most while the attack lasts."""
+    """Return the longest time that `ls` takes during the attack, in seconds."""
     longest = 0.0
     with running_as(ATTACKER, ATTACK, served.socket, how, GREETING.hex(), served=served) as attacker:
         assert attacker.stdout is not None
@@ -59,7 +60,7 @@ def longest_s(served: Daemon, how: str, num_times: int) -> float:
 
 
 def main() -> int:
-    """Run it both ways."""
+    """Attack recv and sendmsg."""
     chosen = options(__doc__)
     broken = []
     with daemon(tree=chosen.tree) as served:
@@ -67,7 +68,7 @@ def main() -> int:
             held_s = longest_s(served, how, 5 if chosen.quick else 200)
             if held_s > HELD_UP_S:
                 broken.append(f"ls took {held_s:.1f} s while a {how} of the daemon's could block")
-    return verdict("a connection's flags are its launcher's, and hold up nobody", broken)
+    return verdict("a launcher may change its connection's flags, and delays no other call by it", broken)
 
 
 if __name__ == "__main__":

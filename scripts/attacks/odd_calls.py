@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Archives with extreme headers, locks by the thousand, and a child with an environment of megabytes.
+"""Archives with extreme headers, thousands of locks, and children with environments of megabytes.
 
     .venv/bin/python scripts/attacks/odd_calls.py [--quick] [--tree CHECKOUT]
 
-uid 4242 unpacks a tar file on the mount: dates, owners, modes, sizes, names, links, devices and attributes as no
-archive has them, and a header that promises 2^62 bytes. It takes locks on one file and on many: one costs the daemon
-the same beside thousands. A program of root's, whose launcher is as any user's, starts children with environments,
-arguments, paths and limits beyond measure; each is refused, and the next one starts. Afterwards all is committed, and a
-check of the state finds nothing. Needs root.
+uid 4242 unpacks a tar file on the mount. No real archive has such dates, owners, modes, sizes, names, links, devices
+and attributes, and one header promises 2^62 bytes. The user takes locks on one file and on many. A lock beside
+thousands must not cost the daemon more than a lock beside a few. A program of root starts children with excessive
+environments, arguments, paths and limits; its launcher is the same as any user's. Each such child is refused, and a
+normal child still starts. Afterwards everything is committed, and a check of the state finds no error. Needs root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attacked import ATTACKER, Daemon, as_user, daemon, options, program, verdic
 from kvfs.mount.handlers import DESCRIPTORS_PART
 
 MAX_TIMES = 4
-"""A lock beside thousands may cost so many times one beside some."""
+"""Highest cost of a lock beside thousands, as a multiple of the cost beside a few."""
 
 MEMBERS: list[tuple[str, dict[str, object], dict[str, str]]] = [
     *[(f"date{n}", {"mtime": date}, {}) for n, date in enumerate([-1, 1e18, -1e18, 2**63, 0.999999999, 253402300800])],

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Open directories: one user opens a directory of many names as often as he can, and reads a little of each.
+"""Open directories: one user opens a directory of many names as often as possible, and reads a little of each.
 
     .venv/bin/python scripts/attacks/open_directories.py [--quick] [--tree CHECKOUT]
 
-The daemon must not keep a copy of the names for each. Both of its faces are tried: the directory itself, and its
-mirror among the texts of `.symphony`. Needs root.
+The daemon must not keep a copy of the names for each descriptor. Two directories are tried: the directory itself, and
+its mirror among the texts of `.symphony`. Needs root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from attacked import ATTACKER, Daemon, as_user, daemon, memory_bytes, options, running_as, verdict
 
 MOST_BYTES = 4096
-"""A descriptor may cost so much."""
+"""Largest memory of the daemon for one descriptor."""
 NAMES, OPENS = 40_000, 5000
 QUICK_NAMES, QUICK_OPENS = 1000, 1000
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def opened_bytes(served: Daemon, path: Path, opens: int) -> int:
-    """Memory of the daemon while a user has the directory open so often."""
+    """Return the memory that the daemon needs while a user has one directory open `opens` times."""
     before = memory_bytes(served)
     with running_as(ATTACKER, OPEN, path, opens, served=served) as process:
         assert process.stdout is not None

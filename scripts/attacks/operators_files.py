@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Files that the daemon and the gateway obey, where another user may write: a policy of the tiers, a file of keys.
+"""Files that the daemon and the gateway obey, writable by another user: a policy of the tiers, a file of keys.
 
     .venv/bin/python scripts/attacks/operators_files.py [--quick] [--tree CHECKOUT]
 
-The operator names a policy's file that another user owns, may write to, can replace, or leads to by a link; at the
-start, and by a reload. The file would leave a mark, by the daemon's uid. A gateway of root's is given another user's
-file of keys. Needs root.
+The operator names a policy file that another user owns, may write to, can replace, or has linked to. The daemon gets
+the name at its start and by a reload. The policy would write the daemon's uid to a file as a mark. A gateway of root
+gets another user's file of keys. Needs root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rank(files, gaps):
 
 
 def owned(file: Path, _elsewhere: Path) -> Path:
-    """By the attacker, in a directory of root's."""
+    """Make the attacker the owner of the file. Root still owns its directory."""
     os.chown(file, ATTACKER, ATTACKER)
     return file
 
@@ -40,13 +40,13 @@ def writable(file: Path, _elsewhere: Path) -> Path:
 
 
 def replaceable(file: Path, _elsewhere: Path) -> Path:
-    """In a directory that all may write to."""
+    """Let all users write to the file's directory."""
     file.parent.chmod(0o777)
     return file
 
 
 def linked(file: Path, elsewhere: Path) -> Path:
-    """By the attacker's link in a sticky directory; what it leads to is root's."""
+    """Return the attacker's link to the file, in a sticky directory. Root owns the target."""
     elsewhere.chmod(0o1777)
     link = elsewhere / "policy.py"
     link.symlink_to(file)
@@ -55,7 +55,7 @@ def linked(file: Path, elsewhere: Path) -> Path:
 
 
 def starts(tree: Path, prepare: Callable[[Path, Path], Path]) -> list[str]:
-    """A daemon that is started with such a file."""
+    """Start a daemon with a policy file that `prepare` has changed. Return the failures."""
     with tempfile.TemporaryDirectory(prefix="attack-") as directory:
         Path(directory).chmod(0o755)
         file, elsewhere, mark = (Path(directory, name) for name in ("of_root/policy.py", "shared", "mark"))
@@ -66,7 +66,7 @@ def starts(tree: Path, prepare: Callable[[Path, Path], Path]) -> list[str]:
         try:
             with daemon("--policy", path, tree=tree):
                 pass
-        except AssertionError as error:  # it has not started
+        except AssertionError as error:  # the daemon has not started
             said = str(error)
         else:
             said = ""
@@ -76,7 +76,7 @@ def starts(tree: Path, prepare: Callable[[Path, Path], Path]) -> list[str]:
 
 
 def reloads_and_reads_keys(tree: Path) -> list[str]:
-    """A daemon that runs is told of such a file, and a gateway of such keys."""
+    """Name a policy file of the attacker to a running daemon, and a file of keys to a gateway. Return the failures."""
     with tempfile.TemporaryDirectory(prefix="attack-") as directory:
         Path(directory).chmod(0o755)
         config, file, mark, keys = (Path(directory, name) for name in ("symphony.toml", "policy.py", "mark", "keys"))
@@ -108,7 +108,7 @@ def main() -> int:
     asked = options(__doc__)
     ways = [replaceable] if asked.quick else [owned, writable, replaceable, linked]
     broken = [line for prepare in ways for line in starts(asked.tree, prepare)] + reloads_and_reads_keys(asked.tree)
-    return verdict("neither daemon nor gateway obeys a file that another user has a say in", broken)
+    return verdict("neither daemon nor gateway obeys a file that another user can change", broken)
 
 
 if __name__ == "__main__":

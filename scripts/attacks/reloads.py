@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Configurations that an operator's mistake, or a user who may write to the file, puts in the place of a good one.
+"""Bad configurations that replace a good one, by an operator's mistake or by a user who may write to the file.
 
     .venv/bin/python scripts/attacks/reloads.py [--quick] [--tree CHECKOUT]
 
-Each is reloaded while uid 4243 has rows computed: a directory, a device, a FIFO, a file of a gigabyte, NUL bytes, wrong
-types, keys and values without measure, a file that all may write to, a policy that is a FIFO or a device. The daemon
-says why it takes none, within ANSWER_S, keeps its settings, and takes the good file that follows. A policy on the
-daemon's own mount is taken. Needs root.
+The daemon reloads each bad file while uid 4243 computes rows: a directory, a device, a FIFO, a file of a gigabyte, NUL
+bytes, wrong types, excessive keys and values, a file that all users may write to, a policy that is a FIFO or a device.
+Within ANSWER_S the daemon says why it refuses the file, keeps its settings, and then accepts the good file that
+follows. A policy on the daemon's own mount is accepted. Needs root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for line in sys.stdin:
     with sym.kv_create() as kv, sym.pred(kv, [1]): pass
     print("done", flush=True)
 """
-SAID, TAKEN = "symphony.reloading: configuration: ", "changed: policy"
+SAID, TAKEN = "symphony.daemon.reloading: configuration: ", "changed: policy"
 Write = Callable[[Path], object]
 
 
@@ -49,7 +49,7 @@ def open_to_all(path: Path) -> None:
 
 
 def cases(beside: Path, mount: Path) -> dict[str, tuple[Write, str]]:
-    """Files that are written, and the daemon's word on each. `beside`: a directory of root's."""
+    """Return the files to write, and the daemon's expected message on each. `beside`: a directory that root owns."""
     os.mkfifo(beside / "fifo.py")
     (beside / "zero.py").symlink_to("/dev/zero")
     (mount / "policy.py").write_text(POLICY)
@@ -74,7 +74,7 @@ def cases(beside: Path, mount: Path) -> dict[str, tuple[Write, str]]:
 
 
 def reload(served: Daemon) -> str:
-    """The daemon's line on it in the log. TimeoutError: there is none."""
+    """Reload the configuration. Return the daemon's log line about the reload. TimeoutError: there is no such line."""
     num_before = served.log.read_text().count(SAID)
     os.kill(served.pid, signal.SIGHUP)
     end_s = time.monotonic() + ANSWER_S

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Heads and tails of a connection's rings, set to odd values while its calls are under way.
+"""Heads and tails of a connection's rings, set to odd values while its calls are in flight.
 
     .venv/bin/python scripts/attacks/rings.py [--quick] [--tree CHECKOUT]
 
-Programs of uid 4242 compute: a loop over `pred()`, a `generate()` and plain calls, by libsym. Each then writes into its
-own shared region, again and again for a moment: an index that goes backwards, beyond the ring, to no frame's beginning,
-to where no frame was written; the daemon's own indices; the geometry. Meanwhile uid 4243 has the same rows computed,
-and gets the same bits. In the end no connection of the attacker's is left. Needs root.
+Programs of uid 4242 compute with libsym: a loop over `pred()`, a `generate()` and plain calls. Each program then keeps
+writing into its own shared region for a moment. It moves an index backwards, beyond the ring, into the middle of a
+frame, or to where no frame was written; it also changes the daemon's own indices and the geometry. Meanwhile uid 4243
+computes the same row again and again, and must get the same bits. At the end no connection of the attacker may be left.
+Needs root.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ GEOMETRY, SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL = 0, 128, 192, 
 INDICES = SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL
 RING = 2 << 20
 STEPS = [-64, -RING, -RING - 64, 1, 63, 64, 4096, RING - 64, RING, RING + 64, 2 * RING, 1 << 31, 1 << 63]
-"""Numbers that are added to an index."""
+"""Numbers of bytes that the attacker adds to an index."""
 QUICK = [-64, 1, 64, RING + 64, 1 << 63]
 MAX_GROWTH_BYTES = 100 << 20
 MAX_S, MAX_TIMES = 2.0, 20
-"""The victim's slowest call may take so many times a slow one of before: the attacker's programs compute, too."""
+"""Bounds on the victim's slowest call: in seconds, and as a multiple of the slowest call before the attack. Calls may
+become slower, since the attacker's programs also compute.
+"""
 
 ATTACK = """
 from libsym.channel import process
@@ -89,14 +92,14 @@ for line in sys.stdin:
 
 
 def honest(victim: Program, seconds: float) -> tuple[float, int]:
-    """The victim's slowest call in so many seconds, and how many rows were wrong."""
+    """Return the duration of the victim's slowest call within `seconds`, and the number of wrong rows."""
     victim.begin("rows", seconds)
     longest_s, num_wrong = victim.wait().split()
     return float(longest_s), int(num_wrong)
 
 
 def num_connections(served: Daemon) -> int:
-    """Programs of the attacker."""
+    """Return the number of the attacker's connections."""
     code = "print(sum(each.connections for each in sym.programs() if each.uid == int(sys.argv[1])))"
     return int(as_user(0, code, ATTACKER, served=served).stdout)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A program in a sandbox attacks another one of the same user, in a sandbox of its own.
+"""A program in a sandbox attacks another program of the same user, which has a sandbox of its own.
 
 The victim has a canary in its memory, its environment, an open file, shared memory and a server at an abstract address.
-The attacker knows the victim's pid, as its user does, and where all of that is. The attempts are those of the tests in
-tests/symphony/escapes: memory, descriptors, signals, /proc, limits. Without sandboxes each gets somewhere, or the
-attempt itself is broken. Needs root, whose programs have the same sandbox.
+The attacker gets the victim's pid and all these places. The attempts are the same as in tests/symphony/escapes: memory,
+descriptors, signals, /proc, limits. Without sandboxes each attempt must succeed, which shows that the attempt works.
+Needs root. Root's programs have the same sandbox as those of other users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 from attacked import Daemon, daemon, of_root, options, verdict
 
 ALONE = ("signal_to_all", "shared_memory")
-"""Attempts for a sandbox alone: outside, one reaches every process of root's, and the victim has no such memory."""
+"""Attempts that need a sandbox. Without one, the first signals every process of root, and the second finds no victim's
+memory."""
 ATTEMPTS = (
     "process_vm_readv",
     "process_vm_writev",
@@ -84,14 +85,15 @@ for path in ("/tmp/", "/dev/shm/"):
 
 
 def attack(served: Daemon, tree: Path, isolation: str, grants: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
-    """The spoils of each attempt, and what the victim saw of them."""
+    """Return the gains of each attempt, and the effects that the victim noticed."""
     canary = f"canary-{uuid.uuid4().hex}"
     program = served.state.parent / "programs/victim.py"
     program.parent.mkdir(exist_ok=True)
     program.write_text(VICTIM)
     run = ["run", "--isolation", isolation, *grants]
     pipe = subprocess.PIPE
-    kept = ["--env", f"CANARY={canary}", "--env", "PYTHONHASHSEED=0"]  # with that its environment is that of an exec
+    # PYTHONHASHSEED makes the launcher execute an interpreter, so /proc/PID/environ of the victim has the canary.
+    kept = ["--env", f"CANARY={canary}", "--env", "PYTHONHASHSEED=0"]
     victim = of_root(served, tree, *run, "--name", "victim", *kept, program, canary)
     with subprocess.Popen(**victim, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
@@ -122,7 +124,7 @@ def _pid(served: Daemon, tree: Path) -> int:
 
 
 def main() -> int:
-    """Attack without sandboxes, to see that the attempts are some, and within, with the user's grants and without."""
+    """Attack without sandboxes, to see that the attempts work; then with sandboxes, with and without grants."""
     chosen = options(__doc__)
     broken = []
     grants: list[list[str]] = [[]] if chosen.quick else [[], ["--allow-net", "127.0.0.1:9"], ["--bind", "/srv"]]

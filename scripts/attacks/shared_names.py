@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Names in a directory that all may write to: another user plants files, links and claims there.
+"""Names in a directory that all users may write to: another user plants files, links and claims there.
 
-A program is led neither to another user's text nor into a file that it alone may read, and it waits for nobody without
-end. A reader has no file go to disk.
+A program must get neither another user's text nor, through a link, a file that only its own user may read. A program
+must not wait for a claim for ever. A reader of a file must not be able to move the file to disk.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ def main() -> int:
 
 
 def said(served: Daemon, uid: int, source: str, *arguments: object) -> list[str]:
-    """What a program of a user has to complain of; a program that fails is a complaint."""
+    """Run a program of a user. Return its complaints. A program that fails counts as a complaint."""
     done = as_user(uid, source, *arguments, served=served)
     return done.stdout.splitlines() + done.stderr.splitlines()[-1:]
 
 
 def waits(served: Daemon, owner: str, limit_s: float) -> list[str]:
-    """Whether the victim waits for a claim that the attacker never ends."""
+    """Return a failure if the victim waits for a claim that the attacker never ends."""
     with running(served, HOLD):
         try:
             done = as_user(VICTIM, WANT, "claimed.kv", owner, served=served, timeout=limit_s)
@@ -125,7 +125,7 @@ def waits(served: Daemon, owner: str, limit_s: float) -> list[str]:
 
 @contextmanager
 def running(served: Daemon, source: str, *arguments: object) -> Iterator[None]:
-    """A program of the attacker that has begun, and is killed."""
+    """Run a program of the attacker within the block. The block begins when the program has started."""
     command = [sys.executable, "-c", _BECOME + textwrap.dedent(source), str(ATTACKER), *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/", env=served.environment) as program:
         try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Another user makes /tmp/symphony-UID first, and the user's programs find no daemon.
+"""Another user makes /tmp/symphony-UID first. The user's programs must still find the system's daemon.
 
-The system's daemon would do. A mount namespace of the script's own has a /run/symphony with it.
+The script makes a mount namespace, in which /run/symphony belongs to a system daemon.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ WAYS = {
 
 AS_VICTIM = f"""
 from libsym.channel.socket_path import find_socket
-from symphony.launcher.places import find_places, make
+from symphony.launcher.common.places import find_places, make
 os.setresuid({VICTIM}, {VICTIM}, {VICTIM})
 """
-"""Modules are found as root finds them."""
+"""Code that runs before each attempt to find the daemon. The victim can use only modules that root has imported before.
+"""
 
 
 def attack(environment: dict[str, str], pid: int) -> list[str]:
-    """What does not work while the directory is taken, or is not said."""
+    """Try each way to find the daemon while the directory is taken. Return the ways that fail, and the ways that do not
+    name the owner of the directory.
+    """
     broken = []
     for name, code in WAYS.items():
         done = as_user(0, AS_VICTIM + textwrap.dedent(code), env=environment)
@@ -48,7 +51,7 @@ def attack(environment: dict[str, str], pid: int) -> list[str]:
 
 
 def main() -> int:
-    """Attack the system's daemon of a namespace."""
+    """Attack a system daemon inside a mount namespace."""
     chosen = options(__doc__)
     if "IN_NAMESPACE" not in os.environ:
         command, was_there = ["unshare", "--mount", sys.executable, *sys.argv], RUN.exists()
@@ -70,7 +73,7 @@ def main() -> int:
             broken = attack(environment, served.pid)
     finally:
         TAKEN.rmdir()
-    return verdict(f"who takes {TAKEN} keeps nobody from the system's daemon", broken)
+    return verdict(f"a user who takes {TAKEN} keeps no program from the system's daemon", broken)
 
 
 if __name__ == "__main__":

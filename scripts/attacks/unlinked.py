@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Files without a name: one user opens files by O_PATH, unlinks them, and makes more.
+"""Files without a name: one user opens files with O_PATH, unlinks them, and makes more.
 
     .venv/bin/python scripts/attacks/unlinked.py [--quick] [--tree CHECKOUT]
 
-What the kernel remembers is charged until it forgets, and keeps no attributes in memory. Then everything comes back;
-and what programs remove, the kernel is told to forget. Needs root.
+A file that the kernel still remembers is charged until the kernel forgets it, and keeps no attributes in memory. In the
+end the whole quota must be free again. The kernel must also forget files that programs remove by libsym. Needs root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from attacked import ATTACKER, as_user, daemon, memory_bytes, options, running_a
 
 QUOTA, QUICK_QUOTA = 3000, 300
 MOST_BYTES = 24 << 20
-"""Of the daemon's memory, for all that the attacker keeps; attributes alone took 60 KB for each name once."""
+"""Largest growth of the daemon's memory for the attacker's files. In an early version, attributes took 60 KB for each
+name.
+"""
 
 HOLD = """
     def file(name):

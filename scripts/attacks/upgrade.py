@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Files of others, and a lock that another user holds, in the way of scripts/install and scripts/uninstall.
+"""Files of another owner, and a lock that another user holds, obstruct scripts/install and scripts/uninstall.
 
     .venv/bin/python scripts/attacks/upgrade.py [--quick] [--tree CHECKOUT]
 
-Below a directory of its own: two versions are there, as far as a rollback and a removal look at them. Another user
-holds whatever he can lock for as long as he likes. What somebody else has put where a unit or a page of the other
-version goes is there afterwards as it was, and so is the version that ran. Needs root.
+A temporary directory has the parts of two versions that a rollback and a removal need. Another user holds every lock
+that an unprivileged user can get. Another program has put files where the other version has a unit or a manual page.
+Both these files and the running version must stay as they were. Needs root.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = "somebody else's\n"
 
 
 class Machine:
-    """A directory with what `scripts/install --root` would have made of two versions; 7.2 runs, and has a unit more."""
+    """Directory as `scripts/install --root` leaves it. Version 7.2 is current, and has a unit that 7.1 lacks."""
 
     def __init__(self, root: Path, tree: Path) -> None:
         self.root, self.tree, self.prefix = root, tree, root / "opt/symphony"
@@ -43,7 +43,7 @@ class Machine:
         (root / "usr/local/bin/symphony").symlink_to("../../../opt/symphony/current/bin/symphony")
         for name, version in (("current", "7.2"), ("previous", "7.1")):
             (self.prefix / name).symlink_to(version)
-        self._write(self.prefix / ".lock", "", mode=0o644)  # as 0.2 made it
+        self._write(self.prefix / ".lock", "", mode=0o644)  # as release 0.2 made it
 
     def _write(self, path: Path, text: str, *, mode: int = 0o644) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class Machine:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """The lock of a file, by the attacker if he gets it."""
+    """Hold the lock of a file as the attacker, if the attacker can get it."""
     command = ["flock", path, "sh", "-c", "echo held; exec sleep 60"]
     with subprocess.Popen(
         list(map(str, command)), user=ATTACKER, group=ATTACKER, extra_groups=[], stdout=subprocess.PIPE,
@@ -70,14 +70,14 @@ def held(path: Path) -> Iterator[None]:
     ) as holder:  # fmt: skip
         try:
             assert holder.stdout is not None
-            holder.stdout.readline()  # nothing: he could not open it
+            holder.stdout.readline()  # an empty line: the attacker could not open the file
             yield
         finally:
             holder.kill()
 
 
 def rolls_back(machine: Machine) -> list[str]:
-    """A unit of somebody else's is where the version before has one."""
+    """Plant another program's unit where the previous version has one. Return the failures of a rollback."""
     planted = machine.plant(UNIT)
     done = machine.does("install", "--rollback")
     broken = []
@@ -86,19 +86,21 @@ def rolls_back(machine: Machine) -> list[str]:
     elif done.returncode == 0 or f"{planted} is there, and is not Symphony's" not in done.stderr:
         broken.append(f"a rollback said nothing of it: {done.stderr.strip()}")
     if (machine.prefix / "current").readlink() != Path("7.2"):
-        broken.append("the version that ran is not there any more")
+        broken.append("the version that ran is gone")
     return broken
 
 
 def is_locked_out(machine: Machine) -> list[str]:
-    """One use of the lock closes it, also the one of an earlier release."""
+    """Let another user try to hold the lock. Return a failure if this keeps `uninstall` out. One run of a script
+    closes the lock to other users, even the lock of an earlier release.
+    """
     with held(machine.prefix / ".lock"):
         done = machine.does("uninstall")
     return [f"another user's lock: {done.stderr.strip()}"] if "another scripts/install" in done.stderr else []
 
 
 def is_removed(machine: Machine) -> list[str]:
-    """An installation that found something in its way leaves it there when it is taken away."""
+    """Uninstall with another program's unit in the way. Return a failure if that unit is removed."""
     planted = machine.plant(UNIT)
     done = machine.does("uninstall")
     if not planted.exists():
@@ -116,7 +118,7 @@ def main() -> int:
             if attack is is_locked_out:
                 machine.does("install", "--rollback")
             broken += attack(machine)
-    return verdict("files of others stay where they are, and nobody else holds the lock", broken)
+    return verdict("files of other owners stay, and no other user holds the lock", broken)
 
 
 if __name__ == "__main__":

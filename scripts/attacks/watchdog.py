@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""A service manager's watchdog: another user's requests do not starve it, and a daemon that hangs frees all in the end.
+"""A service manager's watchdog: other users' requests must not starve it. When a hung daemon is ended, all processes
+that wait for its mount must continue.
 
     .venv/bin/python scripts/attacks/watchdog.py [--quick] [--tree CHECKOUT]
 
-The script is the service manager. While the attacker makes, lists and removes files it counts the daemon's words. Then
-the daemon is stopped, says no more, and is ended as systemd does it: whoever waited for the mount goes on. Needs root.
+The script plays the service manager. While the attacker makes, lists and removes files, the script measures the time
+between the daemon's messages. Then the script stops the daemon, waits until it is silent, and ends it as systemd does.
+Processes that waited for the mount must continue. Needs root.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CROWD = """
 
 
 def longest_silence_s(manager: socket.socket, for_s: float) -> float:
-    """Between two words that feed the watchdog."""
+    """Return the longest time between two messages that feed the watchdog."""
     longest_s, last_s, end_s = 0.0, time.monotonic(), time.monotonic() + for_s
     while (now_s := time.monotonic()) < end_s:
         manager.settimeout(end_s - now_s)
@@ -77,7 +79,7 @@ def hangs(served: Daemon, manager: socket.socket) -> list[str]:
             victim.wait(ANSWER_S)
         except subprocess.TimeoutExpired:
             served.process.kill()
-            broken.append("whoever waited for a daemon that hung waits on when it is ended")
+            broken.append("a process that waited for a hung daemon still waits after the daemon's end")
     return broken
 
 
@@ -89,7 +91,7 @@ def main() -> int:
         os.environ.update(NOTIFY_SOCKET=str(path), WATCHDOG_USEC=str(int(1e6 * WATCHDOG_S)))
         with daemon("--kv-memory", "64M", tree=asked.tree) as served:
             broken = starves(served, manager, 3 if asked.quick else 60) + hangs(served, manager)
-    return verdict("the watchdog is fed beside a crowd, starves in a hang, and its end frees all who wait", broken)
+    return verdict("the watchdog is fed beside a crowd, not in a hang; the daemon's end frees all who wait", broken)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""Programs that branch (fork, `pred()`, close, again) beside the same number of plain loops over `pred()`.
+"""Compare programs that branch (fork, `pred()`, close, again) with as many plain loops over `pred()`.
 
     .venv/bin/python scripts/bench/branching.py [--before TREE] [--only PART,...] [--rounds 5] [--quick] [--json]
 
-One daemon, and programs in processes of their own that take turns; with `--before` the daemon and the programs of
-another built checkout, too, and each ratio is of one round. Steps, their calls and their time are the daemon's counts;
-the main thread's and the other threads' processor time is the kernel's.
+One daemon serves programs that run in turns, each in its own process. With `--before`, the daemon and the programs of
+another built checkout join the turns, and each ratio compares turns of one round. The daemon counts steps, their calls
+and their time; the kernel counts the processor time of the main thread and of the other threads.
 
 rates      threads of one process: tokens a second, calls a step, times of a step, fork, pred and close, processor time
-contexts   the same at 8 streams, on contexts of other lengths
-processes  the same, one stream a process
-tasks      the same, asyncio tasks of one process
-think      plain loops that think between two calls, by streams and time
-ahead      sixteen forks by one thread, and then one pred() each
-programs   programs of lips/ as they are: seconds, of which in steps, and calls a step
+processes  the same with one stream in each process
+tasks      the same with asyncio tasks of one process
+beams      four forks, one pred_batch() for rows or for a few numbers, four closes; each time is of all four calls
+programs   programs of lips/, unchanged: seconds in all, seconds in steps, and calls a step
 """
 
 from __future__ import annotations
@@ -26,27 +24,37 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
-
-from attacked import ROOT, SYMPHONY, Attacked, attacked, processor
 from branching_programs import Asked, window
-from load import Others
+from harness import (
+    ROOT,
+    SYMPHONY,
+    Daemon,
+    Others,
+    arguments,
+    chosen,
+    in_turns,
+    processor,
+    ratio,
+    read_line,
+    served,
+    write_line,
+)
 
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 CONTEXT = 297
 STREAMS = (1, 8, 64)
-CONTEXTS = (1, 31, 32, 297, 7000)
 WAYS = ("plain", "branch")
 CALLS = ("fork", "pred", "close")
 KINDS = {"": SYMPHONY}
-"""Words of Python that start each kind of daemon."""
-THINK_MS, THINK_STREAMS = (1, 2, 4, 8, 16), (2, 8, 32)
+"""Command-line arguments of Python that start each kind of daemon."""
 PROGRAMS = {
     "beam": ("The capital of France is",),
     "best_of_n": ("Why is the sky blue?", "-n", "8"),
@@ -57,7 +65,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Costs of one turn: the rate, and all else by token."""
+    """Results of one turn: rates, times of calls and of steps, and processor time for each token."""
 
     tokens_per_s: float
     calls_a_step: float
@@ -71,33 +79,15 @@ class Found:
     others: float
 
 
-class Measured(Protocol):
-    """A side that takes its turn."""
-
-    @property
-    def name(self) -> str: ...
-
-    def turn(self, asked: Asked, num_processes: int = 1) -> Found: ...
-
-    def program(self, name: str, *arguments: str) -> tuple[float, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """A daemon, and the tree whose programs call it."""
 
     name: str
-    daemon: Attacked
-
-    def stat(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "symphony.cli", "stat", "--json"]
-        environment = self.daemon.environment
-        done = subprocess.run(command, env=environment, cwd=self.daemon.tree, capture_output=True, check=True)
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+    daemon: Daemon
 
     def processor_s(self) -> tuple[float, float]:
-        """Of the main thread, and of all others."""
+        """Return two processor times of the daemon: its main thread's, and the sum of all other threads."""
         spent_s = [0.0, 0.0]
         for thread in Path(f"/proc/{self.daemon.pid}/task").iterdir():
             try:
@@ -108,16 +98,13 @@ class Side:
         return spent_s[0], spent_s[1]
 
     def turn(self, asked: Asked, num_processes: int = 1) -> Found:
-        command = [sys.executable, str(HERE / "branching_programs.py"), json.dumps(asdict(asked))]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        programs = [subprocess.Popen(command, env=self.daemon.environment, **pipes) for _ in range(num_processes)]
+        source = (HERE / "branching_programs.py").read_text()
+        programs = [self.daemon.program(source, json.dumps(asdict(asked))) for _ in range(num_processes)]
         for program in programs:
-            if program.stdout.readline() != "ready\n":
-                raise SystemExit("a program of the bench did not start: see above")
+            assert read_line(program) == "ready"
         since_s = time.monotonic() + 0.3
         for program in programs:
-            program.stdin.write(f"{since_s}\n")
-            program.stdin.flush()
+            write_line(program, f"{since_s}")
         first_s, last_s = window(asked, since_s)
         time.sleep(first_s - time.monotonic())
         others = Others((self.daemon.pid, *(program.pid for program in programs)))
@@ -127,26 +114,30 @@ class Side:
         found = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
         num, counted = sum(each["num"] for each in found), found[0]["grown"]
         num_steps, num_seen = max(1, counted["num_steps"]), max(1.0, 0.9 * num)
+        fork_ms, pred_ms, close_ms = (
+            1e3 * statistics.median(each["median_s"].get(name, 0.0) for each in found) for name in CALLS
+        )
+        main_us, steps_us = (1e6 * (after - before) / num_seen for before, after in zip(before_s, after_s, strict=True))
         return Found(
             num / asked.seconds,
             counted["num_calls_in_steps"] / num_steps,
             1e3 * counted["step_s"] / num_steps,
-            *(1e3 * statistics.median(each["median_s"].get(name, 0.0) for each in found) for name in CALLS),
-            *(1e6 * (after - before) / num_seen for before, after in zip(before_s, after_s, strict=True)),
+            *(fork_ms, pred_ms, close_ms, main_us, steps_us),
             1e6 * sum(each["processor_s"] for each in found) / num_seen,
             share,
         )
 
     def program(self, name: str, *arguments: str) -> tuple[float, ...]:
-        """Run a program as `symphony run` starts it: seconds, steps, calls in them, their seconds."""
-        before, began_s = self.stat(), time.monotonic()
+        """Run a program with `symphony run`; return its seconds, steps, calls in these steps, and seconds in steps."""
+        before, began_s = self.daemon.stat(), time.monotonic()
         command = [sys.executable, "-m", "symphony.cli", "run", name, *arguments]
         environment = self.daemon.environment
         done = subprocess.run(command, env=environment, cwd=self.daemon.tree, capture_output=True, check=False)
-        took_s, after = time.monotonic() - began_s, self.stat()
-        if done.returncode not in (0, 1):  # 1: a small model's answer is none
+        took_s, after = time.monotonic() - began_s, self.daemon.stat()
+        steps, calls, step_s = (after[count] - before[count] for count in ("num_steps", "num_calls_in_steps", "step_s"))
+        if done.returncode not in (0, 1) or not steps:  # 1: a small model may find no answer
             raise SystemExit(f"{name} ended with status {done.returncode}: {done.stderr.decode()}")
-        return took_s, *(after[count] - before[count] for count in ("num_steps", "num_calls_in_steps", "step_s"))
+        return took_s, steps, calls, step_s
 
 
 COLUMNS = {
@@ -160,12 +151,12 @@ COLUMNS = {
     "steps_us": ("steps us", 9, 0),
     "client_us": ("client us", 10, 0),
 }
-"""Of each row: its head, its width, its digits."""
+"""Heading, width and number of decimals of each column of the table."""
 HEAD = f"{'':38}" + "".join(f"{head:>{width}}" for head, width, _ in COLUMNS.values())
 
 
 def line(what: str, turns: Sequence[Found]) -> str:
-    """Medians; a plain loop makes no forks and closes nothing."""
+    """Return a row of medians, with `-` for calls that a plain loop does not make."""
     text = f"{what:38}"
     for name, (_, width, digits) in COLUMNS.items():
         middle = statistics.median(asdict(turn)[name] for turn in turns)
@@ -174,58 +165,52 @@ def line(what: str, turns: Sequence[Found]) -> str:
 
 
 class Bench:
-    def __init__(self, args: argparse.Namespace, sides: Sequence[Measured]) -> None:
+    def __init__(self, args: argparse.Namespace, sides: Sequence[Side]) -> None:
         self.args = args
         self.sides = sides
         self.results: dict[str, dict[str, Any]] = {}
 
-    def in_turns(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
-        """Run the cases on all sides, round after round; the first round warms up."""
-        turns: dict[str, list[Found]] = {
-            f"{what}{f', {side.name}' if side.name else ''}": [] for what in cases for side in self.sides
+    def turns(self, ways: dict[str, Callable[[Side], T]]) -> dict[str, list[T]]:
+        """Run each way on all sides in turns. With `--quick` there is one round, and no warm-up."""
+        named = {
+            f"{what}{f', {side.name}' if side.name else ''}": partial(way, side)
+            for what, way in ways.items()
+            for side in self.sides
         }
-        for number in range(self.args.rounds + 1):
-            order = list(zip(turns, [(case, side) for case in cases.values() for side in self.sides], strict=True))
-            for what, ((asked, num_processes), side) in order[:: 1 if number % 2 else -1]:
-                found = side.turn(asked, num_processes)
-                if number or self.args.quick:
-                    turns[what].append(found)
-            if self.args.quick:
-                break
+        return in_turns(named, 1, warm=0) if self.args.quick else in_turns(named, self.args.rounds)
+
+    def in_turns(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
+        """Run the cases on all sides, and print a line for each."""
+
+        def turn(case: tuple[Asked, int], side: Side) -> Found:
+            return side.turn(*case)
+
+        turns = self.turns({what: partial(turn, case) for what, case in cases.items()})
         print(f"{part}:\n{HEAD}")
         for what, each in turns.items():
             print(line(what, each), flush=True)
         self.results[part] = {what: [asdict(turn) for turn in each] for what, each in turns.items()}
 
     def beside_plain(self, part: str, cases: dict[str, tuple[Asked, int]]) -> None:
-        """Run cases in turns, and print what share of the plain loop's rate and of its calls a step a branch gets."""
+        """Run cases in turns. Print the rate and the calls a step of programs that branch, each divided by the plain
+        loops' figure.
+        """
         self.in_turns(part, cases)
         for what, turns in self.results[part].items():
-            if "branch" in what or "ahead" in what:
-                reference = self.results[part][what.replace("branch", "plain").replace("ahead", "plain")]
-                ratios = [
-                    statistics.median(own[name] / other[name] for own, other in zip(turns, reference, strict=True))
-                    for name in ("tokens_per_s", "calls_a_step")
-                ]
+            if "branch" in what:
+                reference = self.results[part][what.replace("branch", "plain")]
+                names = ("tokens_per_s", "calls_a_step")
+                ratios = [ratio(*([turn[name] for turn in each] for each in (turns, reference))) for name in names]
                 print("{}: {:.3f} of the plain rate, {:.2f} of its calls a step".format(what, *ratios), flush=True)
 
 
-def asked(args: argparse.Namespace, way: str, num_streams: int, context: int = CONTEXT, think_ms: float = 0.0) -> Asked:
-    return Asked(way, num_streams, context, args.warm, args.seconds, think_ms * 1e-3)
+def asked(args: argparse.Namespace, way: str, num_streams: int) -> Asked:
+    return Asked(way, num_streams, CONTEXT, args.warm, args.seconds)
 
 
 def rates(bench: Bench) -> None:
     cases = {f"{num} {way}": (asked(bench.args, way, num), 1) for num in bench.args.streams for way in WAYS}
     bench.beside_plain("rates", cases)
-
-
-def contexts(bench: Bench) -> None:
-    cases = {
-        f"8 {way}, context {length}": (asked(bench.args, way, 8, length), 1)
-        for length in bench.args.contexts
-        for way in WAYS
-    }
-    bench.beside_plain("contexts", cases)
 
 
 def processes(bench: Bench) -> None:
@@ -240,46 +225,29 @@ def tasks(bench: Bench) -> None:
     bench.beside_plain("tasks", cases)
 
 
-def think(bench: Bench) -> None:
-    streams, times = (THINK_STREAMS, THINK_MS) if not bench.args.quick else ((2,), (1,))
-    cases = {
-        f"{num} think {think_ms} ms": (asked(bench.args, "plain", num, think_ms=think_ms), 1)
-        for num in streams
-        for think_ms in times
-    }
-    bench.in_turns("think", cases)
+def beams(bench: Bench) -> None:
+    nums = (1, 8) if not bench.args.quick else (2,)
+    cases = {f"{num} {way}": (asked(bench.args, way, num), 1) for num in nums for way in ("beam", "beam, numbers")}
+    bench.in_turns("beams", cases)
 
 
-def ahead(bench: Bench) -> None:
-    bench.beside_plain("ahead", {way: (asked(bench.args, way, 1), 1) for way in ("plain", "ahead")})
+def programs(bench: Bench) -> None:
+    """Measure programs from the start of `symphony run` to its end."""
+    wanted = dict(list(PROGRAMS.items())[: 1 if bench.args.quick else None])
 
+    def run(name: str, side: Side) -> tuple[float, ...]:
+        return side.program(name, *wanted[name])
 
-def programs(bench: Bench, wanted: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Run programs as `symphony run` starts them, from their start to their end."""
-    wanted = wanted or dict(list(PROGRAMS.items())[: 1 if bench.args.quick else None])
-    rows: dict[str, list[tuple[float, ...]]] = {}
-    for number in range(bench.args.rounds + 1):
-        for name, arguments in wanted.items():
-            for side in bench.sides:
-                found = side.program(name, *arguments)
-                if number or bench.args.quick:
-                    rows.setdefault(f"{name}{f', {side.name}' if side.name else ''}", []).append(found)
-        if bench.args.quick:
-            break
+    rows = bench.turns({name: partial(run, name) for name in wanted})
     print("programs:")
     for what, each in rows.items():
         took_s, steps, calls, step_s = (statistics.median(column) for column in zip(*each, strict=True))
-        in_steps = f"{steps:8.0f} steps{1e3 * step_s:8.1f} ms{calls / max(1, steps):7.2f} calls a step"
-        counted = in_steps if steps else f"{calls:8.0f} tokens"
-        print(f"{what:34}{took_s:8.2f} s{counted}", flush=True)
+        in_steps = f"{steps:8.0f} steps{1e3 * step_s:8.1f} ms{calls / steps:7.2f} calls a step"
+        print(f"{what:34}{took_s:8.2f} s{in_steps}", flush=True)
     bench.results["programs"] = dict(rows)
 
 
-PARTS = {each.__name__: each for each in (rates, contexts, processes, tasks, think, ahead, programs)}
-
-
-QUICK = ("rates", "tasks", "ahead", "programs")
-"""The other parts are made of the same pieces."""
+PARTS = {each.__name__: each for each in (rates, processes, tasks, beams, programs)}
 
 
 @contextmanager
@@ -289,9 +257,8 @@ def sides(args: argparse.Namespace, kinds: Mapping[str, Sequence[str | Path]] = 
     with ExitStack() as stack:
         found = []
         for (kind, symphony), (name, tree) in itertools.product(kinds.items(), trees):
-            own = argparse.Namespace(**vars(args) | {"tree": tree})
             options = ("--precision", args.precision) if args.model != "tiny" else ()
-            daemon = stack.enter_context(attacked(own, *options, symphony=symphony))
+            daemon = stack.enter_context(served(args.model, *options, tree=tree, symphony=symphony))
             found.append(Side(", ".join(filter(None, (kind, name))), daemon))
         yield found
 
@@ -300,21 +267,22 @@ def numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 
-def arguments(description: str | None, model: str, streams: Sequence[int]) -> argparse.ArgumentParser:
-    """Return a parser with the options of all that `Bench` drives."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="another built checkout, to be compared with")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout that is measured")
-    parser.add_argument("--model", default=model)
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each turn, after --warm")
-    parser.add_argument("--warm", type=float, default=0.7)
-    parser.add_argument("--streams", type=numbers, default=list(streams))
-    parser.add_argument(
-        "--quick", action="store_true", help="the tiny model, one short turn of parts that make all calls"
+def options(description: str | None, model: str, streams: Sequence[int], **more: Any) -> argparse.ArgumentParser:
+    """Return a parser of the options that `Bench` needs, and of `more` options."""
+    parser = arguments(
+        description,
+        before=Path,
+        tree=ROOT,
+        model=model,
+        precision="bf16",
+        rounds=5,
+        seconds=(2.0, "of each turn, after --warm"),
+        warm=0.7,
+        **more,
+        quick=(False, "the tiny model, one short turn of parts that make all calls"),
+        json=False,
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--streams", type=numbers, default=list(streams))
     return parser
 
 
@@ -327,15 +295,11 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def main() -> None:
-    parser = arguments(__doc__, "smollm2", STREAMS)
-    parser.add_argument("--only", help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--contexts", type=numbers, default=list(CONTEXTS))
-    args = parsed(parser)
-    if args.quick:
-        args.contexts = [31]
+    args = parsed(options(__doc__, "smollm2", STREAMS, only=",".join(PARTS)))
+    names = chosen(args.only, PARTS)
     with sides(args) as found:
         bench = Bench(args, found)
-        for name in args.only.split(",") if args.only else QUICK if args.quick else PARTS:
+        for name in names:
             PARTS[name](bench)
     if args.json:
         print(json.dumps(bench.results))

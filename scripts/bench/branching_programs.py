@@ -1,27 +1,28 @@
-"""The programs of branching.py: streams of one process that fork a context, call `pred()` and close, or go on plainly.
+"""The programs of branching.py: streams in one process that branch (fork, `pred()`, close) or loop over `pred()`.
 
-Arguments are one JSON object, the fields of `Asked`. The process says that it is ready, reads when to begin, and prints
-what it found between `warm_s` and `warm_s + seconds` after that.
+The argument is one JSON object with the fields of `Asked`. The process prints that it is ready and reads the time to
+begin. In the end it prints its measurements from `warm_s` to `warm_s + seconds` after that time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import libsym as sym
 
 COUNTERS = ("num_steps", "num_calls_in_steps", "step_s")
+BEAM = 4
 ROOM = 256
-"""A plain loop goes back to the context after so many tokens: streams of all rates read contexts of one length."""
+"""Tokens after which a plain loop starts again from the context, so that fast and slow streams read similar lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,11 @@ class Asked:
     context: int
     warm_s: float
     seconds: float
-    think_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Stream:
-    """A thread or a task: its calls, and how long they took."""
+    """The calls that one thread or task makes, with their durations."""
 
     asked: Asked
     since_s: float
@@ -59,14 +59,13 @@ class Stream:
 class Found(NamedTuple):
     streams: list[Stream]
     spent_s: float
-    """Processor time of this process, in the window."""
+    """Processor time of this process in the measured window."""
     grown: dict[str, float]
-    """Counts of the daemon, in the window."""
+    """Growth of the daemon's counters in the measured window."""
 
 
 def plain(stream: Stream, base: sym.KV) -> None:
-    """A loop over `pred()`, that thinks between two calls if it was asked to."""
-    rng = random.Random(stream.number)
+    """Loop over `pred()`."""
     while time.monotonic() < stream.until_s:
         with sym.kv_fork(base) as kv:
             token = 1 + stream.number
@@ -75,8 +74,6 @@ def plain(stream: Stream, base: sym.KV) -> None:
                 token = sym.pred(kv, [token]).argmax()
                 ended_s = time.monotonic()
                 stream.count(1, pred=ended_s - began_s)
-                if stream.asked.think_s:
-                    time.sleep(stream.asked.think_s * rng.uniform(0.5, 1.5))
                 if ended_s > stream.until_s:
                     return
 
@@ -93,26 +90,19 @@ def branch(stream: Stream, base: sym.KV) -> None:
         stream.count(1, fork=forked_s - began_s, pred=answered_s - forked_s, close=ended_s - answered_s)
 
 
-def ahead(stream: Stream, base: sym.KV) -> None:
-    """Sixteen forks, and then a `pred()` on each of them; only these count."""
-    while time.monotonic() < stream.until_s:
-        files = [sym.kv_fork(base) for _ in range(16)]
-        for number, kv in enumerate(files):
-            began_s = time.monotonic()
-            sym.pred(kv, [1 + number]).argmax()
-            stream.count(1, pred=time.monotonic() - began_s)
+def beam(stream: Stream, base: sym.KV, *, top_k: int | None = None) -> None:
+    """Extend four branches by one token in one call. With `top_k` the call returns a few numbers instead of rows."""
+    token = 1 + stream.number
+    while (began_s := time.monotonic()) < stream.until_s:
+        files = [sym.kv_fork(base) for _ in range(BEAM)]
+        forked_s = time.monotonic()
+        dists = sym.pred_batch([sym.Pred(kv, [(token + number) % 200], top_k=top_k) for number, kv in enumerate(files)])
+        token = dists[0].argmax()
+        answered_s = time.monotonic()
         for kv in files:
             kv.close()
-
-
-def streamed(stream: Stream, base: sym.KV) -> None:
-    """Generations, of which the daemon chooses the tokens."""
-    while time.monotonic() < stream.until_s:
-        with sym.kv_fork(base) as kv, sym.generate(kv, [1 + stream.number], stop_at_end=False, max_tokens=ROOM) as come:
-            for _ in come:
-                stream.count(1)
-                if time.monotonic() > stream.until_s:
-                    return
+        ended_s = time.monotonic()
+        stream.count(BEAM, fork=forked_s - began_s, pred=answered_s - forked_s, close=ended_s - answered_s)
 
 
 async def task_plain(stream: Stream, base: sym.KV) -> None:
@@ -131,7 +121,7 @@ async def task_plain(stream: Stream, base: sym.KV) -> None:
 async def task_branch(stream: Stream, base: sym.KV) -> None:
     token = 1 + stream.number
     while (began_s := time.monotonic()) < stream.until_s:
-        async with await sym.aio.kv_fork(base) as kv:  # whose close is not waited for
+        async with await sym.aio.kv_fork(base) as kv:  # nothing waits for the close
             forked_s = time.monotonic()
             token = (await sym.aio.pred(kv, [token])).argmax()
             answered_s = time.monotonic()
@@ -141,20 +131,20 @@ async def task_branch(stream: Stream, base: sym.KV) -> None:
 THREADS: dict[str, Callable[[Stream, sym.KV], None]] = {
     "plain": plain,
     "branch": branch,
-    "ahead": ahead,
-    "streamed": streamed,
+    "beam": beam,
+    "beam, numbers": partial(beam, top_k=8),
 }
 TASKS = {"task_plain": task_plain, "task_branch": task_branch}
 
 
 def begin() -> float:
-    """Say that this process has connected, and return when all begin."""
+    """Print that this process has connected, and return the time at which all processes begin."""
     print("ready", flush=True)
     return float(sys.stdin.readline())
 
 
 def window(asked: Asked, since_s: float) -> tuple[float, float]:
-    """When the counts of the daemon are looked at, both while all streams run."""
+    """Return the two times at which the daemon's counters are read. All streams run at both times."""
     return since_s + asked.warm_s, since_s + asked.warm_s + 0.9 * asked.seconds
 
 

@@ -1,48 +1,46 @@
 #!/usr/bin/env python3
-"""What system calls cost: an empty one, many at once, and what `pred()` and `generate()` add to a decoder's own loop.
+"""Measure the cost of system calls: empty calls, calls of a branch, and the time that `pred()` and `generate()` add to
+a loop over the decoder.
 
-    .venv/bin/python scripts/bench/calls.py [--model smollm2] [--precision bf16] [--rounds 40] [--tokens 30] [--json]
+    .venv/bin/python scripts/bench/calls.py [--only empty,branches,decoding] [--model smollm2] [--precision bf16]
+        [--rounds 40] [--tokens 30] [--quick] [--json]
 
-A real daemon on a socket of its own. *busy*: another program generates all the time. The three ways to decode take
-turns, and each round's differences are from its own three: a machine drifts by more than what is measured.
+The calls are made to a whole daemon. *busy* means that another program generates all the time. The three ways to decode
+take turns, and a ratio compares turns of one round, because the machine's speed drifts by more than the differences.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import itertools
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from harness import (
+    Daemon,
+    Row,
+    arguments,
+    beside,
+    chosen,
+    connected,
+    in_turns,
+    processor,
+    processor_s,
+    quantile,
+    show_rows,
+)
+from plain_loop import PlainLoop
 
 import libsym as sym
-from decoder.batch import Chunk, StepBatch
-from decoder.cpu.arena import Arena
-from decoder.cpu.backend import CpuDecoder
-from decoder.model import load_model
-from decoder.model_config import KV_DTYPE
 from libsym.abi import Op
 from libsym.channel.process import process
 from libsym.channel.scripts import Call
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [11, 12, 13, 14]
-PEERS = (
-    "As others measured elsewhere: Pie 0.4 adds about 320 us a token (its paper: 1,500 to 1,900); calls 10 to 300 us."
-)
 BUSY = """
 import libsym as sym
 while True:
@@ -51,59 +49,11 @@ while True:
 """
 
 
-@contextmanager
-def daemon(model: str, precision: str) -> Iterator[tuple[str, int]]:
-    """Its socket and its pid."""
-    with tempfile.TemporaryDirectory() as directory:
-        where = Path(directory)
-        (where / "kv").mkdir()
-        socket = str(where / "socket")
-        options = ["--model", model, "--precision", precision, "--socket", socket, "--state", str(where / "state")]
-        command = [sys.executable, "-m", "symphony.cli", "serve", *options, "--mount", str(where / "kv")]
-        served = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
-        )
-        try:
-            assert served.stdout is not None
-            assert served.stdout.readline().startswith("symphony:"), "the daemon did not start"
-            yield socket, served.pid
-        finally:
-            sym.close()
-            served.terminate()
-            served.wait()
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)}
-
-
-@contextmanager
-def busy_program(socket: str) -> Iterator[None]:
-    program = subprocess.Popen([sys.executable, "-c", BUSY], env=environment() | {"SYMPHONY_SOCKET": socket})
-    try:
-        time.sleep(1.0)
-        assert program.poll() is None, "the busy program has ended"
-        yield
-    finally:
-        program.kill()
-        program.wait()
-
-
 # Empty calls
 
 
-def cpu_s(pid: int) -> float:
-    """Time on a CPU, in user and kernel mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def own_cpu_s() -> float:
-    """Of this process and its children that have ended."""
-    return sum(os.times()[:4])
-
-
-def python_pings(num_threads: int, num_calls: int) -> dict[str, float]:
+def pings(num_threads: int, num_calls: int) -> tuple[float, float, float]:
+    """Return the median and the p99 of a call in microseconds, and calls a second."""
     times_us: list[float] = []
 
     def ping(count: int) -> None:
@@ -122,175 +72,128 @@ def python_pings(num_threads: int, num_calls: int) -> dict[str, float]:
     for thread in threads:
         thread.join()
     elapsed_s = time.perf_counter() - began_s
-    times_us.sort()
-    return {
-        "p50_us": times_us[len(times_us) // 2],
-        "p99_us": times_us[len(times_us) * 99 // 100],
-        "calls_per_s": len(times_us) / elapsed_s,
-    }
+    return quantile(times_us, 0.5), quantile(times_us, 0.99), len(times_us) / elapsed_s
 
 
-def c_pings(program: Path, socket: str, num_threads: int, num_calls: int) -> dict[str, float]:
-    command = [program, socket, str(num_threads), str(num_calls)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return dict(zip(("p50_us", "p99_us", "calls_per_s"), map(float, done.stdout.split()), strict=True))
-
-
-def build_ping(directory: str) -> Path:
-    program = Path(directory) / "ping"
-    source = Path(__file__).with_name("ping.c")
-    channel = ROOT / "libsym" / "channel"
-    units = [channel / "region.c", *sorted(channel.glob("client*.c"))]
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", f"-I{ROOT / 'libsym'}", f"-I{channel}"]
-    command = ["cc", *flags, "-o", program, source, *units, "-lpthread"]
-    subprocess.run(command, check=True)
-    return program
-
-
-def empty_calls(socket: str, pid: int, program: Path, num_calls: int) -> list[dict[str, Any]]:
-    sym.connect(socket)
-    ways = {"Python": python_pings, "C": partial(c_pings, program, socket)}
-    rows: list[dict[str, Any]] = []
+def empty_calls(daemon: Daemon, num_calls: int) -> list[Row]:
+    rows = []
     for load in ("idle", "busy"):
-        with busy_program(socket) if load == "busy" else nullcontext():
+        with beside(daemon.program(BUSY)) if load == "busy" else nullcontext():
+            time.sleep(1.0 if load == "busy" else 0.0)  # the program begins
             for num_threads in (1, 8):
-                for name, way in ways.items():
-                    before = cpu_s(pid), own_cpu_s()
-                    numbers = way(num_threads, num_calls)
-                    used_us = [(cpu_s(pid) - before[0]) * 1e6, (own_cpu_s() - before[1]) * 1e6]
-                    cpu = dict(zip(("daemon_us", "program_us"), (each / num_calls for each in used_us), strict=True))
-                    rows.append({"from": name, "daemon": load, "threads": num_threads, **numbers, **cpu})
+                before_s = processor_s(daemon.pid), time.process_time()
+                p50_us, p99_us, calls_a_s = pings(num_threads, num_calls)
+                used_s = processor_s(daemon.pid) - before_s[0], time.process_time() - before_s[1]
+                note = f"p99 {p99_us:.1f} us, {calls_a_s:.0f} calls/s; processor time a call: "
+                note += "daemon {:.1f} us, program {:.1f}".format(*(1e6 * each / num_calls for each in used_s))
+                what = f"empty call, {load} daemon, {num_threads} threads"
+                rows.append(Row(what, "us", [p50_us], note=note))
     return rows
+
+
+# Branches
+
+
+def branches(num_calls: int) -> list[Row]:
+    """Measure round trips of the calls of a branch, in turns, from one thread to an idle daemon."""
+    channel, times_us = process.channel(), dict[str, list[float]]()
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        began_ns = time.perf_counter_ns()
+        yield
+        times_us.setdefault(name, []).append((time.perf_counter_ns() - began_ns) / 1000)
+
+    with sym.kv_create() as base:
+        base.write(PROMPT)
+        for _ in range(num_calls):
+            with timed("empty"):
+                channel.perform(Call(Op.PING))
+            with timed("fork"):
+                fork = base.fork()
+            with timed("len"):
+                fork.len()
+            with timed("truncate"):
+                fork.truncate(1)
+            with timed("close"):
+                fork.close()
+            for count in (8, 32):
+                with timed(f"fork_n({count})"):
+                    forks = base.fork_n(count)
+                for fork in forks:
+                    fork.close()
+        num_forks = 200 * num_calls
+        began_s = time.perf_counter()
+        for _ in range(0, num_forks, 32):
+            base.fork_n(32)  # dropped at once: the next call closes the handles
+        forks_s = num_forks / (time.perf_counter() - began_s)
+    rows = [
+        Row(f"round trip of {name}", "us", [statistics.median(each)], note=f"p99 {quantile(each, 0.99):.1f} us")
+        for name, each in times_us.items()
+    ]
+    return [*rows, Row("fork_n(32) and closed", "forks/s", [forks_s])]
 
 
 # Decoding
 
 
-class OwnLoop:
-    """What there is without programs: a decoder, and an argmax."""
-
-    def __init__(self, model: str, precision: str, num_tokens: int) -> None:
-        loaded = load_model(model)
-        num_pages = (num_tokens + len(PROMPT)) // 32 + 2
-        arena = Arena(loaded.config, num_pages, KV_DTYPE[precision])
-        self._decoder = CpuDecoder(loaded.config, loaded.weights, arena, precision=precision)
-        self._row = np.zeros(loaded.config.vocab_size, np.float32)
-        self._pages = np.arange(num_pages, dtype=np.int32)
-
-    def tokens(self, num_tokens: int, times_s: list[float]) -> list[int]:
-        pending, start, found = PROMPT, 0, []
-        for _ in range(num_tokens):
-            began_s = time.perf_counter()
-            positions = np.arange(start, start + len(pending), dtype=np.int32)
-            chunk = Chunk(np.array(pending, np.int32), positions, self._pages, start, (memoryview(self._row),))
-            self._decoder.step(StepBatch((chunk,)))
-            start += len(pending)
-            pending = [int(self._row.argmax())]
-            times_s.append(time.perf_counter() - began_s)
-            found += pending
-        return found
-
-    def close(self) -> None:
-        self._decoder.close()
-
-
-def by_pred(num_tokens: int, times_s: list[float]) -> list[int]:
-    found: list[int] = []
+def by_pred(num_tokens: int) -> Iterator[int]:
     with sym.kv_create() as kv:
         tokens = PROMPT
         for _ in range(num_tokens):
-            began_s = time.perf_counter()
             tokens = [sym.pred(kv, tokens).argmax()]
-            times_s.append(time.perf_counter() - began_s)
-            found += tokens
-    return found
+            yield tokens[0]
 
 
-def by_generate(num_tokens: int, times_s: list[float]) -> list[int]:
-    found: list[int] = []
+def by_generate(num_tokens: int) -> Iterator[int]:
     with sym.kv_create() as kv:
-        generation = sym.generate(kv, PROMPT, stop_at_end=False, max_tokens=num_tokens)
-        began_s = time.perf_counter()
-        for token in generation:
-            found.append(token)
-            now_s = time.perf_counter()
-            times_s.append(now_s - began_s)
-            began_s = now_s
-    return found
+        yield from sym.generate(kv, PROMPT, stop_at_end=False, max_tokens=num_tokens)
 
 
-def decoding(socket: str, model: str, precision: str, rounds: int, num_tokens: int) -> list[dict[str, Any]]:
-    sym.connect(socket)
-    own = OwnLoop(model, precision, num_tokens)
-    ways = {"own loop": own.tokens, "pred": by_pred, "generate": by_generate}
-    medians: dict[str, list[float]] = {name: [] for name in ways}
-    p99s: dict[str, list[float]] = {name: [] for name in ways}
-    texts = set()
-    for number in range(rounds + 1):
-        for name, way in rotated(list(ways.items()), number):
-            times_s: list[float] = []
-            texts.add(tuple(way(num_tokens, times_s)))
-            if number:  # the first round warms up
-                times_us = sorted(each * 1e6 for each in times_s[1:])
-                medians[name].append(statistics.median(times_us))
-                p99s[name].append(times_us[len(times_us) * 99 // 100])
+def decoding(args: argparse.Namespace) -> list[Row]:
+    """Measure the median time of a token in a loop over the decoder and in programs, in turns."""
+    own, texts = PlainLoop(args.model, args.precision, (args.tokens + len(PROMPT)) // 32 + 2), set()
+
+    def median_us(came_s: list[float]) -> float:
+        return 1e6 * statistics.median(after - before for before, after in itertools.pairwise(came_s))
+
+    def by_loop() -> float:
+        found = own.run([PROMPT], args.tokens)
+        texts.add(tuple(found["tokens"][0]))
+        return median_us(found["came_s"])
+
+    def by_program(way: Callable[[int], Iterator[int]]) -> float:
+        came = [(token, time.perf_counter()) for token in way(args.tokens)]
+        texts.add(tuple(token for token, _ in came))
+        return median_us([at_s for _, at_s in came])
+
+    ways: dict[str, Callable[[], float]] = {"own loop": by_loop}
+    ways |= {"pred": partial(by_program, by_pred), "generate": partial(by_program, by_generate)}
+    found = in_turns(ways, args.rounds)
     own.close()
     assert len(texts) == 1, "the three ways decoded different tokens"
-    rows = []
-    for name in ways:
-        added = [way - own for way, own in zip(medians[name], medians["own loop"], strict=True)]
-        low, middle, high = statistics.quantiles(added, n=4) if rounds > 1 else added * 3
-        rows.append(
-            {
-                "way": name,
-                "p50_us": statistics.median(medians[name]),
-                "p99_us": statistics.median(p99s[name]),
-                "added_us": middle,
-                "added_low_us": low,
-                "added_high_us": high,
-            }
-        )
-    return rows
-
-
-def rotated(ways: list[Any], number: int) -> list[Any]:
-    """Another one goes first each round: what ran before leaves its mark on the caches and the clock."""
-    first = number % len(ways)
-    return ways[first:] + ways[:first]
+    loop_us = found["own loop"]
+    return [
+        Row(f"a token by {name}", "us", each, *(("own loop", loop_us) if each is not loop_us else ()))
+        for name, each in found.items()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what system calls cost.")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=30)
-    parser.add_argument("--calls", type=int, default=40_000, help="empty calls for each row")
-    parser.add_argument("--only", choices=("empty", "decoding"))
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"model": args.model, "precision": args.precision}
-    with tempfile.TemporaryDirectory() as directory, daemon(args.model, args.precision) as (socket, pid):
-        if args.only != "decoding":
-            result["empty"] = empty_calls(socket, pid, build_ping(directory), args.calls)
-        if args.only != "empty":
-            result["decoding"] = decoding(socket, args.model, args.precision, args.rounds, args.tokens)
-    if args.json:
-        print(json.dumps(result, indent=2))
-        return
-    if "empty" in result:
-        print(f"{'':>50}  CPU time a call, us")
-        print(f"{'empty call from':16}{'daemon':>7}{'threads':>9}{'p50 us':>9}{'p99 us':>9}", end="")
-        print(f"{'daemon':>8}{'program':>9}{'calls/s':>9}")
-        for row in result["empty"]:
-            start = "{from:16}{daemon:>7}{threads:>9}{p50_us:>9.1f}{p99_us:>9.1f}".format(**row)
-            print(start + "{daemon_us:>8.1f}{program_us:>9.1f}{calls_per_s:>9.0f}".format(**row))
-    if "decoding" in result:
-        print(f"\n{'a token by':12}{'p50 us':>10}{'p99 us':>10}{'added us':>10}   (middle half of the rounds)")
-        for row in result["decoding"]:
-            times = "{way:12}{p50_us:>10.1f}{p99_us:>10.1f}{added_us:>10.1f}".format(**row)
-            print(times + "   ({added_low_us:.1f} to {added_high_us:.1f})".format(**row))
-    print(PEERS)
+    sizes = {"rounds": 40, "tokens": 30, "calls": (40_000, "empty calls for each row")}
+    kinds = {"model": "smollm2", "precision": "bf16", "only": "empty,branches,decoding"}
+    args = arguments(__doc__, **kinds, **sizes, quick=False, json=False).parse_args()
+    if args.quick:
+        args.model, args.precision, args.rounds, args.calls = "tiny", "float32", 2, 20_000
+    parts, rows = chosen(args.only, kinds["only"].split(",")), list[Row]()
+    with connected(args.model, "--precision", args.precision) as daemon:
+        if "empty" in parts:
+            rows += empty_calls(daemon, args.calls)
+        if "branches" in parts:
+            rows += branches(args.calls // 20)
+        if "decoding" in parts:
+            rows += decoding(args)
+    show_rows(rows, f"{processor()}; {args.model}, {args.precision}", args)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The daemon's own ceiling: how fast programs decode and branch where a step only sleeps, whatever it holds.
+"""Measure the ceiling of the daemon itself: rates of decodes and branches if a step of any size only sleeps.
 
     .venv/bin/python scripts/bench/ceiling.py [--before TREE] [--sleep-ms 0.2,1] [--rounds 5] [--quick] [--json]
 
-The daemon is the real one, but for the step of its decoder: see sleeping_daemon.py. Plain loops over `pred()` and loops
-that branch (fork, `pred()`, close) run as threads of one process and as processes. There are sixteen processes at most:
-256 streams are sixteen processes of sixteen threads. Rows say `STREAMS WAY, KIND, SLEEP`; branching.py runs them in
+Only the step of the daemon's decoder is replaced: see sleeping_daemon.py. Plain loops over `pred()` and loops that
+branch (fork, `pred()`, close) run as threads of one process and as processes. At most sixteen processes run: 256
+streams are sixteen processes of sixteen threads. Rows are named `STREAMS WAY, KIND, SLEEP`; branching.py runs them in
 turns.
 
-Columns: `step ms` is what a sleep took, with the delay until the kernel ran the thread again. `main us` is the
-processor time of the daemon's trio thread for each token, `steps us` that of its other threads, `client us` that of the
-programs; system calls of a thread are in its time. Rates have the programs' own time in them, too: Python, and its lock
+`step ms` is the time of a sleep, with the delay until the kernel ran the thread again. `main us` is the processor time
+of the daemon's trio thread for each token, `steps us` that of its other threads, `client us` that of the programs. The
+time of a thread includes its system calls. Rates also depend on the programs: on Python, and on the interpreter's lock
 among the threads of a process.
 """
 
@@ -19,19 +19,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from branching import WAYS, Bench, arguments, asked, parsed, sides
+from branching import WAYS, Bench, asked, options, parsed, sides
+from branching_programs import Asked
 
 STREAMS = (1, 8, 64, 256)
 MAX_PROCESSES = 16
 
 
 def main() -> None:
-    parser = arguments(__doc__, "tiny", STREAMS)
-    parser.add_argument("--sleep-ms", default="0.2,1", help="how long a step takes")
-    args = parsed(parser)
+    args = parsed(options(__doc__, "tiny", STREAMS, sleep_ms=("0.2,1", "how long a step takes")))
     sleeps_ms = args.sleep_ms.split(",")[: 1 if args.quick else None]
     daemon = Path(__file__).with_name("sleeping_daemon.py")
-    cases = {}
+    cases: dict[str, tuple[Asked, int]] = {}
     for num in args.streams:
         num_processes = max(each for each in range(1, MAX_PROCESSES + 1) if num % each == 0)
         for kind, count in (("threads", 1), ("processes", num_processes)):

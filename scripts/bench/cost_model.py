@@ -1,33 +1,29 @@
 #!/usr/bin/env python3
-"""Fits the cost model to steps of the CPU decoder while they run: how far each prediction was off, by kind of step.
+"""Measure how wrong the cost model's predictions are, by kind of step, while the model learns from steps of the CPU
+decoder.
 
-    .venv/bin/python scripts/bench/cost_model.py [--precision float32,bf16,int8] [--steps 600] [--quiet-only]
-        [--processor-time] [--json FILE]
+    .venv/bin/python scripts/bench/cost_model.py [--precision float32,bf16,int8] [--steps 600] [--quick]
+        [--json]
 
-Steps are random mixes: 1 to 256 decodes over 1 to 4,000 entries, with and without shared prefixes, prefill chunks of 16
-to 512 tokens that begin at entry 0 to 4,000, and both. The model learns from eight steps at a time, after it has
-predicted them; the first third of the steps is not counted.
+Steps are random mixes: 1 to 256 decodes over 1 to 4,000 entries, with and without shared prefixes; prefill chunks of 16
+to 512 tokens that begin at entry 0 to 4,000; and both. The model predicts eight steps, and then learns from the same
+eight steps. The first third of the steps does not count.
 
-A neighbour that wants the cores makes a step longer than any model can know. --quiet-only counts errors of steps alone
-during which others took at most 6 % of the cores (the model learns from all). --processor-time computes with one thread
-and takes its processor time, which leaves out when it was not running.
+Other processes on the cores make a step longer, which no model can predict. So a step counts only if other processes
+used at most 6 % of the cores during it; `quiet` is the share of such steps. The model learns from all steps. With
+--quick all steps count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import numpy as np
+from harness import arguments, busy_s, processor, row_view
 
 from decoder.batch import Chunk, IntArray, StepBatch
 from decoder.cores import available_cores
@@ -42,7 +38,7 @@ ARENA_BYTES = 3 << 29
 MAX_DECODES = 256
 MAX_ENTRIES = 4000
 TOGETHER = 8
-"""Steps that the model learns from at once."""
+"""Number of steps that are predicted before the model learns from them together."""
 QUIET = 0.06
 
 
@@ -79,7 +75,9 @@ class Mixes:
         return Built(StepBatch(tuple(self._chunks)), record)
 
     def _pages(self, num_entries: int) -> list[int] | None:
-        """Free ones; some stay for what else the step needs."""
+        """Return free pages for `num_entries` entries. None: fewer than 300 pages would be left for the rest of the
+        step.
+        """
         count = -(-num_entries // PAGE_ENTRIES)
         return None if len(self._free) < count + 300 else [self._free.pop() for _ in range(count)]
 
@@ -107,7 +105,7 @@ class Mixes:
     def _add_prefills(self, record: Records) -> None:
         for _ in range(int(self._rng.choice([1, 1, 2, 4]))):
             count = int(2 ** self._rng.uniform(4, 9))
-            start = int(self._rng.choice([0, self._rng.integers(0, MAX_ENTRIES)]))
+            start = int(self._rng.choice([0, int(self._rng.integers(0, MAX_ENTRIES))]))
             pages = self._pages(start + count)
             if pages is None and self._chunks:
                 return
@@ -119,23 +117,15 @@ class Mixes:
         tokens: IntArray = self._rng.integers(0, self._vocab_size, count).astype(np.int32)
         positions = np.arange(start, start + count, dtype=np.int32)
         row = min(len(self._chunks), MAX_DECODES)
-        rows = (memoryview(self._logits[row]),) * num_wanted
+        rows = (row_view(self._logits[row]),) * num_wanted
         self._chunks.append(Chunk(tokens, positions, np.array(pages, np.int32), start, rows))
-
-
-def busy_s() -> float:
-    """Processor time that anybody has taken."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(precision: str, options: argparse.Namespace) -> dict[str, Any]:
     model = load_model(options.model)
     dtype = KV_DTYPE[precision]
     arena = Arena(model.config, ARENA_BYTES // (PAGE_ENTRIES * model.config.entry_bytes(dtype)), dtype)
-    threads = 1 if options.processor_time else options.threads
-    decoder = CpuDecoder(model.config, model.weights, arena, threads, precision=precision)
+    decoder = CpuDecoder(model.config, model.weights, arena, options.threads, precision=precision)
     mixes, costs = Mixes(model, arena, options.seed), CostModel(f"cpu {decoder.isa}", precision, None)
     off: dict[str, list[float]] = {kind: [] for kind in KINDS}
     waiting: list[Records] = []
@@ -144,16 +134,14 @@ def measure(precision: str, options: argparse.Namespace) -> dict[str, Any]:
         built = mixes.next()
         others = -busy_s() + time.process_time()
         began, phases_s = time.perf_counter(), sum(decoder.phase_seconds().values())
-        clock = time.thread_time()
         decoder.step(built.batch)
-        used_s = time.thread_time() - clock
         took_s = time.perf_counter() - began
         others += busy_s() - time.process_time()
-        step_s = used_s if options.processor_time else sum(decoder.phase_seconds().values()) - phases_s
+        step_s = sum(decoder.phase_seconds().values()) - phases_s
         built.record["ns"] = round(step_s * 1e9)
         is_quiet = others <= QUIET * took_s * available_cores()
         num_quiet += is_quiet
-        if number >= options.steps // 3 and (is_quiet or not options.quiet_only):
+        if number >= options.steps // 3 and (is_quiet or options.quick):
             error = abs(float(costs.predict(built.record)[0]) / (step_s * 1e9) - 1)
             off[kind_of(built.record)].append(error)
         waiting.append(built.record)
@@ -164,7 +152,7 @@ def measure(precision: str, options: argparse.Namespace) -> dict[str, Any]:
     cost = costs.coefficients
     return {
         "isa": decoder.isa,
-        "threads": threads,
+        "threads": options.threads,
         "quiet_steps": num_quiet / options.steps,
         "errors": {kind: [float(np.median(each)), len(each)] for kind, each in off.items() if each},
         "rows_ms": [round(ns / 1e6, 3) for ns in cost.rows_ns],
@@ -182,24 +170,12 @@ def kind_of(record: Records) -> str:
     return KINDS[int(np.searchsorted([1, 8, 64], record["num_rows"][0]))]
 
 
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--precision", default="float32,bf16,int8")
-    parser.add_argument("--model", default="smollm2", help="any that symphony serves")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quiet-only", action="store_true")
-    parser.add_argument("--processor-time", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    sizes = {"steps": 600, "threads": available_cores(), "seed": 0}
+    kinds = {"precision": "float32,bf16,int8", "model": "smollm2"}
+    options = arguments(__doc__, **kinds, **sizes, quick=False, json=False).parse_args()
+    if options.quick:
+        options.model, options.precision, options.steps = "tiny:positions=8192", "bf16", 120
     print(f"{processor()}, {available_cores()} cores; median relative error of a prediction (number of steps)\n")
     print("| precision |", " | ".join(KINDS), "| quiet |")
     print("|---" * (len(KINDS) + 2) + "|")
@@ -213,7 +189,7 @@ def main() -> None:
         print(f"| {precision}, {each['isa']}, {each['threads']} threads |", " | ".join(row), end="")
         print(f" | {each['quiet_steps']:.0%} |", flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"processor": processor(), "precisions": found}, indent=1) + "\n")
+        print(json.dumps({"processor": processor(), "precisions": found}, indent=1))
 
 
 if __name__ == "__main__":

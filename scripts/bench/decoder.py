@@ -1,40 +1,41 @@
 #!/usr/bin/env python3
-"""Measures the CPU step beside other engines on the same model, in turns, in one run.
+"""Measure the CPU step and other engines with the same model, in turns.
 
     .venv/bin/python scripts/bench/decoder.py [--precision float32,bf16,int8,int4] [--peers DIR] [--only NAME,...]
-        [--cases prefill-512,b1,...] [--rounds 5] [--tries 6] [--roofline] [--threads N] [--isa ISA] [--json FILE]
+        [--cases prefill-512,b1,...] [--rounds 5] [--tries 6] [--roofline] [--threads N] [--isa ISA] [--quick]
+        [--json]
 
-Without --peers, transformers' generate is beside it; with --peers, the engines that were set up in DIR as
-scripts/bench/peers/README.md says. Each engine is a process that lives through the run and is stopped while
-others have their turn. Every round measures every case on every engine, one after the other, with the same random
-tokens; the figures are medians over the rounds, a ratio is the median of the rounds' ratios. The time of a decode
-leaves its prompt out. A measurement during which other processes took more than 6 % of the cores is repeated.
+With --peers the run includes the engines that were set up in DIR as scripts/bench/peers/README.md says. Each engine is
+a process that lives through the run, and is stopped (SIGSTOP) while others have their turn. Every round measures every
+case on every engine, one after the other, with the same random tokens. A figure is the median over the rounds, and a
+ratio is the median of the ratios of single rounds. The time of a decode does not include its prompt. A measurement is
+repeated if other processes used more than 6 % of the cores during it.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import json
 import os
-import platform
 import random
 import signal
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
+from engines import Side, Spec, our_specs, peer_specs
+from harness import Others, arguments, least_disturbed, processor, ratio, rotated
 from limits import Limits, Meter
 from roofline import parts, table
-from sides import Disturbance, Side, Spec, our_specs, peer_specs, transformers_specs
 
 QUIET = 0.06
-"""Share of the cores that others may take during a measurement that counts."""
+"""Share of the cores that other processes may use during a measurement."""
 PRECISIONS = ("float32", "bf16", "int8", "int4")
 
 
@@ -44,18 +45,18 @@ class Case:
     batch: int
     prompt: int
     decodes: int
-    """Tokens after the prompt's first; 0: the prompt itself is what is timed."""
+    """Number of tokens that are decoded after the first token of the answer. With 0, the prompt itself is measured."""
     prefix: int = 0
-    """Entries that all sequences share, before their prompts."""
+    """Number of entries in a common prefix of all sequences, before their prompts."""
     repeats: int = 1
-    """Runs in one measurement, where one would be too short for the CPU clock."""
+    """Number of runs in one measurement. If one run is too short for the CPU clock, a case has several."""
 
     @property
     def tokens(self) -> int:
         return self.repeats * self.batch * (self.decodes or self.prompt)
 
     def requests(self, seed: str) -> list[dict[str, Any]]:
-        """Prompts that no engine has seen, so that no cache of an earlier run helps."""
+        """Return requests with prompts that no engine has seen, so that no cache of an earlier run helps."""
         rng = random.Random(f"{self.name} {seed}")
 
         def tokens(count: int) -> list[int]:
@@ -87,30 +88,29 @@ CASES = (
 @dataclass(frozen=True, slots=True)
 class Sample:
     seconds: float
-    disturbance: float
+    others: float
     answers: list[dict[str, Any]]
 
 
-def measure(side: Side, case: Case, seed: str, tries: int) -> Sample:
-    """The first undisturbed measurement, or the least disturbed one."""
-    samples: list[Sample] = []
-    for attempt in range(tries):
-        requests = case.requests(f"{seed} {attempt}")
+def measure(side: Side, case: Case, seed: str, options: argparse.Namespace) -> Sample:
+    """Return the first undisturbed measurement, or the least disturbed one."""
+    tries = itertools.count()
+
+    def once() -> Sample:
+        requests = case.requests(f"{seed} {next(tries)}")
         with side.running():
-            others = Disturbance(side)
+            others = Others(side.pids())
             answers = [side.ask(request) for request in requests]
-            samples.append(Sample(sum(answer["seconds"] for answer in answers), others.share(), answers))
-        if samples[-1].disturbance <= QUIET:
-            break
-    best = min(samples, key=lambda sample: sample.disturbance)
-    speed = case.tokens / best.seconds
-    note = f"others {best.disturbance:.0%}, {len(samples)} tries"
+            return Sample(sum(answer["seconds"] for answer in answers), others.share(), answers)
+
+    best = least_disturbed(once, options)
+    speed, note = case.tokens / best.seconds, f"others {best.others:.0%}, {next(tries)} tries"
     print(f"  {seed:8} {case.name:13} {side.spec.name:20} {speed:9.1f} tokens/s  {note}", file=sys.stderr, flush=True)
     return best
 
 
 Samples = dict[str, dict[str, list[Sample]]]
-"""By case, by side."""
+"""Samples by case, then by side."""
 
 
 def measure_all(
@@ -118,33 +118,27 @@ def measure_all(
 ) -> tuple[Samples, Limits]:
     for case in cases:
         for side in sides:
-            if "llamacpp" not in side.spec.name:  # its tools start afresh, and warm up, for every measurement
+            if "llamacpp" not in side.spec.name:  # its tools start again and warm up in each measurement
                 measure_once(side, case)
     samples: Samples = {case.name: {side.spec.name: [] for side in sides} for case in cases}
     limits: list[Limits] = []
     for number in range(options.rounds):
         limits.append(meter.limits(options.threads))
         for case in cases:
-            # Each round begins with another, so that none always follows the same one.
-            first = number % len(sides)
-            for side in sides[first:] + sides[:first]:
-                samples[case.name][side.spec.name].append(measure(side, case, f"round {number}", options.tries))
+            for side in rotated(sides, number):
+                samples[case.name][side.spec.name].append(measure(side, case, f"round {number}", options))
     read = statistics.median(each.read for each in limits)
     return samples, Limits(read, {name: max(each.ops[name] for each in limits) for name in limits[0].ops})
 
 
 def measure_once(side: Side, case: Case) -> None:
-    """Before what counts: scratch memory, compiled shapes, an engine's choice of its own options."""
+    """Warm an engine up: the engine allocates scratch memory, compiles shapes and chooses its options."""
     with side.running():
         side.ask(case.requests("warm-up")[0])
 
 
 def speed(case: Case, samples: list[Sample]) -> float:
     return case.tokens / statistics.median(sample.seconds for sample in samples)
-
-
-def ratio(ours: list[Sample], peer: list[Sample]) -> float:
-    return statistics.median(b.seconds / a.seconds for a, b in zip(ours, peer, strict=True))
 
 
 def best_peer(samples: dict[str, list[Sample]], peers: list[Spec]) -> str:
@@ -160,7 +154,9 @@ def speeds(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
 
 
 def ratios(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
-    """Ours to the best peer of the same precision, and to the best of any."""
+    """Compare each of our decoders with the fastest peer of the same precision, and with the fastest peer of any
+    precision.
+    """
     peers = [side.spec for side in sides if not is_ours(side)]
     lines = [f"| ours to | {' | '.join(case.name for case in cases)} |", "|---" * (len(cases) + 1) + "|"]
     for side in filter(is_ours, sides):
@@ -175,7 +171,8 @@ def ratios(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
             for case in cases:
                 found = samples[case.name]
                 best = best_peer(found, among)
-                row.append(f"{ratio(found[side.spec.name], found[best]):.2f} ({best})")
+                own_s, best_s = ([each.seconds for each in found[name]] for name in (side.spec.name, best))
+                row.append(f"{ratio(best_s, own_s):.2f} ({best})")
             lines.append(f"| {side.spec.name}: {what} | {' | '.join(row)} |")
     return lines if len(lines) > 2 else []
 
@@ -185,16 +182,12 @@ def is_ours(side: Side) -> bool:
 
 
 def loadings(sides: list[Side]) -> list[str]:
-    lines = ["| loading | seconds | MiB before | MiB at most | of it anonymous |", "|---" * 5 + "|"]
-    for side in sides:
-        it = side.loading
-        sizes = " | ".join(str(round(size / 2**20)) for size in (it.before, it.peak, it.peak_anonymous))
-        lines.append(f"| {side.spec.name} ({it.about['engine']}) | {it.seconds:.2f} | {sizes} |")
-    return lines
+    lines = ["| loading | seconds |", "|---|---|"]
+    return lines + [f"| {side.spec.name} ({side.about['engine']}) | {side.about['seconds']:.2f} |" for side in sides]
 
 
 def phase_seconds(sample: Sample) -> dict[str, float]:
-    """Where the time went, as far as the engine tells."""
+    """Return the time of each phase that the engine reports."""
     names = sample.answers[0].get("phases", {})
     return {name: sum(answer["phases"][name] for answer in sample.answers) for name in names}
 
@@ -202,7 +195,7 @@ def phase_seconds(sample: Sample) -> dict[str, float]:
 def rooflines(sides: list[Side], cases: list[Case], samples: Samples, limits: Limits) -> list[str]:
     lines = []
     for side in filter(is_ours, sides):
-        about, precision = side.loading.about, side.spec.precision
+        about, precision = side.about, side.spec.precision
         for case in cases:
             median = sorted(samples[case.name][side.spec.name], key=lambda sample: sample.seconds)
             phases = phase_seconds(median[len(median) // 2])
@@ -215,7 +208,9 @@ def rooflines(sides: list[Side], cases: list[Case], samples: Samples, limits: Li
 
 
 def agreement(sides: list[Side], samples: Samples) -> dict[str, float]:
-    """The share of first tokens that each side chose as the first side did: all compute the same model."""
+    """Return, for each side, the share of first tokens that equal those of the first side. All sides run the same
+    model.
+    """
     pairs: dict[str, list[bool]] = {}
     for found in samples.values():
         expected = [answer.get("first") for sample in found[sides[0].spec.name] for answer in sample.answers]
@@ -227,7 +222,7 @@ def agreement(sides: list[Side], samples: Samples) -> dict[str, float]:
 
 
 def conditions(threads: int, rounds: int, samples: Samples, limits: Limits) -> list[str]:
-    shares = [row.disturbance for found in samples.values() for rows in found.values() for row in rows]
+    shares = [row.others for found in samples.values() for rows in found.values() for row in rows]
     loud = sum(share > QUIET for share in shares)
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in limits.ops.items())
     return [
@@ -237,61 +232,37 @@ def conditions(threads: int, rounds: int, samples: Samples, limits: Limits) -> l
     ]
 
 
-def report(sides: list[Side], cases: list[Case], samples: Samples, limits: Limits, threads: int) -> dict[str, Any]:
-    return {
-        "machine": {"processor": processor(), "threads": threads, "kernel": platform.release()},
-        "limits": dataclasses.asdict(limits),
-        "cases": {case.name: dataclasses.asdict(case) for case in cases},
-        "sides": {side.spec.name: dataclasses.asdict(side.loading) for side in sides},
-        "same_first_tokens": agreement(sides, samples),
-        "tokens_per_second": {
-            case.name: {name: speed(case, rows) for name, rows in samples[case.name].items()} for case in cases
-        },
-        "rounds": {
-            case: {
-                name: [
-                    {"seconds": row.seconds, "others": row.disturbance, "phases": phase_seconds(row)} for row in rows
-                ]
-                for name, rows in found.items()
-            }
-            for case, found in samples.items()
-        },
-    }
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def chosen(options: argparse.Namespace) -> list[Spec]:
-    """What is measured; without --peers each precision that transformers has is beside ours."""
-    precisions = [name for name in options.precision.split(",") if name]
-    specs = our_specs(options.model, precisions, options.threads, options.isa)
-    if options.peers:
-        specs += peer_specs(options.peers, options.threads)
-    else:
-        specs += transformers_specs(options.model, options.threads)
-    wanted = options.only.split(",")
-    return [spec for spec in specs if any(part in spec.name for part in wanted)]
+    """Return the decoders to measure."""
+    specs = our_specs(
+        options.model, [name for name in options.precision.split(",") if name], options.threads, options.isa
+    )
+    specs += peer_specs(options.peers, options.threads) if options.peers else []
+    return [spec for spec in specs if any(part in spec.name for part in options.only.split(","))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--peers", type=Path, help="directory that peers/README.md's steps have filled")
-    parser.add_argument("--precision", default=",".join(PRECISIONS), help="of ours; empty: only the peers")
-    parser.add_argument("--only", default="", help="names, or parts of names, of what is measured")
-    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tries", type=int, default=6, help="before the least disturbed measurement is taken as it is")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--model", default="smollm2", help="without --peers: any that symphony serves")
-    parser.add_argument("--isa", default="", help="of ours; default: the best here")
-    parser.add_argument("--roofline", action="store_true", help="also what bounds each part of our step")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser = arguments(
+        __doc__,
+        peers=(Path, "directory that peers/README.md's steps have filled"),
+        precision=(",".join(PRECISIONS), "of ours; empty: only the peers"),
+        only=("", "names, or parts of names, of what is measured"),
+        cases=",".join(case.name for case in CASES),
+        rounds=5,
+        tries=6,
+        quiet=QUIET,
+        patience=0.0,
+        threads=len(os.sched_getaffinity(0)),
+        model=("smollm2", "without --peers: any that symphony serves"),
+        isa=("", "of ours; default: the best here"),
+        roofline=(False, "also what bounds each part of our step"),
+        quick=(False, "the tiny model in float32 and bf16, two cases, one round, nothing beside"),
+        json=False,
+    )
     options = parser.parse_args()
+    if options.quick:
+        options.model, options.precision, options.cases = "tiny:vocab=49152", "float32,bf16", "b1,b8"
+        options.rounds = options.tries = 1
     cases = [case for case in CASES if case.name in options.cases.split(",")]
     specs = chosen(options)
     if not cases or not specs:
@@ -301,14 +272,14 @@ def main() -> None:
     if options.peers and options.model != "smollm2":
         parser.error("--model: the peers are set up with smollm2")
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: the engines end first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # like Ctrl-C, ends the engines first
     meter = Meter()
     sides: list[Side] = []
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as logs:
         try:
             for spec in specs:
                 sides.append(Side(spec, Path(logs)))
-                print(f"{spec.name}: loaded in {sides[-1].loading.seconds:.1f} s", file=sys.stderr)
+                print(f"{spec.name}: loaded in {sides[-1].about['seconds']:.1f} s", file=sys.stderr)
             samples, limits = measure_all(sides, cases, meter, options)
         finally:
             for side in sides:
@@ -322,8 +293,8 @@ def main() -> None:
         lines += rooflines(sides, cases, samples, limits)
     print("\n".join(lines))
     if options.json:
-        found = report(sides, cases, samples, limits, options.threads)
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        found = {case: {name: list(map(asdict, rows)) for name, rows in each.items()} for case, each in samples.items()}
+        print(json.dumps({"about": lines[:4], "limits": asdict(limits), "samples": found}))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Checks the Triton kernels and the decoder on this machine's GPU, times them, and prints a table.
 
-    python3 scripts/bench/gpu.py [--out scripts/bench/results/gpu.md] [--only PART,...]
+    python3 scripts/bench/gpu.py [--out gpu.md] [--only PART,...]
     python3 scripts/bench/gpu.py --interpret
 
-Under 8 minutes on an H200. --interpret runs the same lines at toy sizes in Triton's interpreter: no word on speed.
+A run takes less than 8 minutes on an H200. --interpret runs the same code at toy sizes in Triton's interpreter, where
+times mean nothing.
 
-Needs torch, triton, transformers and numpy, and this source tree; nothing has to be built or installed. Weights are
-random and made on the device. Shares are of what the same run measured: a copy's bandwidth, a large bf16 product's
-rate, and for a whole step the time in which its weights and KV could be read once. A part that fails says so and the
-others go on; so does one for which no time is left. `--out FILE.md` also writes FILE.json. The exit status is 0 if
-everything ran and every check held (tests, equal bits, errors); a speed that is short of its aim fails nothing.
+The script needs torch, triton, transformers, numpy and this source tree; nothing has to be built or installed. Weights
+are random and made on the device. Speeds are shares of ceilings from the same run: the bandwidth of a copy, the rate of
+a large bf16 product, and for a whole step the time to read its weights and KV once. If a part fails or has no time
+left, the script notes that as a failure and the other parts still run. `--out FILE.md` also writes FILE.json. The exit
+status is 0 if everything ran and every check held (tests, equal bits, errors). A speed below its aim is no failure.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__" and "--interpret" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads the variable at its import
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 
 from gpu_imports import use_source_tree  # noqa: E402
@@ -44,101 +46,63 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 TIME_LIMIT_S = 460
-"""No part begins later than this leaves room for: a run stays under 8 minutes."""
+"""Time by which every part must end. The script skips a part that needs longer, so a run takes less than 8 minutes."""
 HARD_LIMIT_S = 475
-"""A part that is not over by then (a kernel that never ends, say) is given up, and what was found is written."""
+"""Time at which the script writes its results and exits, even if a part (say, an endless kernel) still runs."""
 PARTS = ("tests", "attention", "products", "step", "peer")
 
 MOST_ERROR = {"product": 0.01, "bf16": 0.03, "fp8": 0.10}
-"""Relative to the norm of the right result: bfloat16 has 8 bits, float8 has 4. What is beyond is no rounding."""
+"""Largest errors that rounding explains, relative to the norm of the result. bfloat16 has 8 bits, float8 has 4."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is measured."""
-
-    copy_bytes: int = 2 << 30
-    product_side: int = 8192
-    attention_frames: int = 64 * (16384 + 128) // 32
-    attention_layers: int = 4
-    batch: int = 64
-    context: int = 4096
-    prefix: int = 16384
-    suffix: int = 128
-    prefill_rows: int = 4096
-    prefill_prefix: int = 4096
-    product_rows: tuple[int, ...] = (1, 16, 64, 256, 4096)
-    product_sets: int = 4
-    step_runs: int = 100
-    contract_length: int = 700
-    neighbours: int = 62
-    prefill_length: int = 2048
-    small_layers: int = 2
-    small_length: int = 600
-    peer_context: int = 1024
-    peer_tokens: int = 48
-    test_files: int = 99
-    tests_of_a_file: int = 0
-
-
-TOY = Sizes(
-    copy_bytes=1 << 16,
-    product_side=64,
-    attention_frames=40,
-    attention_layers=1,
-    batch=3,
-    context=40,
-    prefix=256,
-    suffix=8,
-    prefill_rows=33,
-    prefill_prefix=33,
-    product_rows=(1, 17),
-    product_sets=1,
-    step_runs=1,
-    contract_length=37,
-    neighbours=3,
-    prefill_length=33,
-    small_layers=1,
-    small_length=36,
-    peer_context=20,
-    peer_tokens=8,
-    test_files=2,
-    tests_of_a_file=2,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """A figure that the project wants on an H200."""
-
-    what: str
-    part: str
-    name: str
-    figure: str
-    at_least: float
+SIZES = {
+    "copy_bytes": (2 << 30, 1 << 16),
+    "product_side": (8192, 64),
+    "attention_frames": (64 * (16384 + 128) // 32, 40),
+    "attention_layers": (4, 1),
+    "batch": (64, 3),
+    "context": (4096, 40),
+    "prefix": (16384, 256),
+    "suffix": (128, 8),
+    "prefill_rows": (4096, 33),
+    "prefill_prefix": (4096, 33),
+    "product_rows": ((1, 16, 64, 256, 4096), (1, 17)),
+    "product_sets": (4, 1),
+    "step_runs": (100, 1),
+    "contract_length": (700, 37),
+    "neighbours": (62, 3),
+    "prefill_length": (2048, 33),
+    "small_layers": (2, 1),
+    "small_length": (600, 36),
+    "peer_context": (1024, 20),
+    "peer_tokens": (48, 8),
+    "test_files": (99, 2),
+    "tests_of_a_file": (0, 2),
+}
+"""Sizes of the measured work: sizes for a GPU, and toy sizes for the interpreter."""
+REAL, TOY = (SimpleNamespace(**{name: sizes[index] for name, sizes in SIZES.items()}) for index in range(2))
 
 
 AIMS = (
-    Aim(
-        "decode attention, batch 64 on 4,096: share of copy bandwidth", "attention", "decode, batch 64", "of_copy", 0.85
-    ),
-    Aim(
-        "shared prefix, 64 branches on 16,384: times the unshared kernel", "attention", "shared prefix", "speedup", 5.0
-    ),
-    Aim("prefill attention: share of the bf16 product rate", "attention", "prefill, free", "of_products", 0.60),
-    Aim("decode step, batch 1: share of the floor", "step", "batch 1, invariant", "of_floor", 0.85),
-    Aim("decode step, batch 64: share of the floor", "step", "batch 64, invariant", "of_floor", 0.85),
-    Aim("the contract, batch 1: share of throughput kept", "step", "batch 1, cost", "kept", 0.95),
-    Aim("the contract, batch 64: share of throughput kept", "step", "batch 64, cost", "kept", 0.95),
-    Aim("the contract, prefill: share of throughput kept", "step", "prefill, cost", "kept", 0.95),
-    Aim("the contract holds, bit for bit", "contract", "invariant", "all", 1.0),
-    Aim("kernels' own tests that passed", "tests", "all files", "passed_share", 1.0),
+    ("decode attention, batch 64 on 4,096: share of copy bandwidth", "attention/decode, batch 64/of_copy", 0.85),
+    ("shared prefix, 64 branches on 16,384: times the unshared kernel", "attention/shared prefix/speedup", 5.0),
+    ("prefill attention: share of the bf16 product rate", "attention/prefill, free/of_products", 0.60),
+    ("decode step, batch 1: share of the floor", "step/batch 1, invariant/of_floor", 0.85),
+    ("decode step, batch 64: share of the floor", "step/batch 64, invariant/of_floor", 0.85),
+    ("the contract, batch 1: share of throughput kept", "step/batch 1, cost/kept", 0.95),
+    ("the contract, batch 64: share of throughput kept", "step/batch 64, cost/kept", 0.95),
+    ("the contract, prefill: share of throughput kept", "step/prefill, cost/kept", 0.95),
+    ("the contract holds, bit for bit", "contract/invariant/all", 1.0),
+    ("kernels' own tests that passed", "tests/all files/passed_share", 1.0),
 )
+"""Aims on an H200. Each has a name, the place of its figure (part, row and column), and the least value that reaches
+it.
+"""
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found, as it comes."""
+    """Results of the run, collected part by part."""
 
     interpret: bool
     began: float = field(default_factory=time.monotonic)
@@ -158,7 +122,7 @@ class Report:
         print(f"[{self.elapsed:5.0f} s] {part}: {name}: {shown}", flush=True)
 
     def check(self, what: str, holds: object) -> None:
-        """What has to be so, whatever the speed."""
+        """Note a failure unless the condition holds. Speeds are never checked."""
         if not holds:
             self.failures.append(f"{what}: does not hold")
             print(f"[{self.elapsed:5.0f} s] FAILED: {self.failures[-1]}", flush=True)
@@ -169,7 +133,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str, needs_s: float) -> Iterator[bool]:
-        """Yields whether there is time for it; what it raises is noted, and the run goes on."""
+        """Yield whether enough time is left for the part. Note an exception in the part as a failure, and go on."""
         started = self.elapsed
         if not self.interpret and started + needs_s > TIME_LIMIT_S:
             self.failures.append(
@@ -186,17 +150,15 @@ class Report:
         self.seconds[name] = round(self.elapsed - started, 1)
         release()
 
-    def aims(self) -> list[tuple[str, float, float | None, bool]]:
-        """What, at least, found, and whether it is no matter of speed."""
-        found = []
-        for aim in AIMS:
-            value = self.parts.get(aim.part, {}).get(aim.name, {}).get(aim.figure)
-            found.append((aim.what, aim.at_least, value, aim.part in {"contract", "tests"}))
-        return found
+    def aims(self) -> Iterator[tuple[str, float, float | None, bool]]:
+        """Yield each aim as (name, least value, found value, whether it does not depend on speed)."""
+        for what, place, at_least in AIMS:
+            part, name, figure = place.split("/")
+            yield what, at_least, self.parts.get(part, {}).get(name, {}).get(figure), part in {"contract", "tests"}
 
 
 def release() -> None:
-    """Give device memory back to what comes next, which may not be ours."""
+    """Free cached device memory, since the next part may use another library."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -208,34 +170,25 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What every part is given."""
+    """Arguments of every part of the run."""
 
     report: Report
-    sizes: Sizes
+    sizes: SimpleNamespace
     interpret: bool
     clock: Any
     ceilings: Any
     dtype: torch.dtype
 
 
-def run_tests(report: Report, sizes: Sizes) -> None:
-    """The kernels' own tests, all files at a time: they are the same that run in the interpreter elsewhere."""
+def run_tests(report: Report, sizes: SimpleNamespace) -> None:
+    """Run the kernels' own tests, all files at once. Elsewhere the same tests run in the interpreter."""
     kernels = sorted((ROOT / "triton_kernels").glob("[!_]*.py"))
-    files = [
-        path
-        for path in (ROOT / "tests" / "triton_kernels" / f"test_{kernel.name}" for kernel in kernels)
-        if path.exists()
-    ]
-    files = files[: sizes.test_files]
+    paths = (ROOT / "tests" / "triton_kernels" / f"test_{kernel.name}" for kernel in kernels)
+    files = [path for path in paths if path.exists()][: sizes.test_files]
     command = [sys.executable, str(ROOT / "scripts" / "bench" / "gpu_tests.py")]
     limit = ["--most", str(sizes.tests_of_a_file)] if sizes.tests_of_a_file else []
-    started = [
-        (
-            path,
-            subprocess.Popen([*command, str(path), *limit], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
-        )
-        for path in files
-    ]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [(path, subprocess.Popen([*command, str(path), *limit], **pipes)) for path in files]
     passed = total = 0
     deadline = time.monotonic() + 150
     for path, process in started:
@@ -247,7 +200,7 @@ def run_tests(report: Report, sizes: Sizes) -> None:
             report.failures.append(f"tests: {path.name} was not over in time")
         results = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         failed = [each for each in results if each["outcome"] == "failed"]
-        if process.returncode or not results:  # a negative one: it was killed, or crashed
+        if process.returncode or not results:  # a negative status: a signal ended the process
             report.failures.append(f"tests: {path.name}: exit status {process.returncode}: {err.strip()[-300:]}")
             total += 1
         for each in failed[:4]:
@@ -300,7 +253,7 @@ def run_products(run: Run) -> None:
 
 
 def run_step(run: Run, only: set[str]) -> None:
-    """The step, its contract and the peer: one set of weights after the other, as memory has to hold them."""
+    """Measure the step, its batch invariance and the peer. Memory holds one set of weights at a time."""
     from gpu_step import LLAMA_3_8B, Model, contract, prefill_times, step_times
     from gpu_step import TOY as TOY_MODEL
 
@@ -446,14 +399,10 @@ def write(report: Report, out: Path | None) -> None:
     print("\n" + "\n".join(lines), flush=True)
     if out:
         out.write_text("\n".join(lines) + "\n")
-        everything = {
-            "conditions": report.conditions,
-            "parts": report.parts,
-            "notes": report.notes,
-            "failures": report.failures,
-            "seconds": report.seconds,
-        }
-        out.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
+        names = ("conditions", "parts", "notes", "failures", "seconds")
+        out.with_suffix(".json").write_text(
+            json.dumps({name: getattr(report, name) for name in names}, indent=1) + "\n"
+        )
 
 
 def give_up(report: Report, out: Path | None) -> None:
@@ -463,36 +412,31 @@ def give_up(report: Report, out: Path | None) -> None:
 
 
 class Patch:
-    """What `interpreter.py` needs of pytest's monkeypatch; this process keeps the changes."""
+    """Stand-in for the part of pytest's monkeypatch that `interpreter.py` uses. Changes are never undone."""
 
     setattr = staticmethod(setattr)
-
-
-def parts_of(run: Run) -> dict[str, tuple[float, Callable[[], None]]]:
-    return {
-        "attention": (60, lambda: run_attention(run)),
-        "products": (60, lambda: run_products(run)),
-    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--interpret", action="store_true", help="toy sizes in Triton's interpreter, on the CPU")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="the table; FILE.json beside it has all figures")
-    parser.add_argument("--only", default=",".join(PARTS), metavar="PART,...", help="peer: with step")
+    parser.add_argument(
+        "--only", default=",".join(PARTS), metavar="PART,...", help="parts to run (peer also runs step)"
+    )
     options = parser.parse_args()
     only = set(options.only.split(","))
     if unknown := only.difference(PARTS):
         parser.error(f"--only: no {', '.join(sorted(unknown))} among {', '.join(PARTS)}")
     if "peer" in only:
-        only.add("step")  # what it is compared with
+        only.add("step")  # the peer is compared with the step
     if not options.interpret and not torch.cuda.is_available():
         parser.error(f"torch {torch.__version__} finds no GPU: --interpret runs every line at toy sizes without one")
 
     from gpu_clock import Clock, measure_ceilings
 
     torch.manual_seed(1)
-    report, sizes = Report(options.interpret), TOY if options.interpret else Sizes()
+    report, sizes = Report(options.interpret), TOY if options.interpret else REAL
     report.conditions = conditions(options.interpret)
     print(report.conditions, flush=True)
     limit = threading.Timer(HARD_LIMIT_S, give_up, (report, options.out))
@@ -518,11 +462,11 @@ def main() -> int:
             {"copy_gb_per_s": ceilings.copy_bytes_per_s / 1e9, "tflop_per_s": ceilings.products_flop_per_s / 1e12},
         )
         run = Run(report, sizes, options.interpret, clock, ceilings, torch.bfloat16)
-        for name, (needs_s, part) in parts_of(run).items():
+        for name, part in (("attention", run_attention), ("products", run_products)):
             if name in only:
-                with report.part(name, needs_s) as go:
+                with report.part(name, 60) as go:
                     if go:
-                        part()
+                        part(run)
         if "step" in only:
             with report.part("all of the step", 0):
                 run_step(run, only)

@@ -1,4 +1,4 @@
-"""Time on a GPU, and what it is compared with: a copy's bandwidth and a large product's rate, of the same run."""
+"""Times on a GPU, and the ceilings that they are compared with: rates of a copy and of a large product."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Times:
 
 
 class Clock:
-    """Runs what it times; under Triton's interpreter once, so that every line is run."""
+    """Runs functions and measures their times. Under Triton's interpreter each function runs only once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -40,9 +40,10 @@ class Clock:
             torch.cuda.synchronize()
 
     def device_times(self, run: Callable[[int], object], *, sets: int = 1, runs: int = 60) -> Times:
-        """Time on the device of `run(0) ... run(sets - 1)`, per call, replayed as one graph: no launch is in it.
+        """Return the device time of one call. The calls `run(0) ... run(sets - 1)` are captured and replayed as one
+        graph.
 
-        Several sets of inputs, where one would fit into the cache.
+        If one set of inputs would fit into the cache, use several sets.
         """
         if not self.is_gpu:
             return self.host_times(lambda: run(0), runs=1)
@@ -60,7 +61,7 @@ class Clock:
         return self.events(graph.replay, sets=sets, runs=runs)
 
     def events(self, start: Callable[[], object], *, sets: int = 1, runs: int = 60) -> Times:
-        """Between events around each run, all of them queued before the first is waited for."""
+        """Measure the time between events around each run; all runs are queued before the first is awaited."""
         for _ in range(3):
             start()
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
@@ -72,11 +73,11 @@ class Clock:
         return Times(tuple(before.elapsed_time(after) / 1e3 / sets for before, after in marks))
 
     def host_times(self, run: Callable[[], object], *, runs: int) -> Times:
-        """As the caller sees it, with what it waits for."""
+        """Measure the time of a run for its caller, including the wait for the device."""
         return self.in_turns([run], runs=runs)[0]
 
     def in_turns(self, sides: Sequence[Callable[[], object]], *, runs: int) -> list[Times]:
-        """As callers see it, one after the other in every round."""
+        """Measure the times of several sides for their callers. In every round each side runs once."""
         seconds: list[list[float]] = [[] for _ in sides]
         for _ in range(runs if self.is_gpu else 1):
             for run, times in zip(sides, seconds, strict=True):
@@ -90,12 +91,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What this device does at best, of which shares are given."""
+    """Best rates of the device. Figures are shares of these."""
 
     copy_bytes_per_s: float
-    """Read plus written."""
+    """Bytes read plus bytes written."""
     products_flop_per_s: float
-    """bf16, of random data, by the library."""
+    """Rate of the library's bf16 product of random data."""
 
 
 def measure_ceilings(clock: Clock, num_bytes: int, side: int) -> Ceilings:

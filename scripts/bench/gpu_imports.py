@@ -1,4 +1,4 @@
-"""Imports of this source tree where nothing was built: a GPU machine has torch and Triton, and no more."""
+"""Imports from this source tree without a build, for a GPU machine that has only torch and Triton."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def use_source_tree() -> None:
-    """Before anything of the tree is imported. `libsym` becomes a bare package: its face needs its C extension, and
-    its numbers and errors do not."""
+    """Make the source tree importable; call this before any import from it.
+
+    `libsym` becomes an empty package, because its `__init__` needs the C extension. Its constants and errors do not.
+    """
     sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
     bare = types.ModuleType("libsym")
     bare.__path__ = [str(ROOT / "libsym")]
     sys.modules["libsym"] = bare
-    # The kernels' tests ask for deterministic references, and cuBLAS for this; it is read when torch is loaded.
+    # The kernels' tests need deterministic references. cuBLAS is deterministic only if this variable is set before
+    # torch is loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,4 +1,6 @@
-"""Kernels one by one: attention and products beside what the device does at best, fp8 KV's error, equal bits."""
+"""Measurements of single kernels: the speed of attention and of products, the error of fp8 KV, and whether bits are
+equal.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ class Heads:
     dim: int
 
     def entry_bytes(self, dtype: torch.dtype) -> int:
-        """K and V of one entry of one layer."""
+        """Return the bytes of K and V of one entry in one layer."""
         return 2 * self.kv * self.dim * dtype.itemsize
 
 
 class Attention:
-    """Attention of one shape over an arena of random entries, some layers of it."""
+    """Attention of one shape over several layers of random entries."""
 
     def __init__(self, clock: Clock, heads: Heads, num_frames: int, layers: int, dtype: torch.dtype) -> None:
         self.clock, self.heads, self.dtype, self.layers = clock, heads, dtype, layers
@@ -56,7 +58,7 @@ class Attention:
         pages: torch.Tensor | None = None,
         queries: torch.Tensor | None = None,
     ) -> Any:
-        """A function of a layer that attends `batch` rows, and where its results go."""
+        """Return a function that computes the attention of one row for each table in a given layer."""
         pages = self.pages if pages is None else pages
         batch, width = page_tables.shape
         queries = self.queries(batch) if queries is None else queries
@@ -81,7 +83,7 @@ class Attention:
 def decode_attention(
     clock: Clock, ceilings: Ceilings, attention: Attention, batch: int, context: int
 ) -> dict[str, float]:
-    """Every row has a context of its own."""
+    """Measure decode attention of rows with separate contexts."""
     pages = -(-context // PAGE_ENTRIES)
     tables = attention.order[: batch * pages].reshape(batch, pages)
     run = attention.decode(tables, np.full(batch, context, np.int32))
@@ -92,7 +94,10 @@ def decode_attention(
 
 
 def shared_prefix(clock: Clock, attention: Attention, branches: int, prefix: int, suffix: int) -> dict[str, float]:
-    """All rows begin with the same pages; beside the kernel that does not know, and one whose rows share nothing."""
+    """Measure decode attention of rows that begin with the same pages.
+
+    The peers are the kernel without groups of shared prefixes, and rows that share no pages.
+    """
     prefix_pages, own_pages = prefix // PAGE_ENTRIES, -(-suffix // PAGE_ENTRIES)
     own = attention.order[prefix_pages : prefix_pages + branches * own_pages].reshape(branches, own_pages)
     common = np.tile(attention.order[:prefix_pages], (branches, 1))
@@ -119,7 +124,9 @@ def shared_prefix(clock: Clock, attention: Attention, branches: int, prefix: int
 def prefill_attention(
     clock: Clock, ceilings: Ceilings, attention: Attention, rows: int, prefix: int, *, invariant: bool
 ) -> dict[str, float]:
-    """One chunk behind a prefix; the operations are those of the entries that rows see."""
+    """Measure the attention of one prefill chunk after a prefix. The number of operations counts only the entries that
+    a row attends to.
+    """
     heads = attention.heads
     num_pages = -(-(prefix + rows) // PAGE_ENTRIES)
     shape = wide_shape(heads.queries, heads.kv, heads.dim, attention.dtype, attention.dtype)
@@ -143,7 +150,7 @@ def prefill_attention(
 
 
 def fp8_attention(clock: Clock, ceilings: Ceilings, attention: Attention, batch: int, context: int) -> dict[str, float]:
-    """KV as float8_e4m3fn: its error on random entries, and its time, beside the same in the type of the queries."""
+    """Measure decode attention with KV in float8_e4m3fn: its time, and its error against KV in the queries' type."""
     pages = -(-context // PAGE_ENTRIES)
     tables, lengths = attention.order[: batch * pages].reshape(batch, pages), np.full(batch, context, np.int32)
     narrow = attention.pages.to(torch.float8_e4m3fn)
@@ -163,7 +170,10 @@ def fp8_attention(clock: Clock, ceilings: Ceilings, attention: Attention, batch:
 def product(
     clock: Clock, ceilings: Ceilings, rows: int, shape: tuple[int, int], dtype: torch.dtype, sets: int
 ) -> dict[str, float]:
-    """A product with fixed sums beside the library's, over several matrices: one would stay in the cache."""
+    """Measure a product with sums in a fixed order beside the library's product.
+
+    The calls use several matrices in turn, since one matrix would stay in the cache.
+    """
     num_outputs, num_inputs = shape
     scratch = make_scratch(rows, [shape], dtype, clock.device)
     weights = [torch.randn(shape, device=clock.device).to(dtype) for _ in range(sets)]
@@ -181,7 +191,11 @@ def product(
 
 
 def product_bits(device: torch.device, shape: tuple[int, int], dtype: torch.dtype, most_rows: int) -> dict[str, float]:
-    """Whether a row of a product has the same bits among any number of rows; beside the library, and float64."""
+    """Return whether a row of a product has the same bits beside any number of other rows, for our product and the
+    library's.
+
+    The error is the difference between our product and float64.
+    """
     _, num_inputs = shape
     weight = torch.randn(shape, device=device).to(dtype)
     x = torch.randn(most_rows, num_inputs, device=device).to(dtype)

@@ -1,4 +1,4 @@
-"""transformers' own paged continuous batching on the same shape, in the same run."""
+"""The peer of gpu.py: continuous batching with paged KV by transformers, for a model of the same shape."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from decoder.model_config import ModelConfig
 
 
 class Absent(Exception):  # noqa: N818
-    """The installed transformers does not have it, or it does not run here; the message says which."""
+    """transformers has no continuous batching, or it does not run here. The message gives the reason."""
 
 
 class Peer:
-    """A Llama of the same shape with random weights, behind `generate_batch`."""
+    """A Llama of the same shape with random weights, run by `generate_batch`."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         try:
@@ -55,7 +55,7 @@ class Peer:
         self._generation_config = GenerationConfig
 
     def decode_times(self, batch: int, context: int, new_tokens: int) -> tuple[Times, str]:
-        """Seconds between tokens while all of a batch decode, and how they were found."""
+        """Return the seconds between tokens while the whole batch decodes, and how they were measured."""
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(1, self.vocab_size, (batch, context), generator=generator).tolist()
         config = self._generation_config(
@@ -64,7 +64,7 @@ class Peer:
         parameters = inspect.signature(self.model.generate_batch).parameters
         options: dict[str, Any] = {"record_timestamps": True} if "record_timestamps" in parameters else {}
         if self.device.type == "cpu" and "continuous_batching_config" in parameters:
-            # Its cache would take all of the host's memory, and minutes.
+            # The default cache would use all of the host's memory, and take minutes to allocate.
             from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
             small = ContinuousBatchingConfig(page_size=32, num_blocks=4 * batch, max_batch_tokens=64)
@@ -73,7 +73,7 @@ class Peer:
             started = time.perf_counter()
             results = self.model.generate_batch(prompts, generation_config=config, **options)
             seconds = time.perf_counter() - started
-        except Exception as error:  # whatever it is: it is not ours to mend
+        except Exception as error:  # no error of the peer ends the run
             raise Absent(f"transformers {self.version}: generate_batch failed: {error!r}"[:400]) from error
         outputs = list(results.values())
         if len(outputs) != batch or any(len(each.generated_tokens) != new_tokens for each in outputs):
@@ -82,7 +82,7 @@ class Peer:
         stamps = [getattr(each, "timestamps", None) for each in outputs]
         if any(each is None or len(each) < new_tokens for each in stamps):
             return Times((seconds / new_tokens,)), "whole run with its prefill, over its tokens"
-        # Step i of the batch is over when its last text has its token; the first steps still prefill others.
+        # Step i ends when the last text has its i-th token. The first steps still prefill some texts.
         all_in = max(each[0] for each in stamps)
         ends = [max(each[index] for each in stamps) for index in range(new_tokens)]
         gaps = [later - end for end, later in itertools.pairwise(ends) if end >= all_in]

@@ -1,4 +1,4 @@
-"""Whole steps of the decoder on random weights, made on the device: time, equal bits, right numbers, fp8 KV's error."""
+"""Measurements of whole decoder steps with random weights: times, equal bits, errors of logits, the error of fp8 KV."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 
 class Model:
-    """One model's weights and arena, with a decoder for each setting over both."""
+    """A model's weights and arena, with two decoders that use them: an invariant one and a free one."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class Model:
             return backend.CudaDecoder(self.config, None, self.arena, precision=self.precision, invariant=invariant)
 
     def fill(self) -> None:
-        """Random entries in every page, as if all had been computed."""
+        """Fill every page with random entries."""
         taken = self.arena.take(np.sort(self.order), written=self.order, blank=self.order)
         finish = torch.cuda.synchronize if self.device.is_gpu else lambda: None
-        finish()  # zeros come first, on a stream of the arena's
+        finish()  # the arena zeroes frames on its own stream: wait for that
         for first in range(0, self.arena.num_frames, 256):
             self.arena.frames[first : first + 256].normal_()
         finish()
@@ -130,7 +130,9 @@ class Model:
         return self.rng.integers(0, self.config.vocab_size, count, dtype=np.int32)
 
     def decode_batch(self, batch: int, context: int) -> StepBatch:
-        """The `context`th token of each of so many sequences, all of whose logits are handed out."""
+        """Return a step that decodes the token at position `context` of each of `batch` sequences, with logits for all
+        sequences.
+        """
         return StepBatch(
             tuple(
                 self.chunk(self.tokens(1), context - 1, pages, self.logits[index])
@@ -139,7 +141,7 @@ class Model:
         )
 
     def prefill(self, tokens: np.ndarray, pages: np.ndarray, cuts: Sequence[int], *, invariant: bool) -> np.ndarray:
-        """The last row's logits of a text that is computed in chunks that end at `cuts`."""
+        """Compute a text in chunks that end at `cuts`, and return the logits of its last row."""
         row = np.empty(self.config.vocab_size, np.float32)
         start = 0
         for end in cuts:
@@ -155,15 +157,16 @@ class Model:
 def step_times(
     clock: Clock, ceilings: Ceilings, model: Model, batch: int, context: int, runs: int
 ) -> dict[str, dict[str, float]]:
-    """Decode steps with and without the contract, in turns, as the caller of `step` sees them: logits in its memory.
+    """Measure decode steps with and without batch invariance, in turns.
 
-    The floor: weights and KV, read once at the measured copy bandwidth.
+    A step ends when its logits are in the caller's memory. The floor is the time to read weights and KV once, at the
+    bandwidth that a copy reached.
     """
     work = model.decode_batch(batch, context)
     sides = {name: model.decoders[invariant] for name, invariant in (("invariant", True), ("free", False))}
     for decoder in sides.values():
         for _ in range(3 if clock.is_gpu else 1):
-            decoder.step(work)  # compiles, then captures
+            decoder.step(work)  # first compiles kernels, then captures a graph
     wall = clock.in_turns([lambda decoder=decoder: decoder.step(work) for decoder in sides.values()], runs=runs)
     num_bytes = model.decoders[True].weight_bytes + batch * context * model.config.entry_bytes(model.arena.dtype)
     floor = num_bytes / ceilings.copy_bytes_per_s
@@ -176,7 +179,7 @@ def step_times(
         }
         graphs = list(decoder._graphs._graphs.values())  # noqa: SLF001
         if clock.is_gpu and graphs:
-            alone = clock.events(graphs[-1].replay, runs=runs)  # the last one used
+            alone = clock.events(graphs[-1].replay, runs=runs)  # the graph that the step used
             found[name] |= {"device_us": 1e6 * alone.median, "device_of_floor": floor / alone.median}
     ratio = wall[0].median / wall[1].median
     found["cost"] = {"invariant_to_free": ratio, "throughput_lost": 1.0 - 1.0 / ratio}
@@ -186,7 +189,7 @@ def step_times(
 def prefill_times(
     clock: Clock, ceilings: Ceilings, model: Model, length: int, runs: int
 ) -> dict[str, dict[str, float]]:
-    """A text of `length` tokens from nothing, with and without the contract, in turns."""
+    """Measure the prefill of `length` tokens into an empty file, with and without batch invariance, in turns."""
     tokens, pages = model.tokens(length), model.tables(1, length)[0]
     sides = [lambda on=on: model.prefill(tokens, pages, [length], invariant=on) for on in (True, False)]
     for run in sides:
@@ -212,8 +215,8 @@ def _layer_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def contract(model: Model, length: int, neighbours: int, *, invariant: bool) -> dict[str, float]:
-    """Whether one call's logits and KV are equal, bit for bit, however it is computed (1.0: they are)."""
-    assert length % PAGE_ENTRIES, length  # a fork's last page is its own
+    """Return whether batch invariance holds: logits and KV have the same bits however a call is computed. 1.0: yes."""
+    assert length % PAGE_ENTRIES, length  # a fork must have a last page of its own
     tokens, order = model.tokens(length), model.order
     count = -(-(length + 1) // PAGE_ENTRIES)
     mine, other = order[:count], order[count : 2 * count]
@@ -227,7 +230,7 @@ def contract(model: Model, length: int, neighbours: int, *, invariant: bool) -> 
     rows = np.empty((2 + neighbours, model.config.vocab_size), np.float32)
     alone = model.chunk(next_token, length, mine, rows[0])
     decoder.step(StepBatch((alone,)))
-    # Beside neighbours of other lengths, half of which share its first pages: forks with tails of their own.
+    # Compute the call again in a batch with neighbours of other lengths. Half of them are forks of its file.
     forks = []
     for index in range(neighbours):
         table = order[(2 + index) * count : (3 + index) * count].copy()
@@ -247,13 +250,13 @@ def contract(model: Model, length: int, neighbours: int, *, invariant: bool) -> 
 
 
 def _entries(frames: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` entries of `[frames, layers, 2, kv_heads, 32, head_dim]`."""
+    """Return the first `length` entries of `[frames, layers, 2, kv_heads, 32, head_dim]`."""
     by_entry = frames.permute(0, 4, 1, 2, 3, 5).reshape(-1, *frames.shape[1:4], frames.shape[5])
     return by_entry[:length].contiguous()
 
 
 def reference_logits(model: Model, tokens: np.ndarray) -> torch.Tensor:
-    """The last row's logits by plain torch in float64, from the same weights."""
+    """Return the logits of the last row, computed from the same weights by plain torch in float64."""
     config, weights = model.config, model.weights
     device, length = model.device.torch, len(tokens)
     angles = torch.arange(length, device=device, dtype=torch.float64)[:, None] * torch.from_numpy(
@@ -286,11 +289,11 @@ def reference_logits(model: Model, tokens: np.ndarray) -> torch.Tensor:
 
 
 def errors(model: Model, narrow: Model, length: int) -> dict[str, dict[str, float]]:
-    """Logits against float64: of both settings, and of `narrow`, the same model with fp8 KV."""
+    """Return the errors of logits against float64, for both settings and for `narrow`, the same model with fp8 KV."""
     tokens = model.tokens(length)
     exact = reference_logits(model, tokens).cpu().numpy()
     found = {}
-    cuts = [length // 2, length - 1, length]  # a prefill, one behind a prefix, a decode
+    cuts = [length // 2, length - 1, length]  # a prefill, a prefill after a prefix, a decode
     for name, one, invariant in (
         ("invariant", model, True),
         ("free", model, False),

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the kernels' own tests on a GPU, where no pytest is: `python scripts/bench/gpu_tests.py TEST_FILE [--most N]`.
+"""Run the kernels' own tests on a GPU without pytest: `python scripts/bench/gpu_tests.py TEST_FILE [--most N]`.
 
-A test file sees, as `pytest`, the few names of it that tests/triton_kernels uses. Prints a line of JSON for each test.
+Test files import a stand-in for `pytest` that has the names used in tests/triton_kernels. The output is a line of JSON
+for each test.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TESTS = ROOT / "tests" / "triton_kernels"
 
 
 class Marks:
-    """`pytest.mark`: only parametrize and usefixtures mean something here."""
+    """Stand-in for `pytest.mark`. Marks other than parametrize and usefixtures have no effect."""
 
     def parametrize(self, names: str | tuple[str, ...], values: Any, **_: Any) -> Callable:
         listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
@@ -92,7 +93,7 @@ def stand_in() -> types.ModuleType:
 
 
 class MonkeyPatch:
-    """`monkeypatch`, as far as it is used."""
+    """Stand-in for pytest's `MonkeyPatch` with the methods that the tests use."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -184,7 +185,7 @@ def main() -> None:
             runner.run(function, arguments)
         except Skipped as error:
             outcome, why = "skipped", str(error)
-        except Exception as error:  # noqa: BLE001  # whatever a test raises is its failure
+        except Exception as error:  # noqa: BLE001  # any exception is a failure of the test
             outcome, why = "failed", "".join(traceback.format_exception(error)[-3:])[-1500:]
         seconds = round(time.monotonic() - started, 3)
         print(json.dumps({"test": name, "outcome": outcome, "seconds": seconds, "why": why}), flush=True)

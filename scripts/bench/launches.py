@@ -1,227 +1,306 @@
 #!/usr/bin/env python3
-"""Programs that a launcher starts, with isolation and without: how soon one calls the model, how many start a second,
-and what a thousand that live cost. The launcher's directory is in memory, as a user's is.
+"""Measure programs of a launcher: the time to their first call, their cost, and the leftovers of killed programs.
 
-Starts a daemon of its own with the tiny model. Run it as root (or where a user may mount) with the repository's
-interpreter: .venv/bin/python scripts/bench/launches.py
+    .venv/bin/python scripts/bench/launches.py [--only starts,alive,kills] [--isolation none,standard] [--rounds 10]
+        [--launches 1000] [--alive 1000] [--kills 1000] [--save NAME] [--quick] [--json]
+
+starts  time to a program's first answer from the daemon, with a warm and a cold launcher; the same for `symphony run`;
+        rate of programs that start, call and end, eight at once
+alive   cost of each of many living programs: memory, and processor time of the launcher
+kills   time until the pages of a killed program are free. Programs are killed in pred() and generate(): if anything of
+        them stays, or the output of another program differs, the run fails
+
+The daemon has the tiny model. The launcher's directory is in memory, as usual for users. Run as root, or as a user who
+may mount.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from socket import socket
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY))
+from harness import Daemon, Row, arguments, chosen, connected, end, processor, processor_s, seconds_of, show_rows
 
-from symphony.launcher import client, wire  # noqa: E402 - the path comes first
-from symphony.launcher.places import Places, find_places  # noqa: E402
-from symphony.launcher.spec import ISOLATIONS  # noqa: E402
+import libsym as sym
+from symphony.launcher.asking import client
+from symphony.launcher.common import wire
+from symphony.launcher.common.places import find_places
+from symphony.launcher.common.spec import ISOLATIONS
+from symphony.launcher.machine import processes
 
 FIRST_CALL = "import libsym as sym\nsym.send_to_user(str(sym.getpid()))\n"
-LIVES = "import signal\nimport libsym as sym\nkv = sym.kv_create()\nsym.send_to_user('x')\nsignal.pause()\n"
+LIVES = """
+import signal
+import libsym as sym
+kv = sym.kv_create()
+sym.kv_write(kv, [1] * 400)
+sym.send_to_user("x")
+signal.pause()
+"""
+CALLS = """
+import sys
+import libsym as sym
+sym.send_to_user("x")
+while True:
+    with sym.kv_create() as kv:
+        if sys.argv[1] == "pred":
+            tokens = [1, 2, 3]
+            for _ in range(300):
+                tokens = [sym.pred(kv, tokens).argmax()]
+        else:
+            for token in sym.generate(kv, [1, 2, 3], stop_at_end=False, max_tokens=300):
+                pass
+"""
+GOES_ON = """
+import hashlib, sys
+import libsym as sym
+for _ in range(int(sys.argv[1])):
+    with sym.kv_create() as kv:
+        sampler = sym.Sampler(temperature=1.0, seed=7)
+        drawn = list(sym.generate(kv, [1, 2, 3], sampler=sampler, stop_at_end=False, max_tokens=400))
+    sym.send_to_user(hashlib.sha256(str(drawn).encode()).hexdigest()[:16] + "\\n")
+"""
 AT_ONCE = 8
-
-
-LOOK_S = 5.0
+MOST_S = 0.05
+"""Longest time between a program's first call and its kill."""
+SETTLE_S = 10.0
 IN_MEMORY = Path("/dev/shm")
 
 
-def run(program: Path, isolation: str, **limits: float) -> dict[str, object]:
-    """A request to run it."""
-    spec = {"path": str(program), "python": True, "env": dict(os.environ), "cwd": "/", "has_input": False}
-    shows = [(str(program.parent), str(program.parent), False)]
-    how = {"isolation": isolation, "shows": shows, "limits": limits}
-    return {"do": "run", "spec": {**spec, **how}, "detach": False}
+class Setting:
+    """A daemon, its launcher, and the isolation of the launcher's programs."""
+
+    def __init__(self, args: argparse.Namespace, daemon: Daemon, isolation: str) -> None:
+        self.args, self.daemon, self.isolation = args, daemon, isolation
+        self.places = find_places(str(daemon.socket))
+
+    @property
+    def launcher(self) -> int:
+        return int(self.places.lock.read_text())
+
+    def path(self, source: str) -> Path:
+        path = self.daemon.where / f"{hash(source)}.py"
+        if not path.exists():
+            path.write_text(source)
+        return path
+
+    def start(self, source: str, *args: str) -> socket:
+        path, where = self.path(source), str(self.daemon.where)
+        spec = {"path": str(path), "python": True, "args": list(args), "env": dict(os.environ), "cwd": "/"}
+        spec |= {"has_input": False, "isolation": self.isolation, "shows": [(where, where, False)], "limits": {}}
+        return client.opened(self.places, {"do": "run", "spec": spec, "detach": False})
+
+    @contextmanager
+    def running(self, source: str, *args: str) -> Iterator[tuple[socket, int]]:
+        """Yield a program's connection and the pid of its first process; read its output to the end afterwards."""
+        with self.start(source, *args) as connection:
+            pid = client.answer(connection)["pid"]
+            yield connection, pid
+            while output(connection):
+                pass
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts that must return to their earlier values when the programs have ended."""
+        stat = sym.daemon_stat()
+        found = {name: stat[name] for name in ("num_free_pages", "num_files", "lips", "programs", "waiting_calls")}
+        for name, pid in (("daemon", self.daemon.pid), ("launcher", self.launcher)):
+            found[f"descriptors of the {name}"] = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        # The daemon has a descriptor for each receiver. A receiver ends after the queue of a killed program is empty.
+        found["descriptors of the daemon"] -= num_receivers(self.daemon.pid)
+        found["processes"] = len(processes.descendants([self.launcher]))
+        found["living"] = len(client.request(self.places, {"do": "ps", "all": False})["programs"])
+        return found
 
 
-def milliseconds_to_first_answer(places: Places, program: Path, isolation: str) -> float:
-    """From the request to the first byte that the program writes, which is what the daemon told it."""
-    begin_s = time.perf_counter()
-    with client.opened(places, run(program, isolation)) as connection:
-        client.answer(connection)
-        while wire.receive(connection)[0] != wire.OUTPUT:
+def num_receivers(daemon: int) -> int:
+    """Return the number of processes that receive descriptors for the daemon."""
+    commands = (Path(f"/proc/{pid}/cmdline") for pid in processes.descendants([daemon]))
+    return sum(b"receiver.py" in command.read_bytes() for command in commands if command.exists())
+
+
+def output(connection: socket) -> bytes:
+    """Return the next output of a program, or nothing if the program has ended."""
+    kind, content = wire.receive(connection)
+    return content if kind == wire.OUTPUT else b""
+
+
+# Starts
+
+
+def first_answer_ms(here: Setting) -> float:
+    """Measure the time from the request to the program's first output, which follows the daemon's answer."""
+    began_s = time.perf_counter()
+    with here.running(FIRST_CALL) as (connection, _):
+        assert output(connection), "the program has ended: does the daemon live?"
+        return 1e3 * (time.perf_counter() - began_s)
+
+
+def launches_a_s(here: Setting, number: int) -> float:
+    """Return the rate of programs that start, call the daemon once and end. AT_ONCE of them run at a time."""
+
+    def launch(_: int) -> None:
+        with here.running(FIRST_CALL):
             pass
-        taken_s = time.perf_counter() - begin_s
-        while wire.receive(connection)[0] == wire.OUTPUT:
-            pass
-    return 1e3 * taken_s
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return number / seconds_of(lambda: list(threads.map(launch, range(number))))
 
 
-def milliseconds_of_command(program: Path, executable: list[str]) -> float:
-    begin_s = time.perf_counter()
-    subprocess.run([*executable, program], check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
-    return 1e3 * (time.perf_counter() - begin_s)
+def starts(here: Setting, rows: list[Row]) -> None:
+    warm, cold, rates, commands, pythons = (list[float]() for _ in range(5))
+    run = [sys.executable, "-m", "symphony", "run", "--isolation", here.isolation]
+    for _ in range(here.args.rounds):
+        first_answer_ms(here)
+        warm += [first_answer_ms(here) for _ in range(5)]
+        rates.append(launches_a_s(here, max(AT_ONCE, here.args.launches // here.args.rounds)))
+        end(here.launcher)
+        cold.append(first_answer_ms(here))
+        for command, found in ((run, commands), ([sys.executable], pythons)):
+            words = [*command, str(here.path(FIRST_CALL))]
+            quietly = partial(subprocess.run, words, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            found.append(1e3 * seconds_of(quietly))
+    rows.append(Row(f"{here.isolation}: first answer, warm", "ms", warm, aim="25"))
+    rows.append(Row(f"{here.isolation}: first answer, the launcher's start, too", "ms", cold, aim="150"))
+    rows.append(Row(f"{here.isolation}: `symphony run`", "ms", commands, "`python`", pythons))
+    rows.append(Row(f"{here.isolation}: launches of {AT_ONCE} at once", "a second", rates))
 
 
-def end_launcher(places: Places) -> None:
-    """So that the next request has to start one."""
-    pidfd = os.pidfd_open(int(places.lock.read_text()))
-    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-    os.close(pidfd)
-
-
-def launches_per_second(places: Places, program: Path, isolation: str, number: int) -> float:
-    """Programs that start, call the daemon once and end, some at once."""
-    begin_s, running = time.perf_counter(), []
-    for _ in range(number):
-        if len(running) == AT_ONCE:
-            to_the_end(running.pop(0))
-        running.append(client.opened(places, run(program, isolation)))
-    for connection in running:
-        to_the_end(connection)
-    return number / (time.perf_counter() - begin_s)
-
-
-def to_the_end(connection) -> None:
-    with connection:
-        client.answer(connection)
-        while wire.receive(connection)[0] == wire.OUTPUT:
-            pass
+# Living programs
 
 
 def memory_kib(pid: int) -> int:
-    """Proportional: pages that processes share are divided between them."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    return 0
+    """Return the proportional set size: a shared page counts in parts, one for each process that shares it."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
-def cost_of_living(
-    places: Places, daemon: int, program: Path, number: int, isolation: str, **limits: float
-) -> dict[str, float]:
-    """KiB of each of `number` programs, in its process, the launcher and the daemon; what watching them takes."""
-    launcher = int(places.lock.read_text())
-    before = memory_kib(launcher), memory_kib(daemon)
-    begin_s = time.perf_counter()
-    running = [client.opened(places, run(program, isolation, **limits)) for _ in range(number)]
-    pids = [client.answer(each)["pid"] for each in running]
+def alive(here: Setting, rows: list[Row]) -> None:
+    first_answer_ms(here)
+    number, pids = here.args.alive, (here.launcher, here.daemon.pid)
+    before_kib, began_s = list(map(memory_kib, pids)), time.perf_counter()
+    running = [here.start(LIVES) for _ in range(number)]
+    own = [client.answer(each)["pid"] for each in running]
     for each in running:
-        assert wire.receive(each)[0] == wire.OUTPUT
-    taken_s = time.perf_counter() - begin_s
-    found = {
-        "seconds until all have called": taken_s,
-        "KiB of its process": sum(map(memory_kib, pids)) / number,
-        **(
-            {"KiB of its sandbox's first process": sum(map(memory_kib, map(parent, pids))) / number}
-            if isolation != "none"
-            else {}
-        ),
-        "KiB of the launcher": (memory_kib(launcher) - before[0]) / number,
-        "KiB of the daemon": (memory_kib(daemon) - before[1]) / number,
-        "descriptors of the launcher": len(os.listdir(f"/proc/{launcher}/fd")) / number,  # noqa: PTH208
-        "% of a processor for the launcher": 100 * processor_share(launcher),
-    }
+        assert output(each)
+    took_s = time.perf_counter() - began_s
+    kib = [sum(map(memory_kib, own)), *(memory_kib(pid) - size for pid, size in zip(pids, before_kib, strict=True))]
+    spent_s, seconds = processor_s(here.launcher), 1.0 if here.args.quick else 5.0
+    time.sleep(seconds)
+    share = 100 * (processor_s(here.launcher) - spent_s) / seconds
     for each in running:
         each.close()
-    while client.request(places, {"do": "ps", "all": False})["programs"]:
+    while client.request(here.places, {"do": "ps", "all": False})["programs"]:
         time.sleep(0.05)
+    sizes = "process {:.0f} KiB, the launcher {:.0f}, the daemon {:.0f}".format(*(each / number for each in kib))
+    note = f"each: {sizes}; the launcher takes {share:.1f} % of a processor"
+    rows.append(Row(f"{here.isolation}: until {number:,} have called", "s", [took_s], note=note))
+
+
+# Kills
+
+
+def free_ms(here: Setting) -> float:
+    """Measure the time from the kill of a program to the daemon's answer that its pages are free."""
+    free = sym.daemon_stat()["num_free_pages"]
+    with here.running(LIVES) as (connection, pid):
+        assert output(connection), "the program has ended: does the daemon live?"
+        assert sym.daemon_stat()["num_free_pages"] < free
+        began_s = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        while sym.daemon_stat()["num_free_pages"] < free:
+            pass
+        return 1e3 * (time.perf_counter() - began_s)
+
+
+def kill_many(here: Setting, number: int) -> None:
+    """Kill programs from several threads at once, each at a random time in its calls."""
+
+    def kill(turn: int) -> None:
+        with here.running(CALLS, ("pred", "generate")[turn % 2]) as (connection, pid):
+            assert output(connection)
+            time.sleep(random.Random(turn).uniform(0, MOST_S))
+            with suppress(ProcessLookupError):  # its daemon is gone: `at_rest` fails
+                os.kill(pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(kill, range(number)))
+
+
+def at_rest(here: Setting) -> dict[str, int]:
+    """Wait until all programs have ended and the figures no longer change. Return the figures."""
+    before, found = dict[str, int](), here.figures()
+    while found["living"] or found != before:
+        time.sleep(0.1)
+        before, found = found, here.figures()
     return found
 
 
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
+def what_stays(here: Setting, before: dict[str, int]) -> dict[str, int]:
+    """Return the figures that have not returned to their earlier values within SETTLE_S, with the differences."""
+    until_s = time.monotonic() + SETTLE_S
+    while True:
+        differs = {name: value - before[name] for name, value in here.figures().items() if value != before[name]}
+        if not differs or time.monotonic() > until_s:
+            return differs
+        time.sleep(0.05)
 
 
-def processor_share(pid: int) -> float:
-    """While nothing happens."""
-    before_s, begin_s = processor_s(pid), time.perf_counter()
-    time.sleep(LOOK_S)
-    return (processor_s(pid) - before_s) / (time.perf_counter() - begin_s)
+def kills(here: Setting, rows: list[Row]) -> None:
+    free_ms(here)
+    times = [free_ms(here) for _ in range(max(2, here.args.kills // 20))]
+    with here.running(GOES_ON, "1") as (connection, _):
+        wanted = output(connection)
+    kill_many(here, AT_ONCE)
+    before, heard = at_rest(here), list[bytes]()
+    with here.start(GOES_ON, "1000000") as connection:
+        pid = client.answer(connection)["pid"]
+        listens = threading.Thread(target=lambda: heard.extend(iter(lambda: output(connection), b"")))
+        listens.start()
+        took_s = seconds_of(partial(kill_many, here, here.args.kills))
+        os.kill(pid, signal.SIGKILL)
+        listens.join()
+    rounds = [each for each in b"".join(heard).splitlines(keepends=True) if each.endswith(b"\n")]
+    words = [sys.executable, "-m", "symphony", "doctor"]
+    doctor = subprocess.run(words, check=False, capture_output=True, text=True)
+    stays, num_differ = what_stays(here, before), sum(each != wanted for each in rounds)
+    rows.append(Row(f"{here.isolation}: until a killed program's pages are free", "ms", times, aim="100"))
+    note = f"nothing stays, and {len(rounds):,} rounds beside are right"
+    rows.append(Row(f"{here.isolation}: {here.args.kills:,} killed in their calls", "s", [took_s], note=note))
+    if stays or num_differ or not rounds or doctor.returncode:
+        raise SystemExit(f"stays: {stays}; {num_differ} of {len(rounds)} rounds differ; doctor:\n{doctor.stdout}")
 
 
-def processor_s(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
-    name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{name}, {os.cpu_count()} processors"
-
-
-def takes_isolation(symphony: list[str]) -> bool:
-    """Whether the command can be told which."""
-    return b"--isolation" in subprocess.run([*symphony, "run", "--help"], check=True, capture_output=True).stdout
-
-
-def measure(base: Path, turns: int, launches: int, number: int) -> dict[str, object]:
-    first, lives = base / "first.py", base / "lives.py"
-    first.write_text(FIRST_CALL)
-    lives.write_text(LIVES)
-    os.environ |= {"SYMPHONY_SOCKET": str(base / "d.sock"), "XDG_RUNTIME_DIR": str(base)}
-    os.environ |= {"PYTHONPATH": str(REPOSITORY)}
-    symphony = [sys.executable, "-m", "symphony"]
-    options = ["--model", "tiny", "--mount", base / "kv", "--state", base / "state", "--kv-memory", "64M"]
-    with subprocess.Popen([*symphony, "serve", *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
-        try:
-            assert daemon.stdout is not None
-            assert daemon.stdout.readline()
-            places = find_places(os.environ["SYMPHONY_SOCKET"])
-            times = Times()
-            for _ in range(turns):
-                times.take(["`python`"], milliseconds_of_command(first, [sys.executable]))
-                for isolation in ISOLATIONS:
-                    one_turn(times, places, first, isolation, launches // turns)
-            if takes_isolation(symphony):
-                for isolation in ISOLATIONS * turns:
-                    command = [*symphony, "run", "--isolation", isolation]
-                    times.take([isolation, "ms of `symphony run`"], milliseconds_of_command(first, command))
-            found: dict[str, object] = {"processor": processor(), **times.spreads()}
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-            for isolation, limits in [*((each, {}) for each in ISOLATIONS), ("none", {"memory": memory})]:
-                name = f"each of {number}, {isolation}, {'with a limit on memory' if limits else 'no limit asked for'}"
-                found[name] = cost_of_living(places, daemon.pid, lives, number, isolation, **limits)
-            end_launcher(places)
-            return found
-        finally:
-            daemon.terminate()
-
-
-class Times:
-    """Measurements by name."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, list[float]] = {}
-
-    def take(self, words: list[str], *values: float) -> None:
-        self._taken.setdefault(", ".join(words), []).extend(values)
-
-    def spreads(self) -> dict[str, object]:
-        return {name: spread(values) for name, values in self._taken.items()}
-
-
-def one_turn(times: Times, places: Places, first: Path, isolation: str, launches: int) -> None:
-    warm = [milliseconds_to_first_answer(places, first, isolation) for _ in range(6)]
-    times.take([isolation, "ms to the first answer, warm"], *warm[1:])
-    times.take([isolation, "launches a second"], launches_per_second(places, first, isolation, launches))
-    end_launcher(places)
-    times.take([isolation, "ms to the first answer, cold"], milliseconds_to_first_answer(places, first, isolation))
-
-
-def spread(times: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(times), "best": min(times), "worst": max(times)}
+PARTS = {"starts": starts, "alive": alive, "kills": kills}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--launches", type=int, default=1000)
-    parser.add_argument("--alive", type=int, default=1000)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sb", dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as base:
-        found = measure(Path(base), args.turns, args.launches, args.alive)
-    print(json.dumps(found, indent=2, default=lambda value: round(value, 2)))
+    sizes = {"rounds": 10, "launches": 1000, "alive": 1000, "kills": 1000}
+    kinds = {"only": ",".join(PARTS), "isolation": ",".join(ISOLATIONS), "save": str}
+    args = arguments(__doc__, **kinds, **sizes, quick=False, json=False).parse_args()
+    if args.quick:
+        args.rounds, args.launches, args.alive, args.kills = 1, AT_ONCE, 4, 30
+    elif IN_MEMORY.is_dir():
+        tempfile.tempdir = str(IN_MEMORY)
+    names, rows = chosen(args.only, PARTS), list[Row]()
+    with connected("tiny", "--kv-memory", "64M") as daemon:
+        os.environ |= daemon.environment
+        for name in names:
+            for isolation in args.isolation.split(","):
+                PARTS[name](Setting(args, daemon, isolation), rows)
+    show_rows(rows, processor(), args)
 
 
 if __name__ == "__main__":

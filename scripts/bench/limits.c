@@ -1,26 +1,17 @@
-/* The most that this machine can do: bytes that threads read a second, operations a second of each instruction
- * that multiplies matrices. A multiply and an add are two operations.
+/* Upper limits of this machine: bytes a second that threads can read, and operations a second of each instruction
+ * for products of matrices. A multiplication and an addition are two operations.
  *
- * Twenty-four independent chains for one instruction: with twelve, its latency is what is measured on some
- * processors. Chains stay in registers: each loop is unrolled, and what a chain
- * holds is hidden from the compiler, which would merge equal ones. */
+ * Each instruction runs in 24 independent chains, because 12 chains would measure its latency on some processors.
+ * The loops are unrolled, so chains stay in registers. An empty asm statement hides the values of chains from the
+ * compiler, which would otherwise merge equal chains. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <immintrin.h>
-#include <pthread.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stddef.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- operations ---- */
 
@@ -36,7 +27,7 @@ static double now(void) {
         _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) __asm__ volatile("" : keep(a[i]));                    \
     }
 
-/* AVX2 has sixteen registers: twelve chains, two operands and a temporary. */
+/* AVX2 has 16 registers, which are enough for 12 chains, two operands and a temporary value. */
 CHAINS("avx2,fma", fma_avx2, __m256, 12, _mm256_setzero_ps(), _mm256_fmadd_ps(x, y, a[i]), "+x")
 CHAINS("avx2", maddubs_avx2, __m256i, 12, _mm256_setzero_si256(),
        _mm256_add_epi16(_mm256_maddubs_epi16(_mm256_xor_si256(x, a[i]), y), a[i]), "+x")
@@ -46,7 +37,7 @@ CHAINS("avx512f,avx512bw,avx512vnni", vpdpbusd, __m512i, 24, _mm512_setzero_si51
 CHAINS("avx512f,avx512bw,avx512bf16", vdpbf16ps, __m512, 24, _mm512_setzero_ps(),
        _mm512_dpbf16_ps(a[i], (__m512bh)x, (__m512bh)y), "+v")
 
-/* Static: gcc 12 drops stores to a configuration on the stack. */
+/* The configuration is static because gcc 12 drops stores to one on the stack. */
 static struct {
     uint8_t palette, start, pad[14];
     uint16_t row_bytes[16];
@@ -81,7 +72,7 @@ enum feature { AVX2, AVX512, VNNI, BF16, AMX_BF16, AMX_INT8 };
 static int amx(int bit) {
     unsigned a = 7, b, c = 0, d;
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    /* ARCH_REQ_XCOMP_PERM for the tile data: the kernel grants tiles only to who asks. */
+    /* ARCH_REQ_XCOMP_PERM: a process must ask the kernel for permission to use tiles. */
     return (d >> 24 & 1) && (d >> bit & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
@@ -108,7 +99,7 @@ static const struct kind {
     const char *name;
     enum feature needs;
     void (*run)(long rounds);
-    double ops; /* in a round */
+    double ops; /* operations of a round */
 } kinds[] = {
     {"fma avx2", AVX2, fma_avx2, 12 * 8 * 2},
     {"fma avx512", AVX512, fma_avx512, 24 * 16 * 2},
@@ -144,88 +135,13 @@ static uint64_t read_plain(const char *p, size_t bytes) {
     return (uint64_t)_mm_cvtsi128_si64(a);
 }
 
-/* ---- threads ---- */
-
-struct task {
-    pthread_barrier_t *barrier;
-    const struct kind *kind; /* null: read */
-    char *memory;
-    size_t bytes;
-    long rounds;
-    int passes;
-    double *begin, *end; /* [passes] */
-};
+/* ---- functions that threads of limits.py call ---- */
 
 static volatile uint64_t sink;
 
-static void *work(void *argument) {
-    struct task *t = argument;
-    if (!t->kind)
-        memset(t->memory, 1, t->bytes); /* pages near the thread that reads them */
-    for (int pass = 0; pass < t->passes; pass++) {
-        pthread_barrier_wait(t->barrier);
-        t->begin[pass] = now();
-        if (t->kind)
-            t->kind->run(t->rounds);
-        else
-            sink = has(AVX512) ? read_avx512(t->memory, t->bytes) : read_plain(t->memory, t->bytes);
-        t->end[pass] = now();
-    }
-    return NULL;
-}
-
-/* Seconds of the fastest pass, from the first thread's start to the last one's end; negative on failure. */
-static double fastest(const struct kind *kind, int threads, size_t bytes, long rounds, int passes) {
-    pthread_barrier_t barrier;
-    pthread_t ids[threads];
-    struct task tasks[threads];
-    double times[threads][2][passes], best = -1;
-    size_t each = bytes / (size_t)threads / 4096 * 4096;
-    char *memory = kind ? NULL : aligned_alloc(4096, each * (size_t)threads);
-    if (!kind && !memory)
-        return -1;
-    pthread_barrier_init(&barrier, NULL, (unsigned)threads);
-    for (int i = 0; i < threads; i++) {
-        tasks[i] = (struct task){
-            &barrier, kind, memory ? memory + (size_t)i * each : NULL, each, rounds, passes, times[i][0], times[i][1]};
-        if (pthread_create(&ids[i], NULL, work, &tasks[i]))
-            abort();
-    }
-    for (int i = 0; i < threads; i++)
-        pthread_join(ids[i], NULL);
-    for (int pass = 0; pass < passes; pass++) {
-        double begin = times[0][0][pass], end = times[0][1][pass];
-        for (int i = 1; i < threads; i++) {
-            if (times[i][0][pass] < begin)
-                begin = times[i][0][pass];
-            if (times[i][1][pass] > end)
-                end = times[i][1][pass];
-        }
-        if (best < 0 || end - begin < best)
-            best = end - begin;
-    }
-    free(memory);
-    return best;
-}
-
-/* ---- what limits.py calls ---- */
-
 int limit_kinds(void) { return sizeof kinds / sizeof *kinds; }
 const char *limit_name(int kind) { return kinds[kind].name; }
-
-/* Operations a second, or 0 where the processor lacks the instruction. */
-double limit_ops(int kind, int threads) {
-    const struct kind *k = &kinds[kind];
-    if (!has(k->needs))
-        return 0;
-    long rounds = 1000;
-    while (fastest(k, 1, 0, rounds, 1) < 0.02)
-        rounds *= 2;
-    return k->ops * (double)rounds * threads / fastest(k, threads, 0, rounds, 5);
-}
-
-/* Bytes a second that so many threads read together, each its own part of a buffer. */
-double limit_read(int threads, size_t bytes) {
-    double seconds = fastest(NULL, threads, bytes, 0, 7);
-    return seconds < 0 ? 0 : (double)(bytes / (size_t)threads / 4096 * 4096 * (size_t)threads) / seconds;
-}
+/* Return the operations of a round, or 0 if the processor lacks the instruction. */
+double limit_ops(int kind) { return has(kinds[kind].needs) ? kinds[kind].ops : 0; }
+void limit_run(int kind, long rounds) { kinds[kind].run(rounds); }
+void limit_read(const char *p, size_t bytes) { sink = has(AVX512) ? read_avx512(p, bytes) : read_plain(p, bytes); }

@@ -1,294 +1,46 @@
 #!/usr/bin/env python3
-# ruff: noqa: PTH108, PTH116, PTH208 - the system calls themselves are what is measured
-"""The mount beside a minimal libfuse program in C and tmpfs: names, attributes, bytes, forks; what finds cost a pred().
+# ruff: noqa: PTH108, PTH116, PTH208 - the benchmark measures these very calls
+"""Measure calls on the mount: names, plain files, images and forks. With --before, two versions run in turns.
 
-    .venv/bin/python scripts/bench/mount.py [--turns 5] [--pred] [--json]
+    .venv/bin/python scripts/bench/mount.py [--before TREE] [--rounds 15] [--mib 32] [--calls 1000] [--save NAME]
+        [--quick] [--json]
+    .venv/bin/python scripts/bench/mount.py --pred [--model smollm2]    # pred() beside four `find` over 2,000 names
 
-All take turns in one run, once with client and server on one CPU and once wherever the kernel puts them; medians. The
-scratch mount is served by a process of its own over memory, as is the C program (`peers/minimal_fuse.c`, compiled here
-with gcc). Needs root, or a user who may mount. `--pred` starts a daemon and measures pred() alone and beside four
-`find`.
+Each version has a daemon with its own state and mount. The daemons take turns with slices of each kind of call. The
+order of the daemons changes in each round. Figures are microseconds of wall-clock time for one call or one MiB, beside
+those of the earlier version. A note has the processor time of the daemons. Run as root, or as a user who may mount.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import trio
+from harness import ROOT, Daemon, Row, arguments, in_turns, processor, processor_s, quantile, served, show_rows
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY))
-
-from kvfs.fs import FileSystem  # noqa: E402 - the path comes first
-from kvfs.mount.session import serve_mount  # noqa: E402
-from kvfs.names.tree import Credentials  # noqa: E402
-from kvfs.pages.pool import PagePool  # noqa: E402
-from libsym.abi import PAGE_ENTRIES  # noqa: E402
-from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all  # noqa: E402
-
-PAGE_BYTES = 1 << 20
-IMAGE_PAGES = 256
-FORK_PAGES = 1024
-NUM_PAGES = FORK_PAGES + 3 * IMAGE_PAGES
-PIECE = 1 << 20
-NUM_NAMES = 10_000
-
-
-# The server
-
-
-def make_file_system(backing: Path) -> FileSystem:
-    facts = FakeFacts(head_dim=PAGE_BYTES // (2 * 2 * 2 * PAGE_ENTRIES * 4))
-    store = FakeStore(facts, NUM_PAGES)
-    store.pages[:] = 0  # touched: a daemon's pages were used before, and first use is what its machine's memory costs
-    fs = FileSystem(PagePool(store), facts, backing, os.getuid(), os.getgid())
-    creds = Credentials(os.getuid(), os.getgid())
-    for name, num_pages in {"image": IMAGE_PAGES, "large": FORK_PAGES}.items():
-        handle = fs.kv_create(creds, name)
-        num_entries = num_pages * PAGE_ENTRIES
-        commit_all(fs.reserve(handle, [1] * num_entries, range(num_entries)))
-        fs.committed(handle)
-        fs.kv_close(handle)
-    return fs
-
-
-async def serve(base: Path, backing: Path) -> None:
-    """Until SIGTERM."""
-    fs = make_file_system(backing)
-    async with trio.open_nursery() as nursery:
-
-        async def mount(task_status: trio.TaskStatus[None]) -> None:
-            await serve_mount(fs, base / "kv", allow_other=False, task_status=task_status)
-
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
-            await nursery.start(mount)
-            print("mounted", flush=True)
-            await anext(signals)
-        nursery.cancel_scope.cancel()
-    fs.check()
-
-
-@contextmanager
-def our_mount(base: Path, backing: Path) -> Iterator[tuple[Path, int]]:
-    """Where it is, and the server's pid; plain files' bytes are in `backing`: in memory, as the C program's are."""
-    command = [sys.executable, __file__, "--serve", base, backing]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"mounted\n"
-            yield base / "kv", server.pid
-        finally:
-            server.terminate()
-    assert server.returncode == 0
-
-
-@contextmanager
-def minimal_mount(base: Path) -> Iterator[tuple[Path, int]]:
-    where, program = base / "minimal", base / "minimal_fuse"
-    where.mkdir()
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
-    source = REPOSITORY / "scripts/bench/peers/minimal_fuse.c"
-    subprocess.run(["gcc", "-O2", "-o", program, source, *flags.stdout.split()], check=True)
-    with subprocess.Popen([program, "-f", where]) as server:
-        try:
-            while not os.path.ismount(where):
-                assert server.poll() is None, "minimal_fuse ended"
-                time.sleep(0.01)
-            yield where, server.pid
-        finally:
-            server.terminate()
-
-
-# What is measured: each gives seconds for one of it
-
-
-def stat(where: Path, count: int) -> float:
-    path = str(where / "file")
-    began = time.perf_counter()
-    for _ in range(count):
-        os.stat(path)
-    return (time.perf_counter() - began) / count
-
-
-def open_read_close(where: Path, count: int) -> float:
-    path = str(where / "file")
-    began = time.perf_counter()
-    for _ in range(count):
-        fd = os.open(path, os.O_RDONLY)
-        os.read(fd, 4096)
-        os.close(fd)
-    return (time.perf_counter() - began) / count
-
-
-def create(where: Path, count: int) -> float:
-    directory = f"{where}/"
-    began = time.perf_counter()
-    for i in range(count):
-        os.close(os.open(f"{directory}new{i}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-    taken = (time.perf_counter() - began) / count
-    for i in range(count):
-        os.unlink(f"{directory}new{i}")
-    return taken
-
-
-def list_names(where: Path, _count: int) -> float:
-    began = time.perf_counter()
-    found = os.listdir(where)
-    taken = time.perf_counter() - began
-    assert len(found) >= NUM_NAMES
-    return taken
-
-
-def read_image(where: Path, _count: int) -> float:
-    """Through the page cache, which has nothing of it."""
-    fd = os.open(where / "image", os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    piece = bytearray(PIECE)
-    began = time.perf_counter()
-    while os.readv(fd, [piece]):
-        pass
-    taken = time.perf_counter() - began
-    os.close(fd)
-    return taken
-
-
-def write_image(image: memoryview, where: Path, _count: int) -> float:
-    """A file of these bytes, to the end of its close: on the mount it is a KV file then."""
-    began = time.perf_counter()
-    fd = os.open(where / "copy", os.O_CREAT | os.O_WRONLY, 0o644)
-    for start in range(0, len(image), PIECE):
-        os.write(fd, image[start : start + PIECE])
-    os.close(fd)
-    taken = time.perf_counter() - began
-    os.unlink(where / "copy")
-    return taken
-
-
-def write_plain(image: memoryview, where: Path, count: int) -> float:
-    """The same bytes without an image's beginning: they stay a plain file."""
-    return write_image(image[PIECE:], where, count)
-
-
-def fork(where: Path, _count: int) -> float:
-    source, target = os.open(where / "large", os.O_RDONLY), os.open(where / "fork", os.O_CREAT | os.O_WRONLY)
-    began = time.perf_counter()
-    copied = os.copy_file_range(source, target, 1 << 40)
-    taken = time.perf_counter() - began
-    assert copied > FORK_PAGES * PAGE_BYTES
-    os.close(source)
-    os.close(target)
-    os.unlink(where / "fork")
-    return taken
-
-
-# Turns
-
-
-@contextmanager
-def pinned(pids: list[int], *, to_one: bool) -> Iterator[None]:
-    """This process and the servers, on the last CPU; or anywhere."""
-    everywhere = os.sched_getaffinity(0)
-    chosen = {max(everywhere)} if to_one else everywhere
-    for pid in (0, *pids):
-        _pin(pid, chosen)
-    try:
-        yield
-    finally:
-        for pid in (0, *pids):
-            _pin(pid, everywhere)
-
-
-def _pin(pid: int, cpus: set[int]) -> None:
-    for thread in Path(f"/proc/{pid or 'self'}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cpus)
-
-
-def prepare(places: dict[str, Path]) -> memoryview:
-    """The same files everywhere; the image's bytes come back."""
-    image = (places["mount"] / "image").read_bytes()
-    for name, where in places.items():
-        if name != "mount":
-            (where / "image").write_bytes(image)
-        (where / "file").write_bytes(bytes(1000))
-        for i in range(NUM_NAMES):
-            os.close(os.open(where / f"name{i}", os.O_CREAT | os.O_WRONLY, 0o644))
-    return memoryview(image)
-
-
-def measure(places: dict[str, Path], image: memoryview, turns: int) -> dict[str, dict[str, float]]:
-    """Seconds, medians, by what and where."""
-    megabytes = len(image) / 1e6
-    kinds: dict[str, tuple[Callable[[Path, int], float], int]] = {
-        "stat": (stat, 3000),
-        "open+read+close": (open_read_close, 1500),
-        "create+close": (create, 1000),
-        f"list {NUM_NAMES} names": (list_names, 1),
-        f"read an image of {megabytes:.0f} MB": (read_image, 1),
-        f"write an image of {megabytes:.0f} MB": (functools.partial(write_image, image), 1),
-        f"write {megabytes - 1:.0f} MB that are none": (functools.partial(write_plain, image), 1),
-    }
-    result: dict[str, dict[str, float]] = {}
-    for kind, (function, count) in kinds.items():
-        taken: dict[str, list[float]] = {name: [] for name in places}
-        for _ in range(1 + turns):
-            for name, where in places.items():
-                taken[name].append(function(where, count))
-        # Without the first turn: memory that was never used before costs what the machine below takes to give it.
-        result[kind] = {name: statistics.median(times[1:]) for name, times in taken.items()}
-    result["fork of 1 GiB"] = {"mount": statistics.median(fork(places["mount"], 1) for _ in range(turns))}
-    return result
-
-
-def run(turns: int) -> dict[str, dict[str, dict[str, float]]]:
-    with ExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="symphony-bench-")))
-        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="symphony-bench-", dir="/dev/shm")))
-        ours, our_pid = stack.enter_context(our_mount(base, memory / "backing"))
-        minimal, minimal_pid = stack.enter_context(minimal_mount(base))
-        places = {"mount": ours, "C": minimal, "tmpfs": memory}
-        image = prepare(places)
-        found = {}
-        for name, to_one in (("one CPU", True), ("any CPU", False)):
-            with pinned([our_pid, minimal_pid], to_one=to_one):
-                found[name] = measure(places, image, turns)
-        return found
-
-
-def show(found: dict[str, dict[str, dict[str, float]]]) -> None:
-    for pinning, kinds in found.items():
-        print(f"{pinning:32}{'mount':>10}{'C':>10}{'tmpfs':>10}{'mount : C':>12}")
-        for kind, taken in kinds.items():
-            cells = [_shown(kind, taken.get(name)) for name in ("mount", "C", "tmpfs")]
-            ratio = f"{taken['C'] / taken['mount']:12.2f}" if "C" in taken else ""
-            print(f"  {kind:30}" + "".join(f"{cell:>10}" for cell in cells) + ratio)
-
-
-def _shown(kind: str, seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    if kind.endswith("GiB"):
-        return f"{1e3 * seconds:.2f} ms"
-    if "MB" in kind:
-        megabytes = float(kind.rpartition(" MB")[0].rpartition(" ")[2])
-        return f"{megabytes / 1e3 / seconds:.2f} GB/s"
-    return f"{1 / seconds:.0f}/s"
-
-
-# pred() beside a storm
-
-_PREDS = """
+MIB = 1 << 20
+CALL_BYTES = 4096
+SLICES = 8
+"""Slices of each kind of call. Daemons run slices in turns, since the machine's load changes within a second."""
+KV_FILE = """
+import libsym as sym
+with sym.kv_create() as kv:
+    sym.kv_write(kv, [1] * 257)
+    sym.kv_extract(kv, [(1, None)] * 64, "large.kv", rebase=False).close()
+print("made", flush=True)
+"""
+PREDS = """
 import json, sys, time
 import libsym as sym
 kv = sym.kv_create()
@@ -302,71 +54,183 @@ print(json.dumps(times))
 """
 
 
-def storm_of_finds(model: str | None, count: int, turns: int, num_finds: int = 4) -> dict[str, list[float]]:
-    """Milliseconds of pred(), median and p99, alone and beside `find` processes over a tree of 2,000 names."""
-    with tempfile.TemporaryDirectory(prefix="symphony-bench-") as name:
-        base = Path(name)
-        environment = os.environ | {"SYMPHONY_SOCKET": str(base / "socket"), "PYTHONPATH": str(REPOSITORY)}
-        options = ["--mount", base / "kv", "--state", base / "state", *(["--model", model] if model else [])]
-        command = [sys.executable, "-m", "symphony", "serve", *options]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
-            try:
-                assert daemon.stdout is not None
-                print(daemon.stdout.readline().strip(), file=sys.stderr)
-                for i in range(20):
-                    (base / f"kv/d{i}").mkdir()
-                    for j in range(100):
-                        (base / f"kv/d{i}/f{j}").touch()
-                return _storm(base / "kv", environment, count, turns, num_finds)
-            finally:
-                daemon.send_signal(signal.SIGTERM)
+@dataclass
+class Calls:
+    """A round of all kinds of calls on the mount of one daemon."""
+
+    daemon: Daemon
+    number: int
+    args: argparse.Namespace
+    wall_us: dict[str, float] = field(default_factory=dict)
+    """Wall-clock time of one call or one MiB, by kind of call."""
+    daemon_us: dict[str, float] = field(default_factory=dict)
+    """Processor time of the daemon for one call or one MiB, by kind of call."""
+
+    def run(self) -> Iterator[None]:
+        """Make all kinds of calls, and yield after each slice."""
+        yield from self._names()
+        yield from self._plain()
+        yield from self._images()
+
+    def _measured(self, what: str, each: Sequence[int], call: Callable[[int], object]) -> Iterator[None]:
+        wall_s = daemon_s = 0.0
+        size = -(-len(each) // SLICES)
+        for first in range(0, len(each), size):
+            began_s, taken_s = time.perf_counter(), processor_s(self.daemon.pid)
+            for one in each[first : first + size]:
+                call(one)
+            wall_s += time.perf_counter() - began_s
+            daemon_s += processor_s(self.daemon.pid) - taken_s
+            yield
+        self.wall_us[what], self.daemon_us[what] = 1e6 * wall_s / len(each), 1e6 * daemon_s / len(each)
+
+    def _names(self) -> Iterator[None]:
+        where, calls = self.daemon.mount / "names", range(self.args.calls)
+        where.mkdir()
+
+        def create(number: int) -> None:
+            os.close(os.open(f"{where}/{number}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+
+        def read(number: int) -> None:
+            descriptor = os.open(f"{where}/{number}", os.O_RDONLY)
+            os.read(descriptor, CALL_BYTES)
+            os.close(descriptor)
+
+        yield from self._measured("create and close", calls, create)
+        yield from self._measured("stat", calls, lambda number: os.stat(f"{where}/{number}"))
+        yield from self._measured("open, read, close", calls, read)
+        yield from self._measured(f"list {len(calls):,} names", range(SLICES), lambda _: os.listdir(where))
+        yield from self._measured("unlink", calls, lambda number: os.unlink(f"{where}/{number}"))
+        where.rmdir()
+
+    def _plain(self) -> Iterator[None]:
+        draws = random.Random(self.number)
+        piece = memoryview(draws.randbytes(MIB))
+        pieces = [MIB * number for number in range(self.args.mib)]
+        offsets = [CALL_BYTES * block for block in draws.sample(range(len(pieces) * 256), self.args.calls)]
+
+        def read_piece(offset: int) -> None:
+            assert os.pread(descriptor, MIB, offset) == piece
+
+        def write(offset: int) -> None:
+            os.pwrite(descriptor, piece[:CALL_BYTES], offset)
+
+        with self._file(os.O_RDWR) as descriptor:
+            yield from self._measured("new, MiB", pieces, lambda offset: os.pwrite(descriptor, piece, offset))
+            yield from self._measured("sync", [0], lambda _: os.fsync(descriptor))
+            for what in ("first read after a sync, MiB", "read again, MiB"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel must ask the daemon
+                yield from self._measured(what, pieces, read_piece)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead
+            read = partial(os.pread, descriptor, CALL_BYTES)
+            yield from self._measured("random 4 KiB reads", offsets, read)
+            for what in ("4 KiB overwrites after a sync", "4 KiB overwrites again"):
+                yield from self._measured(what, offsets, write)
+            yield from self._measured("overwrites, MiB", pieces, lambda offset: os.pwrite(descriptor, piece, offset))
+        with self._file(os.O_WRONLY | os.O_APPEND) as descriptor:
+            append = piece[:CALL_BYTES]
+            yield from self._measured("4 KiB appends", offsets, lambda _: os.write(descriptor, append))
+
+    @contextmanager
+    def _file(self, flags: int) -> Iterator[int]:
+        path = self.daemon.mount / "plain"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | flags, 0o600)
+        yield descriptor
+        os.close(descriptor)
+        path.unlink()
+
+    def _images(self) -> Iterator[None]:
+        image = self.daemon.mount / "large.kv"
+        data = image.read_bytes()
+
+        def copy(number: int) -> None:
+            """Write the image's bytes to a new plain file, which becomes a KV file at its close."""
+            (self.daemon.mount / f"copy{number}.kv").write_bytes(data)
+
+        def read(_number: int) -> None:
+            descriptor = os.open(image, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            while os.read(descriptor, MIB):
+                pass
+            os.close(descriptor)
+
+        def fork(number: int) -> None:
+            source, target = (os.open(self.daemon.mount / name, flags) for name, flags in forks(number))
+            while os.copy_file_range(source, target, 1 << 40):
+                pass
+            os.close(source)
+            os.close(target)
+
+        def forks(number: int) -> tuple[tuple[str, int], tuple[str, int]]:
+            return ("large.kv", os.O_RDONLY), (f"fork{number}.kv", os.O_CREAT | os.O_WRONLY)
+
+        size = f"{len(data) / 1e6:.1f} MB"
+        yield from self._measured(f"write an image of {size}", range(SLICES), copy)
+        yield from self._measured(f"read an image of {size}", range(SLICES), read)
+        yield from self._measured("fork of 16,384 entries", range(SLICES), fork)
+        for path in (*self.daemon.mount.glob("copy*.kv"), *self.daemon.mount.glob("fork*.kv")):
+            path.unlink()
 
 
-def _storm(mount: Path, environment: dict[str, str], count: int, turns: int, num_finds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {"alone": [], f"beside {num_finds} finds": []}
-    find = ["sh", "-c", f"while :; do find {mount} -printf '%s\\n' > /dev/null; done"]
-    for _ in range(turns):
-        for name, taken in times.items():
-            finds = (
-                [] if name == "alone" else [subprocess.Popen(find, start_new_session=True) for _ in range(num_finds)]
-            )
-            try:
-                command = [sys.executable, "-c", _PREDS, str(count)]
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                taken.extend(json.loads(done.stdout))
-            finally:
-                for process in finds:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-    return {name: [1e3 * value for value in _median_and_p99(taken)] for name, taken in times.items()}
+def compare(args: argparse.Namespace) -> list[Row]:
+    with ExitStack() as stack:
+        trees = [args.tree, *([args.before] if args.before else [])]
+        daemons = [stack.enter_context(served("tiny", tree=tree)) for tree in trees]
+        for daemon in daemons:
+            assert daemon.program(KV_FILE).communicate()[0] == "made\n"
+        rounds = []
+        for number in range(args.rounds + 1):
+            sides = [Calls(daemon, number, args) for daemon in daemons]
+            for _ in zip(*(each.run() for each in (sides if number % 2 else sides[::-1])), strict=True):
+                pass
+            rounds.append(sides)
+    rows = []
+    for what in rounds[0][0].wall_us:
+        wall_us, daemon_us = (
+            [[getattr(side, name)[what] for side in each] for each in zip(*rounds[1:], strict=True)]
+            for name in ("wall_us", "daemon_us")
+        )
+        took = [f"{statistics.median(each):.1f} us" for each in daemon_us]
+        note = f"the daemon's processor time {took[0]}{f', before {took[1]}' if args.before else ''}"
+        peers = wall_us[1] if args.before else ()
+        rows.append(Row(what, "us", wall_us[0], "before", peers, note=note))
+    return rows
 
 
-def _median_and_p99(times: list[float]) -> tuple[float, float]:
-    ordered = sorted(times)
-    return ordered[len(ordered) // 2], ordered[int(0.99 * (len(ordered) - 1))]
+def pred_beside_finds(args: argparse.Namespace) -> list[Row]:
+    """Measure pred(), alone and while four `find` read a tree of 2,000 names."""
+    with served(args.model) as daemon:
+        for i in range(20):
+            (daemon.mount / f"d{i}").mkdir()
+            for j in range(100):
+                (daemon.mount / f"d{i}/f{j}").touch()
+        found = in_turns({str(num): partial(preds_ms, daemon, args.calls, num) for num in (0, 4)}, args.rounds, warm=0)
+    rows = []
+    for share in (0.5, 0.99):
+        alone, beside = ([quantile(turn, share) for turn in found[num]] for num in ("0", "4"))
+        rows.append(Row(f"pred() beside 4 finds, p{100 * share:.0f}", "ms", beside, "alone", alone))
+    return rows
+
+
+def preds_ms(daemon: Daemon, count: int, num_finds: int) -> list[float]:
+    find = ["sh", "-c", f"while :; do find {daemon.mount} -printf '%s\\n' > /dev/null; done"]
+    finds = [subprocess.Popen(find, start_new_session=True) for _ in range(num_finds)]
+    try:
+        return [1e3 * took_s for took_s in json.loads(daemon.program(PREDS, count).communicate()[0])]
+    finally:
+        for process in finds:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare the mount with a minimal libfuse program in C and tmpfs.")
-    parser.add_argument("--turns", type=int, default=5, help="measurements of each kind (default 5)")
-    parser.add_argument("--pred", action="store_true", help="measure only pred(), alone and beside four `find`")
-    parser.add_argument("--preds", type=int, default=500, help="calls of pred() a turn (default 500)")
-    parser.add_argument("--model", help="the model of --pred (default: the daemon's)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object (seconds) instead of a table")
-    parser.add_argument("--serve", type=Path, nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    sys.setswitchinterval(1e-4)  # as the daemon does
-    if options.serve:
-        trio.run(serve, *options.serve)
-    elif options.pred:
-        storm = storm_of_finds(options.model, options.preds, options.turns)
-        print(json.dumps(storm) if options.json else "pred(), ms: median and p99")
-        if not options.json:
-            for name, (median, p99) in storm.items():
-                print(f"  {name:20}{median:8.2f}{p99:8.2f}")
-    else:
-        found = run(options.turns)
-        print(json.dumps(found)) if options.json else show(found)
+    sizes = {"rounds": 15, "mib": (32, "of each file"), "calls": (1000, "of 4 KiB, of names, or of pred()")}
+    kinds = {"model": "smollm2", "pred": (False, "measure only pred(), alone and beside four `find`"), "save": str}
+    args = arguments(__doc__, tree=ROOT, before=Path, **sizes, **kinds, quick=False, json=False).parse_args()
+    if args.quick:
+        args.rounds, args.mib, args.calls = 1, 4, 100
+    show_rows(pred_beside_finds(args) if args.pred else compare(args), processor(), args)
 
 
 if __name__ == "__main__":

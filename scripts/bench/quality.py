@@ -1,38 +1,34 @@
 #!/usr/bin/env python3
-"""Measures what each precision costs in quality, beside llama.cpp's own quantisations of the same weights.
+"""Measure the loss of quality in each precision, beside llama.cpp's quantisations of the same weights.
 
-    .venv/bin/python scripts/bench/quality.py [--peers DIR] [--reference transformers] [--threads 2] [--json FILE]
+    .venv/bin/python scripts/bench/quality.py [--peers DIR] [--threads 2] [--quick] [--json]
 
-Twenty English texts (the longest-lived ones at hand: Python's own help topics) of 512 tokens each; as in
-llama-perplexity, the first half of a text is context and the second half is scored. Everything is compared with one
-float32 run over the default model's weights: perplexity, the share of positions where the most likely token is the
-same, the mean KL divergence, and the largest error of a row's logits relative to its largest logit.
+The data are twenty English texts of 512 tokens: Python's help topics, which every installation has. As in
+llama-perplexity, the first half of a text is context and the second half is scored. All results are compared with a
+float32 run of the default model: the perplexity, the share of positions with the same most likely token, the mean KL
+divergence, and the largest error of a row's logits relative to its largest logit.
 
---peers DIR: a folder with llama.cpp's `llama-perplexity` and `*-Q8_0.gguf`, `*-Q4_0.gguf`, `*-Q4_1.gguf` (also F32
-and BF16) somewhere below. It reads our float32 log-probabilities and our tokens (`--kl-divergence-base`), so that
-both sides are scored on the same windows against the same reference.
+--peers DIR names a folder that has llama.cpp's `llama-perplexity` and `*-Q8_0.gguf`, `*-Q4_0.gguf`, `*-Q4_1.gguf` (also
+F32 and BF16), at any depth. llama-perplexity reads our tokens and our float32 log-probabilities
+(`--kl-divergence-base`), so both sides are scored on the same texts against the same reference.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from harness import arguments, processor, row_view
 
 from decoder.batch import Chunk, StepBatch
 from decoder.cores import available_cores
@@ -44,22 +40,22 @@ from libsym.abi import PAGE_ENTRIES
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tokens: TypeAlias = npt.NDArray[np.int32]
 Source: TypeAlias = Callable[[Tokens], Floats]
-"""The logits of the scored rows of a text: [SCORED, vocab]."""
+"""Function from a text's tokens to the logits of its scored rows: [SCORED, vocab]."""
 
 NUM_TEXTS = 20
 CONTEXT = 512
 FIRST = CONTEXT // 2
-"""llama-perplexity scores what follows tokens FIRST .. CONTEXT - 2."""
+"""Index of the first token whose next token is scored. The index of the last is CONTEXT - 2, as in llama-perplexity."""
 SCORED = CONTEXT - 1 - FIRST
 PRECISIONS = ("float32", "bf16", "int8", "int4")
 PEER_KINDS = ("F32", "BF16", "Q8_0", "Q4_1", "Q4_0")
 LEAST_LOG_PROB = -16.0
-"""Less likely tokens are left out of the KL divergence: llama.cpp's file of log-probabilities does not hold them."""
+"""Least log-probability of tokens in the KL divergence. llama.cpp's file of log-probabilities has no lower ones."""
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the rows so far."""
+    """Sums of the errors over all rows so far."""
 
     rows: int = 0
     nll: float = 0.0
@@ -68,34 +64,34 @@ class Score:
     worst: float = 0.0
 
     def add(self, reference: Floats, got: Floats, following: Tokens) -> None:
-        """Both [rows, vocab]; `following` is the text's token after each row."""
+        """Add rows of logits [rows, vocab]. `following` has the token after each row, and may lack the last one."""
         expected, found = log_softmax(reference), log_softmax(got)
-        rows = np.arange(len(following))
-        self.rows += len(rows)
-        self.nll -= float(found[rows, following].sum(dtype=np.float64))
+        self.rows += len(got)
+        nll = -found[np.arange(len(following)), following].mean(dtype=np.float64)
+        self.nll += float(nll) * len(got)
         divergence = np.exp(expected) * (expected - found)
         self.kl += float(divergence.sum(where=expected > LEAST_LOG_PROB, dtype=np.float64))
         self.same += int((reference.argmax(axis=1) == got.argmax(axis=1)).sum())
         error = np.abs(got - reference).max(axis=1) / np.abs(reference).max(axis=1)
-        # Written so that a NaN is the worst of all: max() would pass it over.
+        # np.max returns NaN if one value is NaN. The built-in max() could ignore it.
         self.worst = float(np.max([self.worst, error.max()]))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table."""
+    """A row of the table: the quality of one side."""
 
     name: str
     perplexity: float
     same: float
     kl: float
     worst: float | None = None
-    """None: llama-perplexity does not tell."""
+    """None if the side does not report this error. llama-perplexity does not."""
 
 
 @dataclass(slots=True)
 class Ours:
-    """One precision of the CPU decoder."""
+    """The CPU decoder in one precision."""
 
     model: Model
     precision: str
@@ -112,50 +108,17 @@ class Ours:
     def logits(self, tokens: Tokens) -> Floats:
         out = np.empty((SCORED, self.model.config.vocab_size), np.float32)
         pages = np.arange(CONTEXT // PAGE_ENTRIES, dtype=np.int32)
-        views = tuple(memoryview(row) for row in out)
-        for start, end, rows in ((0, FIRST, ()), (FIRST, FIRST + SCORED, views)):
+        views = tuple(map(row_view, out))
+        for start, end, rows in ((0, FIRST, views[:0]), (FIRST, FIRST + SCORED, views)):
             positions = np.arange(start, end, dtype=np.int32)
             self.decoder.step(StepBatch((Chunk(tokens[start:end], positions, pages, start, rows),)))
         return out
 
 
-def transformers_logits(model: Model, threads: int) -> Source:
-    """The same weights as transformers runs them, in float32."""
-    torch.set_num_threads(threads)
-    config = model.config
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.ffn_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_positions,
-            rms_norm_eps=config.rms_eps,
-            rope_theta=config.rope_theta,
-            tie_word_embeddings=config.tie_embeddings,
-        )
-    ).eval()
-    state = {name: torch.from_numpy(model.weights.read(name)) for name in model.weights.names()}
-    missing = theirs.load_state_dict(state, strict=False)
-    assert not missing.unexpected_keys
-    assert set(missing.missing_keys) <= {"lm_head.weight"}
-    theirs.tie_weights()
-
-    @torch.inference_mode()
-    def logits(tokens: Tokens) -> Floats:
-        ids = torch.from_numpy(tokens[: FIRST + SCORED].astype(np.int64))[None]
-        rows: Floats = theirs(ids, logits_to_keep=SCORED).logits[0].numpy()
-        return rows
-
-    return logits
-
-
-def read_texts(model: Model) -> Tokens:
-    """[NUM_TEXTS, CONTEXT]: the beginnings of the first topics, by name, that are long enough."""
+def read_texts(model: Model, count: int, length: int) -> Tokens:
+    """Return the beginnings of the first topics (by name) that are long enough: [count, length]."""
     texts = (model.tokenizer.encode(topics[name]) for name in sorted(topics))
-    return np.array([text[:CONTEXT] for text in texts if len(text) >= CONTEXT][:NUM_TEXTS], np.int32)
+    return np.array([text[:length] for text in texts if len(text) >= length][:count], np.int32)
 
 
 def log_softmax(logits: Floats) -> Floats:
@@ -175,10 +138,10 @@ def measure(name: str, source: Source, texts: Tokens, references: Floats) -> Row
 
 
 def write_base(path: Path, texts: Tokens, references: Floats) -> None:
-    """llama-perplexity's file of log-probabilities, which also holds the tokens.
+    """Write tokens and log-probabilities to a file for llama-perplexity.
 
-    A row is the step between codes and the least log-probability (float32), then a uint16 code for each token:
-    0 for what is 16 or more below the greatest logit.
+    A row has the step between codes and the least log-probability (float32), then a uint16 code for each token. Logits
+    that are 16 or more below the greatest one have code 0.
     """
     vocab = references.shape[2]
     with path.open("wb") as file:
@@ -198,9 +161,9 @@ def write_base(path: Path, texts: Tokens, references: Floats) -> None:
 
 
 def measure_peer(program: Path, gguf: Path, base: Path, threads: int) -> Row:
-    """What llama-perplexity says of one file."""
-    size = str(CONTEXT)
-    command = [program, "-m", gguf, "--kl-divergence", "--kl-divergence-base", base, "-c", size, "-b", size]
+    """Measure a file's quality with llama-perplexity."""
+    command: list[str | Path] = [program, "-m", gguf, "--kl-divergence", "--kl-divergence-base", base]
+    command += ["-c", str(CONTEXT), "-b", str(CONTEXT)]
     done = subprocess.run([*command, "-t", str(threads)], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode:
@@ -251,22 +214,19 @@ def table(rows: list[Row], reference: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
-    parser.add_argument("--reference", default="ours", choices=["ours", "transformers"], help="whose float32")
-    parser.add_argument("--peers", type=Path, help="a folder with llama-perplexity and its models")
-    parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--isa", help="an instruction set of the CPU decoder; default: the best here")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    options = parser.parse_args()
-
-    model = load_model(None)
-    texts = read_texts(model)
-    source = (
-        transformers_logits(model, options.threads)
-        if options.reference == "transformers"
-        else Ours(model, "float32", options.threads, options.isa).logits
+    parser = arguments(
+        __doc__,
+        precisions=",".join(PRECISIONS),
+        peers=(Path, "a folder with llama-perplexity and its models"),
+        threads=available_cores(),
+        isa=(str, "an instruction set of the CPU decoder; default: the best here"),
+        quick=(False, "one text, and no float32 beside itself"),
+        json=False,
     )
+    options = parser.parse_args()
+    model = load_model(None)
+    texts = read_texts(model, 1 if options.quick else NUM_TEXTS, CONTEXT)
+    source = Ours(model, "float32", options.threads, options.isa).logits
     references = np.empty((len(texts), SCORED, model.config.vocab_size), np.float32)
     base = Score()
     for text, rows in zip(texts, references, strict=True):
@@ -276,29 +236,19 @@ def main() -> None:
     del source
 
     results, isa = [], ""
-    for precision in options.precisions:
+    for precision in ["bf16", "int8", "int4"] if options.quick else options.precisions.split(","):
         ours = Ours(model, precision, options.threads, options.isa)
         isa = ours.decoder.isa
         results.append(measure(f"Symphony {precision}", ours.logits, texts, references))
         ours.decoder.close()
     if options.peers:
         results += measure_peers(options.peers, texts, references, options.threads)
-    whose = "transformers" if options.reference == "transformers" else "Symphony"
-    print(f"{model.name}, {len(texts)} texts, {base.rows} rows; {whose} float32: perplexity {perplexity:.4f}; {isa}\n")
+    about = f"{model.name}, {len(texts)} texts, {base.rows} rows; float32: perplexity {perplexity:.4f}; {isa}"
+    print(f"{processor()}; {about}\n")
     print(table(results, perplexity))
     if options.json:
-        report = {
-            "model": model.name,
-            "isa": isa,
-            "rows": base.rows,
-            "reference": f"{whose} float32",
-            "reference_perplexity": perplexity,
-            "results": [
-                {"name": r.name, "perplexity": r.perplexity, "same": r.same, "kl": r.kl, "max_relative_error": r.worst}
-                for r in results
-            ],
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        report = {"about": about, "reference_perplexity": perplexity, "results": [asdict(row) for row in results]}
+        print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each part of a step moves and computes, and the least time that the machine's limits allow for it."""
+"""Bytes and operations of each part of a step, and the least time that the machine's limits allow for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from limits import Limits
 
 PRODUCTS = {"float32": "fma", "bf16": "bf16", "int8": "int8", "int4": "int8"}
-"""The instructions whose peak bounds the matrix products; those of attention are bf16's where KV is."""
+"""Kind of instruction that computes the matrix products of each precision. Attention over bf16 KV uses bf16
+instructions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,10 @@ class Part:
 def parts(
     about: dict[str, Any], precision: str, *, batch: int, prefix: int, prompt: int, decodes: int
 ) -> dict[str, Part]:
-    """One step, by the names of the decoder's phases: a prompt's, or the mean of the decodes after it."""
+    """Return the parts of one step, named like the decoder's phases.
+
+    With 0 `decodes`, the step prefills the prompt. Otherwise the step is an average decode step after the prompt.
+    """
     shape = about["shape"]
     layers, hidden, ffn = shape["num_layers"], shape["hidden_size"], shape["ffn_size"]
     heads, kv_heads = shape["num_heads"] * shape["head_dim"], shape["num_kv_heads"] * shape["head_dim"]
@@ -39,7 +44,7 @@ def parts(
         "head": shape["vocab_size"] * hidden,
     }
     rows = batch if decodes else prompt
-    # Of a prompt only the last row goes on after the last layer's attention.
+    # After the attention of the last layer, only the last row of a prompt is computed further.
     late = batch if decodes else ((layers - 1) * prompt + 1) / layers
     width = {"qkv": rows, "head": batch}
     products = PRODUCTS[precision]
@@ -58,7 +63,7 @@ def parts(
 
 
 def table(parts_: dict[str, Part], phases: dict[str, float], steps: int, limits: Limits) -> list[str]:
-    """Rows of Markdown; `phases` are the seconds of so many steps."""
+    """Return a table in Markdown. `phases` has the seconds of all `steps` together."""
     lines = [
         "| part | MB | G operations | floor, ms | bound by | measured, ms | of its time, the floor is |",
         "|---|---|---|---|---|---|---|",

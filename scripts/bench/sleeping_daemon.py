@@ -2,8 +2,9 @@
 
     sleeping_daemon.py MS serve ...
 
-The tree that PYTHONPATH names is served as it is, but for the function of the step: that of sleeping_step.c, which
-takes no interpreter's lock. Pages are neither written nor copied; the logits of a row are 0 but for one.
+The daemon runs from the tree in PYTHONPATH, and only its step function is replaced. The new function in
+sleeping_step.c runs without the interpreter's lock. No pages are written or copied. In a row of logits, one logit is 1
+and all others are 0.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.append(sys.path.pop(0))  # beside this file `decoder` is a benchmark
-
-from compiled import compiled
+from harness import compiled
 
 import libsym
 from decoder.batch import NativeStep
@@ -24,7 +23,7 @@ from symphony.cli import main
 
 
 def sleeping(step_ms: float) -> property:
-    """Return `native` of a `CpuDecoder` whose steps take so long."""
+    """Return a property `native` for `CpuDecoder` that makes each step only sleep for this time."""
     step = compiled(Path(__file__).with_name("sleeping_step.c"), f"-I{Path(libsym.__file__).parent}")
     of_a_decoder = CpuDecoder.native.fget
     address = ctypes.cast(step.sleeping_step, ctypes.c_void_p).value

@@ -1,4 +1,4 @@
-/* A step that sleeps, whatever it holds: see sleeping_daemon.py, which compiles it. */
+/* A step that only sleeps, however many calls are in it. sleeping_daemon.py compiles this file. */
 #include "steps.h"
 
 #include <errno.h>
@@ -6,11 +6,11 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#define TOKEN 97 /* the likeliest after everything: 'a' to the tiny model */
+#define TOKEN 97 /* the most likely token after any text: 'a' in the tiny model */
 
 int64_t step_ns, vocab_size;
 
-/* The rows are written within the time of the step. */
+/* Write the rows, and sleep until the step has taken `step_ns` in all. */
 int sleeping_step(sym_decoder *decoder, const sym_batch *batch) {
     struct timespec until;
     int error;
@@ -23,7 +23,7 @@ int sleeping_step(sym_decoder *decoder, const sym_batch *batch) {
         memset(batch->out[i], 0, (size_t)vocab_size * sizeof(float));
         batch->out[i][TOKEN] = 1;
     }
-    prctl(PR_SET_TIMERSLACK, 1); /* else the kernel may add 50 us */
+    prctl(PR_SET_TIMERSLACK, 1); /* otherwise the kernel may sleep 50 us longer */
     do
         error = clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
     while (error == EINTR);

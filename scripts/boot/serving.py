@@ -1,4 +1,4 @@
-"""What a service is for: it is there, for everybody, and stays there."""
+"""Scenarios of the service: it starts, serves all users, and stays up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service import TINY, Service
 
 
 def ready(s: Service) -> str:
-    """Who is told that the service has started finds all of it."""
+    """Restart the service. When systemd reports the service as started, the mount and the socket answer."""
     began_s = time.monotonic()
     s.run("systemctl restart symphony.service; mountpoint --quiet /kv; symphony stat --json >/dev/null")
     took_s = time.monotonic() - began_s
@@ -18,7 +18,10 @@ def ready(s: Service) -> str:
 
 
 def seen(s: Service) -> str:
-    """The mount is everybody's to see, although the daemon has a view of its own and no rights."""
+    """Look at the mount as several users.
+
+    All of them see it, although the daemon has its own namespace and no privileges.
+    """
     s.run("install --directory --owner=alice --mode=0755 /kv/alice")
     s.run("echo hers >/kv/alice/own && chmod 600 /kv/alice/own && echo all >/kv/alice/all", user="alice")
     s.run('test "$(cat /kv/alice/all)" = all && not cat /kv/alice/own && not touch /kv/alice/mine', user="bob")
@@ -32,13 +35,13 @@ def seen(s: Service) -> str:
 
 
 def program(s: Service) -> str:
-    """Of an ordinary user, in the sandbox."""
+    """Run an ordinary user's program in the sandbox."""
     s.run("cp /srv/programs/hello.py /home/alice/hello.py", user="alice")
     return s.run("symphony run hello.py", user="alice")
 
 
 def killed(s: Service) -> str:
-    """kill -9: systemd starts it again, and every file that was synced is there."""
+    """Kill the daemon by SIGKILL. systemd starts it again, and every synced file exists."""
     with s.load() as one, s.load(user="bob") as other:
         before = int(s.show("symphony.service", "NRestarts"))
         for _ in range(3):
@@ -52,7 +55,7 @@ def killed(s: Service) -> str:
 
 
 def watchdog(s: Service) -> str:
-    """A daemon that hangs is ended, and another one started."""
+    """Stop a daemon so that it hangs. The watchdog ends it and starts another."""
     s.drop_in("[Service]\nWatchdogSec=4\nTimeoutAbortSec=2\n")
     s.run("systemctl restart symphony.service")
     stuck = s.pid()
@@ -72,10 +75,10 @@ def watchdog(s: Service) -> str:
 
 
 def reload(s: Service) -> str:
-    """A quota that changed holds at once; a file with an error changes nothing, and the error names its line."""
+    """Reload. A changed quota holds at once; a file with an error changes nothing, and the error names its line."""
     pid = s.pid()
     s.run("install --directory --owner=bob /kv/bob")
-    write = "bash -c 'head --bytes=3M /dev/zero >/kv/bob/zeros' 2>&1"  # whichever is refused, its name or its bytes
+    write = "bash -c 'head --bytes=3M /dev/zero >/kv/bob/zeros' 2>&1"  # the file's name or its bytes may be refused
     s.run(write, user="bob")
     s.configure(TINY + 'quota = "1M"\n')
     s.run("systemctl reload symphony.service")
@@ -96,7 +99,7 @@ def reload(s: Service) -> str:
 
 
 def stopped(s: Service) -> str:
-    """Under load: within the limit, with nothing left behind, and what was written without a sync is kept, too."""
+    """Stop the service under load. It ends in time and leaves nothing behind. Writes without a sync are kept, too."""
     with s.load() as one, s.load(user="bob") as other:
         one.more(20)
         s.run("install --directory --owner=alice /kv/last && echo last >/kv/last/words")
@@ -114,7 +117,7 @@ def stopped(s: Service) -> str:
 
 
 def activated(s: Service) -> str:
-    """With the socket alone, whoever connects first starts the daemon."""
+    """Connect to the socket of a stopped daemon. The first connection starts it."""
     s.run("systemctl stop symphony.service && systemctl start symphony.socket")
     s.expect(s.pid() == 0, "it has not stopped")
     began_s = time.monotonic()
@@ -124,7 +127,7 @@ def activated(s: Service) -> str:
 
 
 def second_daemon(s: Service) -> str:
-    """Two daemons on one state would ruin it."""
+    """Start a second daemon on the same state. The second daemon must refuse to start."""
     serve = "symphony serve --model tiny --state /var/lib/symphony --mount /tmp/kv2 --socket /tmp/s2"
     said = s.run(f"runuser -u symphony -- /opt/symphony/current/bin/{serve}", status=1)
     s.expect("another daemon uses the state directory" in said, said)
@@ -132,10 +135,10 @@ def second_daemon(s: Service) -> str:
 
 
 def stale_mount(s: Service) -> str:
-    """The helper that would unmount is killed with the daemon: the next start finds a mount that nobody serves."""
+    """Kill the mount helper with the daemon, so that a stale mount is left. The next start clears it."""
     s.drop_in("[Service]\nRestart=no\n")
     s.run("systemctl restart symphony.service")
-    s.run("systemctl kill --signal=STOP symphony.service")  # else the daemon finds the next helper, which unmounts
+    s.run("systemctl kill --signal=STOP symphony.service")  # else the daemon would use a new helper, which unmounts
     s.run("systemctl kill --signal=KILL symphony-mount.service; systemctl kill --signal=KILL symphony.service")
     s.wait_for("not systemctl is-active --quiet symphony.service")
     stale = s.run("not stat /kv 2>&1")
@@ -146,7 +149,9 @@ def stale_mount(s: Service) -> str:
 
 
 def full_disk(s: Service) -> str:
-    """Calls fail, and nothing else does; with room again all goes on, and what was synced is there."""
+    """Fill the disk. Calls fail, but the daemon runs on. When space is free again, calls succeed, and synced files
+    exist.
+    """
     s.run("systemctl stop symphony.service")
     s.run("mount -t tmpfs -o size=64M,mode=0700,uid=symphony,gid=symphony state /var/lib/symphony")
     try:
@@ -164,7 +169,7 @@ def full_disk(s: Service) -> str:
         checked = load.check()
         s.run("systemctl restart symphony.service")
         again = load.check()
-    finally:  # later scenarios are to have the state of before
+    finally:  # later scenarios need the earlier state
         s.run("systemctl stop symphony.service && umount /var/lib/symphony")
         s.run("systemctl start symphony.service")
     return f"{full}\n{checked}; after a restart: {again}"

@@ -1,4 +1,4 @@
-"""Other units: a daemon of one's own, a daemon for another model, a program, the gateway."""
+"""Scenarios of other units: a user's own daemon, a daemon for another model, a program, the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service import TINY, Service
 
 
 def user_unit(s: Service) -> str:
-    """Without root: alice's own daemon, on a mount in her home that is hers alone."""
+    """Run a daemon as an ordinary user, on a mount in her home that she alone can enter."""
     s.run("loginctl enable-linger alice")
     s.run("mkdir -p ~/.config/symphony", user="alice")
     s.write("/home/alice/.config/symphony/symphony.toml", TINY)
@@ -28,7 +28,7 @@ def user_unit(s: Service) -> str:
 
 
 def instance(s: Service) -> str:
-    """One more daemon beside the first, with a state, a socket and a mount of its own."""
+    """Run a second daemon beside the first, with its own state, socket and mount."""
     s.write("/etc/symphony/two.toml", TINY)
     s.run("systemctl start symphony@two.service")
     told = s.run('SYMPHONY_SOCKET=/run/symphony/two.sock symphony stat --json | grep -o \'"mount": "[^"]*"\'')
@@ -41,7 +41,7 @@ def instance(s: Service) -> str:
 
 
 def program_unit(s: Service) -> str:
-    """A program as a service: it begins anew when it is killed, and when its daemon was restarted."""
+    """Run a program as a service. It starts again after it is killed, and after its daemon was restarted."""
     s.write("/etc/symphony/programs/beat.env", "PROGRAM=/srv/programs/beat.py\n")
     since_s = time.time()
     unit = "symphony-run@beat.service"
@@ -64,7 +64,9 @@ KEY = "/var/lib/symphony-gateway/gateway.key"
 
 
 def gateway(s: Service) -> str:
-    """A conversation outlives a kill of the gateway and, synced, one of its daemon; without the key nobody has one."""
+    """Talk to the gateway. Each request needs the key. A conversation outlives a kill of the gateway. A synced
+    conversation also outlives a kill of the daemon.
+    """
     began_s = time.monotonic()
     s.run(f"systemctl start {GATEWAY}")
     s.wait_for(f"test -s {KEY}")
@@ -93,7 +95,7 @@ def gateway(s: Service) -> str:
 
 
 def _turn(s: Service, key: str) -> list[dict[str, str]]:
-    """All that was said in the conversation, one turn more."""
+    """Add a turn to the conversation. Return all its messages."""
     s.wait_for(f"python3 /srv/programs/talk.py {key} first >/home/alice/told 2>&1", user="alice")
     said: list[dict[str, str]] = json.loads(s.run("cat /home/alice/told"))["messages"]
     return said

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Records what the clients of the tests send, as `tests/gateway/client_bodies.json`: client, route, body.
+"""Records the requests of the tests' clients in `tests/gateway/client_bodies.json`: client, route, body.
 
-The server notes the request of each client and refuses it, so no model is needed:
+The server records the request of each client and refuses it, so no model is needed:
 
     .venv/bin/python scripts/conformance/client_bodies.py
 """
@@ -32,7 +32,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "The 
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Notes each body."""
+    """HTTP server that records each body."""
 
     found: list[tuple[str, Any]]
 
@@ -106,7 +106,7 @@ def anthropic_calls(url: str) -> list[Callable[[], object]]:
 
 
 def litellm_calls(url: str) -> list[Callable[[], object]]:
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would be fetched
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise litellm downloads its price list
     import litellm
 
     ask: dict[str, Any] = {"messages": QUESTION, "max_tokens": 24, "temperature": 0, "api_key": "none"}
@@ -174,7 +174,7 @@ def main() -> None:
         Recorder.found = []
         for call in calls_of(f"http://127.0.0.1:{server.server_port}"):
             before = len(Recorder.found)
-            with contextlib.suppress(Exception):  # each client has its own for a refusal
+            with contextlib.suppress(Exception):  # each client raises its own exception for a refusal
                 call()
             if len(Recorder.found) == before:
                 raise SystemExit(f"{client} has sent nothing")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs every program that ships with odd input, by `symphony run`: a table of statuses and messages.
+"""Runs every program that ships with odd input by `symphony run`. Prints a table of statuses and messages.
 
     .venv/bin/python scripts/conformance/odd_programs.py              # all: a quarter of an hour
     .venv/bin/python scripts/conformance/odd_programs.py beam chat    # these alone
     .venv/bin/python scripts/conformance/odd_programs.py --quick      # two programs, as the suite does
 
-The model is a small random one, which answers nonsense. The last line says BROKEN, and the status is 1, when
-a program shows a traceback, hangs, ends well in silence, takes what it should refuse, refuses it in silence or in many
-lines, or leaves something behind: a process, an anonymous file, a name without entries. `CASES` says what is put in the
-place of a program's words.
+The model is small and random, and answers nonsense. The last line says BROKEN, and the exit status is 1, if a program
+prints a traceback, hangs, succeeds without output, accepts bad input, refuses input without a message or in several
+lines, or leaves a process, an anonymous file, or a name without entries. `CASES` says which words of a program are
+replaced in each case.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "attacks")]
 from attacked import Daemon, daemon, of_root  # noqa: E402 - where they lie is known now
 
 import libsym as sym  # noqa: E402
-from symphony.launcher.finding import PURPOSES  # noqa: E402
+from symphony.launcher.common.finding import PURPOSES  # noqa: E402
 
 SMALL, SLOW = "tiny:positions=2048", "tiny:positions=2048,hidden=768,layers=12,ffn=3072"
 LIMIT_S = 60
-"""A run that takes longer hangs."""
+"""Time after which a run counts as hung."""
 TEXT = "one, two, three, one, two, three,"
 
 USUAL = "{text} --max-tokens {number}"
@@ -67,31 +67,33 @@ PLAIN = {name: USUAL for names in PURPOSES.values() for name in names} | {
     "mcp_client": "{text} --max-calls {count} -- {server}",
     "gateway": "--port {port}",
 }
-"""The words of each program. `{count}` is a number that may be 0, others are named in `plain`."""
+"""Command-line words of each program. `{count}` is a number that may be 0. `plain` returns the other values."""
 STAYS = {"editor", "gateway"}
-"""Programs that go on until Ctrl-C ends them."""
+"""Programs that run until Ctrl-C ends them."""
 ENDS_WELL = {"chat", "gateway"}
-"""Ctrl-C ends an answer of a chat, which then finds no more input; a gateway ends as by SIGTERM."""
+"""Programs whose status after Ctrl-C is 0. A chat ends its answer and finds no more input. A gateway ends as after
+SIGTERM.
+"""
 MAKES = {"chat"}
-"""A file that is missing is made."""
+"""Programs that create a file that does not exist yet."""
 QUIET = {"batch"}
-"""Programs whose answers go to a file."""
+"""Programs that write their answers to a file."""
 LOCK = "prefix_tree.kv"
-"""A file without entries that is to stay."""
+"""KV file without entries that may stay after the run."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Words in the place of those of a plain run, and the statuses that may come of that."""
+    """Odd words that replace words of a plain run, and the exit statuses that are allowed with them."""
 
     put: dict[str, str]
     statuses: tuple[int, ...]
     needs: str = ""
-    """Programs whose words lack these have no such case."""
+    """Pattern of placeholders. A program whose words have none of these placeholders skips the case."""
 
 
 def plain(place: Path) -> dict[str, str]:
-    """The words of a plain run, and the files that they name."""
+    """Make the files of a plain run. Return the run's words."""
     texts = {
         "a.txt": "# Bees\nBees eat pollen.\n\n# Ants\nAnts eat one, two, three.\n" * 4,
         "long.txt": "Ants and bees eat one, two, three. " * 80,
@@ -129,28 +131,28 @@ CASES = {
 
 
 class Runs:
-    """Programs beside a daemon, and what they leave."""
+    """Runs of programs beside a daemon, with checks of what they leave."""
 
     def __init__(self, served: Daemon, place: Path) -> None:
         self.served, self.place, self.plain, self.broken = served, place, plain(place), list[str]()
         sym.connect(str(served.socket))
         self.talks = {"kept.kv": self.talk(3, TEXT), "full.kv": self.talk(2, TEXT * 28)}
-        self.anonymous, self.programs = self.num_anonymous(), sym.daemon_stat()["programs"]  # this script is one
+        self.anonymous, self.programs = self.num_anonymous(), sym.daemon_stat()["programs"]  # with this script
 
     def talk(self, turns: int, text: str) -> sym.KV:
-        """A conversation; programs have forks of it."""
+        """Return a file with a conversation. Programs get forks of the file."""
         with sym.Chat(kv := sym.kv_create()) as chat:
             for _ in range(turns):
                 chat.ask(text, max_tokens=8).full_text()
             return kv.fork()
 
     def num_anonymous(self) -> int:
-        """Files that have no name, and are kept by somebody."""
+        """Return the number of open files without a name."""
         state = sym.daemon_stat()
         return int(state["num_files"]) - int(state["num_names"])
 
     def try_(self, name: str, kind: str) -> str:
-        """Run a program once; the line of the table."""
+        """Run a program once. Return the line of the table for this run."""
         case, form = CASES[kind], PLAIN[name]
         put = self.plain | {"answers": str(self.served.mount / "answers.jsonl")} | case.put
         words = [each for word in form.split() for each in self.words(word, put)]
@@ -183,19 +185,19 @@ class Runs:
         return f"{name:20} {kind:12} {status:4}  {told}"
 
     def words(self, word: str, put: dict[str, str]) -> list[str]:
-        """Return what stands for a word of the table."""
+        """Return the words that one word of the form stands for."""
         if word == "{server}":
             return put["server"].split()
         return [re.sub(r"\{(\w+)\}", lambda found: put[found[1]], word)]
 
     def works(self, before: int, out: int, err: int, name: str) -> bool:
-        """Whether a program is in the middle of its work."""
+        """Return whether a program is in the middle of its work."""
         if name in STAYS:
             return any(Path(f"/proc/self/fd/{number}").stat().st_size for number in (out, err))
         return bool(sym.daemon_stat()["num_tokens"] > before)
 
     def wrong(self, name: str, status: int, wanted: tuple[int, ...], said: str, errors: str) -> list[str]:
-        """Return the faults of a run and of what it left, and remove that."""
+        """Return the faults of a run and of its leftovers, and remove the leftovers."""
         wrong = {
             "hangs": status == -1,
             f"status {status}, wanted {wanted}": status not in wanted,
@@ -214,7 +216,7 @@ class Runs:
         return [each for each, is_so in wrong.items() if is_so]
 
     def empty(self) -> list[str]:
-        """Names of KV files that have no entry, and stay for good."""
+        """Return the names of KV files without entries that have no TTL."""
         names = [str(path.relative_to(self.served.mount)) for path in self.served.mount.rglob("[!.]*.kv")]
         found = ((name, sym.kv_stat(name)) for name in names)
         return [name for name, stat in found if not (stat.tokens or stat.ttl_s or name == LOCK)]

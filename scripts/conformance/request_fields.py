@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Lists the fields of requests that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know.
+"""Lists the request fields that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know.
 
-The packages openai, anthropic and ollama are read as they are installed, the servers from sources that are named. The
-list is `tests/gateway/request_fields.json`: server, route, object, names of its fields. `[]` stands for an element of a
-list, `(kind)` for an object of that `type`, where a place takes objects of several:
+The fields of openai, anthropic and ollama are read from the installed packages. The fields of the servers are read from
+their sources. The list is `tests/gateway/request_fields.json`: server, route, object, names of the object's fields.
+`[]` stands for an element of a list. `(kind)` stands for an object of that `type`, where several types are possible.
 
     .venv/bin/python scripts/conformance/request_fields.py --vllm ~/vllm/vllm --llama ~/llama.cpp/tools/server
     .venv/bin/python scripts/conformance/request_fields.py --quick     # the packages alone, compared with the list
-    .venv/bin/python scripts/conformance/request_fields.py --manual    # what the gateway does of each, for lips(7)
+    .venv/bin/python scripts/conformance/request_fields.py --manual    # for lips-gateway-fields(7)
     .venv/bin/python scripts/conformance/request_fields.py --table 0.1.0=http://127.0.0.1:8831    # what changed
 """
 
@@ -67,7 +67,7 @@ VLLM_OLD = {
     COMPLETIONS: "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
     "guided_whitespace_pattern best_of",
 }
-"""Fields of vLLM before 0.12: its users go on sending them."""
+"""Fields of vLLM before 0.12, which clients still send."""
 LLAMA = {
     CHAT: ("server-common.cpp", "oaicompat_chat_params_parse"),
     COMPLETIONS: ("server-common.cpp", "oaicompat_completion_params_parse"),
@@ -84,54 +84,54 @@ SHORT = {
     OLLAMA_GENERATE: "api/generate",
 }
 WRONG = ({"wrong": 1}, [[1]], "\0", -7)
-"""No parameter takes all of these."""
+"""Wrong values. Each parameter refuses at least one of them."""
 RIGHT = (True, 1, "auto", ["x"], [1], {"type": "text"}, {"5": 1})
-"""Most parameters take one of these."""
+"""Right values. Most parameters accept at least one of them."""
 SAID = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 LEAST: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Hi", "max_tokens": 1},
     RESPONSES: {"input": "Hi", "max_output_tokens": 1},
 }
-"""Beside `SAID`, what a request has at least."""
+"""The fewest fields that a request needs, by route. Other routes need `SAID`."""
 TOOL = {"name": "f", "description": "f", "parameters": {"type": "object"}, "input_schema": {"type": "object"}}
 TOOLS = [{"type": "custom", **TOOL}], [{"type": "function", **TOOL}], [{"type": "function", "function": TOOL}]
 BESIDE: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
-"""Parameters that another one needs."""
+"""Further parameters that a request needs if it has the parameter that is the key."""
 HEAD = """\
 Parameters at the top level of requests, the servers that know them, and what the gateway does of them, before and now.
 
-now      The column of lips(7), which tests/gateway/test_request_fields.py proves: obeyed, accepted (without effect, and
-         named in the answer's header), refused with status 400.
+now      The column of lips-gateway-fields(7), which tests/gateway/test_request_fields.py proves: obeyed, accepted
+         (without effect, and named in the answer's header), refused with status 400.
 before   The gateway of {name}, asked for each parameter with values that are wrong for it and values
          that are right for most. obeyed: a wrong one is refused by the parameter's name, and a right one is taken.
          refused: each is refused by that name. ignored: none is, and nothing tells the client. no route: status 404.
 
 """
 Fields = dict[str, dict[str, dict[str, str]]]
-"""Names by server, route and object, with spaces between them."""
+"""Names of fields by server, route and object, separated by spaces."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An object of a schema: names of its fields, each with the objects that it takes."""
+    """An object of a schema: the names of its fields, each with the objects that it accepts."""
 
     name: str
     kinds: tuple[str, ...]
-    """Values of its `type`."""
+    """Possible values of the object's `type`."""
     fields: dict[str, list[Place]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """An object's place: the field itself, or a list in it."""
+    """Place where an object can stand: a field, or a list in a field."""
 
     is_list: bool
     shape: Any
-    """Input of `shape_of`."""
+    """Argument for `shape_of`."""
 
 
 class Listed:
-    """Paths of the fields of one schema. `shape_of`: of what a place says."""
+    """Collector of the paths of one schema's fields. `shape_of` turns a place's `shape` into a Shape."""
 
     def __init__(self, shape_of: typing.Callable[[Any], Shape]) -> None:
         self._shape_of = shape_of
@@ -154,7 +154,7 @@ class Listed:
 
 @functools.cache
 def typed_shape(kind: Any) -> Shape:
-    """Return the shape of a TypedDict or a model of pydantic, as the packages of clients have them."""
+    """Return the shape of a TypedDict or a pydantic model, as the clients' packages use them."""
     models = getattr(kind, "model_fields", {})
     hints = {field.alias or name: field.annotation for name, field in models.items()}
     hints = hints or _dicts().get_type_hints(kind, include_extras=True)
@@ -171,7 +171,7 @@ def typed_shape(kind: Any) -> Shape:
 
 
 def _dicts() -> Any:
-    """The module whose TypedDicts the clients' packages have: they bring it."""
+    """Return the module whose TypedDicts the clients' packages use. They depend on it."""
     return importlib.import_module("typing_extensions")
 
 
@@ -195,7 +195,7 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 
 def _objects(hint: Any, *, is_list: bool) -> Iterator[tuple[bool, Any]]:
-    """The objects of an annotation, and whether each is in a list."""
+    """Yield the objects of an annotation, and whether each is in a list."""
     origin = typing.get_origin(hint)
     if _is_object(hint):
         yield is_list, hint
@@ -210,7 +210,7 @@ def _objects(hint: Any, *, is_list: bool) -> Iterator[tuple[bool, Any]]:
 
 
 def of_package(name: str) -> dict[str, list[str]]:
-    """Paths by route, of an installed package."""
+    """Return the paths of an installed package's fields, by route."""
     found = {}
     for route, places in PACKAGES[name].items():
         listed = Listed(typed_shape)
@@ -224,7 +224,7 @@ def of_package(name: str) -> dict[str, list[str]]:
 
 
 class Pydantic:
-    """Classes with annotated fields in sources of Python, which are parsed and not run."""
+    """Classes with annotated fields in Python sources. The sources are parsed, not run."""
 
     def __init__(self, sources: Iterable[Path]) -> None:
         self._classes: dict[str, ast.ClassDef] = {}
@@ -279,7 +279,7 @@ class Pydantic:
 
 
 def of_vllm(root: Path) -> dict[str, list[str]]:
-    """Paths by route, of a directory of vLLM's sources, which has `entrypoints`."""
+    """Return the paths of vLLM's fields by route, from a directory of its sources that has `entrypoints`."""
     classes = Pydantic([*sorted((root / "entrypoints").rglob("protocol.py")), root / "sampling_params.py"])
     found = {}
     for route, name in VLLM.items():
@@ -290,7 +290,7 @@ def of_vllm(root: Path) -> dict[str, list[str]]:
 
 
 def of_llama(root: Path) -> dict[str, list[str]]:
-    """Paths by route, of llama.cpp's `tools/server`: what its schema and the readers of each interface name."""
+    """Return the paths of llama.cpp's fields by route, from its schema and each parser in `tools/server`."""
     schema = re.sub(r"#if 0.*?#endif", "", (root / "server-schema.cpp").read_text(), flags=re.DOTALL)
     shared, parent = set[str](), ""
     for kind, name in re.findall(r'(field_\w+|add_alias)\("([^"]+)"', re.sub(r"//[^\n]*", "", schema)):
@@ -340,7 +340,7 @@ def main() -> None:
 
 
 def by_object(paths: Iterable[str]) -> dict[str, str]:
-    """Names of fields by what stands before them."""
+    """Group the names of fields by the object that contains them."""
     found: dict[str, list[str]] = {}
     for path in sorted(paths):
         before, dot, name = path.rpartition(".")
@@ -349,7 +349,7 @@ def by_object(paths: Iterable[str]) -> dict[str, str]:
 
 
 def manual() -> str:
-    """The gateway's table in roff."""
+    """Return the gateway's table in roff."""
     sys.path.insert(0, str(RECORD.parents[2]))
     fields = importlib.import_module("lips.gateway.request_fields")
     lines = []
@@ -363,7 +363,7 @@ def manual() -> str:
 
 
 def _short(names: Iterable[str]) -> Iterator[str]:
-    """Fields of one object together."""
+    """Join the fields of each object into one word."""
     found: dict[str, list[str]] = {}
     for each in names:
         before, dot, name = each.partition("=")[0].rpartition(".")
@@ -376,7 +376,7 @@ def _short(names: Iterable[str]) -> Iterator[str]:
 
 
 def table(record: Fields, name_and_url: str) -> str:
-    """Every parameter, the routes of one fate together."""
+    """Return the table of all parameters. Routes that treat a parameter in the same way share a line."""
     older, _, url = name_and_url.partition("=")
     sys.path.insert(0, str(RECORD.parents[2]))
     fields = importlib.import_module("lips.gateway.request_fields")
@@ -400,7 +400,7 @@ def table(record: Fields, name_and_url: str) -> str:
 
 
 def before(url: str, route: str, name: str) -> str:
-    """Return the fate of a parameter at a gateway, as its answers show."""
+    """Return how a gateway treats a parameter, judged by the gateway's answers."""
     least = {**(LEAST.get(route) or SAID), **BESIDE.get(name, {})}
     right = [*RIGHT, *TOOLS, *([least[name]] if name in least else [])]
     told = [posted(f"{url}{route}", {**least, name: value}) for value in WRONG]
@@ -418,7 +418,7 @@ def is_refusal(told: tuple[int, str], name: str) -> bool:
 
 
 def posted(url: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Status, and the error's message."""
+    """Return the status of an answer, and its error message."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request) as answer:
@@ -428,7 +428,7 @@ def posted(url: str, body: dict[str, Any]) -> tuple[int, str]:
 
 
 def compared(record: Fields) -> int:
-    """1 where an installed package has a field that the list lacks."""
+    """Return 1 if an installed package has a field that the list lacks."""
     status = 0
     for name in PACKAGES:
         try:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs xfstests' generic tests on Symphony's mount, and compares those that fail with the list in `expected.txt`.
+"""Runs xfstests' generic tests on Symphony's mount, and compares their failures with the list in `expected.txt`.
 
-xfstests is given as a directory in which it was built (git.kernel.org, fs/xfs/xfstests-dev). The `mount` and `umount`
-that it finds are this script: a mount of type fuse.kv starts a daemon with the tiny model. Run as root, where the users
-are that xfstests asks for, with the repository's interpreter:
+`--xfstests` names the directory in which xfstests was built (git.kernel.org, fs/xfs/xfstests-dev). xfstests calls this
+script as `mount` and `umount`: a mount of type fuse.kv starts a daemon with the tiny model. Run as root with the
+repository's interpreter, on a machine that has the users which xfstests needs:
 
     .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests    # the quick group
     .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests generic/020 generic/683
@@ -26,7 +26,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = Path(__file__).with_name("expected.txt")
 WORK = "SYMPHONY_XFSTESTS"
-"""The variable that names the directory of this run."""
+"""Environment variable with the directory of this run."""
 PATIENCE_S = 60
 CONFIG = """
 export FSTYP=fuse FUSE_SUBTYP=.kv
@@ -34,11 +34,11 @@ export TEST_DEV=symphony:{work}/test TEST_DIR={work}/mnt-test
 export SCRATCH_DEV=symphony:{work}/scratch SCRATCH_MNT={work}/mnt-scratch
 export RESULT_BASE={work}/results
 """
-"""The daemon names a mount after its state directory."""
+"""Configuration of xfstests. The daemon names a mount after its state directory."""
 
 
 def mount(words: list[str]) -> int:
-    """Be xfstests' mount(8): a file system of type fuse.kv is a daemon; everything else goes to mount(8) itself."""
+    """Act as xfstests' mount(8): start a daemon for a file system of type fuse.kv, and pass all else to mount(8)."""
     real = os.environ[f"{WORK}_MOUNT"]
     options = {option for at, word in enumerate(words) if at and words[at - 1] == "-o" for option in word.split(",")}
     if "remount" in options:
@@ -47,7 +47,7 @@ def mount(words: list[str]) -> int:
         return subprocess.call([real, *words])
     source, mountpoint = words[-2:]
     status = serve(Path(source.partition(":")[2]), mountpoint)
-    # The daemon's mounts are nosuid and nodev: tests of setuid programs and of devices would see that alone.
+    # The daemon's mounts are nosuid and nodev. Tests of setuid programs and of devices would only test these options.
     remount = ",".join(["remount", "suid", "dev", *options & {"ro", "nosuid", "nodev", "noexec"}])
     return status or subprocess.call([real, "-i", "-o", remount, mountpoint])
 
@@ -69,7 +69,7 @@ def serve(state: Path, mountpoint: str) -> int:
 
 
 def umount(words: list[str]) -> int:
-    """Be xfstests' umount(8): a daemon whose mount has gone ends, and its state is free for the next one."""
+    """Act as xfstests' umount(8): when a mount is gone, its daemon ends, and another one can use its state."""
     status = subprocess.call([os.environ[f"{WORK}_UMOUNT"], *words])
     deadline = time.monotonic() + PATIENCE_S
     for pid_file in Path(os.environ[WORK]).glob("*.pid"):
@@ -84,7 +84,7 @@ def umount(words: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A test's end: held, failed, or not run for a reason."""
+    """Outcome of a test: held, failed, or not run for a reason."""
 
     name: str
     status: str
@@ -96,12 +96,12 @@ class Outcome:
 
 
 def run(xfstests: Path, tests: list[str], work: Path) -> list[Outcome]:
-    """Run tests below the directory `work`, and return how each of them ended."""
+    """Run tests in the directory `work`. Return the outcome of each."""
     programs = work / "bin"
     programs.mkdir()
     found = {name: shutil.which(name) for name in ("mount", "umount")}
     scripts = {name: f'exec "{sys.executable}" "{Path(__file__).resolve()}" --as {name} -- "$@"' for name in found}
-    scripts["df"] = f'{shutil.which("df")} "$@" | sed "s/ fuse.kv/ fuse/"'  # xfstests knows no type of FUSE
+    scripts["df"] = f'{shutil.which("df")} "$@" | sed "s/ fuse.kv/ fuse/"'  # xfstests does not know subtypes of fuse
     for name, script in scripts.items():
         program = programs / name
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -118,7 +118,7 @@ def run(xfstests: Path, tests: list[str], work: Path) -> list[Outcome]:
 
 
 def outcome(case: ET.Element) -> Outcome:
-    """Read a test's end from xfstests' report."""
+    """Read a test's outcome from xfstests' report."""
     failure, skipped = case.find("failure"), case.find("skipped")
     status = "failed" if failure is not None else "not run" if skipped is not None else "held"
     reason = "" if skipped is None else skipped.get("message", "")
@@ -138,7 +138,9 @@ def keep(work: Path, out: Path) -> None:
 
 
 def expected() -> dict[str, str]:
-    """Return why a test fails: always, or `sometimes`, as its reason begins."""
+    """Return the expected failures and the reason of each. A reason that begins with `sometimes` marks a test that may
+    also hold.
+    """
     lines = EXPECTED.read_text().splitlines()
     return {name: reason for name, _, reason in (line.partition(" ") for line in lines if not line.startswith("#"))}
 
@@ -148,14 +150,14 @@ def main() -> int:
         description="Run xfstests on the mount, and compare with what is expected to fail."
     )
     parser.add_argument("--xfstests", type=Path, required=True, help="the directory where xfstests was built")
-    parser.add_argument("--out", type=Path, help="keep what the tests printed, the daemons' logs and a table here")
+    parser.add_argument("--out", type=Path, help="keep the tests' output, the daemons' logs and a table here")
     parser.add_argument("tests", nargs="*", help="like generic/020 (default: the quick group)")
     arguments = parser.parse_args()
     if not (arguments.xfstests / "check").is_file():
         parser.error(f"--xfstests {arguments.xfstests}: xfstests was not built there, for it has no `check`")
     with tempfile.TemporaryDirectory(prefix="symphony-xfstests-") as directory:
         work = Path(directory)
-        work.chmod(0o755)  # some tests are other users
+        work.chmod(0o755)  # some tests run as other users
         try:
             outcomes = run(arguments.xfstests, arguments.tests, work)
         finally:

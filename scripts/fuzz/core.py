@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Walks at random over tables, reservations, readers and accounts, in the core and in its model in plain Python.
+"""Random walks over tables, reservations, readers and accounts, in the core and in a plain Python model of it.
 
-After each operation all columns, counts and answers of the two are equal: see `Walk` in tests/kvfs/core/walk.py. A walk
-that fails prints its seed; the same seed makes the same operations again.
+After each operation all columns, counts and answers of both are equal: see `Walk` in tests/kvfs/core/walk.py. A walk
+that fails prints its seed, and the same seed repeats its operations.
 
     scripts/fuzz/core.py                              # 10,000,000 operations, on every core
     scripts/fuzz/core.py --operations 100000 --seed 7
@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.kvfs.core.walk import Walk
 
 EACH = 10_000
-"""Operations of a walk."""
+"""Operations of one walk."""
 
 
 def walked(seed: int) -> int:
-    """Return how often a walk met a limit."""
+    """Run a walk. Return how many of its operations met a limit."""
     walk = Walk(seed)
     walk.run(EACH)
     return walk.num_refused

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Malformed frames against a real daemon, while the shared region changes under its hands.
+"""Malformed frames against a real daemon, while the shared region changes underneath it.
 
-It starts a daemon with the tiny model, and beside it an honest program of another user, whose paths, texts, tokens and
-messages hold a secret. The attacker (uid 65534, if this runs as root) writes frames straight into its ring: valid ones
-of every operation with one field broken, and now and then one that breaks the ring. Another thread of it writes into
-the region meanwhile: indices, flags, slot states, frames after they were published.
+The script starts a daemon with the tiny model, and an honest program of another user whose paths, texts, tokens and
+messages contain a secret. The attacker (uid 65534, if the script runs as root) writes frames into its own ring: valid
+frames of every operation with one broken field, and sometimes a frame that breaks the ring. Meanwhile a second thread
+changes the region: indices, flags, slot states, published frames.
 
-It fails unless the daemon lives, the honest program was served and right throughout, nothing of its secret is anywhere
-in the attacker's region, the daemon's log has no traceback, and its memory and descriptors are about what they were.
+The run succeeds if the daemon lives, the honest program got only right answers, the attacker's region contains nothing
+of the secret, the daemon's log has no traceback, and its memory and descriptors are about the same as before.
 
     scripts/fuzz/frames.py                        # 10,000,000 frames: some minutes
     scripts/fuzz/frames.py --frames 1000000 --json
@@ -34,7 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.random  # now: as another user it may not be readable any more
+import numpy.random  # imported before `attack` drops root: user NOBODY may be unable to read the module
 
 HOUSE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HOUSE))
@@ -53,7 +53,7 @@ SECRETS = (SECRET_TEXT.encode(), np.array(SECRET_TOKENS, np.int32).tobytes())
 
 # Offsets in struct sym_region.
 SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL = 128, 192, 256, 320
-FLAGS = (384, 388, 396, 448, 452, 456, 460, 512, 516)  # daemon_asleep to space_waiters, but not `gone`
+FLAGS = (384, 388, 396, 448, 452, 456, 460, 512, 516)  # fields daemon_asleep to space_waiters, without `gone`
 GONE = 392
 STATES = 4096
 MAX_SLOTS = 1024
@@ -71,12 +71,14 @@ STRIDES = (64, 128, 192, 320)
 BURST = 2048
 FRAMES_A_CONNECTION = 40_000
 FATAL_IN_BURSTS = 0.2
-"""So many bursts end in a frame that costs the connection."""
+"""Share of the bursts that end with a frame for which the daemon drops the connection."""
 HANG_UP_S = 2.0
 GIVE_UP_S = 10.0
 QUICK = 60_000
 LEAST_TAKEN, QUICK_LEAST_TAKEN = 0.9, 0.25
-"""Of the frames: what lies in a ring is lost with its connection, which is much of a few."""
+"""Least share of the frames that the daemon must take. Frames that are in a ring when its connection ends are lost. In
+a short run, a larger share is lost.
+"""
 MAX_GROWTH_BYTES = 400 << 20
 MAX_MORE_DESCRIPTORS = 16
 WILD = np.array(
@@ -106,7 +108,7 @@ def sampling(**fields: float | tuple[int, ...]) -> bytes:
 
 
 def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
-    """(operation, flags, handle, args, payload, how often) of calls that a daemon takes, or nearly; every operation."""
+    """Return valid or nearly valid calls of every operation: (operation, flags, handle, args, payload, weight)."""
     tokens = i32(5, 6, 7)
     reduction = np.array([4, 2, 1, 0], np.uint32).tobytes() + i32(3, 9) + sampling(temperature=0.7)
     part = np.zeros(1, HEADER)
@@ -141,7 +143,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_DU, 0, 0, (), b".", rare),
         (Op.KV_HOT, 0, 0, (100,), b"", often),
         (Op.PRED, abi.ROWS_LAST, 1, (3, 0), tokens, rare),
-        (Op.PRED, abi.ROWS_LAST, 1, (1, 0), i32(5), 2 * rare),  # as decode loops make them
+        (Op.PRED, abi.ROWS_LAST, 1, (1, 0), i32(5), 2 * rare),  # as in decode loops
         (Op.PRED, abi.ROWS_LAST, 1, (1, 1), i32(5, 9), 2 * rare),
         (Op.PRED, abi.ROWS_ALL, 1, (3, 1), tokens + i32(9), rare),
         (Op.PRED, abi.ROWS_NONE, 2, (3, 3), tokens + i32(1, 2, 3), rare),
@@ -204,7 +206,7 @@ NUDGE = nudge()
 
 
 class Frames:
-    """Bursts of frames of one length each: mostly valid, one field broken."""
+    """Bursts of frames of equal length. Most frames are valid but for one field."""
 
     num_in_a_burst = BURST
 
@@ -222,7 +224,7 @@ class Frames:
             head = np.zeros(1, HEADER)
             head["bytes"], head["op"], head["flags"], head["handle"] = 64 + len(payload), op, flags, handle
             head["args"][0, : len(args)] = args
-            # In a longer frame than needed the length is what is broken.
+            # A frame that is longer than it need be has a broken length.
             head["bytes"] = max(64 + len(payload), stride - 63)
             rows += [np.frombuffer((head.tobytes() + payload).ljust(stride, b"\0"), np.uint8)] * often
         return np.array(rows)
@@ -248,7 +250,7 @@ class Frames:
             broken = np.flatnonzero(kind == 8)
             for _ in range(4):
                 frames[broken, rng.integers(64, stride, len(broken))] = rng.integers(0, 256, len(broken))
-        heads["op"][rng.random(count) < 0.01] = rng.choice([0, 999, 65535])  # as of a newer library
+        heads["op"][rng.random(count) < 0.01] = rng.choice([0, 999, 65535])  # operations of a newer library
         if fatal:
             last = heads[-1:]
             match rng.integers(3):
@@ -262,7 +264,7 @@ class Frames:
 
 
 class RecordedFrames:
-    """Bursts of frames that libsym sent, mutated."""
+    """Bursts of mutated copies of frames that libsym sent."""
 
     num_in_a_burst = 512
 
@@ -270,7 +272,7 @@ class RecordedFrames:
         from tests.scheduler.hostile import Mutator, recorded_frames
 
         self.rng = np.random.default_rng(seed)
-        self._mutator = Mutator(recorded_frames(), seed, fatal_share=0)  # `burst` says when
+        self._mutator = Mutator(recorded_frames(), seed, fatal_share=0)  # `burst` decides instead
 
     def burst(self, count: int, *, fatal: bool) -> bytes:
         frames: list[bytes] = []
@@ -282,7 +284,7 @@ class RecordedFrames:
 
 
 class Attacker:
-    """A client that attacks through one connection after the other, until so many frames were taken from its rings."""
+    """Client that attacks through one connection after another, until the daemon has taken enough of its frames."""
 
     def __init__(self, path: str, seed: int, frames: Frames | RecordedFrames) -> None:
         self.path = path
@@ -323,12 +325,15 @@ class Attacker:
             with self.lock:
                 self.region = None
             self.look_for_secrets(memfd)
-            connection.close()  # the mapping goes with its last view
+            connection.close()  # the mapping is freed with its last view
             for fd in (memfd, doorbell, bell):
                 os.close(fd)
 
     def attack(self, connection: socket.socket, doorbell: int, num_frames: int, region: mmap.mmap) -> None:
-        """Bursts of frames; behind one that is fatal nothing is looked at, so it is the last."""
+        """Send bursts of frames.
+
+        A burst with a fatal frame is the last, because the daemon ignores all after that frame.
+        """
         connection.setblocking(False)
         words = np.frombuffer(region, np.uint64, 80)
         ring = memoryview(region)[SUBMIT_RING : SUBMIT_RING + RING_BYTES]
@@ -352,16 +357,17 @@ class Attacker:
     def wait(
         self, connection: socket.socket, doorbell: int, words: np.ndarray, ring: memoryview, tail: int, most: int
     ) -> int:
-        """Until at most so much is left in the ring, reading replies meanwhile. The tail; 0: the connection is over.
+        """Read replies until at most `most` bytes are left in the ring. Return the tail. 0: the connection is over.
 
-        The other thread writes to the head, too. It may put back an old one that the daemon has no reason to write
-        again: the ring seems full. So one more frame follows every second, behind which the daemon writes its head.
+        The other thread changes the head, too. It may restore an old head when the daemon has no reason to write the
+        head again; then the ring looks full. So every second one more frame is sent, after which the daemon writes its
+        head.
         """
         begun = time.monotonic()
         seen, unchanged_since, nudges = tail, begun, 0
         while True:
             words[COMPLETE_HEAD // 8] = words[COMPLETE_TAIL // 8]
-            left = tail - int(words[SUBMIT_HEAD // 8])  # garbage while the mutator plays with it
+            left = tail - int(words[SUBMIT_HEAD // 8])  # wrong while the other thread changes the head
             if 0 <= left <= most:
                 return tail
             try:
@@ -395,7 +401,7 @@ class Attacker:
             time.sleep(0.0002)
 
     def mutate(self) -> None:
-        """The other thread: what may change while the daemon looks at it, does."""
+        """Change the region in a second thread: everything that a client can change while the daemon reads it."""
         rng = self.rng
         while not self.stop:
             with self.lock:
@@ -410,20 +416,20 @@ class Attacker:
     def mutate_once(self, view: np.ndarray, rng: np.random.Generator) -> None:
         self.counts["mutations"] += 1
         match rng.integers(0, 40):
-            case 0:  # the tail, for a moment: seen, it costs the connection
+            case 0:  # a wrong tail, for a moment; if the daemon reads it, the daemon drops the connection
                 if rng.random() < 0.005:
                     tail = view[SUBMIT_TAIL : SUBMIT_TAIL + 8].view(np.uint64)
                     before = tail[0]
                     tail[0] = rng.integers(0, 2**63)
                     tail[0] = before
-            case 1 | 2:  # what the daemon alone writes
+            case 1 | 2:  # an index that only the daemon writes
                 index = view[SUBMIT_HEAD : SUBMIT_HEAD + 8].view(np.uint64)
                 before = index[0]
                 index[0] = rng.integers(0, 2**63)
                 index[0] = before
-            case 3 | 4:  # the description of the region
+            case 3 | 4:  # the header of the region
                 view[rng.integers(0, 128)] = rng.integers(0, 256)
-            case 5 | 6 | 7 | 8:  # a frame after it was published: its length now and then, most often what follows
+            case 5 | 6 | 7 | 8:  # a published frame: sometimes its length, mostly its other bytes
                 at = int(rng.integers(0, RING_BYTES // 64)) * 64
                 at += int(rng.integers(16, 64)) if rng.random() < 0.999 else int(rng.integers(0, 16))
                 view[SUBMIT_RING + at] = rng.integers(0, 256)
@@ -437,7 +443,7 @@ class Attacker:
                 view[at : at + 4].view(np.uint32)[0] = rng.choice([0, 1, 2, 2**31, 2**32 - 1])
 
     def look_for_secrets(self, memfd: int) -> None:
-        """In all of the region that was ever written."""
+        """Search the written parts of the region for secrets."""
         size, at = os.fstat(memfd).st_size, 0
         while at < size:
             try:
@@ -452,8 +458,8 @@ class Attacker:
 
 
 def attack(path: str, num_frames: int, seed: int, *, is_root: bool, recorded: bool) -> None:
-    """The process of the attacker."""
-    frames = RecordedFrames(seed) if recorded else Frames(seed)  # while it may read what it needs for them
+    """Run the attacker's process."""
+    frames = RecordedFrames(seed) if recorded else Frames(seed)  # while the process may read their sources
     if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -464,7 +470,7 @@ def attack(path: str, num_frames: int, seed: int, *, is_root: bool, recorded: bo
 
 
 def be_honest() -> None:
-    """The process of the honest program: the same calls over and over, with answers that it knows."""
+    """Run the honest program's process: the same calls again and again, whose answers are known."""
     rounds, stop = 0, threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     expected: list[int] | None = None
@@ -490,7 +496,7 @@ def be_honest() -> None:
 
 
 class Daemon:
-    """`symphony serve --model tiny`, where other users reach it."""
+    """Daemon with the tiny model that other users can reach."""
 
     def __init__(self, directory: Path) -> None:
         self.mount = directory / "kv"
@@ -620,7 +626,7 @@ def metrics(daemon: Daemon) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Throw malformed frames at a daemon.")
-    parser.add_argument("--frames", type=int, default=10_000_000, help="how many are taken from the attackers' rings")
+    parser.add_argument("--frames", type=int, default=10_000_000, help="frames to take from the attackers' rings")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--attackers", type=int, default=1, help="processes")
     parser.add_argument("--recorded", action="store_true", help="frames that libsym sent, mutated")

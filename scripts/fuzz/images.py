@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Feeds hostile images to the import: headers, lengths, shapes, digests and contents that somebody made to hurt.
+"""Feeds hostile images to the import: headers, lengths, shapes, digests and contents that are made to do harm.
 
-Each must give one clear error, or a file that holds exactly what it says; no page may leak, no more pages be taken than
-the bytes could fill, no neighbour change. Prints the seed of a run that fails; the same seed fails again.
+Each image must give one clear error, or a file with exactly the claimed content. No page may leak. An image must occupy
+no more pages than its bytes can fill, and must change no other file. A run that fails prints its seed, which repeats
+the failure.
 
     .venv/bin/python scripts/fuzz/images.py                ten million, on every core
     .venv/bin/python scripts/fuzz/images.py --count 1000000 --seed 7
@@ -24,15 +25,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.kvfs.hostile import Fuzzer
 
 BATCH, QUICK = 20_000, 3_000
-"""Images of one seed: what has to be run again to see a failure again."""
+"""Number of images of one seed. To repeat a failure, all images of its seed run again."""
 
 
 def run_seed(seed: int, count: int) -> tuple[int, Counter[str], str]:
-    """A batch: images taken, messages of those refused, and what went wrong."""
+    """Run one batch. Return the number of accepted images, the messages of refusals, and the failure as text."""
     fuzzer = Fuzzer(seed)
     try:
         fuzzer.run(count)
-    except Exception as failure:  # noqa: BLE001 - any is a finding
+    except Exception as failure:  # noqa: BLE001 - any exception is a finding
         return fuzzer.num_accepted, fuzzer.refusals, f"seed {seed}: {failure!r}"
     return fuzzer.num_accepted, fuzzer.refusals, ""
 
@@ -40,7 +41,7 @@ def run_seed(seed: int, count: int) -> tuple[int, Counter[str], str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Feed hostile images to the import.")
     parser.add_argument("--count", type=int, default=10_000_000, help="images (default ten million)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first batch; the others count on from it")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first batch; each next batch adds one")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: the cores)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} images")
     arguments = parser.parse_args()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Mutates frames that libsym really sent, and has a daemon's gate take them in this process, without a socket between.
+"""Mutates frames that libsym really sent, and passes them to a daemon's gate in this process, without a socket.
 
-PRED_BATCH and GENERATE above all, and every other operation that carries something. After each 2,000 frames all must be
-as if nothing had happened: see `Fuzzer` in tests/scheduler/hostile.py. A run that fails prints its seed; the same seed
-makes the same frames again.
+PRED_BATCH and GENERATE are the most frequent. Every other operation that has arguments or a payload is mutated, too.
+After each 2,000 frames no trace of them may be left: see `Fuzzer` in tests/scheduler/hostile.py. A run that fails
+prints its seed, and the same seed repeats its frames.
 
-First a part of the frames goes through a build of libsym's C under AddressSanitizer, UndefinedBehaviorSanitizer and
-gcov, with Python's lines traced. The table says how many lines of the parsers and validators were reached; less than
-90 % of either language is a failure. `scripts/fuzz/frames.py --recorded` throws the same frames at a daemon process.
+First a part of the frames runs through a build of libsym's C under AddressSanitizer, UndefinedBehaviorSanitizer and
+gcov, while Python's lines are traced. A table shows how many lines of the parsers and validators ran. Less than 90 % in
+either language is a failure. `scripts/fuzz/frames.py --recorded` sends the same frames to a daemon process.
 
     scripts/fuzz/recorded.py                     # 10,000,000 frames, on every core
     scripts/fuzz/recorded.py --frames 1000000 --seed 7
@@ -43,13 +43,13 @@ HOUSE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HOUSE))
 
 BATCH = 20_000
-"""Frames of one seed: what has to be run again to see a failure again."""
+"""Number of frames of one seed. To repeat a failure, all frames of its seed run again."""
 QUICK, MEASURED = 20_000, 30_000
 LEAST_SHARE = 0.9
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 NATIVE = ("channel/server.c", "channel/server_state.h", "channel/hot.c", "channel/ring.h")
 NATIVE += ("rows/reducer.c", "rows/stops.c", "rows/sampler.c")
-"""Below libsym/."""
+"""Measured C files, below libsym/."""
 TRACED: dict[str, tuple[str, ...]] = {
     "libsym/channel/server.py": ("ServerChannel.receive", "ServerChannel._known", "ServerChannel._reject"),
     "libsym/rows/reduced.py": ("RowReducer.__init__",),
@@ -59,8 +59,8 @@ TRACED: dict[str, tuple[str, ...]] = {
     "scheduler/batch/generation.py": ("Draft", "GenerateCall.__init__", "GenerateCall._new_generation"),
     "scheduler/batch/reduction.py": ("Reduction",),
     "scheduler/connection/under_way.py": (),
-    "scheduler/gate.py": ("Gate.handle", "Gate._begin", "_go_on"),
-    "scheduler/payloads.py": (),
+    "scheduler/doors/gate.py": ("Gate.handle", "Gate._begin", "_go_on"),
+    "scheduler/wire/payloads.py": (),
     "scheduler/operations/advice.py": ("Advising._advise",),
     "scheduler/operations/assemble.py": (),
     "scheduler/operations/children.py": ("Children._list", "Children._spawn", "Children._wait", "Children._kill", "_"),
@@ -73,14 +73,14 @@ TRACED: dict[str, tuple[str, ...]] = {
     "scheduler/operations/pred.py": (),
     "scheduler/operations/text.py": ("Texts", "_chat_form"),
 }
-"""Files, and the functions of them that read what a program sent: all, if none is named."""
+"""Measured Python files, and their functions that parse a program's input. Empty: all functions of the file."""
 
 
 # ---- lines of C
 
 
 def build(directory: Path) -> Path:
-    """libsym's C half, sanitized and counted; where it lies."""
+    """Build libsym's C half with sanitizers and gcov. Return the library's path."""
     from libsym.channel.channel_build import FOLDERS, ffi
 
     ffi.emit_c_code(str(directory / "_channel.c"))
@@ -102,7 +102,7 @@ def build(directory: Path) -> Path:
 
 
 def lines_of_c(directory: Path) -> dict[str, dict[int, int]]:
-    """How often each line of each file of `NATIVE` ran."""
+    """Return how often each line of each file of `NATIVE` ran."""
     found: dict[str, dict[int, int]] = {name: {} for name in NATIVE}
     command = ["gcov", "--json-format", "--stdout", *directory.glob("*.gcda")]
     out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=directory).stdout
@@ -119,7 +119,7 @@ def lines_of_c(directory: Path) -> dict[str, dict[int, int]]:
 
 
 class Lines:
-    """Which lines of the files of `TRACED` have run in this thread."""
+    """Counts of the lines that this thread ran, for each file of `TRACED`."""
 
     def __init__(self) -> None:
         self.counts: dict[str, dict[int, int]] = {name: dict.fromkeys(_lines_in(name), 0) for name in TRACED}
@@ -140,27 +140,27 @@ class Lines:
 
 
 def _lines_in(name: str) -> Iterator[int]:
-    """Of functions: what is around them ran when the module was loaded."""
+    """Yield the lines of a file's functions. Other lines ran when the module was loaded."""
     path = HOUSE / name
     todo = [compile(path.read_text(encoding="utf-8"), str(path), "exec")]
     while todo:
         code = todo.pop()
         todo += [each for each in code.co_consts if isinstance(each, CodeType)]
         is_meant = not TRACED[name] or code.co_qualname.startswith(TRACED[name])
-        if code.co_flags & 0x2 and is_meant:  # CO_NEWLOCALS: of a function
+        if code.co_flags & 0x2 and is_meant:  # CO_NEWLOCALS: the code of a function
             yield from {line for _, _, line in code.co_lines() if line and line != code.co_firstlineno}
 
 
-# ---- a part of the frames, measured
+# ---- coverage of a part of the frames
 
 
 def measure(directory: Path, num_frames: int, seed: int) -> None:
-    """In a process of its own, which ends as gcov needs it to: frames through what `build` made."""
+    """Send frames through the module that `build` made. Runs in a process of its own, whose normal exit gcov needs."""
     spec = importlib.util.spec_from_file_location("libsym._channel", directory / "_channel.abi3.so")
     assert spec is not None
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     fuzzer, lines = new_fuzzer(recorded(), seed, computing=3), Lines()
-    threading.settrace(lines.trace)  # of workers, which read texts
+    threading.settrace(lines.trace)  # for the worker processes, which read texts
     sys.settrace(lines.trace)
     try:
         fuzzer.run(num_frames)
@@ -170,7 +170,7 @@ def measure(directory: Path, num_frames: int, seed: int) -> None:
 
 
 def measured(num_frames: int, seed: int) -> list[str]:
-    """Print the table of lines, and those that were not reached. What went wrong."""
+    """Print the table of lines, with those not reached. Return the failures."""
     with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
         directory = Path(name)
         build(directory)
@@ -178,8 +178,8 @@ def measured(num_frames: int, seed: int) -> list[str]:
         library = subprocess.run([compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
         environment = os.environ | {
             "LD_PRELOAD": library.stdout.strip(),
-            "ASAN_OPTIONS": "detect_leaks=0",  # Python's own at its end
-            "PYTHONMALLOC": "malloc",  # each payload is a block of its own
+            "ASAN_OPTIONS": "detect_leaks=0",  # without this, the sanitizer would report Python's own leaks at exit
+            "PYTHONMALLOC": "malloc",  # gives each payload a block of its own
         }
         command = [sys.executable, __file__, "--measure", directory, "--frames", str(num_frames), "--seed", str(seed)]
         if subprocess.run(command, env=environment, check=False).returncode != 0:
@@ -209,7 +209,7 @@ def _ranges(lines: list[int]) -> str:
     return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-# ---- all of them
+# ---- all frames
 
 
 def recorded() -> list[Request]:
@@ -225,11 +225,11 @@ def new_fuzzer(frames: list[Request], seed: int, **options: int) -> Any:
 
 
 def run_seed(frames: list[Request], seed: int) -> tuple[int, Counter[int], str]:
-    """One batch: how many were taken, their answers by errno, and what went wrong."""
+    """Run one batch. Return the number of accepted frames, the answers by errno, and the failure as text."""
     fuzzer = new_fuzzer(frames, seed)
     try:
         fuzzer.run(BATCH)
-    except BaseException as failure:  # noqa: BLE001 - any is a finding
+    except BaseException as failure:  # noqa: BLE001 - any exception is a finding
         first = _first(failure)
         text = "".join(traceback.format_exception(first)[-6:])
         return fuzzer.num_frames, fuzzer.outcomes, f"seed {seed}, after {fuzzer.num_frames:,} frames: {text}"
@@ -258,7 +258,7 @@ def _progress(num_batches: int) -> Iterator[Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mutate recorded frames, and have a daemon's gate take them.")
     parser.add_argument("--frames", type=int, default=10_000_000, help="how many (default ten million)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first batch; the others count on from it")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first batch; each next batch adds one")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: the cores)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} frames, and no lines are counted")
     parser.add_argument("--no-lines", action="store_true", help="count no lines, and sanitize nothing")

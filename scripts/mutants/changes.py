@@ -1,4 +1,4 @@
-"""Mutants of Python, found in its syntax tree, and of C, found in its text without comments and strings."""
+"""Mutants of Python, found in the syntax tree, and of C, found in the text without comments and strings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """A place of a file with another text."""
+    """A small change to one place of a file."""
 
     file: str
     line: int
     first_line: int
-    """The first line of its statement."""
+    """First line of the statement."""
     is_in_function: bool
-    """Other code runs once, when the file is loaded: any test of the file may see its effect."""
+    """Whether the code is in a function. Other code runs when the file is loaded, and may affect any test."""
     begin: int
     end: int
     old: str
@@ -32,7 +32,7 @@ class Mutant:
 
 
 def chosen(files: list[str], num: int, seed: int) -> list[Mutant]:
-    """Pick mutants: all lines are divided into so many parts, and each part gives one. The order is random."""
+    """Pick mutants. All lines are divided into `num` parts, and each part gives one mutant. The order is random."""
     draw = random.Random(seed)
     left, num_lines = list[tuple[int, Mutant]](), 0
     for file in files:
@@ -64,7 +64,7 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
 }  # fmt: skip
 LIMITS = {"min": "max", "max": "min"}
 NOT_MUTATED = (ast.JoinedStr, ast.Assert)
-"""Messages; and invariants, whose changes no test can notice."""
+"""Code that is never mutated: messages, and assertions of invariants, whose change no test can notice."""
 
 
 class _Python:
@@ -135,11 +135,11 @@ class _Python:
         return self._mutant(*self._span(node), None, new)
 
     def _between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Mutant:
-        """An operator between operands, with brackets beside it or without."""
+        """Return a mutant of the operator between two operands, with or without brackets around them."""
         return self._mutant(self._span(left)[1], self._span(right)[0], old, new)
 
     def _mutant(self, begin: int, end: int, old: str | None, new: str) -> Mutant:
-        """`old`: the text to replace between two places; None: all of it."""
+        """Return a mutant of the text from `begin` to `end`. With `old`, only this part of the text is replaced."""
         if old is not None:
             begin = self._source.index(old.encode(), begin, end)
             end = begin + len(old)
@@ -172,7 +172,7 @@ class _C:
         while found := TOKENS.search(self._text, at):
             kind, old = found.lastgroup, found[found.lastgroup or 0].decode()
             begin, end = found.span(kind or 0)
-            at = begin + 1 if kind == "statement" else end  # a statement has other tokens
+            at = begin + 1 if kind == "statement" else end  # the other tokens of this statement can still be mutated
             new = str(int(old) + 1) if kind == "number" else REPLACED.get(old, ";")
             line = self._text.count(b"\n", 0, begin) + 1
             top = self._text.rindex(b"\n", 0, begin)

@@ -1,4 +1,4 @@
-"""The map: which lines of some files each test runs."""
+"""Map of coverage: the lines of the mutated files that each test runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from overlay import HOUSE, compiler, extensions, pytest
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300
-"""Limit of a file of tests. One that hangs costs no more, and its row has the tests that had passed by then."""
+"""Time limit of a file of tests. If the limit ends it, its row has the tests that had passed by then."""
 
 
 @dataclass
@@ -31,18 +31,18 @@ class Test:
     name: str
     seconds: float
     here: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Lines that the test runs in pytest's own process, by file."""
+    """Numbers of the lines that the test runs in pytest's own process, by file."""
     elsewhere: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Map:
-    """A file of rows: the first is of the code, every other one of a file of tests, with those that passed."""
+    """File of rows. The first row describes the code; each other row has the passed tests of one file of tests."""
 
     def __init__(self, path: Path, files: list[str]) -> None:
         self._path, self._files = path, files
         self.tests: dict[str, list[Test]] = {}
         self.blocks: dict[str, list[int]] = {}
-        """Lines of C where a basic block begins. Other lines belong to the block before."""
+        """Lines of C at which a basic block begins. Each other line belongs to the block before it."""
         if path.exists():
             first, *rows = map(json.loads, path.read_text().splitlines())
             if first["of"] != _digest(*files):
@@ -56,7 +56,7 @@ class Map:
             self.tests[row["file"]] = [Test(**test) for test in row["tests"]]
 
     def complete(self, files: list[str], place: Path) -> None:
-        """Run files of tests that have no row."""
+        """Run the files of tests that have no row yet."""
         missing = [file for file in files if file not in self.tests]
         if not missing:
             return
@@ -75,16 +75,17 @@ class Map:
                 print(f"{file}: {len(tests)} tests in {time.monotonic() - began_s:.0f} s: {last}", flush=True)
 
     def covering(self, mutant: Mutant, limit_s: float) -> list[str]:
-        """Tests that run a mutant's line: those in pytest's process, then others; of both the quick before the slow.
+        """Return the tests that run a mutant's line. Tests that run it in pytest's process come first, and in each
+        group quick tests come before slow ones.
 
-        The limit holds for the recorded seconds of either kind. Noting lines makes them about twice as many.
+        The limit applies to the sum of recorded seconds of each group. Recording lines about doubles these times.
         """
         here, elsewhere = list[tuple[float, str]](), list[tuple[float, str, str, float]]()
         for file, tests in self.tests.items():
             here += [(test.seconds, test.name) for test in tests if self._runs(mutant, test.here)]
             rest = [test for test in tests if self._runs(mutant, test.elsewhere) and not self._runs(mutant, test.here)]
             least_s = min((test.seconds for test in rest), default=0)
-            elsewhere += [(least_s, file, test.name, test.seconds) for test in rest]  # a daemon may be a file's
+            elsewhere += [(least_s, file, test.name, test.seconds) for test in rest]  # its tests may share a daemon
         elsewhere.sort(key=lambda each: each[:2])
         found = list[str]()
         for tests in (sorted(here), [(seconds, name) for *_, name, seconds in elsewhere]):
@@ -106,7 +107,7 @@ def _digest(*files: str) -> str:
 
 
 class _Noting:
-    """Runs tests where Python notes its lines (seen.py), and a build of C its basic blocks (seen.c)."""
+    """Runs tests and records what they run: lines of Python (seen.py), and basic blocks of C (seen.c)."""
 
     def __init__(self, files: list[str], place: Path) -> None:
         self._place = Path(tempfile.mkdtemp(dir=place))
@@ -118,7 +119,7 @@ class _Noting:
         self._laid = {f"{packages}/mutants_seen.pth": begin.encode()}
         self._laid[f"{packages}/mutants_seen.py"] = (HERE / "seen.py").read_bytes()
         self._blocks: dict[tuple[str, str], tuple[str, int]] = {}
-        """File and line of a block, by library and address."""
+        """File and line of each block, by library and address."""
         built = extensions(files, self._place, "-O0", "-g", "-fsanitize-coverage=trace-pc")
         for library, extension in {each.library: each for those in built.values() for each in those}.items():
             seen, linked = f"{self._place}/seen.o", self._place / "linked.so"
@@ -135,10 +136,10 @@ class _Noting:
         return found
 
     def tests_of(self, file: str) -> tuple[list[Test], str]:
-        """Tests of a file that passed, and pytest's last line, or that the file was stopped."""
+        """Return the tests of a file that passed, and pytest's last line, or that the file was stopped."""
         for name in ("now", "tests", "lines", "blocks"):
             (self._place / name).write_bytes(bytes(8) if name == "now" else b"")
-            (self._place / name).chmod(0o666)  # some processes are other users'
+            (self._place / name).chmod(0o666)  # some processes belong to other users
         status, said = pytest(self._laid, [file, "-p", "mutants_seen", f"--timeout={LIMIT_S}"], LIMIT_S)
         tests = {number: Test(*about) for number, *about in map(json.loads, (self._place / "tests").open())}
         for is_here, number, name, line in sorted(set(self._noted())):
@@ -158,14 +159,15 @@ class _Noting:
 
 
 def _blocks_of(library: Path) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Basic blocks: where each one's call of seen.c returns to, and its file and line."""
+    """Yield the basic blocks: the return address of each block's call to seen.c, and the block's file and line."""
     listing = _said("objdump", "-d", "--no-show-raw-insn", str(library))
     calls = re.findall(r"call +\w+ <__sanitizer_cov_trace_pc.*\n +(\w+):", listing)
-    lines = _said("addr2line", "-e", str(library), *(hex(int(each, 16) - 1) for each in calls)).splitlines()
+    asked = "".join(f"{int(each, 16) - 1:x}\n" for each in calls)
+    lines = _said("addr2line", "-e", str(library), asked=asked).splitlines()
     for address, line in zip(calls, lines, strict=True):
         if found := re.match(rf"{HOUSE}/(.*):(\d+)", line):
             yield address, (os.path.normpath(found[1]), int(found[2]))
 
 
-def _said(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _said(*command: str, asked: str = "") -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, input=asked).stdout

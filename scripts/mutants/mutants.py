@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Changes the code in small ways, one at a time, and sees whether a test fails.
+"""Mutation testing: change the code in one small way at a time, and check whether a test fails.
 
-A seed makes the same mutants of the same code. A mutant is caught if a test that runs its line fails within a minute,
-and passes without the mutant. Tests that run the line in pytest's own process come first. Every mutant adds a row to a
-file, and every file of tests a row to a map of lines: a later run goes on from both.
+The same seed and code give the same mutants. A mutant is caught if a test that runs its line fails within a minute, but
+passes without the mutant. Tests that run the line in pytest's own process run first. Every mutant adds a row to a
+file, and every file of tests adds a row to a map of lines. A later run continues from both.
 
-A mutant is laid over the checkout in a mount namespace of its own. The checkout stays as it is, and no process or mount
-outlives the tests. Needs root and GCC's binutils.
+A mutant is laid over the checkout in a mount namespace of its own. The checkout does not change, and all processes and
+mounts end with the tests. Needs root and GCC's binutils.
 
-    scripts/mutants/mutants.py                                       # 80 of scheduler/batch, its C, and what is beside
+    scripts/mutants/mutants.py                                       # 80 of the default paths
     scripts/mutants/mutants.py --num 20 --map kv.map --rows kv.rows --tests tests/kvfs -- kvfs/pages
     scripts/mutants/mutants.py --num 0                               # the map alone
-    scripts/mutants/mutants.py --summary                             # of rows that are there
+    scripts/mutants/mutants.py --summary                             # of the existing rows
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from overlay import HOUSE, Extension, extensions, pytest
 PATHS = ["scheduler/batch", "scheduler/connection", "scheduler/core"]
 PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "hot")]
 LIMIT_S = 60
-QUICK = {  # a file, its tests, and the old text of a mutant that they catch
+QUICK = {  # by file: its tests, and the text that a mutant replaces; the tests catch the mutant
     "scheduler/batch/cost.c": ("tests/scheduler/test_cost_model.py", "+"),
     "scheduler/batch/deadlines.py": ("tests/scheduler/test_deadlines.py", "self._expired(call)"),
 }
@@ -44,7 +44,7 @@ VERDICTS = ("caught", "survived", "timed out", "not covered", "does not build")
 
 
 def judged(mutant: Mutant, known: Map, built: dict[str, list[Extension]]) -> tuple[str, str]:
-    """A verdict, and the test that failed."""
+    """Test a mutant. Return the verdict, such as "survived", and the test that failed."""
     try:
         if mutant.file.endswith(".c"):
             text = mutant.text()
@@ -59,7 +59,7 @@ def judged(mutant: Mutant, known: Map, built: dict[str, list[Extension]]) -> tup
         found = tried(laid, tests)
         if found[1] not in tests or tried({}, [found[1]])[0] == "survived":
             break
-        tests.remove(found[1])  # a failure without the mutant, too
+        tests.remove(found[1])  # the test also fails without the mutant
     return found if tests else ("not covered", "")
 
 
@@ -74,7 +74,7 @@ def tried(laid: dict[str, bytes], tests: list[str]) -> tuple[str, str]:
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", said, re.MULTILINE)
     if failed is not None:
         return "caught", failed[1]
-    gone = set(re.findall(r"^ERROR: not found: .*?/(tests/.*)$", said, re.MULTILINE))  # a constant is in the name
+    gone = set(re.findall(r"^ERROR: not found: .*?/(tests/.*)$", said, re.MULTILINE))  # a mutant may rename tests
     left = [test for test in tests if test.partition("[")[0] not in gone]
     if left == tests:
         raise SystemExit(f"pytest ended with {status}, and names no test that failed:\n{said}")
@@ -106,9 +106,14 @@ def run(args: argparse.Namespace, rows: list[dict[str, Any]], place: Path) -> No
 
 
 def files_of(paths: list[str]) -> list[str]:
-    """Python and C below the checkout, without what builds C."""
+    """Return the Python and C files below these paths, without build files."""
     found = [file for path in map(Path, paths) for file in ([path] if path.is_file() else path.rglob("*.*"))]
-    return sorted(str(file) for file in found if file.suffix in (".py", ".c") and not file.stem.endswith("_build"))
+    return sorted(str(file) for file in found if file.suffix in (".py", ".c") and not is_beside(file))
+
+
+def is_beside(file: Path) -> bool:
+    """Return whether a file is left out: build files, code generated from a header, examples."""
+    return file.stem.endswith(("_build", "_abi")) or "examples" in file.parts
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
@@ -132,7 +137,7 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=Path("/var/tmp/symphony-mutants.rows"))
     parser.add_argument("--map", type=Path, default=Path("/var/tmp/symphony-mutants.map"))
     parser.add_argument("--tests", nargs="+", default=["tests/scheduler", "tests/symphony"], help="files and folders")
-    parser.add_argument("--summary", action="store_true", help="what the rows say, by package")
+    parser.add_argument("--summary", action="store_true", help="summarise the rows by package")
     parser.add_argument(
         "--quick", action="store_true", help="one mutant in Python and one in C, which have to be caught"
     )

@@ -1,4 +1,4 @@
-"""A checkout with other files in some places, as tests see it, and builds of C extensions to lay there."""
+"""A checkout in which only the tests see replaced files, and builds of its C extensions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ exit $?
 
 
 def pytest(laid: dict[str, bytes], words: list[str], limit_s: float) -> tuple[int | None, str]:
-    """Run pytest where these files lie over the checkout. Return its status, None after the limit, and its output.
+    """Run pytest with these files laid over the checkout. Return its exit status (None: time limit) and output.
 
-    Namespaces of mounts and processes end with it: nothing that a test started or mounted is left.
+    pytest has its own namespaces of mounts and processes. So all processes and mounts of the tests end with pytest.
     """
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         place = Path(name)
-        place.chmod(0o755)  # tests have other users in their directories
+        place.chmod(0o755)  # tests let other users into their directories
         for folder in ("over", "work", "tests"):
             (place / folder).mkdir()
         for file, content in laid.items():
@@ -57,7 +57,7 @@ def pytest(laid: dict[str, bytes], words: list[str], limit_s: float) -> tuple[in
 
 
 def _end(unshare: subprocess.Popen[bytes]) -> None:
-    """Kill the first process of a namespace, and wait until the kernel has ended the others."""
+    """Kill the first process of a namespace, and wait until the kernel has killed the rest."""
     while unshare.poll() is None:
         for child in Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split():
             with suppress(ProcessLookupError):
@@ -67,7 +67,7 @@ def _end(unshare: subprocess.Popen[bytes]) -> None:
 
 
 class Extension:
-    """A C extension, compiled as setup.py does."""
+    """C extension, compiled as by setup.py."""
 
     def __init__(self, about: Any, place: Path, *flags: str) -> None:
         self._about, self._place, self._flags = about, place, flags
@@ -82,7 +82,7 @@ class Extension:
         return to
 
     def linked(self, *others: str, source: str = "", text: bytes = b"") -> bytes:
-        """The library, with other objects, or where a source has another text."""
+        """Link the library, with more objects or with another text for one source. Return the library's bytes."""
         objects = dict(self._objects)
         if source:
             changed = self._place / "changed.c"
@@ -94,7 +94,9 @@ class Extension:
 
 
 def extensions(files: list[str], place: Path, *flags: str) -> dict[str, list[Extension]]:
-    """Return the extensions that each of these files of C is compiled into: the core is part of two."""
+    """Return the extensions that each of these C files is compiled into. Files of the core are compiled into two
+    extensions.
+    """
     found: dict[str, list[Extension]] = {file: [] for file in files if file.endswith(".c")}
     for build in re.findall(r'"(\S+_build\.py):ffi"', Path("setup.py").read_text(encoding="utf-8")):
         room = tempfile.mkdtemp(dir=place)

@@ -1,4 +1,4 @@
-/* Notes the basic blocks that a test runs: the compiler puts a call at the beginning of every block. See seen.py. */
+/* Records the basic blocks that a test runs. The compiler inserts a call at the start of every block. See seen.py. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -8,14 +8,14 @@
 #include <unistd.h>
 
 #ifndef PLACE
-#define PLACE "." /* of the files of seen.py */
+#define PLACE "." /* directory of seen.py's files */
 #define LIBRARY "extension.so"
 #endif
-#define MAX_BYTES (1 << 20) /* of an extension's code */
+#define MAX_BYTES (1 << 24) /* largest size of an extension's code */
 
 extern const char __ehdr_start __attribute__((visibility("hidden")));
 
-static uint32_t latest[MAX_BYTES]; /* the test that reached an address last */
+static uint32_t latest[MAX_BYTES]; /* the last test that ran each block, by address */
 
 static void add(uint32_t test, int is_pytest, uintptr_t address) {
     const int kept = errno, file = open(PLACE "/blocks", O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -25,6 +25,7 @@ static void add(uint32_t test, int is_pytest, uintptr_t address) {
     errno = kept;
 }
 
+__attribute__((visibility("hidden"))) /* each library has its own copy of this function */
 void __sanitizer_cov_trace_pc(void);
 void __sanitizer_cov_trace_pc(void) {
     static const volatile uint32_t *now;

@@ -1,4 +1,4 @@
-"""A program for the pictures: `busy.py KIND SEED`. It does what programs of its kind do, until somebody ends it."""
+"""A busy program for the pictures: `busy.py KIND SEED`. It behaves like programs of its kind until it is ended."""
 
 import random
 import sys
@@ -12,7 +12,7 @@ QUESTIONS = ["Is a refund possible?", "Where is my order?", "Who pays for the pa
 
 
 def agent(random_: random.Random) -> None:
-    """Forks a context that others share, answers, and calls a tool, which takes a while."""
+    """Forks a shared context, answers, and calls a slow tool."""
     base = sym.kv_open_or_compute("handbook.kv", sym.tokenize(HANDBOOK))
     while True:
         with sym.kv_fork(base) as kv:
@@ -21,7 +21,7 @@ def agent(random_: random.Random) -> None:
 
 
 def chat(random_: random.Random) -> None:
-    """A conversation that goes on in a file; somebody reads and types."""
+    """Continues a conversation in a file, with a person's pauses."""
     name = f"chats/{random_.randint(100, 999)}.kv"
     sym.kv_mkdir("chats", parents=True)
     while True:
@@ -31,7 +31,7 @@ def chat(random_: random.Random) -> None:
 
 
 def reader(random_: random.Random) -> None:
-    """Computes long texts: prefills."""
+    """Computes long texts by prefills."""
     while True:
         with sym.kv_create() as kv:
             sym.kv_write(kv, sym.tokenize(HANDBOOK * random_.randint(1, 3)))
@@ -39,7 +39,7 @@ def reader(random_: random.Random) -> None:
 
 
 def search(random_: random.Random) -> None:
-    """A loop over pred() in several threads, each on a fork."""
+    """Calls pred() in loops in several threads, each on a fork of its own."""
     base = sym.kv_open_or_compute("plans/base.kv", sym.tokenize("A plan of five steps:"))
 
     def branch(seed: int) -> None:

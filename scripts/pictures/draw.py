@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws the README's pictures, for light and for dark pages: the house as the tree has it, and a terminal at work.
+"""Draws the README's pictures, for light and dark pages: the packages as the tree has them, and a terminal session.
 
 .venv/bin/python scripts/pictures/draw.py               # after a room or an import between packages has changed
-.venv/bin/python scripts/pictures/draw.py --record      # types the commands of terminal.py anew first (as root)
+.venv/bin/python scripts/pictures/draw.py --record      # first runs the commands of terminal.py again (as root)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--record", action="store_true", help="record the terminal anew, with a daemon on /kv (as root)"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where they go (default: beside this)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="output (default: beside this)")
     args = parser.parse_args()
     if args.record:
         terminal.record()

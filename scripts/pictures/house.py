@@ -1,4 +1,6 @@
-"""The house: a box for each package, in it its rooms, and an arrow for each import; all read from the tree."""
+"""Picture of the house: a box for each package with its rooms, and an arrow for each import. The source tree is the
+input.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ MARGIN = 10
 ROOF = 36
 EAVES = 8
 GAP = 26
-"""Between floors: the length of an arrow."""
+"""Space between two boxes. An arrow has this length."""
 PAD = 12
 HEAD = 50
-"""Height of a box without its rooms: its name and what it is."""
+"""Height of a box without rooms: its name and its caption."""
 ROOM = 22
 ROOM_GAP = 8
 LEGEND = ("An arrow is an import.", "A room may import rooms", "that are below it, never", "one above it.")
@@ -31,7 +33,7 @@ LEGEND = ("An arrow is an import.", "A room may import rooms", "that are below i
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a package stands: from x to x + width, on top of the packages named in `on`."""
+    """Place of a package: from x to x + width, on top of the packages named in `on`."""
 
     x: int
     width: int
@@ -48,12 +50,12 @@ PLACES = {
     "symphony": Place(218, 604, ("scheduler",), "configuration, the daemon that wires it all, the command line"),
     "lips": Place(10, 180, ("libsym",), "programs: libsym alone"),
 }
-"""From the floor upwards."""
+"""Places of the packages, from the bottom upwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A package as it is drawn: where, and its rooms, those of the highest level first."""
+    """A package to draw: its place, and its rooms by level, from the highest level downwards."""
 
     place: Place
     top: int
@@ -62,7 +64,7 @@ class Box:
 
 
 Graph = dict[str, set[str]]
-"""What each one imports directly."""
+"""Direct imports of each module."""
 
 
 @cache
@@ -73,13 +75,13 @@ def packages() -> tuple[str, ...]:
 
 @cache
 def modules() -> ImportGraph:
-    """import-linter checks the contracts on this graph, too; grimp comes with it."""
+    """Return the graph of imports. import-linter brings grimp, and checks the contracts on the same graph."""
     sys.path.insert(0, str(HOUSE))
     return build_graph(*packages(), cache_dir=None)
 
 
 def imports_among(names: Iterable[str]) -> Graph:
-    """Of packages, at any depth."""
+    """Return the imports between these packages, at any depth."""
     graph: Graph = {name: set() for name in names}
     for one, other in permutations(graph, 2):
         if modules().direct_import_exists(importer=one, imported=other, as_packages=True):
@@ -88,7 +90,7 @@ def imports_among(names: Iterable[str]) -> Graph:
 
 
 def rooms_of(package: str) -> list[list[str]]:
-    """Its subpackages, those that import others above those that they import; of lips, how many programs there are."""
+    """Return a package's subpackages by level, importers above imported ones. For lips: the number of programs."""
     inside = sorted(modules().find_children(package))
     if package == "lips":
         return [[f"{len(inside)} programs"]]
@@ -103,7 +105,7 @@ def rooms_of(package: str) -> list[list[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Without the arrows that others make plain: of a to b, b to c and a to c, the last."""
+    """Return the graph without implied arrows. With a to b and b to c, an arrow from a to c is dropped."""
     below: Graph = {}
     for package in TopologicalSorter(graph).static_order():
         below[package] = graph[package].union(*(below[p] for p in graph[package]))
@@ -130,7 +132,7 @@ def draw(theme: Theme) -> Drawing:
 
 
 def build(levels: dict[str, list[list[str]]]) -> dict[str, Box]:
-    """The boxes, from the floor upwards; those that carry the same one are level, and the highest is below the roof."""
+    """Return the boxes, built from the bottom upwards. Boxes that stand on the same package end at the same height."""
     tops: dict[str, int] = {}
     bottoms: dict[str, int] = {}
     for package, place in PLACES.items():
@@ -148,7 +150,7 @@ def draw_roof(drawing: Drawing, box: Box) -> None:
 
 
 def draw_package(drawing: Drawing, package: str, box: Box) -> None:
-    """Its box, and its rooms in it: those of a level share its width."""
+    """Draw a package's box with its rooms. Rooms of one level share the width."""
     theme, place = drawing.theme, box.place
     drawing.box(place.x, box.top, place.width, box.bottom - box.top, fill=theme.box)
     x, inner = place.x + PAD, place.width - 2 * PAD
@@ -169,7 +171,7 @@ def draw_package(drawing: Drawing, package: str, box: Box) -> None:
 
 
 def draw_import(drawing: Drawing, upper: Box, lower: Box) -> None:
-    """An arrow, in the middle of what the one covers of the other."""
+    """Draw an arrow, in the middle of the overlap of the two boxes."""
     one, two = upper.place, lower.place
     x = (max(one.x, two.x) + min(one.x + one.width, two.x + two.width)) / 2
     drawing.arrow_down(x, upper.bottom, lower.top)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Screenshots of what runs: `symphony top`, the page of `symphony trace show`, and the gateway's.
+"""Screenshots of running programs: `symphony top`, and the gateway's page.
 
     .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--only gateway] [--out DIR]
 
-A daemon of its own serves programs that `busy.py` has; nothing is drawn by hand. It needs /dev/fuse and chromium.
+The script starts a daemon with programs of `busy.py`. Nothing is drawn by hand. It needs /dev/fuse and chromium.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,20 +22,19 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.gateway.test_page import PLACE, say, until  # noqa: E402 - as above
-from tests.symphony.browser import DRAWN_FRAMES, Browser  # noqa: E402 - found by the line before
+from tests.symphony.browser import Browser  # noqa: E402 - found by the line before
 from tests.symphony.launchers import end_launchers  # noqa: E402
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
 PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
 TOP_SIZE = (100, 36)
-PAGE_SIZE = (1200, 700)
 TALK_SIZE, NARROW_SIZE = (1100, 600), (420, 720)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that the programs run before and while it looks")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the programs run before a picture")
     parser.add_argument("--out", type=Path, default=HERE / "screens")
     parser.add_argument("--only", choices=["gateway"], help="nothing else")
     args = parser.parse_args()
@@ -50,9 +48,6 @@ def main() -> None:
             if args.only != "gateway":
                 run_programs(args.seconds)
                 (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
-                symphony("trace", "record", "--seconds", "4", "-o", place / "trace")
-                symphony("trace", "show", place / "trace", "-o", place / "trace.html")
-                photograph(place / "trace.html", args.out)
         finally:
             end_launchers(place)
             daemon.terminate()
@@ -84,9 +79,9 @@ def run_programs(seconds: float) -> None:
 
 
 async def look_at_top(seconds: float) -> str:
-    """As it is after a while, in a terminal that is only thought of."""
-    from symphony.top.app import Top
-    from symphony.top.sampling import Daemon
+    """Return the picture of `symphony top` after some seconds, from a virtual terminal."""
+    from symphony.views.top.app import Top
+    from symphony.views.top.sampling import Daemon
 
     top = Top(Daemon(None), 1.0)
     async with top.run_test(size=TOP_SIZE) as pilot:
@@ -94,25 +89,10 @@ async def look_at_top(seconds: float) -> str:
         return top.export_screenshot(title="symphony top", simplify=True)
 
 
-def photograph(page: Path, out: Path) -> None:
-    """In light and dark."""
-    if shutil.which("chromium") is None:
-        raise SystemExit("there is no chromium: install it")
-    with tempfile.TemporaryDirectory() as profile:
-        browser = Browser(Path(profile), *PAGE_SIZE)
-        try:
-            for theme in ("light", "dark"):
-                browser.resize(*PAGE_SIZE)
-                browser.prefer(theme)
-                browser.open(page)
-                browser.run(DRAWN_FRAMES)
-                (out / f"timeline-{theme}.png").write_bytes(browser.picture())
-        finally:
-            browser.close()
-
-
 def talk(out: Path) -> None:
-    """Two questions on the gateway's page: in light and wide, in dark and narrow, with a token's distribution."""
+    """Ask two questions on the gateway's page. Take a wide picture in light colours and a narrow one in dark colours,
+    with a token's distribution.
+    """
     command = [sys.executable, "-m", "lips.gateway", "--port", "0"]
     with (
         tempfile.TemporaryDirectory() as profile,
@@ -126,7 +106,7 @@ def talk(out: Path) -> None:
             browser.run("""document.getElementById("temperature").value = 0""")
             for question in ("What is the capital of France?", "And what is the sea?"):
                 say(browser, question)
-            time.sleep(2)  # figures of a second
+            time.sleep(2)  # `top` shows figures of the last second
             for theme, size in (("light", TALK_SIZE), ("dark", NARROW_SIZE)):
                 browser.resize(*size)
                 browser.prefer(theme)

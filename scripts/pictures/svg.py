@@ -1,4 +1,4 @@
-"""A drawing of boxes, lines and words, in colours for a light or a dark page; words that can't be read are errors."""
+"""Drawing of boxes, lines and words, in colours for a light or a dark page. Unreadable words raise errors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from html import escape
 SANS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 MONO_EM = 0.6
-"""Width of a character in these fonts, in font sizes."""
+"""Width of a character in a monospaced font, in font sizes."""
 SANS_EM = 0.58
-"""The same on average, for the widest of these fonts."""
+"""Mean width of a character in the widest proportional font, in font sizes."""
 MIN_CONTRAST = 4.5
-"""Of words against what is behind them: WCAG 2, level AA."""
+"""Least contrast of words against their background, by WCAG 2, level AA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours, as #rrggbb."""
+    """Colours of a page, as #rrggbb."""
 
     name: str
     page: str
@@ -36,7 +36,7 @@ THEMES = (
 
 
 def contrast(one: str, two: str) -> float:
-    """The ratio of two colours' luminances, 1 to 21."""
+    """Return the ratio of two colours' luminances, from 1 to 21."""
     dark, light = sorted((_luminance(one), _luminance(two)))
     return (light + 0.05) / (dark + 0.05)
 
@@ -48,7 +48,7 @@ def _luminance(colour: str) -> float:
 
 
 class Drawing:
-    """Elements in the order in which they are painted; lengths are pixels."""
+    """Elements in the order in which they are painted. Lengths are in pixels."""
 
     def __init__(self, theme: Theme, width: int, height: int, title: str) -> None:
         self.theme = theme
@@ -86,14 +86,17 @@ class Drawing:
         bold: bool = False,
         centred: bool = False,
     ) -> None:
-        """A line from x on, or around it; y is its baseline. It must fit `room`, and stand out from the colour `on`."""
+        """Add a line of text that begins at x, or has its middle at x. Its baseline is at y.
+
+        The text must fit `room`, and must contrast with the colour `on`.
+        """
         colour = colour or self.theme.words
         width = round(len(text) * size * (MONO_EM if mono else SANS_EM), 2)
         assert width <= room, f"{text!r} takes {width} of {room} pixels"
         assert contrast(colour, on) >= MIN_CONTRAST, f"{text!r}: {colour} on {on} can't be read"
         style = f'font-family="{MONO if mono else SANS}" font-size="{size}" fill="{colour}"'
         style += ' font-weight="600"' * bold + ' text-anchor="middle"' * centred
-        if mono:  # as wide in any reader's font: columns stay columns
+        if mono:  # fixes the width in any reader's font, so that columns stay aligned
             style += f' textLength="{width:g}" lengthAdjust="spacingAndGlyphs" xml:space="preserve"'
         self._elements.append(f'<text x="{x:g}" y="{y:g}" {style}>{escape(text, quote=False)}</text>')
 

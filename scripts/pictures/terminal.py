@@ -1,4 +1,4 @@
-"""The terminal: commands that were typed at a daemon with the default model, and what they printed."""
+"""Picture of a terminal: commands for a daemon with the default model, and their output."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SIZE = 13
 COLUMN = SIZE * MONO_EM
 LINE = 18
 GAP = 5
-"""More than between lines, before a command."""
+"""Extra space before a command."""
 BAR = 32
 """Height of the window's title bar."""
 MARGIN = 16
 
 
 def record() -> None:
-    """Type the commands at a daemon of our own. As root, with nothing on /kv: that is where the daemon mounts."""
+    """Run the commands with a daemon of our own. Needs root, and a free /kv, where the daemon mounts."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as directory:
         environment["SYMPHONY_SOCKET"] = f"{directory}/socket"
@@ -52,7 +52,7 @@ def record() -> None:
 
 
 def output_of(command: str, environment: dict[str, str]) -> str:
-    """What it prints, with a line's end at its end."""
+    """Return a command's output with a newline at its end, unless it is empty."""
     done = subprocess.run(
         ["bash", "-c", command], cwd=HOUSE, env=environment, check=True, text=True, timeout=100,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the attacks of scripts/attacks in turns, and says how long they held the main threads of their daemons.
+"""Run the attacks of scripts/attacks in turns, and report how long they held the main threads of their daemons.
 
-Each attack has daemons of its own. A daemon is asked at its end how long a task held its main thread without a break:
-everybody else waited so long. The table has those of the long times that took the processor longest, with their tasks:
-where that is much less than the whole, others had the cores. An attack that works is shown whole and named at the end,
-with status 1.
+Each attack starts its own daemons. At its end a daemon reports the longest times that a task held its main thread
+without a break. During a hold, all other calls waited. The table lists the holds with the most CPU time, and their
+tasks. If the CPU time of a hold is much less than its length, other processes used the cores. If an attack works, the
+script prints its output, names the attack again at the end, and exits with status 1.
 
 Run as root, with the repository's interpreter:
 .venv/bin/python scripts/soak/attacks.py --minutes 60
@@ -31,7 +31,7 @@ NUM_SHOWN = 10
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--only", nargs="+", metavar="ATTACK", help="in place of all of them")
+    parser.add_argument("--only", nargs="+", metavar="ATTACK", help="run these attacks alone")
     parser.add_argument("--quick", action="store_true", help="the short form of one attack, once")
     options = parser.parse_args()
     names = options.only or sorted(path.stem for path in ATTACKS.glob("*.py") if path.stem != "attacked")
@@ -52,7 +52,7 @@ def main() -> int:
                 if done.returncode:
                     worked.append(name)
                     print(done.stdout + done.stderr, flush=True)
-                if not told.exists():  # no daemon of the attack came to its end
+                if not told.exists():  # no daemon of the attack ended normally
                     continue
                 held: list[dict[str, Any]] = [json.loads(line) for line in told.read_text().splitlines()]
                 told.unlink()

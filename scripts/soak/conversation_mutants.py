@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Judges `conversations.py`: each remedy of conversations is taken out in turn, and the soak has to find that.
+"""Check that `conversations.py` finds faults: the soak must notice when a safeguard of conversations is removed.
 
-A mutant is a copy of the repository in which a text is replaced by another. For each of them the soak runs until it
-finds something, or has done so many operations. The table says after how many; a mutant that lives is a fault of the
-soak, and the exit status is 1.
+A mutant is a copy of the repository in which one text is replaced. For each mutant the soak runs until it finds a
+fault, but only up to a number of operations. The table shows after how many operations the soak found the mutant. If
+the soak misses a mutant, the exit status is 1.
 
 .venv/bin/python scripts/soak/conversation_mutants.py --operations 10000
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHAT, GENERATE = "libsym/chat.py", "libsym/generate.py"
+CHAT, GENERATE = "libsym/tools/chat.py", "libsym/calls/generate.py"
 ENGINE, TENANTS = "lips/gateway/engine.py", "lips/gateway/tenants.py"
 
 
@@ -77,20 +77,20 @@ MUTANTS = (
     Mutant(
         "several choices save no session",
         ENGINE,
-        "if wanted.session is not None and (is_whole",
-        "if wanted.session is not None and len(generations) == 1 and (is_whole",
+        "if asked.session is not None and (is_whole",
+        "if asked.session is not None and len(generations) == 1 and (is_whole",
     ),
     Mutant(
         "the repetition penalty knows the new tokens alone",
         ENGINE,
-        '{**_options(wanted), "before": tokens}',
-        "{**_options(wanted)}",
+        '{**_options(asked), "before": tokens}',
+        "{**_options(asked)}",
     ),
     Mutant(
         "a prompt's key is a conversation's name",
         TENANTS,
-        'return f"{self._root}cached"',
-        'return f"{self._root}sessions"',
+        'self.cached = f"{root}cached"',
+        'self.cached = f"{root}sessions"',
     ),
     Mutant(
         "names are taken for each other",
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "a second try for room goes on behind the first",
         ENGINE,
-        "        if is_again:  # the first try has computed some of it",
+        "        if is_again:  # the first try may have computed some tokens",
         "        if False:",
     ),
     Mutant(
@@ -145,7 +145,7 @@ MUTANTS = (
 
 
 def copy_to(place: Path) -> None:
-    """What git knows, and what was built."""
+    """Copy the files that git tracks, and the built libraries, to `place`."""
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
     built = [
         str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("[a-z]*/**/*.so") if "build" not in path.parts
@@ -157,7 +157,7 @@ def copy_to(place: Path) -> None:
 
 
 def judged(mutant: Mutant, options: argparse.Namespace) -> str:
-    """After how many operations it was found, and what was seen then; or that it lives."""
+    """Return after how many operations the soak found a mutant, and the fault, or a note that the mutant lives."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
         place = Path(directory)
         copy_to(place)

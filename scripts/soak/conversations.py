@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Conversations that several parties hold at once: nothing is lost, and nothing is there that nobody was shown.
+"""Conversations of several parties at once: no turn is lost, and no file has text that no party was shown.
 
-Two gateways and three `Chat` processes talk in the same files, over real sockets, and workers drive them: each takes
+Two gateways and three `Chat` processes talk in the same files, over real sockets. Workers drive them: each worker picks
 one of its conversations, lets up to three parties act on it at the same time, and then reads the file. A party asks
 (whole, streamed, with a stop text, by both names of a session, with a deadline, in a directory with a small quota),
-undoes, forks, exports, deletes or moves; it reads an answer in part, stalls or goes away in the middle, or is killed. A
-third gateway has a key with a small quota, and answers that may take no time. Sometimes a gateway is killed, or all of
-it is restarted, the daemon by SIGTERM or, after a sync, by kill -9.
+undoes, forks, exports, deletes or moves. It may read only a part of an answer, stall, leave in the middle, or be
+killed. A third gateway has a key with a small quota and a time limit on answers. Sometimes a gateway is killed.
+Sometimes the daemon and the gateways restart; the daemon then ends by SIGTERM or, after a sync, by kill -9.
 
-The model knows what each party was sent: so it knows what the file may hold, for each order in which the actions may
-have taken effect. A file that holds anything else ends the run, with what was done to it.
+The script knows the text that each party got. From these texts the script computes the possible contents of the file,
+for every order in which the actions may have taken effect. If a file has other contents, the script prints the actions
+on it, and ends.
 
-Run where one may mount, with the repository's interpreter:
+Run as a user who may mount, with the repository's interpreter:
 .venv/bin/python scripts/soak/conversations.py --operations 100000
 """
 
@@ -53,7 +54,7 @@ FORM = '"[a-y]{3,24}"'
 LONG_FORM = '"[a-y]{1200}"'
 STOPPING_FORM = '"[a-y]{1,8}z[a-y]{4}"'
 SLACK_CHARS = 700
-"""What may be on its way to a client that goes: the answers that are left so have 1,200 characters."""
+"""Largest number of characters in flight to a client that disconnects. Such answers have 1,200 characters."""
 SETTLED_S = 20.0
 TURN = re.compile(r'(?:system: (s\d+)\n)?user: (q\d+)\?\nassistant: ("[a-z]*"?|)(?:\n|$)')
 MOST_TURNS, MOST_CHARS = 12, 1800
@@ -63,7 +64,7 @@ State = tuple[tuple[str, "str | Part"], ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An answer whose reader went: at least this was sent, and hardly more."""
+    """Answer whose reader left. The file has at least the text that was sent, and at most `slack` characters more."""
 
     text: str
     slack: int = SLACK_CHARS
@@ -73,7 +74,7 @@ class Part:
         return answer.startswith(self.text) and self.least <= len(answer) <= len(self.text) + self.slack
 
 
-# What an action did to the file: a function from the state before to those that there may be behind it.
+# Effect of an action on the file: a function from the state before to the possible states after.
 Effect = Callable[[State], list[State]]
 
 
@@ -107,20 +108,22 @@ def becomes(state: State) -> Effect:
 
 @dataclass(slots=True)
 class Done:
-    """An action of a party on a conversation, and what it may have done there: effects one after the other."""
+    """Action of a party on a conversation, with its possible effects in order."""
 
     what: str
     effects: list[Effect] = field(default_factory=list)
     alone: Effect | None = None
-    """The work of a party if no other had a turn at the same time."""
+    """Effect of the action if no other party acted at the same time."""
     seen: list[State] = field(default_factory=list)
-    """The conversation as a party read it, at some moment."""
+    """Contents of the conversation that the party read during the action."""
     unless_killed: tuple[Gateway, int, Effect] | None = None
-    """Its other effect, possible where the gateway has been killed more often than so."""
+    """A gateway, the number of its kills before the action, and an effect. The effect is also possible if the gateway
+    has been killed since.
+    """
 
 
 class Wrong(Exception):  # noqa: N818 - a finding
-    """A file holds what it can't."""
+    """Error: a file has contents that no order of the actions explains."""
 
 
 def fits(pattern: State, found: State) -> bool:
@@ -132,7 +135,9 @@ def fits(pattern: State, found: State) -> bool:
 
 
 def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]]:
-    """States at the end, and at any moment, over all orders of the actions."""
+    """Return two lists over all orders of the actions: the possible states at the end, and the possible states at any
+    moment.
+    """
     last, ever = [], [before]
     for order in itertools.permutations(done):
         states = [before]
@@ -141,8 +146,8 @@ def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]
                 states = list(dict.fromkeys(after for state in states for after in effect(state)))
                 ever += states
         last += states
-    # A copy may have a turn that comes to nothing, or that lacks its last tokens, once its answer has ended: none of
-    # which another gateway has drawn a part. Programs have deadlines, and are killed.
+    # A copy may have a turn that is dropped later, or a finished turn without its last tokens. A copy never has a part
+    # of an answer that a gateway still generates. Answers to `Chat` processes may end early, by a deadline or a kill.
     ended = list(dict.fromkeys(ever))
     for each in done:
         ends = [Part("", 2000)] if re.search("^chat|killed", each.what) else [Part("", 28), Part("", 2000, least=1180)]
@@ -153,7 +158,7 @@ def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]
 
 
 def parsed(text: str) -> State:
-    """The turns of a text, all of it."""
+    """Return all turns of a text. Wrong: the text has a part that does not belong to a turn."""
     body, found, at = text.removeprefix("<bos>"), [], 0
     while at < len(body):
         match = TURN.match(body, at)
@@ -165,7 +170,7 @@ def parsed(text: str) -> State:
 
 
 def system_of(state: State) -> str | None:
-    """The system's message that a conversation begins with."""
+    """Return the system message at the beginning of a conversation, if it has one."""
     return state[0][0].partition("+")[0] if state and "+" in state[0][0] else None
 
 
@@ -177,7 +182,7 @@ def questions() -> Iterator[str]:
 
 
 class Gateway:
-    """A gateway, which may be killed and comes back."""
+    """Gateway that may be killed and started again."""
 
     def __init__(self, environment: dict[str, str], options: Sequence[str] = (), key: str = "") -> None:
         self._environment = environment
@@ -209,7 +214,7 @@ class Gateway:
                 print("gateway:", line, process.stderr.read(4000), flush=True)
 
     def client(self) -> httpx.Client:
-        # Without certificates: to read those takes 50 ms of each request.
+        # Reading certificates would take 50 ms of each request.
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, headers=self._headers)
 
     def kill(self) -> None:
@@ -227,7 +232,7 @@ class Gateway:
 
 
 class Talker:
-    """A `Chat` process: commands go in, and what it was told comes out, a line each."""
+    """`Chat` process. It reads commands and prints results, each as one line."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
@@ -257,7 +262,7 @@ class Talker:
 
 
 def client() -> None:
-    """The code of a `Chat` process."""
+    """Run as a `Chat` process."""
     chat: sym.Chat | None = None
     pieces: Any = iter(())
     for line in sys.stdin:
@@ -310,7 +315,7 @@ def client() -> None:
 
 
 class World:
-    """The daemon, the parties, and what each conversation has to be."""
+    """The daemon, the parties, and the possible states of each conversation."""
 
     def __init__(self, base: Path, draw: random.Random) -> None:
         self.daemons = Daemons(base, ["--kv-memory", "512M"], forked=False)
@@ -349,13 +354,13 @@ class World:
             for entry in sym.kv_list(str(self.sessions)):
                 with sym.kv_open(str(self.sessions / entry.name)) as kv:
                     sym.kv_sync(kv)
-            subprocess.run(["sync", self.sessions], check=True)  # what was deleted stays so
+            subprocess.run(["sync", self.sessions], check=True)  # makes deletions durable
         sym.close()
         self.daemons.end(number)
 
     @contextmanager
     def going(self) -> Iterator[None]:
-        """The world stays as it is within the block."""
+        """Prevent restarts within the block."""
         with self._pause:
             self._pause.wait_for(lambda: not self._is_restarting)
             self._num_going += 1
@@ -367,7 +372,7 @@ class World:
                 self._pause.notify_all()
 
     def restart(self) -> None:
-        """All of it, while nobody acts."""
+        """Restart the daemon and the gateways while no party acts."""
         with self._pause:
             self._is_restarting = True
             self._pause.wait_for(lambda: not self._num_going)
@@ -392,9 +397,10 @@ class World:
             self.talkers.put(one)
 
     def read(self, path: str, *, in_part: bool = False, is_there: bool = False) -> State:
-        """The turns in a file in which nobody has one under way, or in a copy of one where somebody has.
+        """Return the turns in a file. No turn may be in progress; with `in_part`, the file is a copy, whose last turn
+        may be.
 
-        `is_there`: else a file that is not there, or is none, holds nothing.
+        Unless `is_there`, a missing or invalid file counts as empty.
         """
         end_s = time.monotonic() + SETTLED_S
         while True:
@@ -422,7 +428,7 @@ class World:
 
 
 class Conversation:
-    """One name, the party-neutral path of its file, and the state that it has."""
+    """A conversation by name: its file, its known state and its history."""
 
     def __init__(self, world: World, name: str, draw: random.Random) -> None:
         self.world = world
@@ -436,7 +442,7 @@ class Conversation:
     def path(self) -> str:
         return str(self.file)
 
-    # Each action gives what it did.
+    # Each action returns its possible effects as a `Done`.
 
     def whole(self, *, stop: bool = False) -> Done:
         question = self.world.question()
@@ -452,20 +458,20 @@ class Conversation:
         return self._streamed("streamed", question, body, None)
 
     def left(self) -> Done:
-        """The client reads some pieces of a long answer, and goes."""
+        """Read some pieces of a long answer, and disconnect."""
         question = self.world.question()
         body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
         return self._streamed("left", question, body, self.draw.randrange(1, 12))
 
     def stalled(self) -> Done:
-        """The client reads some pieces of a long answer, nothing for a while, and then the rest."""
+        """Read some pieces of a long answer, pause, and read the rest."""
         question = self.world.question()
         body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
         stall = self.draw.randrange(1, 6), self.draw.choice((0.1, 0.4))
         return self._streamed("stalled", question, body, None, stall)
 
     def left_unsent(self) -> Done:
-        """The client goes before a long whole answer can have been sent."""
+        """Disconnect before the gateway can have sent a long unstreamed answer."""
         question, gateway = self.world.question(), self.draw.choice(self.world.gateways)
         body = {**self._body(question, LONG_FORM), "conversation": self.name}
         done = Done(f"{question} left unsent", [nothing])
@@ -477,7 +483,7 @@ class Conversation:
         return done
 
     def told(self) -> Done:
-        """A turn with a message of the system: said again it changes nothing, and another one is part of the turn."""
+        """Ask with a system message. A repeated message changes nothing, and a new one becomes part of the turn."""
         question, first = self.world.question(), system_of(self.state)
         system = first if first is not None and self.draw.random() < 0.5 else f"s{question[1:]}"
 
@@ -488,9 +494,11 @@ class Conversation:
         return self._posted("told", question, body, effect)
 
     def session(self) -> Done:
-        """The other name of it: the client says all of it anew."""
+        """Ask as a client that sends the whole conversation each time. Such a client names its conversation in the
+        field `session_id`.
+        """
         if any("+" in question for question, _ in self.state):
-            return self.whole()  # an undo would not know where such a turn begins
+            return self.whole()  # an undo cannot find the beginning of a turn of this kind
         question = self.world.question()
         said = [message for each in self.state for message in messages(*each)]
         body = {**self._body(question, FORM), "session_id": self.name}
@@ -504,7 +512,7 @@ class Conversation:
             return done
         if answer.status_code == 200:
             done.alone = becomes((*self.state, (question, content(answer))))
-            done.effects = [perhaps(done.alone)]  # beside a turn of the conversation the file may stay as it is
+            done.effects = [perhaps(done.alone)]  # beside a turn of another party the file may stay unchanged
         return done
 
     def undo(self) -> Done:
@@ -514,7 +522,7 @@ class Conversation:
         return self._did("delete", lambda http: http.delete(f"/sessions/{self._quoted}"), gone, empty_only)
 
     def fork(self) -> Done:
-        """A copy, which is read and goes again."""
+        """Fork the conversation, read the copy, and delete the copy."""
         copy = f"copy-{self.world.question()}"
         done = Done("fork", [nothing])
         with suppress(httpx.HTTPError), self._client() as http:
@@ -525,7 +533,7 @@ class Conversation:
         return done
 
     def export(self) -> Done:
-        """An image, which is a file of its own then: whole, whatever goes on in the conversation."""
+        """Export the conversation. The image must be whole, even while other parties act."""
         done, gateway = Done("export", [nothing]), self.draw.choice(self.world.gateways)
         num_kills = gateway.num_kills
         place = self.world.sessions / f".{self.world.question()}.kv"
@@ -537,14 +545,14 @@ class Conversation:
                 done.seen.append(self.world.read(str(place), in_part=True, is_there=True))
                 place.unlink()
         except httpx.ConnectError:
-            pass  # killed, and not there again
+            pass  # the gateway was killed, and does not run again yet
         except (httpx.HTTPError, OSError) as error:
             if gateway.num_kills == num_kills:
                 raise Wrong(f"{self.name}: its export is no image: {error!r}") from error
         return done
 
     def chat(self) -> Done:
-        """A `Chat` process that asks, undoes and reads in part."""
+        """Let a `Chat` process ask, undo, and read only a part of an answer."""
         done = Done("chat")
         with self.world.talker() as talker:
             if "error" in talker.do(do="open", path=self.path):
@@ -570,7 +578,7 @@ class Conversation:
                 done.what += f", {question} {said}"
                 if said.get("error") == "WouldBlock":
                     break
-                if pieces and "error" not in said and self.draw.random() < 0.3:  # a fork leaves it alone
+                if pieces and "error" not in said and self.draw.random() < 0.3:  # a fork does not end the answer
                     talker.do(do="fork")
                     rest = talker.do(do="rest")
                     said["text"] += rest.get("text", "")
@@ -586,7 +594,10 @@ class Conversation:
         return done
 
     def beside(self) -> Done:
-        """A session is answered while a `Chat` process talks in the file, and not saved over its turns."""
+        """Use a session while a `Chat` process talks in the file.
+
+        A save of the session must not overwrite the chat's turns.
+        """
         done = Done("beside", [nothing])
         with self.world.talker() as talker:
             if "error" in talker.do(do="open", path=self.path):
@@ -606,21 +617,21 @@ class Conversation:
         return done
 
     def killed(self) -> Done:
-        """A `Chat` process is killed in the middle of an answer."""
+        """Kill a `Chat` process in the middle of an answer."""
         question = self.world.question()
         done = Done(f"{question} killed", [nothing])
         with self.world.talker() as talker:
             if "error" not in talker.do(do="open", path=self.path):
                 said = talker.do(do="ask", text=f"{question}?", form=LONG_FORM, stop=[], pieces=2)
                 if "error" not in said:
-                    # The last token that it read was pending.
+                    # The last token that the process read was pending.
                     done.effects = [perhaps(turn(question, Part(said["text"][:-1], 2000)))]
                 done.what += f" {said}"
             talker.kill()
         return done
 
     def gateway_killed(self) -> Done:
-        """Under a request of this conversation, and under whatever others it has."""
+        """Kill a gateway during a request of this conversation and any others."""
         gateway = self.draw.choice(self.world.gateways)
         question = self.world.question()
         body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
@@ -633,8 +644,12 @@ class Conversation:
         return done
 
     def cached(self) -> Done:
-        """A prompt whose key is the conversation's name, twice: it is no conversation, and answered alike."""
-        # Letters, and a penalty, that count with this model; and long, or nothing of it is kept.
+        """Use the conversation's name as the key of a prompt, twice.
+
+        Both answers are equal, and no conversation changes.
+        """
+        # The letters and the penalty make answers of the tiny model differ. The prompt is long, because short prompts
+        # are not cached.
         said = " ".join("".join(self.draw.sample(string.ascii_letters, 52)) for _ in range(4))
         body: dict[str, Any] = {"messages": [{"role": "user", "content": said}], "temperature": 0}
         body |= {"prompt_cache_key": self.name, "max_tokens": 12, "repetition_penalty": 5.0}
@@ -645,7 +660,7 @@ class Conversation:
         return Done("cached", [nothing])
 
     def completion(self) -> Done:
-        """An interface that has no conversations."""
+        """Name a conversation in a request for a completion, which must be refused."""
         with suppress(httpx.HTTPError), self._client() as http:
             body = {"prompt": "q0?", "max_tokens": 4, "conversation": self.name}
             status = http.post(COMPLETIONS, json=body).status_code
@@ -654,7 +669,7 @@ class Conversation:
         return Done("completion", [nothing])
 
     def several(self) -> Done:
-        """Two choices: the prompt is computed once, and the first of them is the session's."""
+        """Ask for two choices. The prompt is computed once, and the session gets the first choice."""
         question = self.world.question()
         body = {**self._body(question, FORM), "session_id": self.name, "n": 2}
         done = Done(f"{question} twice", [nothing])
@@ -672,7 +687,7 @@ class Conversation:
     # A round
 
     def round(self) -> int:
-        """Some parties act at once; then the file is one that may be. Gives how many actions that were."""
+        """Let some parties act at once, then check that the file is possible. Return the number of actions."""
         if len(self.state) > MOST_TURNS or sum(len(str(answer)) for _, answer in self.state) > MOST_CHARS:
             actions: list[Callable[[], Done]] = [self.delete]
         else:
@@ -682,7 +697,7 @@ class Conversation:
         def act(action: Callable[[], Done]) -> None:
             try:
                 done.append(action())
-            except BaseException as error:  # noqa: BLE001 - raised where it is looked at
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
                 done.append(error)
 
         threads = [threading.Thread(target=act, args=(action,)) for action in actions]
@@ -723,7 +738,10 @@ class Conversation:
         self.state = found
 
     def _fits(self, found: State, last: list[State]) -> bool:
-        """Whether the file holds one of them; the last token of an answer that fills the context has no room."""
+        """Return whether the file has one of these states.
+
+        If the context is full, an answer's last token may be missing.
+        """
         if any(fits(each, found) for each in last):
             return True
         shorter = [
@@ -810,8 +828,8 @@ class Conversation:
                         time.sleep(stall[1])
         except httpx.HTTPError:
             pass
-        # Behind what a client left there is hardly more. A gateway that was killed may have written the whole answer,
-        # and the last token that it sent was pending.
+        # The file has little more than the text that a client read before it disconnected. A killed gateway may have
+        # written the whole answer; the last token that it sent was pending.
         rest = Part(text) if number == pieces else Part(text[:-8], 2000)
         done.effects = [turn(question, text) if is_whole else perhaps(turn(question, rest))]
         done.what += f" {text[:40]}"
@@ -829,7 +847,7 @@ class Conversation:
 
 
 def asked(question: str) -> list[dict[str, str]]:
-    """The messages of a question, which may have one of the system in front: `s1+q2`."""
+    """Return the messages of a question. `s1+q2` has a system message in front."""
     system, _, question = question.rpartition("+")
     user = {"role": "user", "content": f"{question}?"}
     return [{"role": "system", "content": system}, user] if system else [user]
@@ -844,7 +862,7 @@ def content(answer: httpx.Response) -> str:
 
 
 def moved(world: World, draw: random.Random) -> None:
-    """A new conversation whose file is moved while it begins, and whose name another program takes."""
+    """Move a new conversation's file while its first turn runs. Another program takes the file's name."""
     name = f"moved-{world.question()}"
     place, away = world.sessions / f"{name}.kv", world.sessions / f"{name}-away.kv"
     conversation = Conversation(world, name, draw)
@@ -858,14 +876,14 @@ def moved(world: World, draw: random.Random) -> None:
 
     def move() -> None:
         place.rename(away)
-        other.rename(place)  # with all that it has: the gateway may find it there, and talk in it
+        other.rename(place)  # a complete file: the gateway may open it and append to it
         mine.extend(sym.tokenize("another program's"))
 
     def streamed() -> str:
         sent = ""
         stream = conversation._client()  # noqa: SLF001
         with stream, suppress(httpx.HTTPError), stream.stream("POST", CHAT, json={**body, "stream": True}) as answer:
-            if place.exists():  # else its gateway was killed
+            if place.exists():  # otherwise its gateway was killed
                 move()
             for line in itertools.islice(answer.iter_lines(), draw.randrange(0, 6)):
                 if line.startswith("data: {"):
@@ -873,7 +891,7 @@ def moved(world: World, draw: random.Random) -> None:
         return sent
 
     def unsent() -> str:
-        """The client goes before its answer was sent: so the conversation has not begun, and goes, too."""
+        """Disconnect before the answer was sent. The conversation then has not begun, and is removed."""
         sent = list[str]()
 
         def ask() -> None:
@@ -890,7 +908,7 @@ def moved(world: World, draw: random.Random) -> None:
         return "".join(sent)
 
     text = draw.choice((streamed, unsent))()
-    found = world.read(str(away))  # waits for the turn's end
+    found = world.read(str(away))  # waits for the end of the turn
     if found and not fits(((question, Part(text, 2000)),), found):
         raise Wrong(f"{name}: was moved, and holds {found}; sent was {text!r}")
     if mine and (not place.exists() or sym.kv_read(str(place))[0][: len(mine)] != mine):
@@ -900,7 +918,7 @@ def moved(world: World, draw: random.Random) -> None:
 
 
 def full(world: World, draw: random.Random) -> None:
-    """A conversation in a directory with a small quota: an answer that fills that is kept as far as it was read."""
+    """Talk in a directory with a small quota. If an answer fills the quota, the file keeps the part that was read."""
     directory = world.daemons.mount / f"full-{world.question()}"
     directory.mkdir()
     os.setxattr(directory, "user.kv.quota", str(draw.choice((2, 3, 5)) * (1 << 18)).encode())
@@ -911,7 +929,7 @@ def full(world: World, draw: random.Random) -> None:
         talker.do(do="close")
     if said.get("text"):
         expected = ((question, Part(said["text"], 0)),)
-        lost = ((question, Part(said["text"][:-40], 40)),)  # what was pending had no room
+        lost = ((question, Part(said["text"][:-40], 40)),)  # pending tokens had no room
         found = world.read(path)
         if not fits(expected, found) and not fits(lost, found):
             raise Wrong(f"{path}: filled its quota, was read as {said}, and holds {found}")
@@ -920,7 +938,7 @@ def full(world: World, draw: random.Random) -> None:
 
 
 def small(world: World, draw: random.Random) -> None:
-    """A conversation of a key with little room, whose answers are cut by their time: what was sent is what is there."""
+    """Talk with a key that has a small quota and a time limit on answers. The file has exactly the text sent."""
     name, did = f"small-{world.question()}", list[str]()
     said: State = ()
     states: list[State] = [()]
@@ -945,7 +963,7 @@ def small(world: World, draw: random.Random) -> None:
                 continue
             choices = [each for event in events for each in event.get("choices", [])]
             sent = "".join(each["delta"].get("content") or "" for each in choices) if events else content(answer)
-            # The last token of an answer that fills the quota has no room, and neither may a session's copy.
+            # If an answer fills the quota, its last tokens have no room, perhaps not even in a session's copy.
             ends = [(question, sent), (question, Part(sent[:-40], 40))]
             if kind == "several":
                 states += [(*said, end) for end in ends]
@@ -959,7 +977,7 @@ def small(world: World, draw: random.Random) -> None:
 
 
 def handbook(world: World, draw: random.Random) -> None:
-    """A conversation in a file that begins with something else: undo takes back its turns, and nothing more."""
+    """Talk in a file that begins with other text. An undo removes turns, and never that text."""
     name = f"handbook-{world.question()}"
     conversation = Conversation(world, name, draw)
     with sym.kv_create(conversation.path) as kv:
@@ -983,14 +1001,14 @@ def handbook(world: World, draw: random.Random) -> None:
 
 
 def names_of(worker: int) -> list[str]:
-    """Names that are easily taken for each other."""
+    """Return names that are easy to confuse."""
     return [f"{kind}{worker}" for kind in ("a b", "a-b", "a/b", "a?b", "plain")]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operations", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no longer than this")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after so many seconds")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--restart-every", type=int, default=3000, metavar="N", help="operations between restarts")
@@ -1036,7 +1054,7 @@ def run(base: Path, options: argparse.Namespace) -> int:
                     num_restarts += 1
                     world.restart()
                     print(f"{num_done} operations in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
-        except BaseException as error:  # noqa: BLE001 - told of at the end
+        except BaseException as error:  # noqa: BLE001 - reported at the end
             wrong.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(options.workers)]

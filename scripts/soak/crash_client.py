@@ -1,9 +1,9 @@
-"""One client of a daemon that is going to be killed: random operations on its own directory, each written down before.
+"""Client of a daemon that will be killed: random operations on its own directory, each logged before it begins.
 
-    crash_client.py SOCKET MOUNT DIRECTORY IMAGES    is told `go SEED` for each life of a daemon, and says `over`
+    crash_client.py SOCKET MOUNT DIRECTORY IMAGES    reads `go SEED` when a daemon starts, and prints `over` at its end
 
-It writes to `DIRECTORY.log`: (what, name, value) before an operation, and [result] when it is over. The daemon alone is
-killed, so what was written to the log is there.
+The log `DIRECTORY.log` gets (what, name, value) before an operation, and [result] after it. Only the daemon is killed,
+so the log is complete.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ OPERATIONS = {
 
 
 class Client:
-    """What goes on while a daemon lives."""
+    """Random operations on one directory during one life of a daemon."""
 
     def __init__(self, mount: Path, directory: str, images: dict[str, list[int]], log: TextIO, seed: int) -> None:
         self._where = mount / directory
         self._inside = directory
         self._images = images
-        """Image files, and the tokens in each."""
+        """Image files to import, with the tokens of each."""
         self._log = log
         self._random = random.Random(seed)
         self._number = seed << 20
         self._directory = Directory.found(seen_in(self._where, directory))
 
     def run(self) -> None:
-        """Until the daemon is gone."""
+        """Perform operations until the daemon is gone."""
         while True:
             self.one()
 
     def one(self) -> None:
-        """One operation, if it can be done with the files that there are."""
+        """Perform one random operation, if the existing files allow it."""
         what = self._random.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
         existing = [*self._directory.existing(KV), *self._directory.existing(PLAIN)]
         if what in {"create", "fork", "import", "write"} and len(existing) >= MAX_FILES:
@@ -167,7 +167,7 @@ class Client:
 
 @contextmanager
 def suppress_invalid() -> Iterator[None]:
-    """Half an image is what a crash leaves of an import; closing it says that it is no image."""
+    """Ignore EINVAL. A crash may leave half of an imported image, and its close reports an invalid image."""
     try:
         yield
     except OSError as error:
@@ -193,7 +193,9 @@ def main() -> None:
 
 
 def is_end(error: BaseException, mount: str) -> bool:
-    """Whether it is what a daemon leaves behind that was killed, or told to end: then paths lead below its mount."""
+    """Return whether an error means that the daemon has ended. Paths on the mount then lead to the directory below the
+    mount.
+    """
     is_gone = getattr(error, "errno", None) in {103, 107, 19} or not os.path.ismount(mount)
     return isinstance(error, (sym.NotConnected, ConnectionError)) or is_gone
 

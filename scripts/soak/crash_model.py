@@ -1,7 +1,8 @@
-"""What may be there after a crash: every file in a state that it has had since it was synced last, whole or cut.
+"""Model of the states that a crash may leave. After a crash, a file has one of its states since its last sync, whole or
+cut.
 
-A client has a directory of its own, so it knows what each of its operations does. It writes each down before it begins
-(`begin`) and when it is over (`end`), and whoever looks after the crash goes through the same list.
+A client has a directory of its own, so it knows the effect of each of its operations. It logs each operation before the
+operation begins (`begin`) and after it ends (`end`). The check after the crash replays this log.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any
 KV, PLAIN = "kv", "plain"
 
 Content = tuple[int, ...]
-"""Tokens, or bytes."""
+"""Tokens of a KV file, or bytes of a plain file."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One content that a file has had, or was about to get."""
+    """A state of a file: contents that the file had, or would have got by an operation under way."""
 
     kind: str
     content: Content = ()
     is_open: bool = False
-    """More may follow that nobody knows: a generation was under way."""
+    """Whether unknown contents may follow `content`, because a generation was running."""
 
     def may_be(self, seen: State) -> bool:
-        """Whether that is this state, or as much of it as was kept."""
+        """Return whether `seen` is this state, or a prefix of it."""
         size = len(self.content)
         if seen.kind != self.kind:
             return False
@@ -36,13 +37,13 @@ class State:
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file with what it has been since it was synced."""
+    """File with all its states since its last sync."""
 
     states: list[State]
     num_forgotten: int = 0
-    """States before those."""
+    """Number of earlier states that were dropped."""
     is_kept: bool = False
-    """It was synced, and nobody removed it."""
+    """Whether the file was synced and not removed since."""
 
     @property
     def now(self) -> State:
@@ -50,17 +51,20 @@ class File:
 
     @property
     def place(self) -> int:
-        """The number of the state that it is in."""
+        """Number of the present state among all states of the file, counted from 0."""
         return self.num_forgotten + len(self.states) - 1
 
     def pin(self) -> None:
-        """It was synced."""
+        """Note that the file was synced: only the present state is possible now."""
         self.num_forgotten = self.place
         self.states = [self.now]
         self.is_kept = True
 
     def may_be(self, seen: State, since: int) -> bool:
-        """Whether it may be that where it has a name since a state: no entry is missing that each of them had."""
+        """Return whether `seen` may be found under a name that the file got at its state number `since`.
+
+        `seen` must be at least as long as the shortest of the file's states since then.
+        """
         states = [each for each in self.states[max(0, since - self.num_forgotten) :] if each.kind == seen.kind]
         fewest = min((len(each.content) for each in states), default=0)
         return len(seen.content) >= fewest and any(each.may_be(seen) for each in states)
@@ -68,7 +72,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name leads to, since a state of the file."""
+    """File that a name points to, and the number of the file's state when the file got the name."""
 
     file: File
     since: int
@@ -76,14 +80,14 @@ class Named:
 
 @dataclass(slots=True)
 class Directory:
-    """One client's."""
+    """Model of one client's directory."""
 
     names: dict[str, list[Named | None]] = field(default_factory=dict)
-    """What each name has led to since that was certain, oldest first; None: to nothing."""
+    """Possible files of each name, oldest first. The first was certain once. None: the name has no file."""
 
     @classmethod
     def found(cls, seen: dict[str, State]) -> Directory:
-        """As it was found after a start: all that is on disk."""
+        """Return the model of a directory as found after a start, when all its contents are on disk."""
         return cls({name: [Named(File([state], is_kept=True), 0)] for name, state in seen.items()})
 
     def file(self, name: str) -> File | None:
@@ -96,7 +100,7 @@ class Directory:
     # Operations
 
     def begin(self, what: str, name: str, value: Any = None) -> None:
-        """It may have been done, from now on."""
+        """Note that an operation begins. Its effect is possible from now on."""
         file = self.file(name)
         if what == "create":
             self._put(name, File([State(KV)]))
@@ -110,7 +114,8 @@ class Directory:
             self._put(value, File([State(KV, file.now.content)]))
         elif what == "rename" and file is not None:
             self._lose(value)
-            self._put(value, file, file.place if file.now.kind == KV else 0)  # no entry may be missing there
+            # The new name of a KV file becomes durable only together with all entries that the file has now.
+            self._put(value, file, file.place if file.now.kind == KV else 0)
             self.names[name].append(None)
         elif what == "remove":
             self._lose(name)
@@ -122,7 +127,7 @@ class Directory:
             file.states.append(State(file.now.kind, file.now.content[:value]))
 
     def end(self, what: str, name: str, result: Any = None) -> None:
-        """It was done."""
+        """Note that an operation has ended."""
         file = self.file(name)
         if what == "generate" and file is not None:
             file.states[-1] = State(KV, tuple(result))
@@ -148,12 +153,12 @@ class Directory:
             if places and led[-1] is not None and led[-1].file is file:
                 self.names[name] = led[-1:]
             elif places:
-                self.names[name] = led[places[-1] + 1 :]  # it is not called that any more
+                self.names[name] = led[places[-1] + 1 :]  # here the file has lost this name
 
     # After a crash
 
     def wrong(self, seen: dict[str, State]) -> list[str]:
-        """What should not be, in words."""
+        """Return messages about the names in the directory whose files are in no possible state."""
         found = []
         for name in {*seen, *self.names}:
             led = self.names.get(name, [None])

@@ -1,4 +1,4 @@
-"""What is in a directory of the mount: the tokens of its KV files, the bytes of the others."""
+"""Contents of a directory on the mount: tokens of KV files, bytes of plain files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import libsym as sym
 
 
 def seen_in(directory: Path, inside: str) -> dict[str, State]:
-    """Every file, read to its end. `inside`: the directory as programs call it."""
+    """Read every file of a directory to its end. `inside` is the directory's path in programs."""
     found = {}
     for entry in sym.kv_list(inside):
         if entry.kind == KV:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Kills a daemon again and again, at any moment of what its clients do: what was synced is there after each start.
+"""Kill a daemon again and again, at random moments of its clients' work. Synced files must exist after each start.
 
-Client programs (`crash_client.py`) create, append to, fork, rename, remove, import, write, cut, generate and sync files
-in directories of their own, and write down what they are about to do. After `kill -9` a new daemon starts on the same
-state. Then every file is read to its end and compared with what it may be (`crash_model.py`), the numbers in some of
-them with those that the daemon computes again, and the daemon's books are recounted. Some daemons are killed while they
-start.
+Client programs (`crash_client.py`) create, append to, fork, rename, remove, import, write, truncate, generate and sync
+files. Each client has its own directory, and logs each operation before the operation begins. After `kill -9` a new
+daemon starts on the same state. Then every file is read to its end and compared with its possible states
+(`crash_model.py`). The KV of some files is computed again and compared, and the daemon checks its accounts. Some
+daemons are killed while they start.
 
-Run where one may mount, with the repository's interpreter: .venv/bin/python scripts/soak/crashes.py --kills 500
+Run as a user who may mount, with the repository's interpreter:
+.venv/bin/python scripts/soak/crashes.py --kills 500
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ import libsym as sym  # noqa: E402
 
 IMAGE_TOKENS = (20, 64, 150)
 STARTED_S = 20.0
-"""A daemon that takes longer to have its mount is broken; 2 s is what it should take on a machine that is not busy."""
+"""Longest time until a daemon's mount answers. On an idle machine a start should take 2 s."""
 NUM_RECOMPUTED = 2
-"""So many files a client and life are computed again."""
+"""Number of files of each client that are computed again in each life."""
 
 FORKER = """
 import json, os, signal, sys
 from symphony.cli import main
-import symphony.daemon
+import symphony.daemon.daemon
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     pid = os.fork()
@@ -55,10 +56,13 @@ for line in sys.stdin:
 
 
 class Daemons:
-    """Daemons, one after the other, on one state."""
+    """Daemons on one state, one after another."""
 
     def __init__(self, base: Path, options: list[str], *, forked: bool) -> None:
-        """`forked`: from a process that has imported all there is, which takes a tenth of the time."""
+        """`forked`: fork the daemons from a process that has imported all modules.
+
+        A start then takes a tenth of the time.
+        """
         self.mount, self.socket, self.log = base / "kv", base / "s", base / "daemon.log"
         self._state = base / "state"
         where = ["--mount", self.mount, "--state", self._state, "--socket", self.socket]
@@ -81,7 +85,7 @@ class Daemons:
             )
 
     def begin(self) -> None:
-        """Start one; it is not there yet."""
+        """Start a daemon without waiting for its mount."""
         if self._forker is None:
             self._process = self._start([sys.executable, "-m", "symphony", *self._words])
             self.pid = self._process.pid
@@ -90,7 +94,7 @@ class Daemons:
         self._forker.stdin.write(json.dumps(self._words) + "\n")
         self._forker.stdin.flush()
         line = self._line()
-        while not line.startswith("pid "):  # a ready line of one that was killed as it started
+        while not line.startswith("pid "):  # a late line, printed by a daemon that was killed while it started
             line = self._line()
         self.pid = int(line.split()[1])
 
@@ -104,7 +108,7 @@ class Daemons:
         return line
 
     def start(self) -> float:
-        """Start one: how long it took until its mount was there."""
+        """Start a daemon. Return the seconds until its mount answered."""
         began_s = time.monotonic()
         self.begin()
         while not self._line().startswith("symphony: "):
@@ -119,18 +123,18 @@ class Daemons:
         return Path(f"/proc/{self.pid}").exists()
 
     def end(self, number: int) -> None:
-        """Send a signal, and wait until the process is gone."""
+        """Send a signal, and wait until the process has ended."""
         os.kill(self.pid, number)
         while self.is_there():
             time.sleep(0.001)
 
     @property
     def status(self) -> int | None:
-        """Of the last one, when it has ended; None: it was forked, and its status is nobody's."""
+        """Exit status of the last daemon after its end. None: unknown, because the daemon was forked."""
         return None if self._process is None else self._process.poll()
 
     def fsck(self) -> list[str]:
-        """What it finds while there is no daemon."""
+        """Run fsck while no daemon runs. Return its complaints."""
         command = [sys.executable, "-m", "symphony", "fsck", "--state", str(self._state)]
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, cwd=REPOSITORY, env=self._environment
@@ -148,7 +152,7 @@ class Daemons:
 
 
 class Clients:
-    """The client programs, and what was found in their directories last."""
+    """Client programs, with the last known contents of their directories."""
 
     def __init__(self, base: Path, daemons: Daemons, count: int) -> None:
         self._mount = daemons.mount
@@ -170,7 +174,7 @@ class Clients:
         self._await("ready")
 
     def _prepare(self, base: Path) -> Path:
-        """Directories, and images to import, in a daemon that was just started."""
+        """Make directories and images for imports, with a daemon that has just started."""
         images = {}
         for count in IMAGE_TOKENS:
             tokens, path = list(range(1, count + 1)), base / f"{count}.image"
@@ -193,7 +197,7 @@ class Clients:
             process.stdin.flush()
 
     def wait(self) -> None:
-        """Until all have noticed that the daemon is gone."""
+        """Wait until all clients have noticed the daemon's end."""
         self._await("over")
 
     def _await(self, word: str) -> None:
@@ -203,7 +207,7 @@ class Clients:
                 raise SystemExit(f"{name} has ended: see its error above")
 
     def check(self, draw: random.Random) -> list[str]:
-        """What is wrong with what is there now; from here on that is what was known."""
+        """Return the errors that the comparison finds. The present states become the known states."""
         wrong = []
         for name, log in zip(self.names, self._logs, strict=True):
             seen = seen_in(self._mount / name, name)
@@ -237,7 +241,7 @@ class Clients:
                 self.num_syncs += begun[0].startswith("sync")
 
     def _recomputed(self, name: str, seen: dict[str, State], draw: random.Random) -> Iterator[str]:
-        """Files whose numbers are not what the same tokens give."""
+        """Compute the tokens of some files again. Yield the files whose KV differs."""
         files = sorted(each for each, state in seen.items() if state.kind == KV and state.content)
         for each in draw.sample(files, min(NUM_RECOMPUTED, len(files))):
             with sym.kv_create("again.kv") as kv:
@@ -324,20 +328,20 @@ def require(wrong: list[str], number: int, base: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill daemons, and see that what was synced is there.")
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many, kills or not")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many, even with fewer kills")
     parser.add_argument("--clients", type=int, default=3, help="client programs (default 3)")
-    parser.add_argument("--life", type=float, default=1.0, help="how long a daemon is used, on average (default 1 s)")
+    parser.add_argument("--life", type=float, default=1.0, help="mean seconds from a start to a kill (default 1)")
     parser.add_argument("--killed-starts", type=float, default=0.15, help="share of daemons killed while they start")
-    parser.add_argument("--fsck-each", type=int, default=25, help="kills after which fsck looks at what is left")
+    parser.add_argument("--fsck-each", type=int, default=25, help="run fsck after so many kills (default 25)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--forked", action="store_true", help="fork daemons from one process: they start sooner")
     parser.add_argument("--state", type=Path, help="where the scratch state is made and removed")
     parser.add_argument("--keep", action="store_true", help="leave the scratch state where it is")
-    parser.add_argument("--option", action="append", default=[], help="of `symphony serve`, as --option=--disk=1G")
+    parser.add_argument("--option", action="append", default=[], help="for `symphony serve`, as --option=--disk=1G")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="one life, one daemon killed while it starts")
     arguments = parser.parse_args()
-    if arguments.quick:  # the first life that this seed draws is long enough for syncs
+    if arguments.quick:  # with this seed the first life is long enough for syncs
         arguments.kills, arguments.killed_starts, arguments.seed, arguments.forked = 2, 1.0, 2, True
     directory = tempfile.TemporaryDirectory(prefix="symphony-soak-", dir=arguments.state)
     if arguments.keep:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Random loads on a machine without a model, for as long as one likes: nobody waits for longer than `policy.c` states.
+"""Run random loads through the policy, without a model. No account may wait longer than `policy.c` promises.
 
     .venv/bin/python scripts/soak/fairness.py --loads 100000 [--first 0] [--steps 60] [--processes 2]
 
-A load that breaks a promise is named with its number; `--first NUMBER --loads 1` runs it again.
+A load that breaks a promise is printed with its number; `--first NUMBER --loads 1` repeats it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.scheduler.random_loads import random_load, stubborn_load
 
 AT_ONCE = 100
 STUBBORN_EVERY = 10
-"""Of so many loads one is of accounts that always want everything, and ten times as long."""
+"""In each tenth load, all accounts always want everything. Such a load is ten times as long as others."""
 
 
 def run(first: int, count: int, num_steps: int) -> tuple[int, list[str]]:
-    """Plans made, and what went wrong."""
+    """Run `count` loads. Return the number of plans made, and the failures."""
     num_plans, wrong = 0, []
     for seed in range(first, first + count):
         load, length = (stubborn_load, 10 * num_steps) if seed % STUBBORN_EVERY == 0 else (random_load, num_steps)

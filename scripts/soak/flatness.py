@@ -1,9 +1,9 @@
-"""Whether a figure stays what it is: its growth over a stretch without restarts, told from noise.
+"""Detection of leaks: the growth of a figure during a period without restarts, separated from noise.
 
-A figure is looked at when the load has just ended, so that each look is like the one before. The first quarter is
-warming up: caches, arenas and pools fill. Over the rest the slope is the median of the slopes between all pairs of
-looks (Theil and Sen): a third of them may be off by anything, and it does not move. Growth is that slope times the
-stretch's length. It has to be small, and a leak of a little at each round adds up to more than that.
+A figure is read when the load has just ended, so that readings are comparable. The first quarter of the readings is
+warm-up, in which caches, arenas and pools fill. For the rest, the slope is the median of the slopes between all pairs
+of readings (Theil-Sen). Up to a third of the readings may be arbitrarily wrong without effect. The growth is the slope
+times the length of the period, and must be small. Even a small leak in each round adds up to a larger growth.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from dataclasses import dataclass
 from itertools import combinations
 
 WARM_UP = 4
-"""One of so many looks is for warming up."""
+"""Number of equal parts into which the readings are divided. The first part is the warm-up."""
 MIN_LOOKS = 6
-"""That a slope is told from."""
+"""Least number of readings for a slope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much a figure may grow over a stretch, or shrink."""
+    """Limit on the change of a figure during a period."""
 
     most: float
     part: float = 0.0
-    """Or this part of what it is, where that is more."""
+    """Allowed growth as a share of the figure's typical value. The larger of `part` and `most` holds."""
     is_room: bool = False
-    """What is free: it is lost as it shrinks."""
+    """Whether the figure counts free resources, so that a leak is a decrease."""
 
     def allows(self, growth: float, typical: float) -> bool:
         return (-growth if self.is_room else growth) <= max(self.most, self.part * typical)
 
 
 def growth(looks: Sequence[float]) -> float:
-    """From the first to the last of them, by the median slope."""
+    """Return the growth from the first reading to the last, by the median slope."""
     slopes = [(after - before) / (j - i) for (i, before), (j, after) in combinations(enumerate(looks), 2)]
     return statistics.median(slopes) * (len(looks) - 1)
 
 
 def leaks(looks: Sequence[Mapping[str, float]], bounds: Mapping[str, Bound]) -> list[str]:
-    """What does not stay, in words; of a stretch that is too short, nothing."""
+    """Return messages about the figures that changed beyond their limits. Too few readings give no message."""
     warm = looks[len(looks) // WARM_UP :]
     if len(warm) < MIN_LOOKS:
         return []

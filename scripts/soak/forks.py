@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Forks and removes files on a daemon of its own, from many threads: afterwards as many pages are free as before.
+"""Fork and remove files on a daemon from many threads. All pages must be free again at the end.
 
-Each round forks a file whose last page is shared, by name or without one, appends to the fork (which copies that page)
-or cuts it, and removes it. Every so often the daemon's memory is looked at: it must not grow.
+Each round forks a file whose last page is shared, with or without a name. It appends to the fork, which copies that
+page, or cuts the fork, and then removes the fork. Sometimes the daemon's memory is measured, which must not grow.
 
-Run where one may mount, with the repository's interpreter: .venv/bin/python scripts/soak/forks.py --count 100000
+Run as a user who may mount, with the repository's interpreter:
+.venv/bin/python scripts/soak/forks.py --count 200000
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import libsym as sym  # noqa: E402 - the path comes first
 
 NUM_BASES = 4
 BASE_TOKENS = 1000
-"""Of each file that is forked: not a multiple of a page."""
+"""Tokens of each forked file. They do not fill the last page."""
 MAX_GROWTH = 8 << 20
-"""Bytes that the daemon may grow by after the first tenth: free lists and arenas, not what forks leave behind."""
+"""Largest growth of memory in the second half, in bytes. Free lists and arenas may grow; forks must leave nothing."""
 
 
 class Soak:
-    """One run: what the threads share."""
+    """State that the threads of a run share."""
 
     def __init__(self, num_threads: int, count: int) -> None:
         self.num_threads = num_threads
@@ -45,15 +46,15 @@ class Soak:
         self.daemon = sym.daemon_stat()["pid"]
 
     def run(self) -> dict[str, float | int]:
-        self._work(self.count // 10)  # caches and arenas fill
+        self._work(self.count // 2)  # memory reaches its maximum, which the journal of names has between two commits
         free, resident = self._free(), self._resident()
         start = time.perf_counter()
-        self._work(self.count - self.count // 10)
+        self._work(self.count - self.count // 2)
         taken_s = time.perf_counter() - start
         return {
             "forks": self.count,
             "threads": self.num_threads,
-            "forks_per_s": round((self.count - self.count // 10) / taken_s),
+            "forks_per_s": round((self.count - self.count // 2) / taken_s),
             "free_pages_before": free,
             "free_pages_after": self._free(),
             "resident_bytes_before": resident,
@@ -102,7 +103,7 @@ class Soak:
 
 
 def failures(result: dict[str, float | int]) -> list[str]:
-    """What is wrong, in words."""
+    """Return messages about failed expectations."""
     found = []
     if result["free_pages_after"] != result["free_pages_before"]:
         found.append(f"{result['free_pages_before']} pages were free, now {result['free_pages_after']}")
@@ -113,7 +114,7 @@ def failures(result: dict[str, float | int]) -> list[str]:
 
 
 def soak(base: Path, num_threads: int, count: int) -> dict[str, float | int]:
-    """A daemon, a run, and the daemon's orderly end."""
+    """Start a daemon, run the soak, and end the daemon by SIGTERM."""
     socket = base / "symphony.sock"
     command = ["serve", "--model", "tiny", "--kv-memory", "64M", "--mount", base / "kv", "--state", base / "state"]
     daemon = subprocess.Popen(
@@ -133,7 +134,7 @@ def soak(base: Path, num_threads: int, count: int) -> dict[str, float | int]:
     finally:
         daemon.send_signal(signal.SIGTERM)
         status = daemon.wait(60)
-        if status:  # its mount would keep the directory from being removed
+        if status:  # the daemon's mount would prevent the removal of the directory
             subprocess.run(["fusermount3", "-uzq", base / "kv"], check=False)
     if status:
         raise SystemExit(f"the daemon ended with status {status}")
@@ -142,7 +143,7 @@ def soak(base: Path, num_threads: int, count: int) -> dict[str, float | int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fork and remove files, and see that nothing is lost.")
-    parser.add_argument("--count", type=int, default=100_000, help="forks (default 100000)")
+    parser.add_argument("--count", type=int, default=200_000, help="forks (default 200000)")
     parser.add_argument("--threads", type=int, default=8, help="threads that fork (default 8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="1000 forks")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Cuts the power of a house many times: what comes back has to be what was promised.
+"""Simulate power cuts of a daemon's disk. Each start afterwards must bring all promised files back.
 
-Each workload is random, on a disk that records. Then states are made that the disk may hold after a power cut, and a
-house is opened on each. With --ext4 so many of the states have a real ext4, on a loop device over the recording disk:
-it replays its journal before the house starts (root, and a second or two each).
+Each random workload runs on a disk that records all writes. From the record the script makes states that the disk may
+have after a power cut, and opens the storage of a daemon on each. --ext4 gives the number of states with a real ext4,
+on a loop device over the recording disk. On these states, ext4 replays its journal before the storage opens. A state
+with ext4 needs root, and takes a second or two.
 
 Run with the repository's interpreter: .venv/bin/python scripts/soak/powercuts.py --schedules 1000 --ext4 200
-What fails is printed with its seeds. A workload's threads run as they like, so repeat it some times: --first SEED
+Failures are printed with their seeds. The threads of a workload are not deterministic, so repeat it: --first SEED
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tests.kvfs.durable.powercuts import READY, judge, killed_life, recorded_lif
 
 @contextmanager
 def fast_directory() -> Iterator[Path]:
-    """In memory, where that can be."""
+    """Yield a temporary directory, in memory if possible."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="powercuts-", dir=memory if memory.is_dir() else None) as directory:
         yield Path(directory)
 
 
 class Soak:
-    """Counts, and says what fails."""
+    """Counts the states, and prints failures."""
 
     def __init__(self, num_steps: int, *, stops: bool) -> None:
         self.num_steps = num_steps
@@ -49,8 +50,8 @@ class Soak:
         self._stops = stops
 
     def directory(self, seed: int, count: int) -> None:
-        """Power cuts below a directory; before every second workload another daemon was killed, and in every third the
-        disk fails now and then.
+        """Simulate power cuts below a directory. Every second workload follows a killed daemon. In every third workload
+        the disk sometimes fails.
         """
         with fast_directory() as base:
             with Disk(base) as disk:
@@ -62,7 +63,7 @@ class Soak:
                 self._judge(model, state, base / "after/state", f"--first {seed} --steps {self.num_steps}, {number}")
 
     def ext4(self, seed: int, count: int) -> None:
-        """Power cuts below ext4."""
+        """Simulate power cuts below a real ext4."""
         with fast_directory() as base:
             with block.Ext4(base) as ext4:
                 model = recorded_life(ext4.path / "state", ext4.disk, seed, self.num_steps)

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""A daemon in service for hours: programs of every kind, shells on the mount, kills, restarts, a disk that is full.
+"""A daemon in service for hours, with programs of every kind, shells on the mount, kills, restarts and full disks.
 
-Time is cut into lives of the daemon, and those into rounds. A round starts programs with `symphony run`
-(`service_program.py`), a shell on the mount (`service_storm.sh`), and kills a program. All else has to succeed. Client
-programs of `crashes.py` go on meanwhile, and so does a loop over pred() whose calls are timed. Then there is a look at
-the daemon and its launcher: memory, descriptors, threads, pages, mounts; and the daemon's books are recounted. Over a
-life these have to stay what they are (`flatness.py`). The first life has two fifths of the time.
+The time is divided into lives of the daemon, and lives into rounds. A round starts programs with `symphony run`
+(`service_program.py`) and a shell on the mount (`service_storm.sh`), and kills one program. All others must succeed.
+Meanwhile client programs of `crashes.py` and a timed loop over pred() run. After each round the script reads the
+memory, descriptors, threads, pages and mounts of the daemon and its launcher, and the daemon checks its accounts. Over
+a life these figures must not grow (`flatness.py`). The first life has two fifths of the time.
 
-A life ends in the middle of a round, by SIGTERM or kill -9. After the next start all that was synced is there, as
-`crash_model.py` knows; after SIGTERM also what was only answered. In short lives the launcher is killed, too, or the
-disk below the state is full for a while: then work in memory goes on, and what is synced stays.
+A life ends in the middle of a round, by SIGTERM or kill -9. After the next start all synced files must exist, according
+to `crash_model.py`; after SIGTERM also all work that was answered without a sync. In some short lives the launcher is
+killed, too. In other short lives the disk of the state is full for a while. Then work in memory must continue, and
+synced files must stay.
 
-Run as root (else there is no full disk), with the repository's interpreter:
+Run as root, because the script fills a file system of its own, with the repository's interpreter:
 .venv/bin/python scripts/soak/service.py --hours 8 --out soak
 """
 
@@ -47,26 +48,27 @@ from service_plot import draw as plot  # noqa: E402
 from service_program import KINDS  # noqa: E402
 
 import libsym as sym  # noqa: E402
-from symphony.launcher import client, processes  # noqa: E402
-from symphony.launcher.places import Places, find_places  # noqa: E402
+from symphony.launcher.asking import client  # noqa: E402
+from symphony.launcher.common.places import Places, find_places  # noqa: E402
+from symphony.launcher.machine import processes  # noqa: E402
 
 PROGRAM, STORM = (str(Path(__file__).with_name(name)) for name in ("service_program.py", "service_storm.sh"))
 FIRST_LIFE = 0.4
-"""Of all the time."""
+"""Share of the total time for the first life."""
 LIFE_S = 300.0
-"""A later one; less, where the time is short: a tenth of it, and SHORTEST_S at least."""
+"""Length of a later life. In a short run: a tenth of the time, but at least SHORTEST_S."""
 SHORTEST_S = 6.0
 PROGRAMS_A_ROUND = 3
 PAUSE_S = 2e-3
-"""Between two timed calls."""
+"""Pause between two timed calls."""
 PROBE_TOKENS = 3000
 REST_S = 30.0
-"""Until nothing of a round is there any more, on a machine that is busy."""
+"""Longest wait for the end of a round's programs and files, on a busy machine."""
 ROUND_S = 120.0
-"""What is not over by then hangs."""
+"""Time after which a round counts as hung."""
 NUM_HELD = 10
 HELD = ("held_s", "processor_s")
-"""By the clock on the wall; by the processor's, which leaves out what others took."""
+"""The two durations of a hold of the main thread: wall time, and CPU time, which excludes other processes."""
 DISK_BYTES = 256 << 20
 BOUNDS = {
     "daemon_mb": Bound(16),
@@ -80,9 +82,9 @@ BOUNDS = {
     "files": Bound(20),
     "disk_mb": Bound(16, 0.2),
 }
-"""Over a stretch: a leak of any size shows in one that is long enough. The daemon keeps the last 1,000 programs that
-ended, 6 KB each, and heaps of workers fill for some minutes. The clients' files come and go, with their pages and
-slots; trio keeps idle workers for a while.
+"""Limits on growth during a life. In a long life even a small leak exceeds them. The limits allow for normal changes.
+The daemon keeps the last 1,000 ended programs, 6 KB each, and the heaps of workers fill for some minutes. The clients
+make and remove files, with their pages and slots. trio keeps idle workers for a while.
 """
 
 
@@ -92,11 +94,11 @@ class Life:
     ends_by: signal.Signals
     kills_launcher: bool = False
     is_full: bool = False
-    """The disk, for a part of each round."""
+    """Whether the disk is full for a part of each round."""
 
 
 def lives(total_s: float) -> Iterator[Life]:
-    """Without end: the caller has the clock."""
+    """Yield lives of daemons without end. The caller watches the time."""
     yield Life(FIRST_LIFE * total_s, signal.SIGTERM)
     seconds = max(SHORTEST_S, min(LIFE_S, 0.1 * total_s))
     while True:
@@ -107,13 +109,13 @@ def lives(total_s: float) -> Iterator[Life]:
 
 
 class Probe:
-    """A loop over pred() beside everything else; its file goes on from life to life."""
+    """Timed loop over pred() beside all other load. Its file outlives the daemons."""
 
     def __init__(self) -> None:
         self._new_s: list[float] = []
         self._thread = threading.Thread(target=self._run)
         self.num_answered = 0
-        """Entries that the file has, as far as this program was told; 0 also while it is cut."""
+        """Entries of the file that the daemon has acknowledged; 0 while the file is cut."""
         self.failure: BaseException | None = None
         sym.kv_create("probe.kv").close() if not _exists("probe.kv") else None
 
@@ -140,7 +142,7 @@ class Probe:
             time.sleep(PAUSE_S)
 
     def quantiles(self) -> dict[str, float]:
-        """Of the calls since the last time, in milliseconds."""
+        """Return quantiles of the durations of calls since the last reading, in milliseconds."""
         taken, self._new_s = sorted(self._new_s), []
         if len(taken) < 2:
             return {"p50_ms": 0.0, "p99_ms": 0.0, "calls": len(taken)}
@@ -148,7 +150,7 @@ class Probe:
         return {"p50_ms": round(1e3 * cuts[49], 3), "p99_ms": round(1e3 * cuts[98], 3), "calls": len(taken)}
 
     def over(self) -> None:
-        """The daemon has gone."""
+        """Wait for the end of the loop after the daemon's end, and raise its failure."""
         self._thread.join(REST_S)
         if self.failure is not None:
             raise self.failure
@@ -163,7 +165,7 @@ def _exists(path: str) -> bool:
 
 
 class Round:
-    """Programs and a shell that were started together."""
+    """Programs and a shell that start together."""
 
     def __init__(self, soak: Soak, kinds: list[str]) -> None:
         self._scratch = tempfile.TemporaryDirectory(dir=soak.base)
@@ -189,7 +191,7 @@ class Round:
         )
 
     def kill_one(self) -> None:
-        """A program of them, if it is there by now."""
+        """Kill one program of the round, if one has started."""
         found = client.request(find_places(self._soak.daemons.socket), {"do": "ps", "all": False})["programs"]
         for each in found:
             if each["pid"] and each["name"] in self._spared:
@@ -199,7 +201,7 @@ class Round:
                 return
 
     def spare(self, *names: str) -> None:
-        """What becomes of all others is nothing wrong."""
+        """Note that from now on, only these programs must succeed."""
         self._spared &= set(names)
 
     @property
@@ -208,7 +210,7 @@ class Round:
 
     @property
     def has_programs(self) -> bool:
-        """Whether commands that started programs are still there."""
+        """Whether a command that started a program still runs."""
         return any(process.poll() is None for name, process in self._processes.items() if name != "storm")
 
     def close(self) -> None:
@@ -217,7 +219,7 @@ class Round:
             process.communicate()
 
     def over(self) -> list[str]:
-        """Wait for the end. What has failed that was not killed."""
+        """Wait for all processes. Return the failures of the processes that were not killed."""
         wrong = []
         for name, process in self._processes.items():
             try:
@@ -233,30 +235,32 @@ class Round:
 
 
 def launcher_of(places: Places) -> int | None:
-    """The launcher's process. None: there is none now, for its number stays in the lock when it has ended."""
+    """Return the launcher's process. None: no launcher runs. The lock file keeps the number of a launcher that has
+    ended.
+    """
     try:
         pid = int(places.lock.read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):  # no lock yet, an empty one, or no such process
+    except (OSError, ValueError):  # no lock file yet, an empty one, or no such process
         return None
     return pid if os.fsencode(places.directory) in words else None
 
 
 def end_launcher(places: Places, number: int) -> bool:
-    """Send a signal to the launcher; False: there is none now."""
+    """Send a signal to the launcher. Return False if no launcher runs."""
     pid = launcher_of(places)
     if pid is not None:
-        with suppress(ProcessLookupError):  # it may end by itself just now
+        with suppress(ProcessLookupError):  # the launcher may be ending
             os.kill(pid, number)
             return True
     return False
 
 
 class Soak:
-    """A run of the soak."""
+    """Run of the soak."""
 
     def __init__(self, base: Path, arguments: argparse.Namespace, disk: Path | None, log: Path) -> None:
-        """`disk`: the state's own file system, which may be filled; None: there is none."""
+        """`disk`: the state's own file system, which the soak may fill. None: the state has none of its own."""
         self.base, self.draw, self._disk = base, random.Random(arguments.seed), disk
         self.daemons = Daemons(base, ["--model", arguments.model, *arguments.option], forked=False)
         self._total_s = arguments.hours * 3600 if arguments.minutes is None else arguments.minutes * 60
@@ -270,11 +274,11 @@ class Soak:
         self._drains_s: list[float] = []
         self._leaks: list[str] = []
         self._held: list[dict[str, Any]] = []
-        """The longest times for which tasks had the main threads of all daemons."""
+        """The longest times that tasks held the main threads, over all daemons."""
         self._num_rounds = 0
         self.round: Round | None = None
         self._answered: int | None = None
-        """What the timed loop was told before SIGTERM."""
+        """Number of entries acknowledged to the timed loop before SIGTERM."""
 
     def run(self) -> dict[str, Any]:
         try:
@@ -292,7 +296,7 @@ class Soak:
         return self._summary()
 
     def close(self) -> None:
-        """Each part, whatever becomes of the others: a mount or a launcher that stayed would outlive this."""
+        """Close each part, even if closing another fails. A mount or a launcher would otherwise outlive the script."""
         with ExitStack() as parts:
             parts.callback(self._log.close)
             parts.callback(end_launcher, find_places(self.daemons.socket), signal.SIGTERM)
@@ -319,7 +323,7 @@ class Soak:
             self._check()
             probe = Probe()
             probe.start()
-            if not is_full:  # clients know no full disk; what they have synced stays
+            if not is_full:  # clients cannot handle a full disk, so they stop; their synced files stay
                 self._clients.go(self.draw.randrange(1 << 30))
             looks = self._rounds(life, probe, is_full=is_full)
             self._end(life, probe, is_full=is_full)
@@ -328,7 +332,7 @@ class Soak:
         self._leaks += leaks(looks, BOUNDS)
 
     def _check(self) -> None:
-        """Everything that was synced is there, and what SIGTERM has to keep."""
+        """Check that all synced files exist. After SIGTERM, also check that all acknowledged entries exist."""
         if self._clients is None:
             self._clients = Clients(self.base, self.daemons, self._num_clients)
         require(self._clients.check(self.draw), len(self.ends), self.base)
@@ -339,7 +343,7 @@ class Soak:
         sym.daemon_check()
 
     def prepare(self) -> None:
-        """The state with which a round begins."""
+        """Make the files with which a round begins."""
         for name in ("round", "storm"):
             if _exists(name):
                 shutil.rmtree(self.daemons.mount / name)
@@ -352,7 +356,7 @@ class Soak:
         is_launcher_to_go = life.kills_launcher
         ends_s = min(self._s() + life.seconds, self._total_s)
         while self._s() < ends_s or not looks:
-            kinds = [kind for kind in KINDS if kind != "pred" or not is_full]  # it syncs
+            kinds = [kind for kind in KINDS if kind != "pred" or not is_full]  # the program `pred` syncs its file
             this = Round(self, self.draw.sample(kinds, PROGRAMS_A_ROUND))
             time.sleep(self.draw.uniform(0.5, 1.5))
             if is_full:
@@ -363,14 +367,14 @@ class Soak:
             else:
                 this.kill_one()
             require(this.over(), len(self.ends), self.base)
-            if not is_launcher_to_go:  # the next round has a new one
+            if not is_launcher_to_go:  # otherwise the next round has a new launcher
                 looks.append(self._look(probe))
             self._num_rounds += 1
             is_launcher_to_go = False
         return looks
 
     def _fill_disk(self) -> None:
-        """A sync fails, and does not when there is room again."""
+        """Fill the disk. A sync fails while it is full, and succeeds when there is free space."""
         assert self._disk is not None
         ballast = self._disk / "ballast"
         with ballast.open("wb") as file:
@@ -383,8 +387,8 @@ class Soak:
 
     @staticmethod
     def _has_room() -> bool:
-        """For some more files, each of a quarter of a megabyte."""
-        for number in range(150):  # freed slots are filled first, and 16 MiB by which the file of slots grows
+        """Return whether 150 more files of a quarter of a megabyte can be synced."""
+        for number in range(150):  # more than the free slots and a growth of their file (16 MiB)
             with sym.kv_create(f"round/full{number}.kv") as kv:
                 sym.kv_write(kv, [number + 1] * 1000)
                 try:
@@ -394,7 +398,7 @@ class Soak:
         return True
 
     def _kill_launcher(self, this: Round) -> None:
-        """The one that programs of this round have started, or will, if the one before has ended."""
+        """Kill the launcher that serves this round's programs, once it runs."""
         this.spare("storm")
         places, until_s = find_places(self.daemons.socket), time.monotonic() + REST_S
         while not end_launcher(places, signal.SIGKILL):
@@ -407,7 +411,7 @@ class Soak:
         self._note("launcher killed")
 
     def _end(self, life: Life, probe: Probe, *, is_full: bool) -> None:
-        """In the middle of a round."""
+        """End the daemon in the middle of a round."""
         this = Round(self, self.draw.sample(KINDS, PROGRAMS_A_ROUND))
         this.spare()
         time.sleep(self.draw.uniform(0.2, 1.5))
@@ -430,10 +434,10 @@ class Soak:
         wrong += ["the daemon's log has a traceback"] if "Traceback" in self.daemons.log.read_text() else []
         require(wrong, len(self.ends), self.base)
 
-    # Looks
+    # Readings
 
     def _look(self, probe: Probe) -> dict[str, float]:
-        """At the end of a round, when nothing of it is there any more."""
+        """Read the figures of the daemon and its launcher after a round, once its programs and files are gone."""
         until_s = time.monotonic() + REST_S
         places = find_places(self.daemons.socket)
         while client.request(places, {"do": "ps", "all": False})["programs"]:
@@ -483,7 +487,7 @@ class Soak:
 
 
 def _take_all(descriptor: int) -> None:
-    """All room that the file's disk has; others take some meanwhile."""
+    """Allocate all free space of the file's disk, while other files may take some."""
     taken, piece = 0, DISK_BYTES
     while piece >= 4096:
         try:
@@ -506,7 +510,7 @@ def _process(name: str, pid: int) -> dict[str, float]:
 
 @contextmanager
 def small_disk(base: Path) -> Iterator[Path | None]:
-    """A file system of its own for the state, in a file; None, and a line that says so, where one may not mount."""
+    """Yield a file system in a file for the state. Without the right to mount, yield None and print that."""
     image, state = base / "disk.image", base / "state"
     state.mkdir(mode=0o700)
     with image.open("wb") as file:
@@ -525,7 +529,7 @@ def small_disk(base: Path) -> Iterator[Path | None]:
 
 
 def write(out: Path, result: dict[str, Any], looks: list[dict[str, float]], ends: list[tuple[float, str]]) -> None:
-    """The figures, each look's in columns, and their plot."""
+    """Write the figures, with each reading in columns, and their plot."""
     columns = {name: [each[name] for each in looks] for name in looks[0]}
     facts = {**result, "processor": f"{os.cpu_count()} of {_processor()}", "ends": ends, "looks": columns}
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in facts.items()]
@@ -543,12 +547,12 @@ def _processor() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A daemon in service, for hours.")
     parser.add_argument("--hours", type=float, default=8.0)
-    parser.add_argument("--minutes", type=float, help="in place of --hours")
+    parser.add_argument("--minutes", type=float, help="run for so many minutes instead of --hours")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--clients", type=int, default=2, help="client programs of crashes.py (default 2)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--option", action="append", default=[], help="of `symphony serve`, as --option=--disk=1G")
-    parser.add_argument("--lives", type=int, default=1, help="at least so many, whatever the time (default 1)")
+    parser.add_argument("--option", action="append", default=[], help="for `symphony serve`, as --option=--disk=1G")
+    parser.add_argument("--lives", type=int, default=1, help="least number of lives, whatever the time (default 1)")
     parser.add_argument("--out", type=Path, default=Path("soak"), help="OUT.jsonl, OUT.json and OUT.svg are written")
     parser.add_argument("--quick", action="store_true", help="one round of each kind of life")
     arguments = parser.parse_args()

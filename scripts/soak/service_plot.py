@@ -1,4 +1,4 @@
-"""The plot of a soak: what each look has found, over time, with the restarts."""
+"""Plot of a soak: the figures of each reading over time, with the restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svg import THEMES, Drawing
 WIDTH, PANEL, GAP = 860, 120, 44
 LEFT, RIGHT = 20, 840
 COLOURS = ("#0550ae", "#953800", "#116329")
-"""Each can be read on the page."""
+"""Colours of the curves. Each has enough contrast on the page."""
 PANELS = (
     ("resident memory, MB", {"daemon_mb": "daemon", "launcher_mb": "launcher"}),
     ("descriptors", {"daemon_fds": "daemon", "launcher_fds": "launcher"}),
@@ -24,7 +24,7 @@ PANELS = (
 
 
 def draw(title: str, looks: Sequence[Mapping[str, float]], ends: Sequence[tuple[float, str]]) -> str:
-    """`looks` have `s`, seconds since the start; `ends` say when a daemon ended, and by what."""
+    """Draw the plot. `looks` are readings, with `s` seconds since the start. `ends` has time and cause of each end."""
     theme = THEMES[0]
     height = 70 + len(PANELS) * (PANEL + GAP)
     drawing = Drawing(theme, WIDTH, height, title)
@@ -58,7 +58,7 @@ def _panel(
         drawing.path(f"M{x(s):.1f} {bottom}V{top if how == 'SIGKILL' else bottom - 12:.1f}")
     for (key, label), colour, place in zip(curves.items(), COLOURS, (0, 1, 2), strict=False):
         before, steps = -1, ""
-        for each in looks:  # a line for each life
+        for each in looks:  # one line for each life
             life = sum(s < each["s"] for s, _ in ends)
             place_y = bottom - (PANEL - 6) * each[key] / most
             steps += f"{'L' if life == before else 'M'}{x(each['s']):.1f} {place_y:.1f}"

@@ -1,6 +1,6 @@
-"""One program of the soak: `service_program.py KIND DIRECTORY SEED`. It checks what it gets, and ends by itself.
+"""Program of the soak that checks its own results: `service_program.py KIND DIRECTORY SEED`.
 
-Each kind uses other system calls; `DIRECTORY` lies on the mount, and is its own.
+Each kind uses other system calls. `DIRECTORY` is on the mount, and no other program uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import anyio
 import libsym as sym
 
 SECONDS = 1.0
-"""How long it goes on, about."""
+"""Approximate run time of the program."""
 
 
 class Work:
@@ -33,7 +33,7 @@ class Work:
     # Kinds
 
     def pred(self) -> None:
-        """A loop in Python, in a named file that it syncs now and then."""
+        """Loop over pred() on a named file, and sync the file from time to time."""
         with sym.kv_create(f"{self.directory}/loop.kv") as kv:
             tokens = self.prompt()
             while self.goes_on():
@@ -43,7 +43,7 @@ class Work:
                 sym.kv_truncate(kv, 10)
 
     def generate(self) -> None:
-        """The daemon's loop, drawn with a seed: twice the same."""
+        """Generate with one seed again and again. The tokens must be the same each time."""
         prompt, sampler = self.prompt(), sym.Sampler(temperature=0.8)
         known: list[int] = []
         while self.goes_on():
@@ -60,7 +60,7 @@ class Work:
             assert text.startswith("x"), text
 
     def tree(self) -> None:
-        """Threads that go on with forks of forks."""
+        """Let threads append to forks of forks."""
         while self.goes_on():
             with sym.kv_create(f"{self.directory}/root.kv") as root:
                 sym.kv_write(root, self.prompt(100))
@@ -83,7 +83,7 @@ class Work:
             tokens = [sym.pred(kv, tokens).argmax()]
 
     def messages(self) -> None:
-        """To itself, from another thread."""
+        """Send messages to this program from another thread."""
         me = sym.getpid()
         while self.goes_on():
             sender = threading.Thread(target=lambda: [sym.send(me, {"number": number}) for number in range(20)])

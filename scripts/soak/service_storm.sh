@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a shell does to the mount: service_storm.sh MOUNT DIRECTORY SCRATCH. The first thing that fails ends it.
+# Does to the mount what users do in a shell, and stops at the first failure: service_storm.sh MOUNT DIRECTORY SCRATCH
 set -euo pipefail
 mount=$1 directory=$2 scratch=$3
 cd "$mount/$directory"

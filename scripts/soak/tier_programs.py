@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Many programs with pauses over a daemon whose memory holds a tenth of their files: all finish, and compute the same.
+"""Run many programs with pauses, on a daemon with memory for a tenth of their files. Results must not depend on memory.
 
-Then some are killed while they wait, the daemon is killed in the middle, and another is ended in order: what was synced
-is there. The status is 1 if anything differs.
+First some programs are killed while they wait. Then the daemon is killed during the programs' work, and the next daemon
+is shut down cleanly. All synced files must exist afterwards. The exit status is 1 if anything differs.
 
-Run where one may mount, with the repository's interpreter: .venv/bin/python scripts/soak/tier_programs.py
+Run as a user who may mount, with the repository's interpreter: .venv/bin/python scripts/soak/tier_programs.py
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.symphony.tier_programs import Crowd, Said, check_what_was_synced  # n
 
 TIMEOUT_S = 600
 PAGE_BYTES = 8192
-"""Of the tiny model in bf16."""
+"""Size in bytes of a page of the tiny model in bf16."""
 PAGES_A_PROGRAM = 10
 KILLED_EACH = 8
-"""One of so many programs is killed."""
+"""Of this number of programs, one is killed."""
 MOVES = ("num_in", "num_out", "num_dropped", "num_waits", "wait_s", "num_resumes")
-"""Of pages, where memory is too small."""
+"""Counters of the tiers that are printed for the run with little memory."""
 
 
 class Soak:
-    """Daemons that follow each other over one state."""
+    """Daemons on one state, one after another."""
 
     def __init__(self, directory: Path, num_programs: int, num_rounds: int, pause_s: float) -> None:
         self._directory = directory
@@ -50,7 +50,9 @@ class Soak:
         return Crowd(daemon, self._num_programs, num_rounds, self._pause_s)
 
     def same_results(self) -> None:
-        """With enough memory; then with a tenth, some killed at a random moment."""
+        """Compare the results of two runs: with enough memory for all files, and with memory for a tenth of them. Some
+        programs are killed at random moments.
+        """
         found: list[list[Said]] = []
         killed = set(random.sample(range(self._num_programs), max(1, self._num_programs // KILLED_EACH)))
         for memory in (self._enough, self._tenth):
@@ -75,7 +77,10 @@ class Soak:
             assert said.result == wanted.result or number in killed, f"program {number} computed something else"
 
     def restarts(self) -> None:
-        """Killed in the middle, then ended in order."""
+        """Kill a daemon in the middle of its programs' work, and shut the next one down cleanly.
+
+        Check the synced files each time.
+        """
         daemon = self.daemon(self._tenth)
         try:
             crowd = self.crowd(daemon, 1000)

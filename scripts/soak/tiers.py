@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Random operations of files, frames and slots, with a memory that is much too small: nothing is lost.
+"""Random operations on files, frames and slots, with far too little memory. No content may be lost.
 
-Some lives of a daemon follow each other over one state directory: each is cut off in the middle, or drained. In every
-fourth directory the disk fails, hangs and is full now and then. All files are compared with a model, bit for bit, after
-each life and before the next. The status is 1 if anything differs, with the seed of that directory. Threads run as they
-like, so repeat it some times: --seed SEED --operations 25000
+Each state directory has several lives of a daemon. A life ends abruptly, or after all writes have drained. In every
+fourth directory the disk sometimes fails, hangs or is full. After each life and before the next, all files are compared
+with a model, bit for bit. If anything differs, the exit status is 1, and the seed of the directory is printed. Threads
+are not deterministic, so repeat a seed several times: --seed SEED --operations 25000
 
 Run with the repository's interpreter: .venv/bin/python scripts/soak/tiers.py --operations 1000000 --seed 1
 """
@@ -28,14 +28,14 @@ from tests.disk.recorder import Disk, available  # noqa: E402 - the path comes f
 from tests.kvfs.durable.storm import Storm  # noqa: E402
 
 OPERATIONS, QUICK = (25_000, 5_000), (1_000, 500)
-"""Of a directory on a sound disk, and on one that fails."""
+"""Number of operations on a directory with a sound disk, and on a directory whose disk fails."""
 LIVES = 5
 FAILS_EACH = 4
-"""Of so many directories one has a disk that fails."""
+"""Of this number of directories, one has a disk that fails."""
 
 
 def directory(seed: int, num_operations: int, *, fails: bool) -> Storm:
-    """All of it over one state directory."""
+    """Run all operations over one state directory."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="tiers-", dir=memory if memory.is_dir() else None) as base:
         if not fails:
@@ -57,8 +57,8 @@ def innermost(error: BaseException) -> BaseException:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--operations", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first directory")
-    parser.add_argument("--sound", action="store_true", help="no disk that fails")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first directory")
+    parser.add_argument("--sound", action="store_true", help="only disks that do not fail")
     parser.add_argument(
         "--quick", action="store_true", help="a small directory on a sound disk, one on a disk that fails"
     )

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Writes the traces that lie beside it, from published quantiles and a seed: the same bytes each time.
+"""Writes the traces in this directory from published quantiles and a seed. The same seed gives the same bytes.
 
     .venv/bin/python scripts/traces/make.py [--only rag] [--index 1.0] [--seed 18] [--out scripts/traces]
     .venv/bin/symphony policy replay scripts/traces/agents.trace --plot agents.svg
 
-What is published (TraceLab, 357,000 steps of coding agents): the tools of two products answer in 0.13 and 0.63 s
-(medians); a person's pause is 86 s (median), 21 minutes (p90), 14 hours (p99); a step appends some 870 tokens and
-generates 184 to 252; 96 % of a prompt was there before. How these spread, and all else, is assumed, and said below.
+Published facts (TraceLab, 357,000 steps of coding agents): the tools of two products answer in 0.13 and 0.63 s
+(medians). A person's pause is 86 s (median), 21 minutes (p90), 14 hours (p99). A step appends some 870 tokens and
+generates 184 to 252; 96 % of its prompt existed before. The distributions around these, and all else, are assumptions,
+which are named below.
 
-rag     48 clients ask a corpus of 400 documents that is on disk. A document's popularity is drawn from a Pareto
-        distribution: a small --index has few documents that nearly everybody wants, a large one makes all alike.
-agents  96 coding agents on one system prompt of 8,000 tokens: a person's request is some dozen steps with tools.
+rag     48 clients ask a corpus of 400 documents on disk. A document's popularity is drawn from a Pareto distribution.
+        With a small --index, nearly every client wants the same few documents. With a large --index, all documents are
+        equally popular.
+agents  96 coding agents on one system prompt of 8,000 tokens. A person's request is some dozen steps with tools.
 chat    500 people on one system prompt, who pause between their messages.
 mixed   a third of each.
 
-Times are as if each turn had been alone on a fast machine. A replay takes the pauses from them, and nothing else. What
-would begin after an hour is left out.
+The times in a trace assume that each turn runs alone on a fast machine. A replay uses only the pauses between turns.
+Turns that would begin after an hour are left out.
 """
 
 from __future__ import annotations
@@ -38,15 +40,17 @@ from scheduler.trace.records import ANSWER, ARRIVAL, FILE, NO_DEADLINE, Block, B
 
 KINDS = ("rag", "agents", "chat", "mixed")
 HORIZON_S = 3600.0
-PREFILL_S, DRAW_S = 1e-4, 0.02  # of a token, in the times of the trace
+PREFILL_S, DRAW_S = 1e-4, 0.02  # seconds for a token in the trace's times
 MS = 1_000_000
 
 PAUSE_S = ((0.02, 5.0), (0.5, 86.0), (0.9, 1260.0), (0.99, 50_400.0))
-"""Of a person. The least is assumed."""
+"""Quantiles of a person's pause. The smallest is an assumption."""
 TOOLS_S = (0.13, 0.63)
-"""Medians of two products; half of the agents have each."""
+"""Median time of a tool in each of two products. Each product has half of the agents."""
 TOOL_SPREAD = 1.5
-"""Of the logarithm: one call in ten takes 7 times the median, one in a hundred 33 times. Assumed."""
+"""Standard deviation of the logarithm of a tool's time. One call in ten takes 7 times the median, and one in a hundred
+takes 33 times the median. This spread is an assumption.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Call:
 
 
 class Maker:
-    """Draws from one seed. Nothing but `random()` is asked of it: that is the same in each version of Python."""
+    """Random draws from one seed. They use only `random()`, which is the same in each version of Python."""
 
     def __init__(self, seed: int, index: float) -> None:
         self._random = random.Random(seed)
@@ -76,12 +80,12 @@ class Maker:
         return NormalDist().inv_cdf(min(max(self._random.random(), 1e-9), 1 - 1e-9))
 
     def spread(self, mean: float, spread: float) -> int:
-        """Lognormal, 1 at least, 12 times the mean at most."""
+        """Draw a whole number from a lognormal distribution. The least result is 1, the largest 12 times the mean."""
         value = mean * math.exp(spread * self._normal() - spread * spread / 2)
         return max(1, min(round(value), round(12 * mean)))
 
     def pause_s(self) -> float:
-        """Between the quantiles the logarithm is linear in that of a normal distribution."""
+        """Draw a pause. Between two quantiles, the logarithm of the pause is linear in a standard normal value."""
         at = self._normal()
         places = [NormalDist().inv_cdf(share) for share, _ in PAUSE_S]
         logs = [math.log(seconds) for _, seconds in PAUSE_S]
@@ -104,7 +108,7 @@ class Maker:
         return self._num_programs, self._random.random() * begins_within_s
 
     def _turn(self, pid: int, now_s: float, file: int, before: int, appended: int, generated: int) -> tuple[float, int]:
-        """When it is over, and how long the file is then."""
+        """Add a call. Return the time of its end, and the file's length then."""
         ended_s = now_s + appended * PREFILL_S + generated * DRAW_S
         self.calls.append(Call(now_s, ended_s, file, before, appended, generated, pid))
         return ended_s, before + appended + generated
@@ -136,7 +140,7 @@ class Maker:
                         break
                     now_s, length = self._turn(pid, now_s, file, length, self.spread(870, 1.0), self.spread(218, 0.8))
                     now_s += self.tool_s(median_s)
-                if length > 60_000:  # the next request begins anew: nobody's context is without an end
+                if length > 60_000:  # the next request starts a new context, because a context has a limited length
                     file, length = self.file(prompt, shared), shared
                 now_s += self.pause_s()
 
@@ -179,7 +183,7 @@ def make(kind: str, seed: int, index: float) -> Maker:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", choices=KINDS, action="append")
-    parser.add_argument("--index", type=float, default=1.0, help="of the Pareto distribution of rag (default: 1.0)")
+    parser.add_argument("--index", type=float, default=1.0, help="index of rag's Pareto distribution (default: 1.0)")
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()

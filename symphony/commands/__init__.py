@@ -1,4 +1,5 @@
-"""The grammar of the command line: a module for each group of commands, which adds its own and says what they do.
+"""The grammar of the command line, with a module for each group of commands.
 
-Nothing here is slow to import: `symphony stat` starts in a tenth of a second, so an action brings what it needs itself.
+Modules here are fast to import, so that `symphony stat` starts in a tenth of a second. An action imports whatever else
+it needs when it runs.
 """

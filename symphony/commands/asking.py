@@ -1,4 +1,4 @@
-"""`symphony stat | sync | du`: what a daemon is asked."""
+"""`symphony stat | sync | du`: questions to a daemon."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import libsym
 from symphony.commands.options import Commands, add_json, add_socket, connect, interval
-from symphony.reports import disk_lines, du_lines, stat_lines
-from symphony.watching import watch
+from symphony.views.reports import disk_lines, du_lines, stat_lines
+from symphony.views.watching import watch
 
 
 def add_questions(commands: Commands) -> None:
-    """Adds all of them."""
+    """Add the commands."""
     stat = commands.add_parser("stat", help="what the daemon is doing")
     add_socket(stat)
     add_json(stat)
@@ -24,7 +24,7 @@ def add_questions(commands: Commands) -> None:
         nargs="?",
         const=1.0,
         type=interval,
-        help="again and again (default: each second)",
+        help="show it again and again, until Ctrl-C (default: each second)",
     )
     stat.set_defaults(action=_stat)
 
@@ -65,6 +65,8 @@ def _du(args: argparse.Namespace) -> int:
 
 
 def _on_mount(path: str | None, mount: str) -> str:
-    """The path as the daemon takes it: in a directory of the mount a relative one begins there, else at the root."""
+    """Return a path for the daemon.
+    A relative path begins at the working directory if that is on the mount, else at the root of the mount.
+    """
     here = Path.cwd()
     return os.path.normpath(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."

@@ -1,4 +1,4 @@
-"""`symphony` alone: what it is, whether a daemon runs, and commands to begin with."""
+"""`symphony` without a command: print a line on Symphony, whether a daemon runs, and commands for a beginner."""
 
 from __future__ import annotations
 

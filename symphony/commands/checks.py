@@ -1,25 +1,28 @@
-"""`symphony fsck | scrub | doctor`: what looks whether all is well."""
+"""`symphony fsck | scrub | doctor`: checks of the files on disk and of this machine."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
+from symphony.checks.doctor import checks, print_report
 from symphony.commands.options import Commands, add_json, add_socket, socket_of
-from symphony.doctor import checks, print_report
 
 
 def add_checks(commands: Commands) -> None:
-    """Adds all of them."""
-    fsck = commands.add_parser("fsck", help="look for damage in what is kept on disk, and keep the rest")
+    """Add the commands."""
+    fsck = commands.add_parser("fsck", help="check the state on disk, and repair it")
     add_socket(fsck)
     add_json(fsck)
     state = fsck.add_mutually_exclusive_group()
     state.add_argument(
-        "state", metavar="DIR", nargs="?", help="a state that no daemon uses (default: ask the daemon, if there is)"
+        "state",
+        metavar="DIR",
+        nargs="?",
+        help="state directory that no daemon uses (default: ask the running daemon, or check your own state)",
     )
     state.add_argument("--state", metavar="DIR", dest="state_option", help="the same")
-    fsck.add_argument("--repair", action="store_true", help="mend what can be mended; what is damaged goes")
+    fsck.add_argument("--repair", action="store_true", help="mend what can be mended, and remove damaged parts")
     fsck.add_argument("--quick", action="store_true", help="do not read pages")
     fsck.set_defaults(action=_fsck)
 
@@ -29,21 +32,21 @@ def add_checks(commands: Commands) -> None:
     scrub.add_argument("--rate", metavar="SIZE", default="50M", help="bytes a second at most (default: 50M)")
     scrub.set_defaults(action=_scrub)
 
-    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to repair")
     add_socket(doctor)
     add_json(doctor)
     doctor.set_defaults(action=_doctor)
 
 
 def _fsck(args: argparse.Namespace) -> int:
-    from symphony.checking import fsck_command  # noqa: PLC0415 - numpy, and all that keeps files
+    from symphony.checks.checking import fsck_command  # noqa: PLC0415 - it imports numpy and kvfs.durable
 
     args.state = args.state or args.state_option
     return fsck_command(args, socket_of(args))
 
 
 def _scrub(args: argparse.Namespace) -> int:
-    from symphony.checking import scrub_command  # noqa: PLC0415 - as above
+    from symphony.checks.checking import scrub_command  # noqa: PLC0415 - as above
 
     return scrub_command(args, socket_of(args))
 

@@ -1,4 +1,4 @@
-"""`symphony completion`: what completes these commands in a shell."""
+"""`symphony completion`: the script that completes commands in a shell."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ KINDS = ("programs", "all-programs", "shipped", "kv", "topics", "options")
 
 
 def add_completion(commands: Commands, whole: argparse.ArgumentParser) -> None:
-    """`whole`: the grammar that is completed."""
-    parser = commands.add_parser("completion", help="print what completes these commands in a shell")
+    """Add the command. `whole`: the parser of the whole command line, for which the scripts are made."""
+    parser = commands.add_parser("completion", help="print a script that completes these commands in a shell")
     add_socket(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("shell", nargs="?", choices=SHELLS, help="the shell to print it for")
-    which.add_argument("--names", choices=KINDS, help="print names, a line each: what the scripts ask for")
+    which.add_argument("--names", choices=KINDS, help="print names, one a line, for these scripts")
     parser.add_argument(
-        "--line", metavar="WORD", nargs=argparse.REMAINDER, default=[], help="of options: the words behind run so far"
+        "--line",
+        metavar="WORD",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="with --names options: the words after `symphony run` so far",
     )
     parser.set_defaults(action=lambda args: _completion(args, whole))
 
@@ -37,6 +41,6 @@ def _completion(args: argparse.Namespace, whole: argparse.ArgumentParser) -> int
 
 
 def _completing() -> ModuleType:
-    from symphony import completing  # noqa: PLC0415 - shtab, which base installations lack
+    from symphony.commands import completing  # noqa: PLC0415 - it uses shtab, which base installations lack
 
     return completing

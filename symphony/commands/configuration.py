@@ -1,4 +1,4 @@
-"""`symphony config check | show`, and `symphony reload`: what a daemon is told, and to tell it again."""
+"""`symphony config check | show` and `symphony reload`: check, show or reload the configuration of a daemon."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from typing import Any
 import libsym
 from libsym.errors import Invalid, NoAccess, SymError, TimedOut
 from symphony.commands.options import Commands, add_json, add_socket, connect
+from symphony.settings.config_file import read_config_file
+from symphony.settings.loading import overlaid, placed, problems_of
 
 RELOAD_TIMEOUT_S = 30.0
-"""The daemon reads a file: its trio thread has to have a moment for it."""
+"""Time limit for the daemon to read its file. Its trio thread may be busy."""
 _PAUSE_S = 0.02
 
 
 def add_configuration(commands: Commands) -> None:
-    """Adds both."""
-    config = commands.add_parser("config", help="check a configuration file, or show what it comes to")
+    """Add the commands."""
+    config = commands.add_parser("config", help="check a configuration file, or show its values and the defaults")
     parts = config.add_subparsers(required=True, metavar="WHAT")
 
     check = parts.add_parser("check", help="say what is wrong in a file, and in which line")
@@ -44,11 +46,11 @@ def add_configuration(commands: Commands) -> None:
 def _add_file(parser: argparse.ArgumentParser) -> None:
     named = parser.add_mutually_exclusive_group()
     named.add_argument("file", metavar="FILE", type=Path, nargs="?", help="default: /etc/symphony/symphony.toml")
-    named.add_argument("--config", metavar="FILE", type=Path, help="the same, as serve has it")
+    named.add_argument("--config", metavar="FILE", type=Path, help="the same as FILE, named as in `symphony serve`")
 
 
 def _file(args: argparse.Namespace) -> Path:
-    """The one that is named; else the user's, if there is one, or the machine's."""
+    """Return the file that the command line names. The default is the user's file if it exists, else the machine's."""
     if named := args.file or args.config:
         return Path(named)
     directory = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -57,9 +59,6 @@ def _file(args: argparse.Namespace) -> Path:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from symphony.config import placed, problems_of  # noqa: PLC0415 - what knows models, too
-    from symphony.config_file import read_config_file  # noqa: PLC0415
-
     file = read_config_file(_file(args))
     problems = problems_of(file)
     for problem in problems:
@@ -70,9 +69,6 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from symphony.config import overlaid  # noqa: PLC0415 - as above
-    from symphony.config_file import read_config_file  # noqa: PLC0415
-
     file = read_config_file(_file(args))
     config = overlaid(file, {})
     values = {key: _plain(value) for key, value in asdict(config).items()}
@@ -87,7 +83,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON."""
+    """Return a value that JSON can hold: a path becomes text."""
     return str(value) if isinstance(value, Path) else value
 
 
@@ -110,7 +106,7 @@ def _reload(args: argparse.Namespace) -> int:
 
 
 def _wait_for_more(reloads: int) -> Mapping[str, Any]:
-    """Signals have no answer, so it is asked for."""
+    """Wait for the daemon's next reload, and return its outcome. A signal has no answer, so the daemon is polled."""
     deadline_s = time.monotonic() + RELOAD_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if (told := _told())["reloads"] > reloads:

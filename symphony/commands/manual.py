@@ -1,4 +1,4 @@
-"""`symphony help`: the manual of this very Symphony."""
+"""`symphony help`: the manual of this installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_help(commands: Commands) -> None:
 
 
 def _help(args: argparse.Namespace) -> int:
-    from symphony import manual  # noqa: PLC0415 - difflib and subprocess, which few commands need
+    from symphony.manuals import manual  # noqa: PLC0415 - it imports difflib and subprocess, which few commands need
 
     pages = manual.find_pages(manual.directories())
     if not args.topic:

@@ -1,4 +1,4 @@
-"""What several commands have: `--socket`, `--json`, and the type of what they are added to."""
+"""Options that several commands share (`--socket`, `--json`, intervals), and the type of subparsers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import libsym
 from symphony.commands.parser import Parser
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - it has no other name
-"""What `add_subparsers` gives, which is no generic class when it runs."""
+"""Type that `add_subparsers` returns. The type is quoted, since its class is not generic at run time."""
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def socket_of(args: argparse.Namespace) -> Path | None:
 
 
 def connect(args: argparse.Namespace) -> None:
-    """To the daemon that the command line names."""
+    """Connect to the daemon that the command line names."""
     socket = socket_of(args)
     libsym.connect(str(socket) if socket else None)
 
@@ -37,7 +37,7 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0
 
 
 def interval(text: str) -> float:
-    """Between two looks."""
+    """Parse the time between two samples, in seconds."""
     try:
         seconds = float(text)
     except ValueError:

@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from kvfs.sizes import parse_bytes
+from kvfs.base.sizes import parse_bytes
 from libsym.errors import Invalid
 from symphony.commands.options import Commands, add_json, add_socket, socket_of
-from symphony.launcher import commands
+from symphony.launcher.asking import commands
 
 Action = Callable[[argparse.Namespace, Path | None], int]
 _SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_program_commands(subparsers: Commands) -> None:
-    """Adds all of them."""
+    """Add the commands."""
 
     def command(name: str, purpose: str, action: Action) -> argparse.ArgumentParser:
         parser = subparsers.add_parser(name, help=purpose)
@@ -27,8 +27,8 @@ def add_program_commands(subparsers: Commands) -> None:
 
     add_run_options(command("run", "run a program beside the model", commands.run_command))
 
-    ps = command("ps", "which programs of yours there are", commands.ps_command)
-    ps.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
+    ps = command("ps", "list your programs", commands.ps_command)
+    ps.add_argument("-a", "--all", action="store_true", help="list programs that have ended, too")
     add_json(ps)
 
     kill = command("kill", "send a signal to programs", commands.kill_command)
@@ -49,19 +49,19 @@ def add_program_commands(subparsers: Commands) -> None:
 def add_run_options(run: argparse.ArgumentParser) -> None:
     """Add the options of `run`, which stand before a program's own arguments."""
     run.add_argument("-d", "--detach", action="store_true", help="print its name, and leave it running")
-    run.add_argument("-t", "--tty", action="store_true", help="give it a terminal of its own, whatever there is here")
-    run.add_argument("--name", help="what ps calls it (default: as its file)")
+    run.add_argument("-t", "--tty", action="store_true", help="give it a terminal, even if this command has none")
+    run.add_argument("--name", help="its name in ps (default: the name of its file)")
     run.add_argument(
         "--isolation",
         choices=("standard", "none"),
-        help="standard: in a sandbox (the default); none: with all that you may do (the default of a gateway)",
+        help="standard: in a sandbox (the default); none: with all your rights (the default of a gateway)",
     )
     run.add_argument(
         "--bind",
         action="append",
         default=[],
         metavar="PATH[:ro]",
-        help="show it a file or directory, to write or to read",
+        help="let it write to a file or directory, or with :ro only read it",
     )
     run.add_argument(
         "--allow-net", action="append", default=[], metavar="HOST:PORT", help="let it connect there by TCP"
@@ -78,19 +78,19 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--time", type=_seconds, metavar="TIME", help="end it after so long, like 10s, 5m, 2h")
     run.add_argument("--memory", type=_bytes, metavar="SIZE", help="end it when its processes have more, like 512M")
-    run.add_argument("--processes", type=_count, metavar="N", help="end it when it has more processes")
-    run.add_argument("--tokens", type=_count, metavar="N", help="end it when it has computed more tokens")
-    run.add_argument("--pages", type=_count, metavar="N", help="end it when it holds more pages")
+    run.add_argument("--processes", type=_count, metavar="N", help="end it when it has more than N processes")
+    run.add_argument("--tokens", type=_count, metavar="N", help="end it when it has computed more than N tokens")
+    run.add_argument("--pages", type=_count, metavar="N", help="end it when it holds more than N pages")
     run.add_argument(
         "--restart", default="no", metavar="POLICY", help="start it again when it failed: no, on-failure, on-failure:N"
     )
-    run.add_argument("--list", action="store_true", help="tell the programs that ship with Symphony")
+    run.add_argument("--list", action="store_true", help="list the programs that ship with Symphony")
     run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of one that ships")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
 
 
 def _variable(text: str) -> tuple[str, str | None]:
-    """Without a value: that of the command's own."""
+    """Parse NAME=VALUE. NAME alone gives None: the program gets the variable of this command's environment."""
     name, equals, value = text.partition("=")
     if not name:
         raise argparse.ArgumentTypeError(f"{text} sets nothing: write NAME=VALUE, or NAME to pass it on")

@@ -1,6 +1,7 @@
-"""The launcher's process: `symphony run` starts it, nobody else has to.
+"""The launcher's process, which `symphony run` starts.
 
-It starts its zygote before it loads what it needs itself: the two load side by side, so the first program comes sooner.
+The launcher starts its zygote before it imports its own modules. Both processes load in parallel, so the first program
+starts sooner.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ import resource
 import sys
 from contextlib import suppress
 
-from symphony.launcher import system
-from symphony.launcher.zygote_start import start_zygote
+from symphony.launcher.machine import system
+from symphony.launcher.zygote.zygote_start import start_zygote
 
 _STANDARD = 2
-"""Descriptors up to here are those that each process has."""
+"""Number of standard error, the last standard stream."""
 
 
 def _let_go(ready: int, lock: str) -> None:
-    """Locks, pipes and the directory of the command that came first are not ours to hold: but `ready`, and our lock."""
+    """Close inherited descriptors, except `ready` and the lock, and leave the inherited working directory."""
     os.chdir("/")
-    ours = os.stat(lock)  # noqa: PTH116 - pathlib is not there yet
-    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
-        with suppress(OSError):  # the directory that was read
+    ours = os.stat(lock)  # noqa: PTH116 - pathlib is not imported yet
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - names are needed
+        with suppress(OSError):  # the descriptor of listdir is closed already
             if number > _STANDARD and number != ready and not os.path.samestat(os.fstat(number), ours):
                 os.close(number)
 
 
 def main() -> None:
-    """Arguments: the directory, the daemon's socket, a descriptor to tell when it listens, seconds of idleness."""
+    """Run a launcher. Arguments: its directory, the daemon's socket, a descriptor to report on, idle seconds."""
     directory, daemon, ready, idle_s = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -37,12 +38,12 @@ def main() -> None:
     _let_go(int(ready), f"{directory}/lock")
     zygote = start_zygote(directory)
 
-    import asyncio  # noqa: PLC0415 - beside the zygote
+    import asyncio  # noqa: PLC0415 - imported while the zygote loads
     import logging  # noqa: PLC0415
     from pathlib import Path  # noqa: PLC0415
 
-    from symphony.launcher import launcher  # noqa: PLC0415
-    from symphony.launcher.places import Places  # noqa: PLC0415
+    from symphony.launcher.common.places import Places  # noqa: PLC0415
+    from symphony.launcher.supervising import launcher  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     places = Places(Path(directory), daemon)

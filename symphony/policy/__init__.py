@@ -1,1 +1,1 @@
-"""Replay of traces: which policy of the tiers would have served a workload best. `symphony policy replay`."""
+"""`symphony policy replay`: replay a trace under several tier policies, to find the best policy for a workload."""

@@ -1,4 +1,4 @@
-"""One workload under several policies: what each gives, as a table, for scripts, and as a picture."""
+"""Comparison of several policies on a workload, as a table for people and as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from kvfs.tiers.loading import load
 from kvfs.tiers.policy import Rank
 from symphony.policy.machine import Machine
-from symphony.policy.simulation import Outcome, Simulation
+from symphony.policy.simulation import ReplayOutcome, Simulation
 from symphony.policy.workload import Workload
-from symphony.reports import human_bytes
+from symphony.views.reports import human_bytes
 
 NONE = "none"
-"""The policy that keeps nothing on disk: what goes is computed again."""
+"""Name of the policy without tiers, under which evicted KV is computed again."""
 UNBOUNDED = "unbounded"
-"""The row of a memory that holds everything: what a policy can come near to."""
+"""Name of the row for a memory that holds all pages: the bound that policies can approach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Comparison:
     workload: Workload
     machine: Machine
     num_frames: int
-    outcomes: Mapping[str, Outcome]
-    """By policy, UNBOUNDED first."""
+    outcomes: Mapping[str, ReplayOutcome]
+    """Outcomes by policy, UNBOUNDED first."""
 
 
 def policies(names: Sequence[str]) -> dict[str, Rank | None]:
-    """Invalid says what is wrong with one."""
+    """Load policies by name. NONE has no function. Invalid: a name or a file is not a policy."""
     return {name: None if name == NONE else load(name) for name in names}
 
 
@@ -42,7 +42,7 @@ def compare(
     memory_bytes: int | None,
     share: float | None,
 ) -> Comparison:
-    """`memory_bytes`, or a share of what the workload would take at most."""
+    """Replay a workload under each policy. Memory is `memory_bytes`, or a `share` of the workload's peak."""
     everything = sum(-(-segment.size // 32) + 1 for segment in workload.segments)
     unbounded = Simulation(workload, machine, everything, load("lru")).run()
     num_frames = int(unbounded.most_used * share) if share is not None else (memory_bytes or 0) // machine.page_bytes
@@ -52,8 +52,8 @@ def compare(
     return Comparison(workload, machine, num_frames, outcomes)
 
 
-def numbers(outcome: Outcome, page_bytes: int) -> dict[str, Any]:
-    """For scripts."""
+def numbers(outcome: ReplayOutcome, page_bytes: int) -> dict[str, Any]:
+    """Return the numbers of an outcome, for scripts."""
     latency_s = outcome.latency_s
     middle, most = np.percentile(latency_s, (50, 99)).tolist()
     return {
@@ -95,7 +95,7 @@ _COLUMNS = ("policy", "turns/s", "tokens/s", "mean", "p50", "p99", "hidden", "re
 
 
 def table(found: Comparison) -> list[str]:
-    """For people. Latencies are in seconds."""
+    """Return the lines of a comparison's table, for people. Latencies are in seconds."""
     told = as_json(found)
     unbounded = told["policies"][UNBOUNDED]
     memory, most = human_bytes(told["memory_bytes"]), human_bytes(unbounded["most_bytes"])

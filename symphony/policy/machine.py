@@ -1,8 +1,8 @@
-"""What a workload is replayed on: how long steps take, how large KV is, how fast the disk is.
+"""The machine of a replay: the times of its steps, the size of its KV, the speed of its disk.
 
-Built in are two machines. "cpu" was measured: SmolLM2-135M in bf16 on two cores (scripts/bench/cost_model.py). "h100"
-is modelled, and labelled so: no number of it was measured. A file of fitted costs (`costs.json` in a daemon's state
-directory) gives the machine that the daemon ran on.
+Two machines are built in. "cpu" was measured: SmolLM2-135M in bf16 on two cores (scripts/bench/cost_model.py). "h100"
+is modelled, and says so: none of its numbers was measured. A file of fitted costs (`costs.json` in a daemon's state
+directory) describes the machine that the daemon ran on.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 from scheduler._loop import ffi, lib
 from scheduler.batch.cost_model import NUM_KNOTS, CostModel
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 
 _SMOLLM2_ENTRY_BYTES = 23_040  # 30 layers, 3 heads of K and V of 64 in bf16
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One that serves one model."""
+    """A machine that serves one model."""
 
     name: str
     about: str
-    """For the head of a table."""
+    """Description, for the head of the table."""
     cost: Any
-    """A `sym_cost`."""
+    """Coefficients of the cost model: a C `sym_cost`."""
     entry_bytes: int
     read_bytes_s: float
-    """Of the disk."""
+    """Read rate of the disk, in bytes a second."""
     write_bytes_s: float
     latency_s: float
-    """Of a read, before its first byte."""
-    limits: Limits
+    """Time before the first byte of a transfer."""
+    limits: StepLimits
 
     @property
     def page_bytes(self) -> int:
         return self.entry_bytes * PAGE_ENTRIES
 
     def bring_s(self, num_pages: FloatArray) -> FloatArray:
-        """What bringing so many pages takes, each for itself."""
+        """Return the time to read pages from disk, for each number of pages."""
         seconds: FloatArray = self.latency_s + num_pages * (self.page_bytes / self.read_bytes_s)
         return seconds
 
     def compute_s(self, num_entries: FloatArray, before: FloatArray) -> FloatArray:
-        """What computing so many entries takes, behind so many others."""
+        """Return the time to compute `num_entries` entries that follow `before` entries, for each element."""
         chunk = self.limits.max_tokens
         rows_s = self.step_s(num_rows=chunk) / chunk
         pairs = num_entries * (before + num_entries / 2)
@@ -62,7 +62,7 @@ class Machine:
     def step_s(
         self, num_rows: int, num_wanted: int = 0, num_entries: int = 0, num_seen: int = 0, num_pairs: int = 0
     ) -> float:
-        """What a step takes."""
+        """Return the time of a step."""
         work = ffi.new("sym_work *", (num_rows, num_wanted, num_entries, num_seen, num_pairs))
         return float(lib.sym_cost_of(self.cost, work)) * 1e-9
 
@@ -77,26 +77,30 @@ def _cost(
 
 
 def cpu() -> Machine:
-    """scripts/bench/cost_model.py --precision bf16 --steps 240, two cores of an AMD EPYC with AVX-512, shared."""
+    """Return the measured machine: two shared cores of an AMD EPYC with AVX-512.
+
+    The numbers are from scripts/bench/cost_model.py --precision bf16 --steps 240.
+    """
     rows_ms = [5.56, 5.84, 6.37, 7.36, 9.36, 13.5, 22.4, 40.7, 78.1, 150.0, 294.0]
     cost = _cost(rows_ms, 1.12, 56.4, 606.0, 504.0, 220.0)
     about = "SmolLM2-135M in bf16 on two cores, as fitted"
-    return Machine("cpu", about, cost, _SMOLLM2_ENTRY_BYTES, 1.5e9, 1.0e9, 1e-3, Limits())
+    return Machine("cpu", about, cost, _SMOLLM2_ENTRY_BYTES, 1.5e9, 1.0e9, 1e-3, StepLimits())
 
 
 def h100() -> Machine:
-    """Modelled: 8 thousand million parameters in bf16 with 32 layers, 32 heads of 128 and 8 of K and V.
+    """Return a modelled machine: an H100 with a model of 8 billion parameters in bf16.
 
-    A step reads 16 GB of weights at 2.5 TB/s (75 % of the memory's rate) and computes at 500 TFLOP/s (half the peak),
-    whichever takes longer, and half a millisecond is lost. An entry of a decode is 128 KiB read at that rate, once for
-    those that share it. A row of a prefill and an entry are 0.52 MFLOP.
+    The model has 32 layers, 32 query heads of 128, and 8 heads of K and V. A step takes 0.5 ms plus the longer of
+    two times: reading 16 GB of weights at 2.5 TB/s (75 % of the memory's rate), or computing at 500 TFLOP/s (half the
+    peak). A decode reads 128 KiB for each entry at the memory's rate, once for all calls that share the entry. Each
+    pair of a prefill's row and an entry takes 0.52 MFLOP.
     """
     weights_ms, row_ms, lost_ms = 16e9 / 2.5e12 * 1e3, 16e9 / 500e12 * 1e3, 0.5
     rows_ms = [lost_ms + max(weights_ms, row_ms * 2**knot) for knot in range(NUM_KNOTS)]
     entry_bytes = 2 * 32 * 8 * 128 * 2
     cost = _cost(rows_ms, 0.4, 2.0, entry_bytes / 2.5e12 * 1e9, 1.0, 0.524e6 / 500e12 * 1e9)
     about = "8B parameters in bf16 on an H100: MODELLED, not measured"
-    limits = Limits(max_tokens=2048, max_calls=256, step_s=0.05)
+    limits = StepLimits(max_tokens=2048, max_calls=256, step_s=0.05)
     return Machine("h100", about, cost, entry_bytes, 6e9, 4e9, 1e-3, limits)
 
 
@@ -104,7 +108,9 @@ BUILT_IN = {"cpu": cpu, "h100": h100}
 
 
 def machine_of(name_or_path: str, header: Mapping[str, Any]) -> Machine:
-    """One that is built in, or that of a file. `header`: of the trace, which may say how large a page was."""
+    """Return a built-in machine, or the machine that a file of costs describes.
+    `header`: header of the trace, which may tell the size of a page.
+    """
     if name_or_path in BUILT_IN:
         return BUILT_IN[name_or_path]()
     path = Path(name_or_path)
@@ -121,16 +127,16 @@ def machine_of(name_or_path: str, header: Mapping[str, Any]) -> Machine:
     page_bytes = header.get("page_bytes")
     entry_bytes = page_bytes // PAGE_ENTRIES if isinstance(page_bytes, int) else _SMOLLM2_ENTRY_BYTES
     about = f"{best}, of {costs.num_seen:,} steps"
-    limits = h100().limits if best.startswith("cuda") else Limits()
+    limits = h100().limits if best.startswith("cuda") else StepLimits()
     return replace(cpu(), name=path.name, about=about, cost=costs.coefficients, entry_bytes=entry_bytes, limits=limits)
 
 
 def _is_of(key: str, header: Mapping[str, Any]) -> bool:
-    """Whether it was learnt from the model that the trace was recorded with."""
+    """Return whether costs were fitted to the model and precision of the trace."""
     return key.endswith(f" {header.get('precision')} {header.get('model')}")
 
 
 def pages_of(num_entries: FloatArray) -> FloatArray:
-    """That they lie in."""
+    """Return the number of pages for each number of entries."""
     pages: FloatArray = np.ceil(num_entries / PAGE_ENTRIES)
     return pages

@@ -1,10 +1,16 @@
-"""Where KV is while a workload is replayed: pages in memory and on disk, by segment; what goes and what comes back.
+"""KV of a replay: the pages of each segment in memory and on disk, and their movement.
 
-A turn has all pages that it needs in memory, or waits for them and holds none. While it goes on they stay. Room is made
-by the policy under trial: from the segments that nobody needs now, worth least first, from each its last pages first.
-What was never written is written first. The disk reads and writes at its rates, at once, each in order.
+A turn gets all pages that it needs at once, or waits and holds none. Its pages stay in memory while it runs. If frames
+are short, the policy under trial ranks the segments that no turn needs now. The segment of least worth is evicted
+first, from its last page down. A page without a copy on disk is written before its eviction. The disk reads and writes
+concurrently, at separate rates. Reads are served in their order, and so are writes.
 
-Without tiers what goes is gone: it is computed again by whoever needs it, and one that needs it just then has it too.
+Without tiers an evicted page is lost. The next turn that needs the page computes it again, and concurrent turns share
+the result.
+
+The daemon's functions choose the files to evict, and count the gaps between uses. Admission is simpler than the
+pager's, which needs an engine, programs that get warnings, and a disk with jobs. All turns belong to one user, without
+advice. Each turn counts as a use, however short its gap is. Gaps do not fade: old gaps count in full.
 """
 
 from __future__ import annotations
@@ -14,30 +20,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.tiers.policy import Files, Gaps, Rank
+from kvfs._pages import ffi, lib
+from kvfs.pages.columns import Columns
+from kvfs.tiers.candidates import files_in_order
+from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
 from libsym.abi import PAGE_ENTRIES
 from symphony.policy.machine import Machine, pages_of
 from symphony.policy.segments import Segment
 from symphony.policy.workload import Turn
 
-_WEIGHT = 0.25
-"""Of the last gap in the mean of a file's gaps."""
-
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a turn begins with."""
+class TakenMemory:
+    """State of memory when a turn begins."""
 
     ready_s: float
-    """When its pages are in memory: now, if none was missing."""
+    """Time when the turn's pages are in memory: now, if no page was missing."""
     num_compute: int
-    """Entries, beside its own new ones, that have to be computed."""
+    """Number of earlier entries of the file that the turn has to compute, beside its new entries."""
     num_again: int
-    """Of them, those that had been computed before."""
+    """Number of these earlier entries that were computed before, and then lost."""
 
 
 class Memory:
-    """`rank`: None: there are no tiers."""
+    """Memory and disk of a replay. `rank`: the policy; None: no tiers."""
 
     def __init__(self, segments: Sequence[Segment], num_frames: int, machine: Machine, rank: Rank | None) -> None:
         count = len(segments)
@@ -45,30 +51,31 @@ class Memory:
         self._start = np.array([each.start for each in segments], np.int64)
         self._size = np.array([each.size for each in segments], np.int64)
         self._has = np.array([each.num_initial for each in segments] if rank else [0] * count, np.int64)
-        """Entries that are computed and not lost."""
+        """[segments]: number of entries that are computed and not lost."""
         self._ever = self._has.copy()
         self._resident = np.zeros(count, np.int64)
-        """Pages in memory: the first ones of each."""
+        """[segments]: number of pages in memory. They are the first pages of the segment."""
         self._kept = pages_of(self._has.astype(float)).astype(np.int64)
-        """Pages on disk: the first ones, as they are now."""
+        """[segments]: number of pages whose present content is on disk. They are the first pages of the segment."""
         self._users = np.zeros(count, np.int64)
-        """Turns that need it now."""
-        self._ended_s = np.zeros(count)
-        self._num_uses = np.zeros(count)
-        self._gap_s, self._spread_s = np.full(count, np.nan), np.full(count, np.nan)
-        self._priority = np.zeros(count, np.int64)
+        """[segments]: number of turns that need the segment now."""
+        rows, self._rows = Columns("row_columns", count, count), ffi.new("row_columns *")
+        """Columns on the uses of each segment, counted as the daemon counts the uses of a file."""
+        rows.tell(self._rows[0])
+        self._ended_s, self._num_uses, self._priority = rows["last_use_s"], rows["num_uses"], rows["priority"]
+        self._gap_s, self._gap_spread_s = rows["gap_s"], rows["gap_spread_s"]
         self._here_s = np.zeros(count)
-        """When what is on its way to memory is there."""
+        """[segments]: time when the pages that are being read arrive in memory."""
         self._gaps = Gaps()
         self._read_free_s = self._write_free_s = 0.0
         self.num_frames = num_frames
         self.num_free = num_frames
         self.most_used = 0
         self.num_in = self.num_out = self.num_decisions = 0
-        """Pages read and written, and how often the policy was asked."""
+        """Numbers of pages read, of pages written, and of decisions on evictions."""
 
-    def take(self, turn: Turn, now_s: float) -> Taken | None:
-        """Everything that it needs from now until its end. None: there is no room."""
+    def take(self, turn: Turn, now_s: float) -> TakenMemory | None:
+        """Allocate the memory that a turn needs until its end. None: memory has no room."""
         chain = np.array(turn.chain, np.intp)
         needs = np.minimum(turn.after - self._start[chain], self._size[chain])
         before = np.clip(turn.before - self._start[chain], 0, self._size[chain])
@@ -93,13 +100,16 @@ class Memory:
         again = np.maximum(np.minimum(before, self._ever[chain]) - self._has[chain], 0)
         changed = np.maximum(before, self._has[chain])
         grown = chain[needs > self._has[chain]]
-        self._kept[grown] = np.minimum(self._kept[grown], self._has[grown] // PAGE_ENTRIES)  # a page that gets entries
+        # The copy on disk of a page that gets entries is out of date.
+        self._kept[grown] = np.minimum(self._kept[grown], self._has[grown] // PAGE_ENTRIES)
         self._has[chain] = changed
         self._ever[chain] = np.maximum(self._ever[chain], changed)
-        return Taken(max(ready_s, float(self._here_s[chain].max(initial=0))), int(compute.sum()), int(again.sum()))
+        return TakenMemory(
+            max(ready_s, float(self._here_s[chain].max(initial=0))), int(compute.sum()), int(again.sum())
+        )
 
     def give_back(self, turn: Turn, now_s: float) -> None:
-        """It is over: its file has grown."""
+        """Release the memory of a turn that is over, and note its file's growth."""
         chain = np.array(turn.chain, np.intp)
         needs = np.minimum(turn.after - self._start[chain], self._size[chain])
         self._has[chain] = np.maximum(self._has[chain], needs)
@@ -107,37 +117,35 @@ class Memory:
         self._users[chain] -= 1
         done = chain[self._users[chain] == 0]
         self._ended_s[done] = now_s
-        self._num_uses[done] += 1
 
     def drop(self, segment: int) -> None:
-        """Nobody will need it, and it has no name."""
+        """Drop a segment that has no name and that no later turn needs."""
         self.num_free += int(self._resident[segment])
         self._resident[segment] = self._has[segment] = self._kept[segment] = 0
 
     def is_here(self, turn: Turn) -> bool:
-        """Whether all that its file has is in memory."""
+        """Return whether memory has all pages of a turn's file."""
         chain = list(turn.chain)
         before = np.clip(turn.before - self._start[chain], 0, self._size[chain])
         return bool((pages_of(before.astype(float)) <= self._resident[chain]).all())
 
     def has_any(self, turn: Turn) -> bool:
-        """Whether some entry of its file has been computed: it is a resume."""
+        """Return whether an entry of a turn's file has been computed, so that the turn is a resume."""
         return bool((self._ever[list(turn.chain)] > 0).any())
 
     def _note_begin(self, chain: np.ndarray[tuple[int], np.dtype[np.intp]], now_s: float, priority: int) -> None:
         fresh = chain[self._users[chain] == 1]
         self._priority[fresh] = priority
         used = fresh[self._num_uses[fresh] > 0]
-        gaps_s = now_s - self._ended_s[used]
-        for gap_s in gaps_s.tolist():
+        for row, gap_s in zip(used.tolist(), (now_s - self._ended_s[used]).tolist(), strict=True):
             self._gaps.add(gap_s)
-        means, spreads = self._gap_s[used], self._spread_s[used]
-        away = np.where(np.isnan(means), np.nan, np.abs(gaps_s - means))
-        self._spread_s[used] = np.where(np.isnan(spreads), away, spreads + _WEIGHT * (away - spreads))
-        self._gap_s[used] = np.where(np.isnan(means), gaps_s, means + _WEIGHT * (gaps_s - means))
+            lib.core_note_gap(self._rows, row, gap_s)
+        self._num_uses[fresh] = np.maximum(self._num_uses[fresh], 1)
 
     def _make_room(self, num_pages: int, now_s: float) -> float | None:
-        """When there are so many more free frames. None: those who may go do not have them."""
+        """Evict `num_pages` pages, and return the time when their frames are free.
+        None: too few pages may be evicted.
+        """
         if num_pages <= 0:
             return now_s
         may_go = np.flatnonzero((self._users == 0) & (self._resident > 0))
@@ -145,8 +153,9 @@ class Memory:
         if resident.sum() < num_pages:
             return None
         self.num_decisions += 1
-        worth = self._worth(may_go, now_s)
-        order = np.lexsort((worth, self._priority[may_go]))
+        one_user, no_advice = np.zeros(len(may_go), np.int64), np.zeros(len(may_go), np.bool_)
+        worth, priority = self._worth(may_go, now_s), self._priority[may_go]
+        order = files_in_order(worth, priority, one_user, no_advice, no_advice)
         victims, pages = may_go[order], resident[order]
         total = np.cumsum(pages)
         count = int(np.searchsorted(total, num_pages)) + 1
@@ -168,18 +177,17 @@ class Memory:
         self._write_free_s = max(now_s, self._write_free_s) + self._machine.latency_s + pages_s
         return self._write_free_s
 
-    def _worth(
-        self, some: np.ndarray[tuple[int], np.dtype[np.intp]], now_s: float
-    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _worth(self, some: np.ndarray[tuple[int], np.dtype[np.intp]], now_s: float) -> FloatArray:
+        ended_s: FloatArray = self._ended_s[some]
         if self._rank is None:
-            return self._ended_s[some]  # the ones that were used last stay
-        pages = self._resident[some].astype(float)
+            return ended_s  # the least recently used segments are evicted first
+        pages, num_uses = self._resident[some].astype(float), self._num_uses[some]
         files = Files(
             num_pages=pages,
-            idle_s=now_s - self._ended_s[some],
-            num_uses=self._num_uses[some],
-            gap_s=self._gap_s[some],
-            gap_spread_s=self._spread_s[some],
+            idle_s=now_s - ended_s,
+            num_uses=num_uses,
+            gap_s=np.where(num_uses > 1, self._gap_s[some], np.nan),
+            gap_spread_s=np.where(num_uses > 2, self._gap_spread_s[some], np.nan),
             bring_s=self._machine.bring_s(pages),
             compute_s=self._machine.compute_s(self._has[some].astype(float), self._start[some].astype(float)),
             is_open=np.ones(len(some), np.bool_),

@@ -1,4 +1,4 @@
-"""A picture of a comparison: bars for each policy, mean and p99 of a turn's latency above, throughput below."""
+"""Picture of a comparison: for each policy, three bars with the mean and p99 latency of turns, and the throughput."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _SERIES = (
 
 
 def bars(policies: Mapping[str, Mapping[str, Any]], heading: str, about: str) -> str:
-    """`policies`: numbers by name. Each of the three has a scale of its own, from zero."""
+    """Return the picture as SVG.
+    `policies`: numbers by policy. Each of the three series has its own scale, from zero.
+    """
     width, height = max(_LEFT * 2 + len(policies) * (_GROUP + 12), 560), _TOP + _HEIGHT + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',

@@ -1,4 +1,4 @@
-"""`symphony policy replay`: a trace under several policies."""
+"""`symphony policy replay`: replay a trace under several policies, and compare them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from symphony.policy.workload import workload_of
 
 
 def replay_command(args: argparse.Namespace) -> int:
-    """The table goes to standard output, the picture into its file."""
+    """Print the comparison of policies on a trace. With `--plot`, write the picture to that file."""
     ranks = policies(list(dict.fromkeys(args.policy or [NONE, *reversed(NAMES)])))
     try:
         trace = read_trace(args.trace)

@@ -1,7 +1,7 @@
-"""The entries of all files of a trace as a tree of segments: what forks share is one segment, which all of them read.
+"""Segments: the entries of all files of a trace, as a tree in which forks share segments.
 
-A segment is a range of a file's places, from `start` on; before it come those of its parents. A fork at entry n parts
-the file there, so a segment is shared whole or not at all.
+A segment is a range of a file's entries. It begins at `start`, where the range of its parent ends. A fork at entry n
+splits the segment there, so that two files share a segment entirely or not at all.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Segment:
-    """Entries that are shared alike."""
+    """Range of entries. A file has the whole segment, or no part of it."""
 
     start: int
     parent: int | None
     size: int = 0
-    """As many as it ever has."""
+    """Largest number of entries that the segment ever has."""
     num_initial: int = 0
-    """That were there before the trace began: the first ones."""
+    """Number of entries at the segment's start that existed before the trace began."""
     is_named: bool = False
-    """Some file with a name has it: it stays when nobody needs it any more."""
+    """Whether a file with a name has the segment. Then it is kept even if no later turn needs it."""
 
     @property
     def end(self) -> int:
@@ -30,14 +30,14 @@ class Segment:
 @dataclass(slots=True)
 class _File:
     tip: int
-    """Its last segment, which no other file has."""
+    """Last segment of the file. No other file has it."""
     length: int
     is_named: bool
 
 
 @dataclass(slots=True)
 class Segments:
-    """Grows while a trace is read, in order of time."""
+    """Tree of segments. It grows while a trace is read in order of time."""
 
     all: list[Segment] = field(default_factory=list)
     _files: dict[int, _File] = field(default_factory=dict)
@@ -49,23 +49,23 @@ class Segments:
         return self._files[file].length
 
     def begin(self, file: int, length: int, *, is_named: bool) -> None:
-        """A file that had so many entries when the trace began."""
+        """Add a file that had `length` entries when the trace began."""
         tip = self._new(0, None)
         self.all[tip].size = self.all[tip].num_initial = length
         self._files[file] = _File(tip, length, is_named)
 
     def fork(self, file: int, source: int, num_shared: int, *, is_named: bool) -> None:
-        """`file` begins as the first entries of `source`."""
+        """Add `file` as a fork of the first `num_shared` entries of `source`."""
         parent = self._cut(source, num_shared)
         self._files[file] = _File(self._new(num_shared, parent), num_shared, is_named)
 
     def cut(self, file: int, length: int) -> None:
-        """It was truncated: what follows is written anew."""
+        """Truncate a file to `length` entries. Entries that are appended later go into a new segment."""
         found = self._files[file]
         found.tip, found.length = self._new(length, self._cut(file, length)), length
 
     def append(self, file: int, count: int) -> int:
-        """Its tip, which has so many more entries now."""
+        """Append entries to a file's last segment, and return that segment."""
         found = self._files[file]
         found.length += count
         tip = self.all[found.tip]
@@ -73,7 +73,7 @@ class Segments:
         return found.tip
 
     def chain(self, tip: int, length: int) -> tuple[int, ...]:
-        """The segments of a file's first entries, from the first on. Good when all forks are known."""
+        """Return the segments of a file's first `length` entries, in order. A later fork may still split them."""
         chain: list[int] = []
         place: int | None = tip
         while place is not None:
@@ -84,7 +84,7 @@ class Segments:
         return tuple(reversed(chain))
 
     def finish(self) -> None:
-        """What has a name keeps its segments."""
+        """Mark the segments of files with names. Call this after the last fork."""
         for file in self._files.values():
             for place in self.chain(file.tip, file.length) if file.is_named else ():
                 self.all[place].is_named = True
@@ -94,7 +94,9 @@ class Segments:
         return len(self.all) - 1
 
     def _cut(self, file: int, length: int) -> int | None:
-        """Part the segments of a file there; the last one before."""
+        """Split the segments of a file at `length`, and return the segment that ends there.
+        None: `length` is 0, so no segment precedes it.
+        """
         place: int | None = self._files[file].tip
         while place is not None and self.all[place].start >= length:
             place = self.all[place].parent
@@ -103,7 +105,7 @@ class Segments:
         segment = self.all[place]
         if segment.end <= length and place != self._files[file].tip:
             return place
-        # What others refer to as `place` is what follows: turns of before read both, by the length that they need.
+        # `place` keeps the later entries. Earlier turns refer to it, and find the earlier entries in its new parent.
         upper = self._new(segment.start, segment.parent)
         count = min(length - segment.start, segment.size)
         self.all[upper].size = count

@@ -1,8 +1,10 @@
-"""A workload, replayed: turns come, wait for their pages, are computed in steps, and end; and the next ones come.
+"""Simulation: the replay of a workload. Turns arrive, wait for pages, are computed in steps, and end.
 
-The loop is closed: a turn comes its pause after the one before it was over, however long that took. Steps are planned
-by the planner of the daemon and take what its cost model says. While only decodes are there, and nothing else happens,
-the steps are all alike, and many of them are one leap.
+The loop is closed: a program's next turn arrives when the previous turn has ended and a pause has passed. The daemon's
+planner plans the steps, and its cost model times them. While only decodes run and no other event is due, all
+steps are alike. Then the simulation advances by many steps in one leap.
+
+The simulation leaves out hints, writing ahead, extracts and merges.
 """
 
 from __future__ import annotations
@@ -24,20 +26,20 @@ from symphony.policy.workload import Turn, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of it."""
+class ReplayOutcome:
+    """Result of a replay."""
 
     seconds: float
     latency_s: FloatArray
-    """Of each turn: from when it came until it was over."""
+    """Latency of each turn: the time from its arrival to its end."""
     num_resumes: int
-    """Turns on files of which something was computed before."""
+    """Turns on files that already had computed entries."""
     num_hidden: int
-    """Of them, those that waited for no page, and had nothing to compute again."""
+    """Resumes that neither waited for a page nor recomputed an entry."""
     num_appended: int
     num_generated: int
     num_again: int
-    """Tokens that were computed again."""
+    """Tokens that were recomputed, since their pages had been evicted."""
     num_in: int
     num_out: int
     num_frames: int
@@ -48,16 +50,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    """A turn that has come."""
+    """Turn that has arrived and has not ended."""
 
     program: int
     turn: Turn
     came_s: float
     is_resume: bool
     order: tuple[int, int]
-    """Who takes pages first: by priority, then by when it came."""
+    """Sort key for admission: priority, then arrival."""
     left: int = 0
-    """Entries to compute before its first token."""
+    """Number of entries that the turn must still compute before its first token."""
     num_again: int = 0
 
     def __lt__(self, other: _Running) -> bool:
@@ -65,7 +67,7 @@ class _Running:
 
 
 class Simulation:
-    """One run. `num_frames`: of memory; `rank`: None: without tiers."""
+    """Replay of a workload under one policy. `num_frames`: memory, in pages. `rank`: the policy; None: no tiers."""
 
     def __init__(self, workload: Workload, machine: Machine, num_frames: int, rank: Rank | None) -> None:
         self._programs = workload.programs
@@ -81,22 +83,22 @@ class Simulation:
         self._sizes = [(segment.start, segment.size) for segment in workload.segments]
         self._events: list[
             tuple[float, int, int, _Running | None]
-        ] = []  # when, in which order, the program, who is ready
+        ] = []  # heap of (time, tie-breaker, program, turn whose pages are in memory; None: a turn arrives)
         self._num_events = 0
         self._waiting: list[_Running] = []
         self._calls = np.zeros(0, CANDIDATE)
-        self._left = np.zeros(0, np.int64)  # tokens that each of them will draw
+        self._left = np.zeros(0, np.int64)  # [calls]: tokens that each call has still to draw
         self._members: list[_Running] = []
         self._read: Counter[int] = Counter()
-        """Segments that decodes read, and how many do."""
+        """Number of decodes that read each segment."""
         self._num_entries = 0
-        """Distinct ones that decodes read."""
+        """Number of distinct entries that decodes read."""
         self._now_s = 0.0
         self._num_steps = self._num_resumes = self._num_hidden = self._num_again = 0
         self._latency_s: list[float] = []
 
-    def run(self) -> Outcome:
-        """NoSpace: a turn alone needs more than there is."""
+    def run(self) -> ReplayOutcome:
+        """Replay the workload. NoSpace: a single turn needs more memory than the machine has."""
         for number, program in enumerate(self._programs):
             if program.turns:
                 self._come_later(number, program.turns[0].pause_s)
@@ -115,7 +117,7 @@ class Simulation:
                 need = self._waiting[0].turn
                 raise NoSpace(f"a turn on {need.after:,} entries does not fit into the memory: give more with --memory")
         memory, turns = self._memory, [turn for program in self._programs for turn in program.turns]
-        return Outcome(
+        return ReplayOutcome(
             seconds=self._now_s,
             latency_s=np.array(self._latency_s),
             num_resumes=self._num_resumes,
@@ -131,7 +133,7 @@ class Simulation:
             num_steps=self._num_steps,
         )
 
-    # ---- turns come ----
+    # ---- arrivals of turns ----
 
     def _come_later(self, program: int, at_s: float, ready: _Running | None = None) -> None:
         self._num_events += 1
@@ -147,7 +149,9 @@ class Simulation:
         self._admit()
 
     def _admit(self) -> None:
-        """In order: who misses much is not passed by those who miss little, but by those who miss nothing."""
+        """Admit waiting turns by priority and arrival, until a turn lacks memory.
+        Behind that turn, only turns whose pages are all in memory are admitted. Turns that miss few pages wait.
+        """
         place = 0
         while place < len(self._waiting):
             found = self._waiting[place]
@@ -171,7 +175,7 @@ class Simulation:
                 self._come_later(found.program, taken.ready_s, found)
 
     def _join(self, found: _Running) -> None:
-        calls = np.zeros(len(self._calls) + 1, CANDIDATE)  # concatenate() would leave out the padding
+        calls = np.zeros(len(self._calls) + 1, CANDIDATE)  # concatenate() would drop the padding of records
         calls[:-1] = self._calls
         call = calls[-1:]
         call["since_ns"] = call["begun_ns"] = round(found.came_s * 1e9)
@@ -198,7 +202,7 @@ class Simulation:
         rows = now[prefills].astype(np.int64)
         num_pairs = int((rows * calls["length"][prefills] + rows * (rows + 1) // 2).sum())
         num_seated = int(decodes.sum())
-        middle = (num_steps - 1) // 2 * num_seated  # decodes read one entry more with each step
+        middle = (num_steps - 1) // 2 * num_seated  # mean growth: each step adds an entry to each decode
         step_s = self._machine.step_s(
             num_rows=int(now.sum()),
             num_wanted=num_seated + int((rows == calls["left"][prefills]).sum()),
@@ -216,7 +220,7 @@ class Simulation:
         self._end_some(prefills & (calls["left"] == 0), decodes & (self._left == 0))
 
     def _leap(self) -> int:
-        """How many steps there are until one of these is over, or something else happens."""
+        """Return the number of steps until a decode ends or an event is due."""
         most = int(self._left.min())
         if not self._events:
             return most
@@ -228,7 +232,7 @@ class Simulation:
     def _end_some(
         self, computed: np.ndarray[tuple[int], np.dtype[np.bool_]], drawn: np.ndarray[tuple[int], np.dtype[np.bool_]]
     ) -> None:
-        """Prefills that are over begin to decode, unless nothing is drawn."""
+        """End turns that are over. The other turns whose prefill is computed begin to decode."""
         over = drawn | (computed & (self._left == 0))
         begins = computed & ~over
         self._calls["is_decode"][begins] = self._calls["left"][begins] = 1

@@ -1,8 +1,9 @@
-"""What is replayed: programs, each a row of turns. A turn comes when the one before is over, and its pause behind it.
+"""The workload of a replay: programs, each with a sequence of turns. A turn begins a pause after the previous turn
+ended.
 
-Of a recorded trace these are derived. Calls on one file that follow each other at once are one turn, for a loop over
-pred() is a call for each token. Files that follow each other in one process are one program; files that it has at the
-same time are programs beside each other, for they may go on at once.
+Turns are derived from a recorded trace. Calls on one file that follow each other closely make one turn, since a loop
+over pred() makes a call for each token. Files that one process uses one after the other make one program. Files that a
+process uses at the same time make separate programs, since they may proceed in parallel.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ import numpy as np
 from libsym.errors import Invalid
 from scheduler.trace.file import Trace
 from symphony.policy.segments import Segment, Segments
-from symphony.trace_calls import UNKNOWN, calls_of
+from symphony.traces.trace_calls import UNKNOWN, calls_of
 
 TOGETHER_S = 0.005
-"""A pause that is shorter is none."""
+"""Shortest pause between calls that ends a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A file grows: some tokens are given, others are drawn, one a step."""
+    """Growth of a file, first by given tokens (appended), then by generated tokens, one in each step."""
 
     chain: tuple[int, ...]
-    """The segments that it reads and writes, from the first on."""
+    """Segments that the turn reads and writes, in order."""
     before: int
-    """Entries of the file."""
+    """Length of the file when the turn begins, in entries."""
     num_appended: int
     num_generated: int
     pause_s: float
-    """Since the program's turn before was over; of the first one: since the beginning."""
+    """Seconds since the program's previous turn ended; for the first turn, since the trace's first call."""
     priority: int
 
     @property
@@ -42,7 +43,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ReplayedProgram:
     turns: tuple[Turn, ...]
 
 
@@ -50,7 +51,7 @@ class Program:
 class Workload:
     header: Mapping[str, Any]
     segments: tuple[Segment, ...]
-    programs: tuple[Program, ...]
+    programs: tuple[ReplayedProgram, ...]
 
     @property
     def num_turns(self) -> int:
@@ -59,7 +60,7 @@ class Workload:
 
 @dataclass(slots=True)
 class _Turn:
-    """While it is put together."""
+    """Turn under construction, to which calls are added."""
 
     file: int
     tip: int
@@ -73,14 +74,14 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Row:
-    """Files of one process that follow each other."""
+    """Turns of a program under construction. The turns of its files do not overlap in time."""
 
     free_ns: int
     turns: list[_Turn] = field(default_factory=list)
 
 
 def workload_of(trace: Trace) -> Workload:
-    """Invalid: there is nothing in it to replay."""
+    """Derive a workload from a trace. Invalid: no call in the trace appended anything."""
     segments = Segments()
     turns: dict[tuple[int, int], list[_Turn]] = {}
     about = {int(each["file"]): each for each in trace.files}
@@ -94,7 +95,7 @@ def workload_of(trace: Trace) -> Workload:
         raise Invalid("there is no call in the trace that appended anything: nothing to replay")
     segments.finish()
     rows = _rows(turns)
-    programs = tuple(Program(tuple(_finished(row, segments, began_ns))) for row in rows)
+    programs = tuple(ReplayedProgram(tuple(_finished(row, segments, began_ns))) for row in rows)
     return Workload(trace.header, tuple(segments.all), programs)
 
 
@@ -104,7 +105,7 @@ class _Call(_Turn):
 
 
 def _calls(trace: Trace) -> Iterator[_Call]:
-    """Those that appended something, by when they came."""
+    """Yield the calls of a trace that appended entries, in order of arrival."""
     calls = calls_of(trace)
     answered = dict(zip(trace.answers["call"].tolist(), trace.answers["num_entries"].tolist(), strict=True))
     first: set[int] = set()
@@ -135,7 +136,7 @@ def _calls(trace: Trace) -> Iterator[_Call]:
 
 
 def _settle(segments: Segments, about: Mapping[int, Any], file: int, length: int) -> None:
-    """The file has just so many entries, now."""
+    """Update the segments of a file to its present `length`, by a fork, a cut or an append."""
     if not segments.has(file):
         told = about.get(file)
         is_named = bool(told["is_named"]) if told is not None else False
@@ -144,7 +145,7 @@ def _settle(segments: Segments, about: Mapping[int, Any], file: int, length: int
             if not segments.has(source):
                 first = about.get(source)
                 segments.begin(source, num_shared, is_named=bool(first["is_named"]) if first is not None else True)
-            if segments.length_of(source) < num_shared:  # what it had before it was told of
+            if segments.length_of(source) < num_shared:  # entries from before the first record of `source`
                 segments.append(source, num_shared - segments.length_of(source))
             segments.fork(file, source, num_shared, is_named=is_named)
         else:
@@ -172,7 +173,10 @@ def _add(turns: list[_Turn], call: _Call) -> None:
 
 
 def _rows(turns: Mapping[tuple[int, int], list[_Turn]]) -> list[list[_Turn]]:
-    """Files in the order in which they are used first, each behind one of its process that is over, if there is one."""
+    """Return the turns of each program. `turns`: turns by process and file.
+    Files are assigned in the order of their first use. A file joins a program of its process whose earlier files are
+    over. If there is no such program, the file begins a new program.
+    """
     rows: dict[int, list[_Row]] = {}
     for (pid, _), found in sorted(turns.items(), key=lambda each: each[1][0].began_ns):
         mine = rows.setdefault(pid, [])
@@ -189,7 +193,7 @@ def _finished(row: list[_Turn], segments: Segments, began_ns: int) -> Iterator[T
     before_ns = began_ns
     for each in row:
         length = each.before + each.num_appended + each.num_generated
-        # A step computes at least one row of what is given: a loop that was under way began with its last token.
+        # A step computes at least one given token. If a turn begins within a loop, its first token counts as given.
         more = 1 if not each.num_appended else 0
         yield Turn(
             chain=segments.chain(each.tip, length),

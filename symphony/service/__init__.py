@@ -1,1 +1,1 @@
-"""The daemon under a service manager: what it tells it, what it is handed, and the helper that mounts for it."""
+"""The daemon under a service manager: notifications, inherited sockets, the journal, and the mount helper."""

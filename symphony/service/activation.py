@@ -1,4 +1,4 @@
-"""Sockets that a service manager has made and hands over: sd_listen_fds(3)."""
+"""Listening sockets that the service manager made and passes to the daemon, as in sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ FIRST_DESCRIPTOR = 3
 
 @dataclass(frozen=True, slots=True)
 class Activated:
-    """The daemon's two sockets. Their files are the service manager's: it made them, and removes them."""
+    """The daemon's two sockets, made by the service manager. The service manager also removes their files."""
 
     path: Path
     calls: socket.socket
     launchers: socket.socket
 
-    def close(self) -> None:
-        self.calls.close()
-        self.launchers.close()
-
 
 def activated(environment: MutableMapping[str, str] = os.environ) -> Activated | None:
-    """What this process is handed; None: nothing. Invalid: it is not what the daemon needs."""
+    """Return the sockets that the service manager passed to this process. None: there are none.
+    Invalid: the sockets are not the two that the daemon needs.
+    """
     pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "0")
     environment.pop("LISTEN_FDNAMES", "")
     if pid != str(os.getpid()) or count == "0":

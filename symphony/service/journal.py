@@ -1,10 +1,11 @@
-"""Lines of the log as entries of systemd's journal, with what they are about as fields that it can be searched by.
+"""Log handler that writes to systemd's journal. The subjects of a line become fields, which `journalctl` can search.
 
-    journalctl -u symphony PROGRAM=4711        the program, by the pid of its process
-    journalctl -u symphony SYM_USER=1000       the uid of who is meant
-    journalctl -u symphony KV_FILE=/base.kv    the file, below the mount
+    journalctl -u symphony PROGRAM=4711        lines on a program, by the pid of its process
+    journalctl -u symphony SYM_USER=1000       lines on a user, by uid
+    journalctl -u symphony KV_FILE=/base.kv    lines on a file, by its path below the mount
 
-Who logs says so by `extra={"program": ..., "user": ..., "file": ...}`, each one value or several.
+A logging call names its subjects by `extra={"program": ..., "user": ..., "file": ...}`. Each is a value, or a list or
+tuple of values.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from libsym.errors import NotFound
 
 SOCKET = Path("/run/systemd/journal/socket")
 FIELDS = {"program": "PROGRAM", "user": "SYM_USER", "file": "KV_FILE"}
-"""What a line may be about, and what the journal calls it."""
+"""Field in the journal for each subject of a line."""
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def subjects(record: logging.LogRecord) -> dict[str, object]:
-    """What a line is about, by the names that code uses."""
+    """Return the subjects of a line, by their names in `extra`."""
     return {name: value for name in FIELDS if (value := getattr(record, name, None)) is not None}
 
 
 def is_journals(stream: TextIO) -> bool:
-    """Whether what is written there is read by the journal: the service manager says which file that is."""
+    """Return whether a stream leads to the journal. The service manager names that stream in JOURNAL_STREAM."""
     try:
         about = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -45,10 +46,12 @@ def is_journals(stream: TextIO) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Any thread may log. What the journal does not take goes to standard error."""
+    """Log handler that sends lines to the journal, and reports its own failures on standard error.
+    Threads may share it.
+    """
 
     def __init__(self, path: Path = SOCKET) -> None:
-        """NotFound: there is no journal."""
+        """Open a socket to the journal. NotFound: no journal listens."""
         super().__init__()
         if not path.is_socket():
             raise NotFound(f"no journal listens at {path}: choose another --log, text or json")
@@ -59,7 +62,7 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._send(entry(record, self._format.format(record)))
-        except Exception:  # noqa: BLE001 - as the library's handlers have it: a line that fails ends no daemon
+        except Exception:  # noqa: BLE001 - as in the library's handlers: a failed line must not end the daemon
             self.handleError(record)
 
     def _send(self, data: bytes) -> None:
@@ -71,7 +74,7 @@ class JournalHandler(logging.Handler):
             self._send_large(data)
 
     def _send_large(self, data: bytes) -> None:
-        """As a sealed file, which the journal reads."""
+        """Send an entry that is too large for a datagram, as a sealed file."""
         memory = os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with os.fdopen(memory, "wb") as file:
             file.write(data)
@@ -86,7 +89,7 @@ class JournalHandler(logging.Handler):
 
 
 def entry(record: logging.LogRecord, message: str) -> bytes:
-    """As the journal's native protocol has it."""
+    """Return a line as an entry in the journal's native protocol."""
     return b"".join(_field(name, str(value).encode("utf-8", "replace")) for name, value in _fields(record, message))
 
 
@@ -103,7 +106,7 @@ def _fields(record: logging.LogRecord, message: str) -> Iterator[tuple[str, obje
 
 
 def _field(name: str, value: bytes) -> bytes:
-    """A value of several lines is told with its length."""
+    """Return a field of an entry. The length precedes a value of several lines."""
     if b"\n" not in value:
         return b"%s=%s\n" % (name.encode(), value)
     return b"%s\n%s%s\n" % (name.encode(), struct.pack("<Q", len(value)), value)

@@ -1,22 +1,22 @@
-"""The one part of Symphony that has root's rights: it mounts for a daemon that has none.
+"""Mount helper: the only process with root's rights. It mounts for a daemon that has no such rights.
 
     python -m symphony.service.mount_helper --for USER DIR ...
 
-A daemon in a hardened unit has a mount namespace of its own: what it mounted nobody else would see, and it may not
-mount anyway. So it asks here. The helper opens /dev/fuse, mounts at one of the directories that its command line names,
-passes the descriptor on, and keeps the connection. When that ends, by whatever end of the daemon, it unmounts: a daemon
-that is killed leaves no stale mount.
+A daemon in a hardened unit has a mount namespace of its own: it may not mount, and no other process would see its
+mounts. So the daemon asks the helper. The helper opens /dev/fuse, mounts at one of the directories that its command
+line names, passes the descriptor to the daemon, and keeps the connection. When the daemon ends in any way, the
+connection ends. Then the helper unmounts, so that even a killed daemon leaves no stale mount.
 
-It is asked by packets, each a JSON object, over a socket that a service manager made (LISTEN_FDS); only by USER, who is
-the kernel's word; and reads nothing else. It needs CAP_SYS_ADMIN alone, and nothing but the standard library: all that
-root runs is this file.
+A request is a packet with a JSON object, over a socket that the service manager made (LISTEN_FDS). Only USER may ask;
+the kernel reports the peer's uid. The helper has no other input. It needs only CAP_SYS_ADMIN and the standard library:
+this file is all of Symphony's code that root runs.
 
     {"do": "mount", "at": DIR}    -> {"ok": true} and the descriptor
-    {"do": "keep", "at": DIR}     -> {"ok": true}: the daemon has that mount already, of a helper that ended
-    {"do": "agreed"}              the kernel has asked what the daemon can do; there is no answer
+    {"do": "keep", "at": DIR}     -> {"ok": true}: the daemon has that mount already, from a helper that ended
+    {"do": "agreed"}              the kernel and the daemon have agreed on features (FUSE_INIT); there is no answer
 
-Else the answer is {"error": text, "errno": number}. The end of the helper unmounts nothing: the daemon goes on, and
-asks the next helper to keep its mount.
+A refusal is {"error": text, "errno": number}. When the helper ends, its mounts stay. The daemon keeps running, and asks
+the next helper to keep its mount.
 """
 
 from __future__ import annotations
@@ -39,37 +39,39 @@ from pathlib import Path
 from typing import Any
 
 FIRST_DESCRIPTOR = 3
-"""Of those that a service manager hands over."""
+"""First descriptor that a service manager passes on."""
 SOURCE, KIND = "symphony", "fuse.kv"
-"""As which the kernel's list of mounts has ours; behind a colon the daemon says which of them it is."""
+"""Source and type of the daemons' mounts in the kernel's list.
+A colon and a daemon's name may follow the source.
+"""
 MAX_REQUEST_BYTES = 8192
 MAX_CONNECTIONS = 64
-"""At once. A daemon has one, for as long as its mount."""
+"""Upper bound of simultaneous connections. A daemon has one, for as long as it has its mount."""
 SO_PASSRIGHTS = 83
 READ_AHEAD_KB = 512
-"""In place of the 128 that the kernel offers to FUSE: images are read a quarter faster."""
+"""Read-ahead of a mount. Images are read a quarter faster than with 128 KB, the kernel's default for FUSE."""
 STALE_WITHIN_S = 2.0
-"""A mount whose daemon is gone says so at once; one that says nothing for so long has a daemon."""
+"""Time after which a mount that does not answer counts as alive. A stale mount fails at once."""
 
 _MAX_DESCRIPTORS = 1024
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OCTAL = re.compile(rb"\\([0-7]{3})")
-"""How mountinfo writes blanks in paths."""
+"""Octal escape of a blank in a path of mountinfo."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """What the kernel says of the topmost mount at a directory."""
+    """The topmost mount at a directory, from the kernel's list."""
 
     device: str
-    """major:minor"""
+    """Device number, as major:minor."""
     kind: str
     source: str
     user: int | None
-    """The uid that it was mounted for, if it is a FUSE file system."""
+    """The uid that a FUSE file system was mounted for. None: it is no FUSE file system."""
 
     @property
     def is_ours(self) -> bool:
@@ -77,19 +79,19 @@ class Mounted:
 
 
 class Helper:
-    """Serves one daemon for each directory."""
+    """The mount helper: serves one daemon for each of its directories."""
 
     def __init__(self, listening: socket.socket, uid: int, directories: list[str]) -> None:
         self._listening = listening
         self._uid = uid
         self._directories = directories
         self._kept: dict[socket.socket, tuple[str, str]] = {}
-        """The directory and the device of what each connection has."""
+        """Directory and device of the mount that each connection has."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """For ever."""
+        """Serve requests until the process ends."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listening:
@@ -101,13 +103,13 @@ class Helper:
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
         if len(self._selector.get_map()) > MAX_CONNECTIONS:
-            connection.close()  # or there were no descriptors left for a mount
+            connection.close()  # keep descriptors free for mounts
             return
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _serve(self, connection: socket.socket) -> None:
-        """One packet, or the end."""
+        """Handle one packet of a connection, or its end."""
         try:
             data = connection.recv(MAX_REQUEST_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -120,7 +122,9 @@ class Helper:
             self._let_go(connection)
 
     def _let_go(self, connection: socket.socket) -> None:
-        """Whoever waits for the end of the connection finds the directory unmounted."""
+        """Unmount the mount of a connection, then close the connection.
+        In this order, a client that waits for the close finds the directory unmounted.
+        """
         self._selector.unregister(connection)
         directory, device = self._kept.pop(connection, ("", ""))
         if directory:
@@ -168,7 +172,7 @@ class Helper:
                 unmount(directory)
                 raise
         finally:
-            os.close(fuse)  # with the daemon's own copy the connection to the kernel ends
+            os.close(fuse)  # now the FUSE connection ends when the daemon closes its copy
         self._kept[connection] = directory, device
         say(f"mounted {directory} for uid {self._uid}")
 
@@ -183,7 +187,7 @@ class Helper:
 
 
 def _request(data: bytes) -> tuple[str, str, str]:
-    """The action, the place, and the mount's source. OSError: the bytes are no request."""
+    """Parse a request into the action, the directory and the mount's source. OSError: the request is invalid."""
     try:
         found = json.loads(data)
         do, directory, source = found["do"], found.get("at", ""), found.get("source", SOURCE)
@@ -197,7 +201,7 @@ def _request(data: bytes) -> tuple[str, str, str]:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Who connected, uid and gid, by the kernel's word."""
+    """Return the uid and gid of the process that connected. The kernel reports them."""
     _, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid, gid
 
@@ -205,7 +209,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 def _refuse(connection: socket.socket, error: OSError) -> None:
     text = str(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
     say(f"refused: {text}")
-    with suppress(OSError):  # who asked has gone
+    with suppress(OSError):  # the client may be gone
         _send(connection, {"error": text, "errno": error.errno or errno.EIO})
 
 
@@ -216,11 +220,11 @@ def _send(connection: socket.socket, message: dict[str, Any], *descriptors: int)
 
 
 def say(text: str) -> None:
-    """A line of the log."""
+    """Print a line of the log."""
     print(f"symphony-mount: {text}", file=sys.stderr, flush=True)
 
 
-# What the kernel does
+# Mounts
 
 
 def open_fuse() -> int:
@@ -231,12 +235,12 @@ def open_fuse() -> int:
 
 
 def mount(directory: str, source: str, fuse: int, uid: int, gid: int) -> None:
-    """At the directory itself, never at what a link leads to. Modes decide who may do what there."""
+    """Mount at the directory itself, never at the target of a link. The kernel checks the modes of files there."""
     with suppress(FileExistsError):
-        os.mkdir(directory, 0o755)  # noqa: PTH102 - an OSError with the path as it is
+        os.mkdir(directory, 0o755)  # noqa: PTH102 - an OSError must name the path unchanged
     where = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        real = os.readlink(f"/proc/self/fd/{where}")  # noqa: PTH115 - the path as text
+        real = os.readlink(f"/proc/self/fd/{where}")  # noqa: PTH115 - text is needed
         if real != directory:
             raise OSError(errno.ELOOP, f"{directory} is {real}, by a link on the way: name that one")
         if _names_in(where, directory):
@@ -251,19 +255,19 @@ def mount(directory: str, source: str, fuse: int, uid: int, gid: int) -> None:
 
 def _names_in(where: int, directory: str) -> list[str]:
     try:
-        return os.listdir(f"/proc/self/fd/{where}")  # noqa: PTH208 - not through the path once more
+        return os.listdir(f"/proc/self/fd/{where}")  # noqa: PTH208 - by descriptor: the path may lead elsewhere by now
     except OSError as error:
         raise OSError(error.errno, f"can't look into {directory}: {error.strerror}") from None
 
 
 def unmount(directory: str) -> None:
-    """Also while somebody is in it."""
+    """Unmount lazily, even while processes use the mount. A failure is only logged."""
     if _libc.umount2(os.fsencode(directory), _MNT_DETACH | _UMOUNT_NOFOLLOW):
         say(f"{directory} can't be unmounted: {os.strerror(ctypes.get_errno())}")
 
 
 def clear_stale(directory: str) -> None:
-    """Take away what daemons have left that are gone. OSError: something else is there."""
+    """Unmount the mounts that dead daemons left. OSError: a live daemon or another file system is mounted there."""
     while (found := mounted_at(directory)) is not None:
         if not found.is_ours:
             raise OSError(errno.EBUSY, f"something else is mounted at {directory} ({found.kind})")
@@ -276,12 +280,12 @@ def clear_stale(directory: str) -> None:
 
 
 def is_stale(directory: str) -> bool:
-    """Whether no daemon answers for the mount there. A child looks: a daemon that hangs would hold it up."""
+    """Return whether the daemon of a mount is gone. A child process checks, since a hanging daemon blocks the check."""
     _bury()
     child = os.fork()
     if child == 0:
         status = 0
-        os.closerange(FIRST_DESCRIPTOR, _MAX_DESCRIPTORS)  # should it stay, nobody waits for what it has
+        os.closerange(FIRST_DESCRIPTOR, _MAX_DESCRIPTORS)  # a child that hangs must not keep connections open
         try:
             os.stat(directory)  # noqa: PTH116
         except OSError as error:
@@ -292,7 +296,7 @@ def is_stale(directory: str) -> bool:
         with selectors.DefaultSelector() as ended:
             ended.register(pidfd, selectors.EVENT_READ)
             if not ended.select(STALE_WITHIN_S):
-                os.kill(child, signal.SIGKILL)  # it dies when it can, and is buried before the next one looks
+                os.kill(child, signal.SIGKILL)  # it may die later: the next check reaps it
                 return False
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     finally:
@@ -300,14 +304,16 @@ def is_stale(directory: str) -> bool:
 
 
 def _bury() -> None:
-    """Children that were given up, and have died."""
-    with suppress(ChildProcessError):  # there are none
+    """Reap dead children of earlier checks that timed out."""
+    with suppress(ChildProcessError):  # no child is left
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def mounted_at(directory: str) -> Mounted | None:
-    """From the kernel's list: no mount is touched."""
+    """Return the topmost mount at a directory.
+    None: there is no mount. The kernel's list has it, so no mount can block.
+    """
     found, place = None, os.fsencode(directory)
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         head, _, tail = line.partition(b" - ")
@@ -320,7 +326,7 @@ def mounted_at(directory: str) -> Mounted | None:
 
 
 def _device_at(directory: str) -> str:
-    """Of what has just been mounted there."""
+    """Return the device of the mount that was just made at a directory. OSError: the directory was moved meanwhile."""
     found = mounted_at(directory)
     if found is None:
         raise OSError(errno.ESTALE, f"{directory} was moved while it was mounted: try again")
@@ -328,18 +334,18 @@ def _device_at(directory: str) -> str:
 
 
 def set_read_ahead(device: str) -> None:
-    """No more than a wish."""
+    """Set the read-ahead of a mount. A failure is only logged."""
     try:
         Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KB), encoding="ascii")
     except OSError as error:
         say(f"read-ahead stays as it is: {error}")
 
 
-# How it is started
+# Start
 
 
 def listening_socket() -> socket.socket:
-    """The one that the service manager has made."""
+    """Return the socket that the service manager made. SystemExit: there is no such socket."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
         raise SystemExit("symphony-mount: a service manager starts this, with one socket: symphony-mount.socket")
     listening = socket.socket(fileno=FIRST_DESCRIPTOR)
@@ -351,9 +357,10 @@ def listening_socket() -> socket.socket:
 
 
 def refuse_descriptors(listening: socket.socket) -> None:
-    """Have the kernel refuse descriptors that are sent here: closing one may take as long as its sender likes.
+    """Have the kernel refuse descriptors that clients send, since a client can delay their close for any time.
 
-    Linux before 6.16 can't. There the mode of the socket lets nobody but the daemon's user in.
+    Linux before 6.16 can't refuse them. There, only the mode of the socket protects the helper: it admits the daemon's
+    user alone.
     """
     with suppress(OSError):
         listening.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
@@ -367,7 +374,7 @@ def _uid(user: str) -> int:
 
 
 def _directory(path: str) -> str:
-    """As the kernel's list of mounts would have it: nothing is asked of a file system that might not answer."""
+    """Parse the path of a directory, without access to the file system, which might hang. Links are not resolved."""
     if not path.startswith("/") or path == "/":
         raise argparse.ArgumentTypeError(f"{path} is no absolute path of a directory")
     return os.path.normpath(path)
@@ -375,8 +382,17 @@ def _directory(path: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="symphony-mount", description="Mounts for a daemon that has no rights.")
-    parser.add_argument("--for", dest="uid", metavar="USER", type=_uid, required=True, help="who may ask")
-    parser.add_argument("directories", metavar="DIR", type=_directory, nargs="+", help="where it may mount")
+    parser.add_argument(
+        "--for",
+        dest="uid",
+        metavar="USER",
+        type=_uid,
+        required=True,
+        help="the daemon's user, who alone may ask for a mount",
+    )
+    parser.add_argument(
+        "directories", metavar="DIR", type=_directory, nargs="+", help="directory where that user may have a mount"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

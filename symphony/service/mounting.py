@@ -1,7 +1,7 @@
-"""The daemon's side of the mount helper: it asks for a mount, and has it for as long as the connection lasts.
+"""Client of the mount helper, for the daemon. The mount lasts as long as the connection.
 
-A helper that ends takes no mount with it: the daemon asks the next one to keep it. So the helper can be upgraded, or be
-killed, while the mount is in use.
+If the helper ends, the mount stays, and the daemon asks the next helper to keep it. So the helper can be upgraded or
+killed while the mount is in use.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from libsym.errors import NotConnected, ProtocolError, SymError, error_for
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 30.0
-"""The helper may have to be started first."""
+"""Time limit of an answer. The service manager may have to start the helper first."""
 UNMOUNT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 30.0
-"""Between tries to find another helper."""
+"""First and longest pause between attempts to reach another helper."""
 _MAX_ANSWER_BYTES = 8192
 
 
 class HelpersMount:
-    """One mount; satisfies `kvfs.mount.session.Mounter`."""
+    """A mount that the mount helper makes and keeps. Implements `kvfs.mount.session.Mounter`."""
 
     def __init__(self, path: Path) -> None:
         """`path`: the helper's socket."""
@@ -39,13 +39,15 @@ class HelpersMount:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a helper will unmount it should the daemon be killed."""
+        """Whether a helper will unmount the mount if the daemon is killed."""
         return self._connection is not None
 
-    # ---- what the mount's session asks for
+    # ---- the protocol Mounter
 
     def mount(self, where: Path, source: str) -> int:
-        """Blocks; the descriptor of /dev/fuse. SymError: the helper refuses, or there is none."""
+        """Have the helper mount, and return the descriptor of /dev/fuse. The call blocks.
+        SymError: the helper refuses, or is missing.
+        """
         connection, _, descriptors = self._ask("mount", where, source)
         if len(descriptors) != 1:
             connection.close()
@@ -54,17 +56,24 @@ class HelpersMount:
         return descriptors[0]
 
     def agreed(self) -> None:
-        """The kernel has asked what the daemon can do, and will not change what it thinks of the mount any more."""
+        """Tell the helper that the kernel and the daemon have agreed on features (FUSE_INIT).
+        The helper changes the mount's read-ahead only now: the agreement would have reset it.
+        """
         if self._connection is not None:
-            with suppress(OSError):  # `keep_for_ever` sees to a helper that is gone
+            with suppress(OSError):  # `keep_for_ever` handles a helper that is gone
                 self._connection.send(json.dumps({"do": "agreed"}).encode())
 
     def unmount(self) -> None:
-        """On the trio thread. Returns when it is: the helper hangs up then. Else it says so in the log."""
+        """Have the helper unmount, and wait until it has done so. A failure is logged. Runs on the trio thread.
+
+        The helper closes the connection when it has unmounted.
+        """
         connection, where, self._connection, self._where = self._connection, self._where, None, None
         if connection is None:
             if where is not None:
-                log.warning("%s stays mounted, for there is no mount helper: the next one takes it away", where)
+                log.warning(
+                    "%s stays mounted, as no mount helper is connected: the next mount there replaces it", where
+                )
             return
         trio.lowlevel.notify_closing(connection)
         with connection:
@@ -76,16 +85,18 @@ class HelpersMount:
             except OSError as error:
                 log.warning("%s: the mount helper does not say that it is unmounted: %s", where, error)
 
-    # ---- what the daemon does meanwhile
+    # ---- connection to a helper while the daemon runs
 
     async def keep_for_ever(self) -> None:
-        """See to it that there is always a helper to unmount what this daemon should leave."""
+        """Stay connected to a helper, so that it unmounts if the daemon dies.
+        If the helper ends, connect to the next.
+        """
         while True:
             if self._connection is not None:
-                with suppress(trio.ClosedResourceError):  # by `unmount`
+                with suppress(trio.ClosedResourceError):  # `unmount` closed it
                     await trio.lowlevel.wait_readable(self._connection)
             if self._where is None:
-                await trio.sleep_forever()  # it is unmounted
+                await trio.sleep_forever()  # there is no mount any more
             assert self._where is not None
             if self._connection is not None:
                 self._connection.close()
@@ -98,7 +109,7 @@ class HelpersMount:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                # Given up at the end of the daemon: what is not on disk is written only behind that.
+                # The end of the daemon abandons this call, since files are written back only after the unmount.
                 connection, _, _ = await trio.to_thread.run_sync(self._ask, "keep", where, abandon_on_cancel=True)
             except SymError as error:
                 log.warning("%s: trying again in %g s", error, pause_s)
@@ -127,14 +138,14 @@ class HelpersMount:
         return connection, answer, descriptors
 
     def _checked(self, data: bytes) -> dict[str, Any]:
-        """SymError: it says no, or nothing that can be understood."""
+        """Parse and return the helper's answer. SymError: the helper refuses, or the answer is invalid."""
         if not data:
             raise NotConnected(f"the mount helper at {self._path} hung up: see its log (journalctl -u symphony-mount)")
         try:
             answer: dict[str, Any] = json.loads(data)
             error = answer.get("error")
         except (ValueError, AttributeError):
-            raise ProtocolError(f"whoever listens at {self._path} is no mount helper") from None
+            raise ProtocolError(f"the process that listens at {self._path} is no mount helper") from None
         if error is not None:
             raise error_for(int(answer.get("errno", 0)), f"the mount helper says: {error}")
         return answer

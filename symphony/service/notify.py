@@ -1,4 +1,4 @@
-"""What a service manager is told: sd_notify(3), a datagram on the socket that it names. Without one nothing is told."""
+"""Notifications to the service manager as in sd_notify(3): datagrams to the socket that NOTIFY_SOCKET names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """One service manager, or none. It tells what is true of a daemon, and is told nothing."""
+    """Sender of notifications to the service manager. Without a service manager, it sends nothing."""
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
-        """Takes what is for this process alone out of the environment: none of its children is the daemon."""
+        """Remove the service manager's variables from the environment, so that child processes do not get them."""
         name = environment.pop("NOTIFY_SOCKET", "")
         self._address = f"\0{name[1:]}" if name.startswith("@") else name
         for_whom = environment.pop("WATCHDOG_PID", "")
         interval_us = environment.pop("WATCHDOG_USEC", "0")
         is_ours = for_whom in ("", str(os.getpid())) and interval_us.isdigit()
         self.watchdog_s = int(interval_us) * 1e-6 if is_ours and self._address else 0.0
-        """After so long without a word the service manager ends the daemon; 0: it never does."""
+        """Time limit of the watchdog: after that time without a notification, the service manager ends the daemon.
+        0: no limit.
+        """
 
     def tell(self, **states: str) -> None:
-        """A service manager that is gone is no reason to stop."""
+        """Send states to the service manager. A failure is only logged."""
         if not self._address:
             return
         text = "\n".join(f"{name}={value}" for name, value in states.items())
@@ -36,11 +38,11 @@ class Notifier:
             log.warning("the service manager was not told %r: %s", text, error)
 
     def ready(self, status: str) -> None:
-        """Others find the mount and the socket; or what there was to read again is read."""
+        """Report that the daemon is ready: its mount and socket exist, or its reload is over."""
         self.tell(READY="1", STATUS=status)
 
     def reloading(self) -> None:
-        """Until `ready`."""
+        """Report that a reload has begun. `ready` reports its end."""
         self.tell(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
 
     def stopping(self, status: str) -> None:
@@ -50,5 +52,5 @@ class Notifier:
         self.tell(STATUS=text)
 
     def alive(self) -> None:
-        """Feeds the watchdog."""
+        """Feed the watchdog."""
         self.tell(WATCHDOG="1")

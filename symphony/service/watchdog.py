@@ -1,7 +1,7 @@
-"""Feeds the service manager's watchdog, as long as the daemon does what it is for.
+"""Feeds the service manager's watchdog as long as the daemon works.
 
-That it feeds at all shows that the trio thread goes on. The step thread is looked at: a step that takes longer than any
-could has the watchdog starve, so the service manager ends the daemon, and starts it again.
+Each feeding proves that the trio thread runs. The step thread is checked, too: while a step takes longer than its
+limit, the watchdog is not fed. Then the service manager ends the daemon, and starts it again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from symphony.service.notify import Notifier
 log = logging.getLogger(__name__)
 
 MEALS = 4
-"""In the time after which the watchdog bites."""
+"""Number of feedings within the watchdog's time limit."""
 
 
 async def feed_for_ever(notifier: Notifier, step_age_s: Callable[[], float], limit_s: Callable[[], float]) -> None:
-    """`step_age_s`: of the step under way, 0 without one; `limit_s`: how old one may get."""
+    """Feed the watchdog until cancelled, except while a step takes longer than its limit.
+
+    `step_age_s` returns the age of the step that runs, or 0. `limit_s` returns the limit.
+    """
     if not notifier.watchdog_s:
         return
     is_starving = False

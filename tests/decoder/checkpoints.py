@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 def small_vocabulary() -> list[str]:
-    """Special tokens, the 256 bytes, and what a few merges make."""
+    """Return special tokens, the 256 bytes, and the products of a few merges."""
     return [*SPECIALS, *BYTE_ALPHABET.values(), *(merge.replace(" ", "") for merge in MERGES)]
 
 

@@ -1,4 +1,4 @@
-"""Benches with a decoder each."""
+"""Fixtures: benches, each with a decoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.decoder.reference import ReferenceDecoder
 
 @pytest.fixture
 def cpu_bench() -> Iterator[Callable[..., Bench]]:
-    """Makes benches with a CPU decoder each; keyword arguments other than these are the config's."""
+    """Makes benches with a CPU decoder each. Other keyword arguments go to the config."""
     decoders: list[CpuDecoder] = []
 
     def make(
@@ -34,7 +34,7 @@ def cpu_bench() -> Iterator[Callable[..., Bench]]:
         config = tiny_config(**shape)
         arena = Arena(config, num_pages, KV_DTYPE[precision])
         weights = weights or _weights(config)
-        # solo_work=0: even the smallest step meets its other threads.
+        # solo_work=0: even the smallest step uses its other threads.
         decoders.append(CpuDecoder(config, weights, arena, threads, isa, precision=precision, solo_work=0))
         return Bench(config, decoders[-1], arena, seed)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def foreign_threads() -> set[int]:
-    """Their numbers."""
+    """Return the ids of threads that Python did not start."""
     tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}
     return tasks - {thread.native_id for thread in threading.enumerate()}
 
 
 def have_ended(threads: set[int]) -> bool:
-    """Whoever has joined a thread may still see it for a moment."""
+    """Wait until these threads have ended. A joined thread may still be listed for a moment."""
     deadline = time.monotonic() + 10
     while threads & foreign_threads() and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -20,8 +20,8 @@ from decoder.checkpoints.gguf import GgufFile
 from decoder.text.marks import Marks
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from libsym.chat import PROBES, last_turn
 from libsym.errors import Invalid
+from libsym.tools.chat import PROBES, last_turn
 from tests.decoder.checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
 from tests.decoder.vocabularies import (
     ELABORATE,
@@ -75,7 +75,9 @@ def pieces(template: str, *, adds_space: bool) -> Tokenizer:
 
 
 def mistral(directory: Path, *, first_only: bool) -> Tokenizer:
-    """As old checkpoints of the family have it: a space before every word behind a special token; newer ones: once."""
+    """Save a tokenizer of the family. Old checkpoints have a space before every word behind a special token, newer ones
+    only once.
+    """
     texts = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]"]
     vocabulary = [*texts, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"hiyou", "▁h", "▁hi", "▁y"]
     vocabulary = list(dict.fromkeys(vocabulary))

@@ -133,7 +133,7 @@ def test_a_sentencepiece_vocabulary_with_pieces_across_words_is_never_cut(tmp_pa
 
 
 def test_no_call_converts_many_tokens_of_a_text_and_its_tokens_are_those_of_the_whole(monkeypatch, piece_families):
-    """With special tokens, without, and with those that a chat template has written."""
+    """Texts are tokenized with special tokens, without, and with those that a chat template has written."""
     families = [smollm(), byte_family(), gguf_family("llama-bpe"), gguf_family("qwen2"), *piece_families.values()]
 
     def tokenized(at_once):

@@ -150,7 +150,7 @@ class Saved:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Callable[[str], Saved]:
-    """Each family's checkpoint, written once."""
+    """Return a function that gives a family's checkpoint, written once."""
     made: dict[str, Saved] = {}
 
     def get(case: str) -> Saved:

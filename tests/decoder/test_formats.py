@@ -90,7 +90,7 @@ def test_every_precision_on_every_instruction_set_is_near_the_reference(
 @pytest.mark.parametrize("isa", ["amx", "amx-emulated", "avx512-bf16", "avx512"])
 @pytest.mark.parametrize("kinds", [(), ("Q4_0",), ("Q4_1",), ("Q8_0", "Q4_0"), ("Q5_0", "Q4_1")])
 def test_codes_are_summed_exactly_so_products_are_the_same_everywhere(isa, kinds):
-    """One layer's K and V depend on products and element-wise arithmetic alone (plain C does not fuse its sums)."""
+    """K and V of one layer depend on products and element-wise arithmetic alone (plain C does not fuse its sums)."""
     require(isa)
     config = tiny_config(num_layers=1, hidden_size=96)
     weights, pages, precision = random_weights(config, seed=7), [], "int4" if kinds else "int8"
@@ -108,7 +108,7 @@ def test_codes_are_summed_exactly_so_products_are_the_same_everywhere(isa, kinds
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
 def test_the_codes_of_a_file_are_kept_exactly(kind):
-    """What is looked up in a packed embedding is what the file says (to float16 of a K type's products)."""
+    """Rows of a packed embedding equal the file's values (to float16 of a K type's products)."""
     config = tiny_config(hidden_size=256, ffn_size=256, num_heads=16, num_kv_heads=16)
     weights = random_weights(config)
     encoding, rng = ENCODINGS[kind], np.random.default_rng(5)
@@ -137,7 +137,7 @@ def test_the_codes_of_a_file_are_kept_exactly(kind):
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 0.0), ("bf16", 2**-8), ("int8", 4 / 127)])
 @pytest.mark.parametrize("hidden", [64, 80, 16 * 67])  # a power of two; times 5; times a number too large to mix
 def test_packing_rounds_a_weight_once(precision, tolerance, hidden):
-    """Also what is coded rotated comes back where it was: the rotation is its own inverse."""
+    """Rotated codes come back to their places too: the rotation is its own inverse."""
     config = tiny_config(hidden_size=hidden, num_layers=1)
     weights = random_weights(config)
     packed, got = pack_weights(config, weights, precision), np.empty(hidden, np.float32)

@@ -80,7 +80,7 @@ def session(request, model) -> Iterator[Session]:
 
 
 class Session:
-    """One file of a decoder at a time."""
+    """A decoder with one file."""
 
     def __init__(self, model: Model, decoder: Any) -> None:
         self.model = model

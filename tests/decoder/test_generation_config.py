@@ -1,4 +1,4 @@
-"""What a checkpoint says of draws."""
+"""Draws as a checkpoint's generation configuration sets them."""
 
 import json
 

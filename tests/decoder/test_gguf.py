@@ -210,7 +210,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 
 def _mutated(whole: bytes, data_start: int, rng: np.random.Generator) -> bytes:
-    """One to four bytes changed; nine times of ten in the header, where a length or a type may be."""
+    """Change one to four bytes. Nine of ten lie in the header, which holds the lengths and types."""
     damaged = bytearray(whole)
     for _ in range(rng.integers(1, 5)):
         at = int(rng.integers(0, data_start if rng.random() < 0.9 else len(whole)))

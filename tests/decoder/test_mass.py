@@ -20,7 +20,7 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def masses(bench: Bench, prompt: list[int], pieces: list[int], *, rows: str = "last") -> np.ndarray:
-    """What all of a prompt attends to, its pieces in steps of their own."""
+    """Return the attention mass of a whole prompt, whose pieces are computed in separate steps."""
     file, mass = bench.file(len(prompt)), bench.no_mass(len(prompt))
     for piece in pieces:
         tokens = prompt[file.length : file.length + piece]

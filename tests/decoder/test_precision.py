@@ -1,9 +1,8 @@
 """Each precision of the CPU step on the default model against transformers in float32, over 8 texts of 500 tokens.
 
-`scripts/bench/quality.py --reference transformers` takes 20 texts, which would be a minute here. One pass over the
-texts, two at a time: transformers' logits, then those of every precision, compared while they are there (a text's
-take 98 MB). Rounding moves logits a little; a kernel that reads a wrong scale or leaves out a group moves them by
-orders of magnitude more. So each bound lies a little above what was measured, which stands beside it.
+One pass over the texts, two at a time: transformers' logits, then those of every precision, compared while they are
+there (a text's take 98 MB). Rounding moves logits a little; a kernel that reads a wrong scale or leaves out a group
+moves them by orders of magnitude more. So each bound lies a little above what was measured, which stands beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ BLOCK = 50
 assert LENGTH % BLOCK == 0
 THEIRS = "transformers"
 Q8_0_SAME, Q8_0_KL = 0.9585, 0.0044
-"""Both sides of every product in groups of 32 with a float16 scale, float32 elsewhere, on these texts."""
+"""Bounds for Q8_0 on these texts: products of groups of 32 with a float16 scale on both sides, float32 elsewhere."""
 PRECISIONS = ("float32", "bf16", "int8", "int4")
 
 
@@ -46,7 +45,7 @@ class Sums:
 
     rows: int = 0
     nll: float = 0.0
-    """Of the token that follows each row; the last has none."""
+    """Negative log-likelihood of the token that follows each row; the last row has none."""
     kl: float = 0.0
     same: int = 0
     """Rows whose most likely token is the reference's."""
@@ -109,7 +108,7 @@ def theirs(model: Model) -> LlamaForCausalLM:
 
 
 class Ours:
-    """One precision; one caller at a time."""
+    """The CPU decoder in one precision, for one caller at a time."""
 
     def __init__(self, model: Model, precision: str) -> None:
         arena = Arena(model.config, NUM_PAGES, KV_DTYPE[precision])
@@ -203,7 +202,7 @@ def test_bf16_keeps_the_perplexity_to_a_thousandth(quality):
 
 
 def test_int8_is_no_worse_than_llama_cpps_q8_0(quality):
-    """By more than chance: the greedy token of 4,000 rows has a standard error of 0.0032."""
+    """The margin exceeds chance: the greedy token of 4,000 rows has a standard error of 0.0032."""
     found = quality["int8"]
     assert found.same >= Q8_0_SAME - 2 * 0.0032  # 0.9641 over 20 texts
     assert found.kl <= 1.1 * Q8_0_KL  # 0.0035

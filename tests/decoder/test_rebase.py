@@ -45,7 +45,7 @@ def bits_of(values, dtype):
 
 
 def plain_entries(arena, config, page):
-    """A page as `[layer, head, entry, dim]` of K and of V, by the layouts that ARCHITECTURE.md defines."""
+    """A page as `[layer, head, entry, dim]` of K and of V, by the layouts that `decoder.cpu.arena` defines."""
     keys, values = arena.pages[page][:, 0], arena.pages[page][:, 1]
     heads, dim = (config.num_layers, config.num_kv_heads), config.head_dim
     if arena.dtype == "F32":

@@ -17,5 +17,5 @@ def allocate(descriptor: int, mode: int, offset: int, size: int) -> None:
 
 
 def punch(descriptor: int, offset: int, size: int) -> None:
-    """These bytes read as zeros."""
+    """Punch a hole: the bytes read as zeros."""
     allocate(descriptor, KEEP_SIZE | PUNCH_HOLE, offset, size)

@@ -15,7 +15,7 @@ class Extents:
         self.total = 0
 
     def gaps(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of this range is in no extent, from left to right."""
+        """Yield the parts of this range that lie in no extent, from left to right."""
         place = bisect_right(self._ends, start)
         while start < end:
             if place == len(self._starts) or self._starts[place] >= end:

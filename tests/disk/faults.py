@@ -1,4 +1,4 @@
-"""Rules that make operations fail, fall short or hang, and the count of what was asked for."""
+"""Rules that make operations fail, fall short or hang, and the count of the operations."""
 
 from __future__ import annotations
 

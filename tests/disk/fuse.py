@@ -82,7 +82,7 @@ class Request:
     arrived: int = 0
     """How many operations the log had when this came."""
     released: bool = field(default=False)
-    """It has hung and may go on now: rules do not look at it again."""
+    """Whether a hung request may go on; rules do not look at it again."""
 
     def names(self, offset: int = 0) -> list[str]:
         """The strings behind the structure, which end in a zero byte each."""
@@ -105,7 +105,7 @@ class Channel:
         self._view = memoryview(self._buffer)
 
     def requests(self) -> Iterator[Request]:
-        """What has come. A request's body is overwritten by the next one. OSError ENODEV: unmounted."""
+        """Yield the requests that have come; each overwrites the body of the one before. OSError ENODEV: unmounted."""
         while True:
             try:
                 size = os.readv(self.descriptor, [self._buffer])

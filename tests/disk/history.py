@@ -1,4 +1,4 @@
-"""A log, sorted by what it is about, and which of its operations a sync covers."""
+"""A log, sorted by files and directories, and the operations that a sync covers."""
 
 from __future__ import annotations
 
@@ -33,19 +33,21 @@ class History:
     files: dict[int, list[tuple[int, FileChange]]] = field(default_factory=dict)
     made: dict[int, Made] = field(default_factory=dict)
     covered_at: dict[int, int] = field(default_factory=dict)
-    """By the place of an operation: that of the sync that covers it. Of names: the sync of a directory, no file's."""
+    """Place of the sync that covers an operation, by the operation's place. Names are covered by a directory's sync
+    alone.
+    """
     name_floors: list[tuple[int, int]] = field(default_factory=list)
     """(place of a sync, how many of `names` are on the disk from then on), both growing."""
     growing: set[int] = field(default_factory=set)
     """Places of writes that made their file longer."""
     again_at: dict[int, int] = field(default_factory=dict)
-    """By the place of a write: that of the next one to the same bytes."""
+    """Place of the next write to the same bytes, by a write's place."""
 
     def is_covered(self, place: int, cut: int) -> bool:
         return self.covered_at.get(place, NEVER) < cut
 
     def is_overwritten(self, place: int, cut: int) -> bool:
-        """By a write that is on the disk at this cut whatever happens."""
+        """Return whether a later write to the same bytes is on the disk at this cut in any case."""
         again = self.again_at.get(place)
         return again is not None and self.is_covered(again, cut)
 

@@ -1,4 +1,4 @@
-"""What a disk was asked to do, in order: the operations of a log, and the log.
+"""Log of a disk: its operations in order.
 
 A file is known by a number that it keeps across renames and that no other file of the log ever gets. The directory that
 is mounted is file 1. Only what was done is here: an operation that failed left nothing behind, except a sync, whose
@@ -62,7 +62,7 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`size` bytes at `offset` of the file: those at `at` of the log's data."""
+    """`size` bytes written at `offset` of the file; they are at `at` of the log's data."""
 
     path: str
     file: int
@@ -128,12 +128,12 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Everything before this is on the disk: what was there at the beginning, or where the test says so."""
+    """Marker: all operations before it are on the disk. It stands at the beginning, or where the test puts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What the test has to say about this moment."""
+    """A label that the test has put at this place in the log."""
 
     label: str
 

@@ -1,4 +1,4 @@
-"""What each request of the kernel does to the lower directory, and what the log says of it.
+"""Handlers that carry out the kernel's requests on the lower directory and write the log.
 
 A request's handler is the method with its name; it gives the answer's bytes, or raises OSError. Before it changes
 anything the rules look at it. Nothing is synced below: a power cut is simulated, and the machine keeps its power.
@@ -61,7 +61,7 @@ _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.
 
 
 class Hung(Exception):
-    """This request is not to be answered now."""
+    """Raised by a rule: the request gets no answer for now."""
 
 
 class PassThrough:
@@ -96,7 +96,7 @@ class PassThrough:
         return handler(request)
 
     def forget(self, request: Request) -> None:
-        """What has no answer."""
+        """Handle FORGET and BATCH_FORGET, which have no answer."""
         if request.opcode == Opcode.FORGET:
             self._tree.forget(request.node, struct.unpack_from("<Q", request.body)[0])
         elif request.opcode == Opcode.BATCH_FORGET:
@@ -454,7 +454,7 @@ class PassThrough:
 
 
 def _half(size: int) -> int:
-    """Of a write or read that falls short: whole sectors, if there are two."""
+    """Return the size of a short write or read: whole sectors, if there are two."""
     return size // 2 // _SECTOR * _SECTOR or max(1, size // 2)
 
 

@@ -1,4 +1,4 @@
-"""What a disk may hold after the power went: trees that the operations of a log allow.
+"""States that a disk may hold after a power cut: trees that the operations of a log allow.
 
     for state in states(disk.log(), seed=1, count=100):
         materialize(state, directory)          # base / "lower", for another Disk(base) and another power cut
@@ -61,12 +61,12 @@ SECTOR_BYTES = 512
 
 Holes = Literal["zeros", "garbage", "either"]
 Keep = Literal["some", "all", "none"]
-"""Of what no sync covers: something at random, everything (as after kill -9), or nothing."""
+"""Fate of operations that no sync covers: a random part, all (as after kill -9), or none of them is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a disk may hold, that lost its power after `cut` operations."""
+    """A state that a disk may hold after it lost power behind `cut` operations."""
 
     log: Log = field(repr=False)
     cut: int
@@ -77,7 +77,7 @@ class State:
 
     @property
     def marks(self) -> list[str]:
-        """What the test had said in the log by then."""
+        """Labels that the test had put into the log before the cut."""
         return [operation.label for operation in self.log.operations[: self.cut] if isinstance(operation, Marked)]
 
 
@@ -156,7 +156,7 @@ class _Materialization:
     # Names
 
     def _entries(self) -> dict[int, dict[str, int]]:
-        """Which names each directory has."""
+        """Return the names that each directory has left."""
         names, cut = self._history.names, self._state.cut
         number = bisect_left(names, cut, key=lambda change: change[0])
         kept = self._names_in_a_strict_world(number) if self._state.strict else self._names_in_order(number)
@@ -281,7 +281,7 @@ class _Materialization:
         return mode
 
     def _orders_kept(self, changes: list[tuple[int, FileChange]]) -> dict[int, bool]:
-        """For each change of size, blocks or mode that no sync covers, whether it is there."""
+        """Return, for each change of size, blocks or mode that no sync covers, whether it is kept."""
         places = [
             place
             for place, change in changes

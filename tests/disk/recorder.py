@@ -108,7 +108,7 @@ class Disk:
     # What was done
 
     def log(self) -> Log:
-        """What was done so far. It stays as it is while more is done."""
+        """Return the log so far; later operations do not change it."""
         new, data_bytes = self._command("log", len(self._operations))
         self._operations += new
         data = memoryview(mmap.mmap(self._data, data_bytes, prot=mmap.PROT_READ) if data_bytes else b"")
@@ -154,7 +154,7 @@ class Disk:
         self._command("add_rule", Rule(effect, _known(op), path, after, times, errno))
 
     def heal(self) -> None:
-        """Forget all rules but those that hang."""
+        """Forget all rules but rules that hang."""
         self._command("heal")
 
     def hang(self, op: str = "any", path: str = "*", *, after: int = 0, times: int | None = None) -> None:

@@ -86,7 +86,7 @@ class Script:
 
 @pytest.fixture
 def ends(tmp_path):
-    """What a script may leave behind at its end, over many seeds: of each tree, what `look` says of it."""
+    """Return a function: the set of `look`'s results over the trees that a script may leave, for many seeds."""
 
     def run(script: Script, look: Callable[[Path], object], *, count: int = 60, **how) -> set[object]:
         seen = set()

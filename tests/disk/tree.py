@@ -36,7 +36,7 @@ class Tree:
     lower: Path
     nodes: dict[int, Node] = field(default_factory=dict)
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of device and inode: for as long as the file has a name or is known."""
+    """Number of a file by device and inode, for as long as the file has a name or is known."""
     room: dict[int, Extents] = field(default_factory=dict)
     """The blocks that files have, in whole blocks of bytes."""
     used_bytes: int = 0
@@ -89,7 +89,7 @@ class Tree:
         del self.nodes[number]
 
     def name_lost(self, number: int) -> None:
-        """One of the names of this file is gone: if it was the last one, and the file is not open, so is its room."""
+        """Note that a file has lost a name. The file's storage is freed with its last name, unless it is open."""
         node = self.nodes.get(number)
         if node is not None and not node.num_open and not node.status().st_nlink:
             self._free(number)

@@ -1,4 +1,4 @@
-"""One daemon with a real model and one gateway before it, for all tests of clients; tests of keys start their own."""
+"""Fixtures: one daemon with a real model and one gateway for all tests of clients. Tests of keys start their own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Blind(socket.socket):
 socket.socket = Blind
 runpy.run_module("lips.gateway", run_name="__main__", alter_sys=True)
 """
-"""A gateway that cannot find whose a connection is, as in a unit without AF_NETLINK: all clients need the key."""
+"""Gateway that cannot find the owner of a connection, as in a unit without AF_NETLINK. All clients need the key."""
 
 
 class Gateway:
-    """A gateway of a test's own, as a process."""
+    """Gateway of one test, as a process."""
 
     def __init__(self, daemon: Daemon, *options: str, blind: bool = False, **environment: str) -> None:
         self.daemon = daemon
@@ -51,7 +51,7 @@ class Gateway:
             },
         )
         self.said: list[str] = []
-        """Its lines so far."""
+        """Lines of the gateway's log so far."""
         self._lines: Queue[str] = Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -66,7 +66,7 @@ class Gateway:
         self.files = daemon.mount / f"gateway-{os.geteuid()}"
 
     def _told(self, what: str) -> str:
-        """The rest of the next line, which begins so."""
+        """Return the rest of the next line, which must begin with `what`."""
         line = self._lines.get(timeout=READY_S)
         assert line.startswith(what), line
         return line.removeprefix(what).strip()
@@ -79,19 +79,19 @@ class Gateway:
                 self._lines.put(line)
 
     def until_it_says(self, what: str) -> str:
-        """The next line that has this in it."""
+        """Return the next line that contains `what`."""
         while what not in (line := self._lines.get(timeout=READY_S)):
             pass
         return line
 
     def client(self, key: str | None = None) -> httpx.Client:
-        """A client with a key; without one it brings that of the gateway only where it has to."""
+        """Return a client with a key. Without `key`, it uses the gateway's key only if the gateway demands one."""
         key = key or (self.key if self.is_blind else "")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, timeout=60, headers=headers, trust_env=False)
 
     def stop(self) -> str:
-        """Ends it; gives what it has said since it began."""
+        """Stop the gateway. Return its whole output."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
@@ -116,7 +116,7 @@ def gateway_daemon(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _gateways(gateway_daemon):
-    """By whether clients have to bring the key; each is started when it is wanted first."""
+    """Return a function that gives the gateway that demands a key, or the other one. Each starts at its first use."""
     started: dict[bool, Gateway] = {}
 
     def of(wants_key: bool) -> Gateway:
@@ -143,7 +143,7 @@ BOTH_WAYS = {
     "test_a_question_needs_no_headers",
     "test_several_requests_go_over_one_connection",
 }
-"""Tests that run twice, as all of `test_clients` do: their client is known by its account, and brings the key."""
+"""Tests that run twice, as all of `test_clients` do: once with a client known by its account, once with the key."""
 
 
 def pytest_generate_tests(metafunc):
@@ -154,7 +154,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def gateway(_gateways, monkeypatch, request):
-    """The gateway, whose clients find it by the usual variables; afterwards nothing runs in it any more."""
+    """The gateway, which clients find by the usual variables. After the test no request of the test may still run."""
     gateway = _gateways(getattr(request, "param", False))
     key = gateway.key if gateway.is_blind else "none"
     monkeypatch.setenv("OPENAI_BASE_URL", f"{gateway.url}/v1")
@@ -178,7 +178,7 @@ def http(gateway):
 
 @pytest.fixture(scope="session")
 def tiny_gateway(tmp_path_factory):
-    """A gateway before the tiny model, whose tokens are bytes."""
+    """Gateway in front of the tiny model, whose tokens are bytes."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO GATEWAY TESTED: /dev/fuse is missing or not open to this user")
     daemon = Daemon(tmp_path_factory.mktemp("tiny"), "--model", "tiny", "--kv-memory", "64M")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 RECORD = Path(__file__).with_name("request_fields.json")
 KIND = object()
-"""In place of a value: the type that the path says."""
+"""Placeholder for a value: the path says the type."""
 _STEP = re.compile(r"([^.\[\](]+)(\[\])?(?:\(([^)]*)\))?\.?")
 
 

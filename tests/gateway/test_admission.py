@@ -1,10 +1,10 @@
-"""Who is answered now, who waits, and who is told to come again."""
+"""Admission: requests are answered now, wait, or are refused with an advice to come again."""
 
 import pytest
 import trio
 import trio.testing
 
-from lips.gateway.admission import NO_LIMITS, Admission, Limits
+from lips.gateway.admission import NO_LIMITS, Admission, TenantLimits
 from lips.gateway.errors import ApiError
 
 
@@ -95,7 +95,7 @@ def test_a_key_has_no_more_at_once_than_its_limit_and_others_pass_it():
         admission, order, end = Admission(10, 10, 1000.0), [], trio.Event()
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(ask, admission, "a", order, end, Limits(concurrent=1))
+                nursery.start_soon(ask, admission, "a", order, end, TenantLimits(concurrent=1))
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(ask, admission, "b", order, end)
             await trio.testing.wait_all_tasks_blocked()
@@ -110,7 +110,7 @@ def test_rates_fill_up_again_as_time_goes_by():
     async def scenario():
         clock = Clock()
         admission = Admission(10, 10, 1.0, clock)
-        limits = Limits(requests_per_min=2, tokens_per_min=100)
+        limits = TenantLimits(requests_per_min=2, tokens_per_min=100)
 
         def passes():
             try:
@@ -135,7 +135,7 @@ def test_rates_fill_up_again_as_time_goes_by():
 def test_limits_that_change_hold_for_what_is_running_too():
     async def scenario():
         admission, order, ends = Admission(10, 100, 1000.0), [], [trio.Event() for _ in range(3)]
-        one, two = Limits(concurrent=1), Limits(concurrent=2)
+        one, two = TenantLimits(concurrent=1), TenantLimits(concurrent=2)
         async with trio.open_nursery() as nursery:
             for limits, end in zip([one, two, two], ends, strict=True):
                 nursery.start_soon(ask, admission, "a", order, end, limits)
@@ -158,7 +158,7 @@ def test_a_request_is_counted_whatever_comes_of_it_and_its_bytes_are_held_until_
     clock = Clock()
     admission = Admission(10, 10, 1.0, clock, max_bytes=100)
     for name in "ab":
-        admission.count(name, Limits(requests_per_min=1))
+        admission.count(name, TenantLimits(requests_per_min=1))
     admission.hold("a", 60)
     with pytest.raises(ApiError, match="60 bytes") as refused:
         admission.hold("a", 41)
@@ -168,4 +168,4 @@ def test_a_request_is_counted_whatever_comes_of_it_and_its_bytes_are_held_until_
     admission.release("a", 60)
     admission.hold("a", 60)
     with pytest.raises(ApiError, match="1 requests a minute"):
-        admission.count("a", Limits(requests_per_min=1))
+        admission.count("a", TenantLimits(requests_per_min=1))

@@ -1,4 +1,4 @@
-"""Anthropic's own client: messages, streams, tools, counting; and what Claude Code sends."""
+"""Anthropic's own client: messages, streams, tools, counting; and the requests of Claude Code."""
 
 import json
 
@@ -25,7 +25,7 @@ def client(gateway):
 
 
 CERTAIN = {"extra_body": {"temperature": 0}}
-"""This client has no name for it any more."""
+"""Greedy draws, passed as an extra field: this client has no argument `temperature` any more."""
 
 
 def ask(client, **options):

@@ -1,4 +1,4 @@
-"""What is easy to get wrong in answers: calls that are none, schemas with references, limits that are said oddly."""
+"""Edge cases of answers: text that looks like a call, schemas with references, unusual forms of limits."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Clients that are built on others' interfaces: llm, litellm, LangChain; and what codex sends."""
+"""Clients that are built on others' interfaces: llm, litellm, LangChain; and the requests of codex."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def test_llm_asks_by_its_command_line(gateway, tmp_path):
 
 @pytest.fixture
 def event_loop():
-    """Of this thread. litellm makes one for its log where there is none, and never closes it."""
+    """Set an event loop for this thread. litellm makes one for its log where there is none, and never closes it."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     yield

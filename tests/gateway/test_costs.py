@@ -1,4 +1,4 @@
-"""What a request costs is charged to its key, whatever comes of it, and is bounded before anything of it is read."""
+"""Costs of a request: charged to its key however it ends, and bounded before any of it is read."""
 
 import json
 import socket
@@ -130,7 +130,7 @@ def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only
 
 @pytest.mark.parametrize("is_endless", [False, True])
 def test_an_answer_to_a_body_that_nobody_reads_is_sent_and_the_rest_of_the_body_dropped(monkeypatch, is_endless):
-    """As Hypercorn does it: the end of an answer waits until there is room for one more message in a full queue."""
+    """Hypercorn makes the end of an answer wait until a full queue has room for one more message."""
     monkeypatch.setattr("lips.gateway.asgi.LINGERS_S", 0.2)
     sent = []
 

@@ -1,4 +1,4 @@
-"""curl, as it is typed in a shell: what it sends that no library does, and its exit statuses."""
+"""curl, as users type it in a shell: requests that no library sends, and its exit statuses."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ COULD_NOT_SEND, TOOK_TOO_LONG, NOTHING_CAME = 55, 28, 52
 
 
 def key_of(gateway):
-    """As options, where one is needed."""
+    """Return curl's options for the key, if the gateway needs one."""
     return ["-H", f"Authorization: Bearer {gateway.key}"] if gateway.is_blind else []
 
 
@@ -109,7 +109,7 @@ def test_other_methods_are_answered(curl):
 
 
 def test_two_hundred_at_once_are_all_answered(gateway, tmp_path):
-    """By one curl, which opens a connection for each."""
+    """A single curl opens a connection for each request."""
     body = json.dumps({**QUESTION, "stream": True, "max_tokens": 2, "ignore_eos": True})
     each = [f'url = "{gateway.url}/v1/chat/completions"', f"data = {json.dumps(body)}", 'noproxy = "*"']
     each += [f'header = "{header}"' for header in key_of(gateway)[1:]]

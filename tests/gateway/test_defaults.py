@@ -1,4 +1,4 @@
-"""What a request does not say: draws as the model's makers have them, and answers as long as the context."""
+"""Defaults of a request: draws as the model's makers set them, answers as long as the context."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: whatever comes, it is read or refused in words."""
+"""Bodies of requests: each is read, or refused in words."""
 
 import gc
 import json
@@ -14,7 +14,7 @@ from lips.gateway.names import conversation_of
 from lips.gateway.prompts import messages_of
 from lips.gateway.responses_form import choice_of, format_of, items_of, messages_of_items
 from lips.gateway.sampling import chat_logprobs, sampling, text_logprobs
-from lips.gateway.tools import Choice
+from lips.gateway.tools import ToolChoice
 
 NAMES = (
     *(
@@ -46,12 +46,12 @@ READERS = (
     partial(sampling, defaults={}),
     chat_logprobs,
     text_logprobs,
-    Choice.of,
+    ToolChoice.of,
     conversation_of,
     choice_of,
     format_of,
     lambda fields: messages_of_items(items_of(fields), None),
-    lambda fields: Choice.of(fields).grammar(),
+    lambda fields: ToolChoice.of(fields).grammar(),
 )
 
 
@@ -69,7 +69,7 @@ def test_no_bytes_are_more_than_refused(body):
 
 
 def refused(call):
-    """How, and in what words, if at all."""
+    """Return the status and the words of the refusal, if there is one."""
     try:
         call()
     except ApiError as error:

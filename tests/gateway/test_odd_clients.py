@@ -1,4 +1,4 @@
-"""Clients that behave oddly: what they send is refused in words, and nobody else waits for them."""
+"""Clients that behave oddly: their requests are refused in words, and no other client waits for them."""
 
 import asyncio
 import json
@@ -27,7 +27,6 @@ def request_of(body, path=CHAT, **headers):
 
 
 def received(connection):
-    """All that comes until the server closes."""
     found = b""
     while part := connection.recv(1 << 16):
         found += part

@@ -1,4 +1,4 @@
-"""Ollama's own client, and what Open WebUI asks: chats, streams, tools, schemas, contexts."""
+"""Ollama's own client, and the requests of Open WebUI: chats, streams, tools, schemas, contexts."""
 
 import json
 

@@ -246,8 +246,11 @@ def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format and guided_regex are"),
-        ({"guided_regex": "a", "min_tokens": 2}, "guided_regex and min_tokens are"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "response_format and guided_regex constrain",
+        ),
+        ({"guided_regex": "a", "min_tokens": 2}, "guided_regex and min_tokens constrain"),
         ({"min_tokens": 2, "stop": "x"}, "a stop text may end"),
         ({"min_tokens": 5}, "max_tokens is 4"),
         ({"bad_words": ["x"] * 65}, "bad_words"),

@@ -1,4 +1,4 @@
-"""The gateway's directory: nobody else has a say in what it is, and what lies in it is its user's."""
+"""The gateway's directory: no other user has a say in its place, and all files in it are its user's."""
 
 import os
 import time

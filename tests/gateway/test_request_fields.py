@@ -1,6 +1,7 @@
 """Fields of requests: each that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know is in one column."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def is_named(path, names):
 
 
 def plain(path):
-    """Without types."""
+    """Return a path without its types."""
     return "".join(part.partition(")")[2] if at else part for at, part in enumerate(path.split("(")))
 
 
@@ -178,7 +179,17 @@ def test_the_fates_of_parameters_are_found_from_a_gateways_answers(tiny_gateway)
     assert [before(tiny_gateway.url, *each) for each in asked] == ["obeyed", "refused", "ignored", "no route"]
 
 
-@pytest.mark.parametrize("page", ["lips.7"])
+def test_the_requests_in_the_manual_are_answered(tiny):
+    for page in ("lips-gateway.7", "lips-gateway-fields.7"):
+        text = (ROOT / "man" / page).read_text().replace("\\-", "-").replace("\\(aq", "'").replace("\\e\n", "")
+        asked = re.findall(r"localhost:8080(/\S+) +-d '(\{.*\})'(?:\nsymphony-ignored: (\S+))?", text)
+        assert asked, page
+        for route, body, ignored in asked:
+            answer = tiny.post(route, json=json.loads(body))
+            assert (answer.status_code, answer.headers.get("symphony-ignored", "")) == (200, ignored)
+
+
+@pytest.mark.parametrize("page", ["lips-gateway-fields.7"])
 def test_the_manual_has_the_three_columns(page):
     done = subprocess.run([sys.executable, LISTING, "--manual"], capture_output=True, text=True, check=True)
     assert done.stdout in (ROOT / "man" / page).read_text()

@@ -1,4 +1,4 @@
-"""/v1/responses where something goes wrong, or somebody changes their mind."""
+"""/v1/responses with errors, and with clients that change their mind."""
 
 import json
 

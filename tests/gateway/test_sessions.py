@@ -307,7 +307,7 @@ def test_each_of_two_requests_of_a_session_keeps_its_whole_name(http, gateway):
 
 
 def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon, monkeypatch):
-    """Between the look at who has the name and the saving, the turn makes the file."""
+    """The turn makes the file between the check of the name's owner and the saving."""
     kv_open = sym.aio.kv_open
 
     async def race():
@@ -403,6 +403,7 @@ def test_the_last_event_of_a_stream_comes_when_the_file_has_all_of_the_turn(http
             assert any(lines.append(line) or last in line for line in answer.iter_lines()), (answer.status_code, lines)
             with (files(gateway) / "told.kv").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_UN)  # the kernel tells of a close only later
 
 
 def test_a_conversation_that_is_moved_during_a_turn_and_one_that_has_its_name_then_are_two(http, gateway):

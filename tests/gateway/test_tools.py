@@ -6,7 +6,7 @@ import pytest
 
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields
-from lips.gateway.tools import Arguments, Call, Choice, ToolParser
+from lips.gateway.tools import ToolArguments, ToolCall, ToolChoice, ToolParser
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Pa\\"r}is", "days": [1, {"a": 2}]}}'
 TIME = '{"name": "time", "arguments": {}}'
@@ -17,15 +17,15 @@ OFFERED = [{"type": "function", "function": {"name": name}} for name in ("weathe
 
 def heard(text, size, **options):
     """Texts joined, and calls as (name, arguments), of a text that comes in pieces of a size."""
-    parser = ToolParser(Choice(OFFERED, **options))
+    parser = ToolParser(ToolChoice(OFFERED, **options))
     parts = [part for at in range(0, len(text), size) for part in parser.add(text[at : at + size])]
     parts += parser.end()
     found = []
     for part in parts:
         match part:
-            case Call(name):
+            case ToolCall(name):
                 found.append((name, ""))
-            case Arguments(more):
+            case ToolArguments(more):
                 found[-1] = (found[-1][0], found[-1][1] + more)
             case str() if found and isinstance(found[-1], str):
                 found[-1] += part
@@ -69,18 +69,18 @@ def test_calls_are_told_from_text_however_it_is_cut(text, size, expected):
 
 
 def test_text_is_not_held_back_longer_than_it_may_be_a_call():
-    parser = ToolParser(Choice(OFFERED))
+    parser = ToolParser(ToolChoice(OFFERED))
     assert list(parser.add("Hello <b>")) == ["Hello <b>"]
     assert list(parser.add(" <tool")) == [" "]
     assert list(parser.add("box>")) == ["<toolbox>"]
 
 
 def test_arguments_come_as_they_are_written():
-    parser = ToolParser(Choice(OFFERED))
+    parser = ToolParser(ToolChoice(OFFERED))
     began = list(parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Pa'))
-    assert [type(part) for part in began] == [Call, Arguments]
+    assert [type(part) for part in began] == [ToolCall, ToolArguments]
     assert began[1].text == '{"city": "Pa'
-    assert list(parser.add('ris"}')) == [Arguments('ris"}')]
+    assert list(parser.add('ris"}')) == [ToolArguments('ris"}')]
     assert list(parser.add("}</tool_call>")) == []
 
 
@@ -91,7 +91,7 @@ def test_calls_beyond_the_one_that_is_wanted_are_left_out():
 
 def of(**body):
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    return Choice.of(Fields({"tools": [tool], **body}))
+    return ToolChoice.of(Fields({"tools": [tool], **body}))
 
 
 def test_a_choice_says_what_has_to_be_called():

@@ -29,7 +29,7 @@ def pool(store: FakeStore) -> PagePool:
 
 @pytest.fixture
 def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
-    """One that everybody may write to; afterwards its books are right."""
+    """A file system whose root all users may write to. Its accounts are checked after the test."""
     fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
     fs.volume.tree.root.mode = 0o777
     yield fs
@@ -49,7 +49,7 @@ def decoder(store: FakeStore) -> FakeDecoder:
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     base = tmp_path_factory.mktemp("mount")
-    for directory in (base, *base.parents[:2]):  # other users come in too; only the mount's modes are to stop them
+    for directory in (base, *base.parents[:2]):  # lets other users in: only the mount's modes may stop them
         directory.chmod(0o755)
     with mounted(base) as mount:
         yield mount
@@ -57,7 +57,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 
 @pytest.fixture
 def mount(served: Mount) -> Iterator[Mount]:
-    """An empty mount; after the test it must be possible to empty it, and every page must be free again."""
+    """An empty mount. After the test it can be emptied, and every page is free."""
     yield served
     served.empty()
     assert served.all_free(), "the test leaks pages"

@@ -24,7 +24,7 @@ class TroubledDisk:
         """Released when a call begins to hang."""
         self._owner = owner
         self.calls: list[str] = []
-        """What was done, in order."""
+        """Calls so far, in order."""
         self._changed = threading.Condition()
         self._stalled: tuple[str, ...] = ()
         self._whose = ""
@@ -34,7 +34,7 @@ class TroubledDisk:
         self.disk = dataclasses.replace(real, **{name: self._through(name, getattr(real, name)) for name in CALLS})
 
     def stall(self, *calls: str, whose: str = "") -> None:
-        """From now on these hang; all do if none is named. `whose`: what the backing file's name begins with."""
+        """Have these calls hang from now on; all do if none is named. `whose`: prefix of the backing file's name."""
         with self._changed:
             self._stalled, self._whose = calls or CALLS, whose
 

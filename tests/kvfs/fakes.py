@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.fs import Entry as Listed
+from kvfs.fs import DirectoryEntry as Listed
 from kvfs.fs import FileSystem
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ByteSource, parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.names.inode import Credentials
-from kvfs.pages.assemble import Assembly, Piece
+from kvfs.pages.assemble import Assembly, SourceRanges
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
 from kvfs.pages.table import PageTable, Reservation
@@ -69,7 +69,7 @@ class FakeStore:
         self.entries = self.pages.reshape(num_pages, facts.layers, 2, facts.kv_heads, PAGE_ENTRIES, facts.head_dim)
         self.num_zeroed = 0
         self.worker_page_s = 0.0
-        """As if pages were large, or the machine slow: how long worker threads take for one."""
+        """Time that a worker thread takes for a page, as if pages were large or the machine slow."""
         self.num_worker_pages = 0
 
     def view(self, page: int, count: int = 1) -> memoryview:
@@ -84,7 +84,7 @@ class FakeStore:
         return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
 
     def copy(self, source: int, target: int, num_entries: int = PAGE_ENTRIES) -> None:
-        """For the fake decoder."""
+        """Copy entries, for the fake decoder."""
         self.entries[target, :, :, :, :num_entries] = self.entries[source, :, :, :, :num_entries]
 
     def zero(self, page: int) -> None:
@@ -230,7 +230,9 @@ def allocate(pool: PagePool, count: int, owner: int) -> IntArray:
     return pages
 
 
-def assemble(pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: bool, max_positions: int) -> PageTable:
+def assemble(
+    pool: PagePool, owner: int, pieces: Sequence[SourceRanges], *, rebase: bool, max_positions: int
+) -> PageTable:
     """A table of entries of others, made in one thread; or an error, and nothing changed."""
     assembly = Assembly(pool, owner, pieces, rebase=rebase, max_positions=max_positions)
     try:

@@ -1,4 +1,4 @@
-"""Makes images that are almost right: what a fuzzer feeds to the import, and what must be true of each.
+"""Images that are almost right: a fuzzer feeds them to the import, and checks the result of each.
 
 `Fuzzer` has a pool of its own with a neighbour in it, and counts what became of its attempts.
 """
@@ -24,7 +24,7 @@ from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, imp
 STRANGER, NEIGHBOUR = 1001, 1002
 NUM_ENTRIES = 40
 _DATA_START = 4096
-"""Of the fake model's images."""
+"""Offset of the data in the fake model's images."""
 _STRANGE = [0, 1, -1, 2, 40, 41, 2**31, 2**63, 10**30, 1.0, True, None, "", "F32", "I32", "F64", [], [0], {}, [[40]]]
 _INSERTED = [b"[", b"{", b'"', b",", b"0", b"9" * 50, b"-", b"1e9", b"\\u0000", b"null"]
 _SIZES = [2**16, 2**16 + 1, 2**31, 2**32, 2**63, 2**64 - 1]
@@ -36,7 +36,7 @@ def forge(
     positions: list[int] | None = None,
     pages: bytes | None = None,
 ) -> bytes:
-    """An image with a right digest over whatever content is asked for."""
+    """Return an image of any content, with the right digest."""
     positions = list(range(len(tokens))) if positions is None else positions
     layout = image_format.layout(len(tokens))
     pages = bytes(layout.num_pages * image_format.page_bytes) if pages is None else pages
@@ -124,7 +124,7 @@ def damage_content(rng: random.Random, image: bytes) -> bytes:
 
 
 class Fuzzer:
-    """One pool, one neighbour in it, and one stranger who tries images on it."""
+    """A pool with a neighbour's table, and a stranger who imports hostile images into it."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

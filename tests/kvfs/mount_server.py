@@ -73,7 +73,7 @@ class Server:
         self.fs.kv_close(self.handles[handle])
 
     def append(self, handle: int, count: int, first: int = 1) -> int:
-        """As a step would: entries with tokens first, first + 1, …; their KV holds the token id."""
+        """Append entries with tokens first, first + 1, …, as a step does; their KV holds the token id."""
         opened = self.handles[handle]
         tokens = [(first + i) % 1000 for i in range(count)]
         reservation = self.fs.reserve(
@@ -185,7 +185,7 @@ class Server:
         }
 
     def set_busy(self, busy: bool) -> None:
-        """As if the model were computing."""
+        """Set whether the model seems to compute."""
         self.busy = busy
 
     def is_busy(self) -> bool:
@@ -197,7 +197,7 @@ class Server:
         return self.num_busy_looks
 
     def slow_down(self, page_s: float) -> None:
-        """From now on, a worker takes that long for each page that it looks at; 0 is as fast as ever."""
+        """Have a worker take this long for each page that it looks at; 0: full speed."""
         self.store.worker_page_s = page_s
         self.store.num_worker_pages = 0
 
@@ -217,13 +217,14 @@ class Server:
         return len(self.fs.volume.locks)
 
     def num_lock_waiters(self, path: str) -> int:
-        return self.fs.volume.locks.num_waiting(self._number(path))
+        lock = self.fs.volume.locks._locks.get(self._number(path))
+        return 0 if lock is None else len(lock.waiting)
 
     def _number(self, path: str) -> int:
         return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
 
     def stall_disk(self, calls: list[str], whose: int) -> None:
-        """From now on these system calls hang, for the backing file of that inode."""
+        """Have these system calls hang for the backing file of an inode."""
         self.trouble.stall(*calls, whose=f"{whose}.")
 
     def has_stalled(self) -> bool:
@@ -304,7 +305,7 @@ class Server:
         return 0
 
     def _open_or_make(self, creds: Credentials, path: str, mode: int = 0o600) -> OpenKv:
-        """As KV_CLAIM and KV_NAME do."""
+        """Open a KV file or make it, as KV_CLAIM and KV_NAME do."""
         found = self.fs.kv_open_or_claim(creds, path, write=False)
         if isinstance(found, OpenKv):
             return found

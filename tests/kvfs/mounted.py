@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 NUM_PAGES = 256
 PAGE_BYTES = 4096
-"""Of the mount that most tests share."""
+"""Bytes of a page on the mount that most tests share."""
 
 
 class CommandFailed(Exception):
@@ -31,7 +31,7 @@ class CommandFailed(Exception):
 
 
 class Mount:
-    """One server process. `path` is the mount, `outside` a scratch directory that is none."""
+    """A server process with its mount. `path` is the mount point, `outside` a scratch directory beside it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Mount:
             self.dismiss()
 
     def dismiss(self) -> None:
-        """Whatever state it is in: process and mount are gone afterwards."""
+        """End process and mount, in any state."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

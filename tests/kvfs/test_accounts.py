@@ -14,7 +14,7 @@ from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
-from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
+from kvfs.pages.accounts import FIRST_DOMAIN, AccountLimits, Accounts
 from kvfs.pages.free_list import pointer
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
@@ -28,7 +28,7 @@ MOST_PAGES = 4
 
 @pytest.fixture
 def accounts(store: FakeStore) -> Accounts:
-    limits = Limits(num_bytes=MOST_PAGES * store.page_bytes + 1, num_files=3)  # the byte over buys no page
+    limits = AccountLimits(num_bytes=MOST_PAGES * store.page_bytes + 1, num_files=3)  # the byte over buys no page
     return Accounts(store.num_pages, store.page_bytes, limits)
 
 
@@ -231,8 +231,8 @@ def test_readers_and_imports_are_charged_while_they_last(
 def test_a_domain_is_charged_together_with_everything_above_it(
     pool: PagePool, accounts: Accounts, decoder: FakeDecoder
 ) -> None:
-    outer = accounts.new_domain(accounts.of(ANN), Limits(num_bytes=3 * pool.page_bytes), lambda: "outer")
-    inner = accounts.new_domain(outer, Limits(), lambda: "inner")
+    outer = accounts.new_domain(accounts.of(ANN), AccountLimits(num_bytes=3 * pool.page_bytes), lambda: "outer")
+    inner = accounts.new_domain(outer, AccountLimits(), lambda: "inner")
     assert inner.number > outer.number >= FIRST_DOMAIN
     own, one, two = (PageTable(pool, each) for each in (ANN, outer.number, inner.number))
     decoder.append(own, range(64))
@@ -256,7 +256,7 @@ def test_accounts_that_hold_nothing_are_forgotten_and_others_never(
 ) -> None:
     table = PageTable(pool, ANN)
     decoder.append(table, [1])
-    domain = accounts.new_domain(accounts.of(BOB), Limits(), lambda: "domain")
+    domain = accounts.new_domain(accounts.of(BOB), AccountLimits(), lambda: "domain")
     for uid in range(10_000, 20_000):
         accounts.of(uid).charge_files()
         accounts.of(uid).charge_files(-1)
@@ -278,7 +278,7 @@ def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, deco
 
 def test_more_bytes_than_can_be_counted_are_refused_and_hold_up_no_other_user() -> None:
     accounts = Accounts(4, 1)
-    domain = accounts.new_domain(accounts.of(ANN), Limits(num_bytes=100), lambda: "a domain")
+    domain = accounts.new_domain(accounts.of(ANN), AccountLimits(num_bytes=100), lambda: "a domain")
     domain.charge_bytes(3)
     for account in (accounts.of(ANN), accounts.of(BOB)):
         with pytest.raises(SymError) as refused:
@@ -302,4 +302,4 @@ def test_each_uid_has_the_weight_that_it_was_given_also_after_it_was_forgotten()
         accounts.of(uid)
     assert 1000 not in {account.number for account in accounts}
     assert accounts.of(1000).weight == 2.5
-    assert accounts.new_domain(accounts.of(1000), Limits(), lambda: "d").weight == 1.0
+    assert accounts.new_domain(accounts.of(1000), AccountLimits(), lambda: "d").weight == 1.0

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs import xattrs
+from kvfs.facts import xattrs
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from libsym.abi import Advice
@@ -234,10 +234,10 @@ def test_the_log_names_some_of_the_files_that_expire_at_once_and_counts_the_othe
         fs.kv_advise(ANN, "last", ttl(10))
         await trio.sleep(75)
 
-    caplog.set_level(logging.INFO, "kvfs.expiry")
+    caplog.set_level(logging.INFO, "kvfs.volume.expiry")
     in_time(fs, main)
     assert not names(fs)
-    said = [record.getMessage() for record in caplog.records if record.name == "kvfs.expiry"]
+    said = [record.getMessage() for record in caplog.records if record.name == "kvfs.volume.expiry"]
     assert len(said) == 102
     assert said[100] == "150 more files have expired within a minute"
     assert said[101].startswith("/last expires")

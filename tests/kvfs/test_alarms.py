@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.alarms import MIN_CANCELLED, Alarms
+from kvfs.base.alarms import MIN_CANCELLED, Alarms
 
 
 def with_alarms(main: Callable[[Alarms], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs.pages.assemble import Assembly, Piece, ranges_within
+from kvfs.pages.assemble import Assembly, SourceRanges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import RANGE_END
@@ -30,7 +30,7 @@ def source(pool: PagePool, decoder: FakeDecoder) -> Iterator[PageTable]:
 
 
 def picked(pool: PagePool, table: PageTable, *ranges: tuple[int, int], rebase: bool, owner: int = OTHER) -> PageTable:
-    pieces = [Piece(table, np.array(ranges, np.int64).reshape(-1, 2))]
+    pieces = [SourceRanges(table, np.array(ranges, np.int64).reshape(-1, 2))]
     return assemble(pool, owner, pieces, rebase=rebase, max_positions=1000)
 
 
@@ -102,15 +102,15 @@ def test_a_full_pool_changes_nothing(pool: PagePool, source: PageTable) -> None:
 def test_more_entries_than_the_models_context_can_not_be_rebased(pool: PagePool, source: PageTable) -> None:
     ranges = np.array([[0, 100]] * 2)
     with pytest.raises(Invalid, match="rebase=False"):
-        Assembly(pool, OWNER, [Piece(source, ranges)], rebase=True, max_positions=199)
-    made = assemble(pool, OWNER, [Piece(source, ranges)], rebase=False, max_positions=199)
+        Assembly(pool, OWNER, [SourceRanges(source, ranges)], rebase=True, max_positions=199)
+    made = assemble(pool, OWNER, [SourceRanges(source, ranges)], rebase=False, max_positions=199)
     assert made.read()[1].tolist() == [*range(100)] * 2
     made.close()
 
 
 def test_whoever_stops_a_long_one_gets_everything_back(pool: PagePool, source: PageTable) -> None:
     free = pool.num_free
-    assembly = Assembly(pool, OWNER, [Piece(source, np.array([[1, 100]]))], rebase=True, max_positions=1000)
+    assembly = Assembly(pool, OWNER, [SourceRanges(source, np.array([[1, 100]]))], rebase=True, max_positions=1000)
     assembly.plan()
     assembly.reserve()
     filled = []
@@ -128,7 +128,7 @@ def test_whoever_stops_a_long_one_gets_everything_back(pool: PagePool, source: P
 
 
 def test_the_sources_may_go_meanwhile(pool: PagePool, decoder: FakeDecoder, source: PageTable) -> None:
-    assembly = Assembly(pool, OTHER, [Piece(source, np.array([[3, 100]]))], rebase=False, max_positions=1000)
+    assembly = Assembly(pool, OTHER, [SourceRanges(source, np.array([[3, 100]]))], rebase=False, max_positions=1000)
     source.close()
     hog = pool.allocate(pool.num_free - 4, OTHER)  # nothing that the sources held is free
     assembly.plan()

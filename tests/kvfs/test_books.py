@@ -14,8 +14,8 @@ from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
-from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
-from kvfs.pages.assemble import Assembly, Piece
+from kvfs.pages.accounts import FIRST_DOMAIN, AccountLimits, Accounts
+from kvfs.pages.assemble import Assembly, SourceRanges
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace, OverQuota
@@ -90,8 +90,8 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.store = FakeStore(FACTS, NUM_PAGES)
         page_bytes = self.store.page_bytes
-        self.accounts = Accounts(NUM_PAGES, page_bytes, Limits(MOST_PAGES * page_bytes))
-        limits = Limits(MOST_PAGES // 2 * page_bytes)
+        self.accounts = Accounts(NUM_PAGES, page_bytes, AccountLimits(MOST_PAGES * page_bytes))
+        limits = AccountLimits(MOST_PAGES // 2 * page_bytes)
         assert self.accounts.new_domain(self.accounts.of(1001), limits, lambda: "the domain").number == DOMAIN
         self.pool = PagePool(self.store, self.accounts)
         self.decoder = FakeDecoder(self.store)
@@ -201,7 +201,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(target=files, file=files, head=COUNTS, owner=OWNERS)
     def extract_a_prefix(self, file: File, head: int, owner: int) -> File:
-        """Where positions are as they must be, everything is shared."""
+        """Extract a prefix; since the positions stay, all of its pages are shared."""
         if file.table.closed or head > len(file.entries):
             return self.create(owner)
         free = self.pool.num_free
@@ -220,7 +220,7 @@ class Books(RuleBasedStateMachine):
         entries = [e for file, own in zip(files, ranges, strict=True) for a, b in own for e in file.entries[a:b]]
         if rebase:
             entries = [entry.at(index) for index, entry in enumerate(entries)]
-        pieces = [Piece(file.table, np.array(own)) for file, own in zip(files, ranges, strict=True)]
+        pieces = [SourceRanges(file.table, np.array(own)) for file, own in zip(files, ranges, strict=True)]
         before = self.books()
         try:
             table = assemble(self.pool, owner, pieces, rebase=rebase, max_positions=MAX_POSITIONS)
@@ -236,7 +236,7 @@ class Books(RuleBasedStateMachine):
         if file.table.closed or file.pending:
             return self.create(owner)
         entries = [entry.at(index) for index, entry in enumerate(file.entries[1:])]
-        piece = Piece(file.table, np.array([[1, max(len(file.entries), 1)]]))
+        piece = SourceRanges(file.table, np.array([[1, max(len(file.entries), 1)]]))
         if not file.entries or len(entries) > MAX_POSITIONS:
             return self.create(owner)
         assembly = Assembly(self.pool, owner, [piece], rebase=True, max_positions=MAX_POSITIONS)

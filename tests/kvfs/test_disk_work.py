@@ -367,7 +367,7 @@ def test_a_file_that_the_disk_holds_up_can_be_removed(run: Callable[[Test], None
 
 
 def test_a_cut_that_the_disk_does_not_answer_is_given_up_too(run: Callable[[Test], None]) -> None:
-    """By name: nobody has the file open then."""
+    """The file is cut by name: nobody has it open then."""
 
     async def test(bench: Bench) -> None:
         handle = await bench.new("a", b"0123456789")

@@ -12,7 +12,7 @@ import trio
 from kvfs.control.directory import CONTROL_ROOT, ControlTree
 from kvfs.control.documents import MAX_PARTLY_READ, Documents
 from kvfs.control.handles import ControlHandle, Document
-from kvfs.control.sources import ControlFiles, Process
+from kvfs.control.sources import ConnectedProgram, ControlFiles
 from kvfs.fs import FileSystem
 from libsym.errors import NotFound, OverQuota
 
@@ -96,8 +96,8 @@ class Processes:
     def __init__(self) -> None:
         self.since_ns = 1
 
-    def processes(self) -> dict[int, Process]:
-        return {7: Process(self.since_ns, 0, self.since_ns)}
+    def processes(self) -> dict[int, ConnectedProgram]:
+        return {7: ConnectedProgram(self.since_ns, 0, self.since_ns)}
 
     def status(self, _pid: int) -> str:
         return f"of the program since {self.since_ns}\n"

@@ -9,14 +9,14 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from kvfs import xattrs
+from kvfs.facts import xattrs
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.images.header import parse_header
 from kvfs.names.domains import MAX_DEPTH
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import RENAME_EXCHANGE, Credentials
-from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.pool import PagePool
 from libsym.errors import (
     CrossDevice,
@@ -40,7 +40,7 @@ class House:
     """A file system in which each user may hold 8 pages and 12 files."""
 
     def __init__(self, store: FakeStore, facts: FakeFacts, path: Path) -> None:
-        accounts = Accounts(store.num_pages, store.page_bytes, Limits(8 * store.page_bytes, 12))
+        accounts = Accounts(store.num_pages, store.page_bytes, AccountLimits(8 * store.page_bytes, 12))
         self.fs = FileSystem(PagePool(store, accounts), facts, path, 0, 0)
         self.fs.mountpoint = PurePath("/kv")
         self.tree = self.fs.volume.tree

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import trio
 
-from kvfs import xattrs
-from kvfs.du import Denied, DuRow, total, walk
+from kvfs.facts import xattrs
+from kvfs.facts.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
-from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Limits
+from kvfs.pages.accounts import NAME_BYTES, AccountLimits
 from kvfs.pages.assemble import Assembly
 from libsym.abi import Advice
 from libsym.errors import (
@@ -32,6 +32,7 @@ from libsym.errors import (
     OverQuota,
     SymError,
 )
+from tests.kvfs.core.model import FREE_NAMES
 from tests.kvfs.fakes import commit_all, listing
 
 ROOT = Credentials(0, 0)
@@ -77,12 +78,12 @@ def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_n
     account, theirs = fs.pool.accounts.of(BOB.uid), fs.kv_open(BOB, "a.kv", write=False)
     for _ in range(FREE_NAMES):
         fs.kv_create(BOB, None)
-    account.limits = Limits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES - 1)
+    account.limits = AccountLimits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES - 1)
     with pytest.raises(OverQuota):
         fs.kv_fork(BOB, theirs, None)
     assert account.num_bytes == 0
     fs.check()
-    account.limits = Limits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES)
+    account.limits = AccountLimits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES)
     assert fs.kv_fork(BOB, theirs, None).table.length == 40
 
 

@@ -28,7 +28,7 @@ SHIFTS = {"owner": 6, "member": 3, "other member": 3, "stranger": 0, "root": 0}
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What there is, and one call. Paths are relative to the scenario's own directory."""
+    """Files and directories, and one call. Paths are relative to the scenario's own directory."""
 
     call: str
     arguments: tuple[Any, ...]
@@ -56,7 +56,9 @@ def a_kv(path: str, mode: int = 0o666, uid: int = 1000) -> tuple[str, str, int, 
 
 
 def a_link(path: str, target: str) -> tuple[str, str, int, int, int, str]:
-    """Of the directory's owner: links of others the gate does not follow, and the kernel only by a sysctl."""
+    """Describe a link owned by the directory's owner. The gate does not follow links of others; the kernel does unless
+    a sysctl forbids it.
+    """
     return path, "link", 0o777, 0, 0, target
 
 
@@ -217,7 +219,7 @@ def test_the_gate_gives_what_the_kernel_gives(
 
 
 def test_root_of_a_user_namespace_is_nobody_special(mount: Mount) -> None:
-    """It may do with what belongs to others no more than its user may: neither on the mount nor through the gate."""
+    """Root of a user namespace has its user's rights on files of others, on the mount and through the gate."""
     uid, gid = 1003, 1003
     mount.path.chmod(0o777)
     scenarios = [scene for group in (modes_of_files, modes_of_directories) for scene in group("stranger")]
@@ -296,7 +298,7 @@ def _open(path: str, flags: int, mode: int = 0o600) -> None:
 
 
 def _list(path: str) -> None:
-    """With the sizes, as the gate's: so the directory has to be searchable too."""
+    """List a directory with sizes, as the gate does; so the directory has to be searchable too."""
     with os.scandir(path) as entries:
         for entry in entries:
             entry.stat(follow_symlinks=False)

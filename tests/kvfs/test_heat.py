@@ -1,4 +1,4 @@
-"""Which files are hot: by their uses, as each user may see them, whatever number of files there is."""
+"""Heat of files: it follows their uses, each user sees his own view, and the number of files does not matter."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
+from kvfs.facts.hot import hot_files, path_for
 from kvfs.fs import FileSystem, OpenKv
-from kvfs.heat import HALF_LIFE_S, NUM_OF_ALL, NUM_OF_OWNER, Heat
-from kvfs.hot import hot_files, path_for
 from kvfs.names.tree import Credentials
+from kvfs.volume.heat import HALF_LIFE_S, NUM_OF_ALL, NUM_OF_OWNER, Heat
 from tests.kvfs.fakes import commit_all
 
 ROOT, ANN, BOB = Credentials(0, 0), Credentials(1000, 1000), Credentials(1001, 1001)

@@ -20,8 +20,6 @@ NUM_FILES = 3
 
 
 class Model:
-    """What one file should hold."""
-
     def __init__(self) -> None:
         self.data = bytearray()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvfs._pages import lib
-from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.holdings import WEIGHTS, Holdings, Kind
 from libsym.errors import OverQuota
 
@@ -33,7 +33,7 @@ def test_bytes_count_beside_the_weight_and_a_larger_thing_may_shrink_beyond_the_
 
 
 def test_who_is_full_of_files_can_still_open_a_directory_to_remove_them():
-    accounts = Accounts(4, 1, Limits(memory_bytes=HANDLES_PART * WEIGHTS[Kind.FILE]))
+    accounts = Accounts(4, 1, AccountLimits(memory_bytes=HANDLES_PART * WEIGHTS[Kind.FILE]))
     ann = accounts.of(ANN)
     ann.charge_files(HANDLES_PART - 1)
     with pytest.raises(OverQuota):
@@ -48,7 +48,7 @@ def test_who_has_more_files_than_a_smaller_bound_can_still_open_what_leads_to_th
     accounts = Accounts(4, 1)
     ann = accounts.of(ANN)
     ann.charge_files(1000)
-    accounts.limit(Limits(memory_bytes=2 * HANDLES_PART * WEIGHTS[Kind.OPEN]))
+    accounts.limit(AccountLimits(memory_bytes=2 * HANDLES_PART * WEIGHTS[Kind.OPEN]))
     for _ in range(2):
         ann.holdings.hold(Kind.OPEN)
     with pytest.raises(OverQuota):
@@ -58,10 +58,10 @@ def test_who_has_more_files_than_a_smaller_bound_can_still_open_what_leads_to_th
 
 
 def test_what_lies_in_a_domain_weighs_on_its_owner_and_moves_with_it():
-    accounts = Accounts(4, 1, Limits(memory_bytes=1 << 20))
+    accounts = Accounts(4, 1, AccountLimits(memory_bytes=1 << 20))
     ann, bob = accounts.of(ANN), accounts.of(BOB)
-    outer = accounts.new_domain(ann, Limits(), lambda: "outer")
-    inner = accounts.new_domain(outer, Limits(), lambda: "inner")
+    outer = accounts.new_domain(ann, AccountLimits(), lambda: "outer")
+    inner = accounts.new_domain(outer, AccountLimits(), lambda: "inner")
     inner.charge_files(3)
     assert ann.holdings.facts() == {"files": 3, "domains": 2}
     bob.adopt(outer)
@@ -79,13 +79,13 @@ def test_what_lies_in_a_domain_weighs_on_its_owner_and_moves_with_it():
 
 
 def test_root_has_no_bound_and_a_reload_changes_that_of_others():
-    accounts = Accounts(4, 1, Limits(memory_bytes=1 << 20))
+    accounts = Accounts(4, 1, AccountLimits(memory_bytes=1 << 20))
     root, ann = accounts.of(ROOT).holdings, accounts.of(ANN).holdings
     root.hold(Kind.TEXT, 1000)
-    accounts.limit(Limits(memory_bytes=1))
+    accounts.limit(AccountLimits(memory_bytes=1))
     with pytest.raises(OverQuota):
         ann.hold(Kind.CALL)
-    accounts.limit(Limits())
+    accounts.limit(AccountLimits())
     ann.hold(Kind.CALL, 1000)
 
 

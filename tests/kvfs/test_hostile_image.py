@@ -1,4 +1,4 @@
-"""Images that somebody made to hurt: each gives one clear error, and takes no page."""
+"""Hostile images: each gives one clear error, and takes no page."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_header_that_is_not_one_is_refused(
 
 
 def test_turns_that_do_not_fit_the_tokens_are_none(pool: PagePool, image_format: ImageFormat):
-    """Whoever writes an image says what he likes: a hash decides, and a length is never beyond the entries."""
+    """The writer of an image may note any turns: only a matching hash counts, and a length within the entries."""
     tokens = np.array([1, 2, 3, 4], np.int32)
     good = b"".join(with_turn(b"", tokens[:length]) for length in (0, 3))
     wild = TURN.pack(2, 7) + TURN.pack(2**64 - 1, 1) + TURN.pack(4, 1) + TURN.pack(0, 5)
@@ -154,13 +154,13 @@ def edited(image: bytes, image_format: ImageFormat, edit: Callable[[dict], objec
         (lambda h: h.update(more={}), "holds tensors pages, tokens, positions, more instead of"),
         (lambda h: h.pop("positions"), "holds tensors pages, tokens instead of"),
         (lambda h: h.update(pages=h.pop("pages")), "holds tensors tokens, positions, pages instead of"),
-        (lambda h: h["pages"].update(dtype="BF16"), "tensor pages is not"),
-        (lambda h: h["pages"]["shape"].append(1), "tensor pages is not"),
-        (lambda h: h["pages"]["shape"].__setitem__(0, 2.0), "tensor pages is not"),
-        (lambda h: h["pages"].update(more=1), "tensor pages is not"),
-        (lambda h: h["pages"]["data_offsets"].__setitem__(0, False), "tensor pages is not"),
-        (lambda h: h["pages"]["data_offsets"].__setitem__(1, 2**64), "tensor pages is not"),
-        (lambda h: h["tokens"].update(dtype="U32"), "tensor tokens is not"),
+        (lambda h: h["pages"].update(dtype="BF16"), "tensor pages does not fit"),
+        (lambda h: h["pages"]["shape"].append(1), "tensor pages does not fit"),
+        (lambda h: h["pages"]["shape"].__setitem__(0, 2.0), "tensor pages does not fit"),
+        (lambda h: h["pages"].update(more=1), "tensor pages does not fit"),
+        (lambda h: h["pages"]["data_offsets"].__setitem__(0, False), "tensor pages does not fit"),
+        (lambda h: h["pages"]["data_offsets"].__setitem__(1, 2**64), "tensor pages does not fit"),
+        (lambda h: h["tokens"].update(dtype="U32"), "tensor tokens does not fit"),
         (lambda h: h["tokens"].update(shape=[-1]), "no shape [n]"),
         (lambda h: h["tokens"].update(shape=[True]), "no shape [n]"),
         (lambda h: h["tokens"].update(shape=[40, 1]), "no shape [n]"),
@@ -168,8 +168,8 @@ def edited(image: bytes, image_format: ImageFormat, edit: Callable[[dict], objec
         (lambda h: h.update(tokens=[]), "no shape [n]"),
         (lambda h: h["tokens"].update(shape=[10**1200]), "can't hold the entries it claims"),
         (lambda h: h["tokens"].update(shape=[39]), "39 entries of this model"),
-        (lambda h: h["positions"].update(shape=[41]), "tensor positions is not"),
-        (lambda h: h["positions"].update(data_offsets=[0, 160]), "tensor positions is not"),
+        (lambda h: h["positions"].update(shape=[41]), "tensor positions does not fit"),
+        (lambda h: h["positions"].update(data_offsets=[0, 160]), "tensor positions does not fit"),
     ],
 )
 def test_a_header_that_contradicts_the_format_is_refused(

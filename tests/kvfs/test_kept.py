@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from kvfs.pages.kept import Kept
+from kvfs.pages.kept import KeptPages
 
 
 def test_the_number_of_kept_pages_agrees_with_the_model_over_random_advice() -> None:
-    rng, kept, model, now_s = random.Random(5), Kept(np.zeros(100)), np.zeros(100), 1.0
+    rng, kept, model, now_s = random.Random(5), KeptPages(np.zeros(100)), np.zeros(100), 1.0
     for _ in range(2000):
         pages = np.array(rng.choices(range(100), k=rng.randrange(12)), np.int32)
         if rng.random() < 0.5:
@@ -28,7 +28,7 @@ def test_the_number_of_kept_pages_agrees_with_the_model_over_random_advice() -> 
 
 
 def test_a_number_that_is_not_that_of_the_pages_is_found_out() -> None:
-    kept = Kept(np.zeros(10))
+    kept = KeptPages(np.zeros(10))
     kept.extend(np.array([3], np.int32), 7.0)
     kept.until[2] = 7.0
     with pytest.raises(AssertionError, match="is said to keep"):

@@ -176,7 +176,7 @@ def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks
 
 
 def seconds(what: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Of the processor, for each."""
+    """Return the processor time of a function for each number."""
     numbers = list(numbers)
     before_s = time.process_time()
     for number in numbers:

@@ -1,4 +1,4 @@
-"""What hides the end of a page of another model is what that model's own arena does."""
+"""Masking the end of a page of another model gives the bytes that the model's own arena would give."""
 
 from __future__ import annotations
 

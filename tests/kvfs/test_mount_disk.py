@@ -1,5 +1,5 @@
 # ruff: noqa: PTH116 - the system calls themselves are what is tested here
-"""What programs see of a disk that hangs or is full, below plain files."""
+"""Programs on the mount while the disk below plain files hangs or is full."""
 
 from __future__ import annotations
 

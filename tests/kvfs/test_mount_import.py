@@ -1,4 +1,4 @@
-"""Bytes that come in and are an image, or are none."""
+"""Imports on the mount: bytes that are an image, and bytes that are not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _allocate(path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("make_room", [os.truncate, _allocate])
 def test_a_file_that_is_restored_in_pieces_is_closed_between_them(mount: Mount, make_room) -> None:
-    """As restic restores: the file has its size at first, and is closed and opened again for each of its parts."""
+    """restic restores this way: the file gets its size first, and is closed and opened again for each of its parts."""
     a_kv_file(mount)
     whole = (mount.path / "a.kv").read_bytes()
     path = mount.path / "b.kv"

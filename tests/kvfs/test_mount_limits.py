@@ -1,5 +1,5 @@
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH208, PTH211 - system calls
-"""Where the mount ends: other file systems, read-only views, what it does not do; and very many names."""
+"""Limits of the mount: other file systems, read-only views, operations that it lacks, and very many names."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ for at, size in (8192, 1), (0, 100_000), (0, 8192), (4096, 4097), (0, 100):
 
 
 def test_fallocate_grows_a_file_as_far_as_its_caller_may(mount: Mount) -> None:
-    """As on any file system: the limit is the caller's, not the daemon's."""
+    """The limit is the caller's, as on any file system, not the daemon's."""
     outputs = [
         subprocess.run([sys.executable, "-c", _BEYOND], cwd=where, capture_output=True, text=True, check=True).stdout
         for where in (mount.path, mount.outside)

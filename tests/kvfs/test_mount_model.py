@@ -32,7 +32,7 @@ FORMAT = ImageFormat(FACTS)
 
 @dataclass(eq=False)
 class Content:
-    """One version of a file: replaced as a whole by O_TRUNC, grown and cut in place by everything else."""
+    """A version of a file: O_TRUNC replaces it as a whole, all other changes grow and cut it in place."""
 
     entries: list[Entry] = field(default_factory=list)
 
@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.kv_names())
     @rule(data=st.data())
     def open_to_read(self, data: st.DataObject) -> None:
-        """What a reader opened it goes on seeing, whatever becomes of the file and of its names."""
+        """Open a file to read; the reader keeps this content, whatever happens to the file and its names."""
         name = self.pick(data, self.kv_names())
         file = self.names[name]
         fd = os.open(self.path(name), os.O_RDONLY)
@@ -343,7 +343,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[type[Machine]]:
-    """On a mount of its own: the books are checked at every step, so they had better hold little."""
+    """A machine on a mount of its own. The books are checked at every step, so they should hold little."""
 
     class Bound(Machine):
         pass

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH110, PTH116 - the system calls themselves are what is tested here
-"""What readers on the mount see while LIPs append."""
+"""Readers on the mount while LIPs append."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ for name in os.listxattr(source):
     os.setxattr(fd, name, os.getxattr(source, name))
 os.close(fd)
 """
-"""What borg does, in its order: the attributes before the close."""
+"""A restore in borg's order: attributes before the close."""
 
 
 @pytest.mark.parametrize(

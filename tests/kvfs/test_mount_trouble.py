@@ -1,5 +1,5 @@
 # ruff: noqa: PTH116, PTH208 - the system calls themselves are what is tested here
-"""When things go wrong: defects, kills, mounts that make no sense."""
+"""Trouble on the mount: defects, kills, mounts that make no sense."""
 
 from __future__ import annotations
 

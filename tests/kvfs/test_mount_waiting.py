@@ -34,7 +34,7 @@ def slow(mount: Mount) -> Iterator[Mount]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Something happens in another process, which tells nobody."""
+    """Poll for a condition in another process, which sends no event."""
     deadline = time.monotonic() + 8
     while not condition():
         assert time.monotonic() < deadline
@@ -264,7 +264,7 @@ def test_a_signal_ends_requests_that_were_put_off(mount: Mount, number: signal.S
 
 
 def test_the_requests_of_one_user_do_not_wait_behind_those_of_another(mount: Mount) -> None:
-    """In one queue each of these would come behind the 400 that are waiting."""
+    """A single queue would put each of these requests behind the 400 that are waiting."""
     (mount.path / "f").touch()
     mount.call("set_busy", True)
     as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
@@ -313,7 +313,7 @@ def test_device_nodes_keep_their_numbers(mount: Mount) -> None:
 
 
 def test_the_kernel_forgets_a_file_that_a_program_has_removed(mount: Mount) -> None:
-    """Its owner pays for it until then."""
+    """The owner pays for the inode until the kernel forgets it."""
     before = mount.call("num_inodes")
     mount.call("close", mount.call("create", "seen.kv"))
     (mount.path / "seen.kv").stat()

@@ -14,7 +14,7 @@ from tests.kvfs.durable.house import House, running
 
 
 class Counted(set[Handle]):
-    """Counts the handles that somebody looks at one by one."""
+    """Set that counts the handles read one by one."""
 
     num_seen = 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.operators_file import read_operators_file
+from kvfs.base.operators_file import read_operators_file
 from kvfs.tiers import loading
 from libsym.errors import Invalid
 

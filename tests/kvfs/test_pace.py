@@ -18,7 +18,7 @@ class Machine:
         self.pace = Pace(lambda: self.is_busy, lambda: self.now_s)
 
     def admitted(self, wanted: int, uid: int = ANN) -> int:
-        """How many of so many requests of a user, all at this moment, are admitted."""
+        """Return how many of a user's `wanted` simultaneous requests are admitted."""
         return sum(self.pace.admits(self.pace.payer(uid)) for _ in range(wanted))
 
 

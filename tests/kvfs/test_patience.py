@@ -12,9 +12,10 @@ import trio.testing
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
-from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Accounts, Limits, StillCharged
-from kvfs.patience import PATIENCE_S, REST, when_forgotten
+from kvfs.pages.accounts import NAME_BYTES, AccountLimits, Accounts, StillCharged
+from kvfs.volume.patience import PATIENCE_S, REST, when_forgotten
 from libsym.errors import OverQuota
+from tests.kvfs.core.model import FREE_NAMES
 
 UID, OTHER = 7, 8
 
@@ -22,7 +23,7 @@ UID, OTHER = 7, 8
 class House:
     """A tree whose users have limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AccountLimits) -> None:
         self.tree = Tree(Accounts(0, 1, limits), 0, 0, lambda _inode: None)
 
     def make(self, name: str, uid: int = UID) -> Inode:
@@ -41,7 +42,7 @@ def refused(make: Callable[[], object]) -> type[OverQuota]:
 
 
 def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody() -> None:
-    house = House(Limits(num_files=2))
+    house = House(AccountLimits(num_files=2))
     held, kept = house.make("held"), house.make("kept")
     others = house.make("a", OTHER), house.make("b", OTHER)
     assert refused(lambda: house.make("new")) is OverQuota
@@ -59,7 +60,7 @@ def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody() -
 
 
 def test_bytes_of_names_and_links_are_waited_for_alike() -> None:
-    house = House(Limits(num_bytes=NAME_BYTES + 1000))
+    house = House(AccountLimits(num_bytes=NAME_BYTES + 1000))
     for number in range(FREE_NAMES):
         house.make(str(number))
     link = house.tree.make(
@@ -74,7 +75,7 @@ def test_bytes_of_names_and_links_are_waited_for_alike() -> None:
 def test_a_domain_takes_its_lingering_files_along_to_another_owner() -> None:
     accounts = Accounts(0, 1)
     old, new = accounts.of(UID), accounts.of(OTHER)
-    domain = accounts.new_domain(old, Limits(), lambda: "a domain")
+    domain = accounts.new_domain(old, AccountLimits(), lambda: "a domain")
     domain.charge_files()
     domain.linger(100)
     new.adopt(domain)
@@ -108,7 +109,7 @@ def test_a_removed_file_lingers_while_nobody_has_it_open_and_for_who_pays_for_it
 
 
 def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounded_time() -> None:
-    house = House(Limits(num_files=3))
+    house = House(AccountLimits(num_files=3))
     held = [house.make(name) for name in "abc"]
     for inode, name in zip(held, "abc", strict=True):
         house.remove(inode, name)
@@ -145,7 +146,7 @@ def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounde
 
 def test_calls_that_wait_in_vain_do_so_for_a_small_part_of_the_time() -> None:
     """Others' calls wait for them where the directory is the same."""
-    house = House(Limits(num_files=1))
+    house = House(AccountLimits(num_files=1))
     house.remove(house.make("held"), "held")
 
     async def attempt() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kvfs.names.disk import Disk
-from kvfs.names.gaps import MAX_GAPS, Gaps
+from kvfs.names.gaps import MAX_GAPS, UnfilledRanges
 from kvfs.names.plain import PlainFile
 from kvfs.names.removals import Descriptor, Removals
 from libsym.errors import SymError
@@ -35,7 +35,7 @@ def failing(code: int) -> Callable[..., Any]:
 
 
 def a_file(directory: Path, **calls: Callable[..., Any]) -> PlainFile:
-    """With these calls in place of the real ones, and WHOLE in it."""
+    """Make a plain file that contains WHOLE, with these calls in place of the real ones."""
     file = PlainFile(directory, "1.1.plain")
     file.write_at(0, WHOLE)
     return PlainFile.existing(directory, "1.1.plain", len(WHOLE), disk=dataclasses.replace(Disk(), **calls))
@@ -78,7 +78,7 @@ def test_gaps_are_the_bytes_that_nobody_wrote(tmp_path: Path) -> None:
 
 
 def test_gaps_are_bounded() -> None:
-    gaps = Gaps()
+    gaps = UnfilledRanges()
     for at in range(2 * MAX_GAPS):
         gaps.grown(3 * at, 3 * at + 2)
     assert len(list(gaps)) == MAX_GAPS
@@ -365,7 +365,7 @@ def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path
 
 
 def test_two_syncs_at_once_both_fail_where_linux_tells_one_of_the_error(tmp_path: Path) -> None:
-    """As when a program syncs what is being written back."""
+    """A program may sync a file that is being written back."""
     both, errors = threading.Event(), [OSError(errno.EIO, "planted")]
 
     class Noticed:

@@ -62,7 +62,7 @@ class Mount:
         return request
 
     def use_up(self, *uids: int) -> None:
-        """Each asks until it is put off."""
+        """Ask for each user until a request is put off."""
         for uid in uids:
             while self.ask(uid).answered.is_set():
                 pass
@@ -96,7 +96,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
 
 
 def test_users_who_share_a_bucket_are_answered_in_turn(beside: Callable[[Test], None]) -> None:
-    """One user keeps every bucket in use, and queues hundreds of requests of another uid of his."""
+    """A user keeps every bucket in use, and queues hundreds of requests under another uid."""
 
     async def test(mount: Mount) -> None:
         async with trio.open_nursery() as nursery:

@@ -17,7 +17,7 @@ from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 
 ME = Credentials(0, 0)
 TEXTS = [b"", b"a", b" the", b"\xc3", b"\xa9", b"<bos>", b" ", b"long" * 20]
-"""By token."""
+"""Text of each token."""
 
 
 class Words:

@@ -1,4 +1,4 @@
-"""Which files go down first: our policies, and how far an operator's own one is trusted."""
+"""Policies of the tiers: the order in which files go down, and the limits of an operator's own policy."""
 
 import contextlib
 import logging
@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from kvfs.tiers import cost_based, idleness, loading, lru, ttl
+from kvfs.tiers import loading
 from kvfs.tiers.loading import Guarded
+from kvfs.tiers.policies import cost_based, idleness, lru, ttl
 from kvfs.tiers.policy import Files, Gaps
 from libsym.errors import Invalid
 
@@ -33,7 +34,7 @@ def files(idle_s, **others) -> Files:
 
 
 def agents_gaps() -> Gaps:
-    """Of 1,000 gaps nine of ten are tools, and the rest people."""
+    """Gaps of an agent: nine of ten of 1,000 are tools, and the rest people."""
     rng = np.random.default_rng(1)
     gaps = Gaps()
     for gap_s in (*rng.lognormal(np.log(TOOL_S), 0.8, 900), *rng.lognormal(np.log(PAUSE_S), 1.2, 100)):
@@ -68,7 +69,7 @@ def test_a_policy_gives_numbers_for_any_files(name):
 
 
 def test_by_cost_a_program_in_a_tool_stays_before_one_whose_user_pauses():
-    """Without a gap of their own: the first has been idle as long as tools take, the second longer."""
+    """The files have no gap of their own. The first has been idle as long as tools take, the second longer."""
     assert first_to_go(cost_based.rank, files([0.4, 20.0]), agents_gaps()) == 1
 
 
@@ -141,7 +142,7 @@ def test_an_operators_file_is_a_policy(tmp_path):
             ":2: AttributeError: 'Files' object has no attribute 'size'",
         ),
         ("def rank(files, gaps):\n    return 1\n", "rank gave an array of shape () for 2 files"),
-        ("def rank(files, gaps):\n    return files.num_pages * float('nan')\n", "not a number for 2 files"),
+        ("def rank(files, gaps):\n    return files.num_pages * float('nan')\n", "NaN for 2 files"),
         ("def rank(files, gaps):\n    return ['a', 'b']\n", "ValueError: could not convert string to float"),
         ("x = 1\nraise SystemExit(3)\n", ":2: SystemExit: 3"),
     ],
@@ -183,7 +184,7 @@ def stubborn(_files, _gaps):
 
 
 woken = threading.Event()
-"""What has fallen asleep wakes up."""
+"""Event that ends the sleep of policies that fell asleep."""
 
 
 def meddling(found, _gaps):
@@ -193,7 +194,7 @@ def meddling(found, _gaps):
 
 BAD = {
     "raises": (lambda _files, _gaps: 1 / 0, "ZeroDivisionError: division by zero"),
-    "nan": (lambda found, _gaps: found.gap_s, "gave what is not a number for 3 files"),
+    "nan": (lambda found, _gaps: found.gap_s, "gave NaN for 3 files"),
     "length": (lambda found, _gaps: found.idle_s[1:], "gave an array of shape (2,) for 3 files"),
     "sleeps": (lambda _files, _gaps: woken.wait(60), "took longer than 50 ms"),
     "endless": (endless, "took longer than 50 ms"),

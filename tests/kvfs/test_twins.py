@@ -9,7 +9,7 @@ from kvfs.images.format import ImageFormat, all_finite
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport, survey
 from kvfs.images.snapshot import Snapshot
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
@@ -59,7 +59,7 @@ def test_full_pages_are_shared_again_and_the_tail_is_not(
 def test_digests_that_come_while_a_worker_looks_lead_it_to_no_page_that_is_none(
     pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an array that changes meanwhile numpy gives numbers that were never written."""
+    """numpy may give numbers that were never written if the array changes meanwhile."""
     look = np.flatnonzero
 
     def racing(array: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_digests_that_come_while_a_worker_looks_lead_it_to_no_page_that_is_none(
 def test_nothing_is_shared_with_another_account(
     pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
 ) -> None:
-    domain = pool.accounts.new_domain(pool.accounts.of(ANN), Limits(), lambda: "domain")
+    domain = pool.accounts.new_domain(pool.accounts.of(ANN), AccountLimits(), lambda: "domain")
     for stranger in (BOB, domain.number):
         theirs = import_image(pool, image_format, image, stranger)
         assert not set(theirs.pages.tolist()) & set(table.pages.tolist())
@@ -219,8 +219,8 @@ def test_it_needs_room_for_the_pages_that_are_missing_and_says_so(
 def test_a_quota_that_is_used_up_takes_in_what_its_account_has_and_nothing_of_others(
     pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
 ) -> None:
-    pool.accounts.of(ANN).limits = Limits(num_bytes=5 * pool.page_bytes)
-    pool.accounts.of(BOB).limits = Limits(num_bytes=2 * pool.page_bytes)
+    pool.accounts.of(ANN).limits = AccountLimits(num_bytes=5 * pool.page_bytes)
+    pool.accounts.of(BOB).limits = AccountLimits(num_bytes=2 * pool.page_bytes)
     with pytest.raises(OverQuota):
         ImageImport(pool, parse_header(image_format, image), ANN)
     incoming = surveyed(pool, image_format, image, ANN)

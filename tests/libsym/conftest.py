@@ -1,4 +1,4 @@
-"""Daemons of the tests are processes of their own; a client in the test meets them over a real socket."""
+"""Fixtures: daemons as processes of their own, which a client in the test reaches over a real socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One that nobody kills."""
+    """A daemon for all tests that do not kill it."""
     found = start(tmp_path_factory.mktemp("libsym") / "daemon.sock")
     yield found
     found.kill()
@@ -42,7 +42,7 @@ def client(daemon: Daemon) -> Iterator[ClientChannel]:
 
 @pytest.fixture
 def connected(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """The functions of libsym reach the daemon by the environment, as in any program."""
+    """A daemon that libsym's functions reach by the environment, as in any program."""
     sym.close()
     monkeypatch.setenv("SYMPHONY_SOCKET", daemon.path)
     yield daemon

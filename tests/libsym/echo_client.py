@@ -18,7 +18,7 @@ from libsym.channel.handshake import dial
 VOCAB_SIZE = 300
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(libsym.__file__).parent.parent)}
-"""For programs of the tests: they import the tree's own libsym, and what tests share."""
+"""Environment of the tests' programs: they import the tree's own libsym, and modules that tests share."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
 
 HOLD = 0x100
-"""Do not answer before somebody pings with RELEASE."""
+"""Flag: do not answer before a ping with RELEASE."""
 RELEASE = 0x200
 BIG = 0x400
 """Answer with as many bytes as args[0] says."""
@@ -147,7 +147,8 @@ class EchoDaemon:
             case Op.KV_CREATE | Op.KV_OPEN:
                 return (lip.open([]),), b""
             case Op.KV_FORK:
-                return (lip.open(list(self.file(lip, request))),), b""
+                tokens = self.file(lip, request)
+                return (min(lip.open([*tokens]) for _ in range(max(request.args[1], 1))),), b""
             case Op.KV_CLOSE:
                 self.file(lip, request)
                 del lip.files[request.handle]

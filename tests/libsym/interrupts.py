@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Interrupt(Exception):
-    """As a signal handler raises it."""
+    """Exception that a signal handler raises."""
 
 
 def ends_before(moment: int, call: Callable[[], object]) -> bool:

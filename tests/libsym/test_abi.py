@@ -30,7 +30,7 @@ def test_what_was_built_is_what_abi_h_says() -> None:
 
 
 def shortened(name: str) -> Iterator[str]:
-    """What is left of SYM_ADVISE_PIN by its words."""
+    """Yield what shorter names are left of `SYM_ADVISE_PIN` as words are cut off its front."""
     while "_" in name:
         name = name.partition("_")[2]
         yield name
@@ -97,7 +97,7 @@ def test_what_python_could_not_read_as_c_does_is_refused(wrong: str, why: str) -
 
 
 def numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """What a module, or a class in it, gives a name in capitals."""
+    """Yield the integer constants of a module and its classes: names in capitals, with values."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             try:
@@ -109,7 +109,7 @@ def numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def formats(tree: ast.Module) -> Iterator[str]:
-    """Those of structures of several fields, each field by its letter."""
+    """Yield the structure formats in a module, with a letter for each field."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = ast.unparse(node.func).removeprefix("struct.")
@@ -145,7 +145,7 @@ def test_no_number_and_no_structure_of_the_abi_is_spelled_again() -> None:
 
 @pytest.mark.slow
 def test_no_limit_is_declared_in_two_packages() -> None:
-    """What both sides have to know is in abi.h, or in the lower one of the two."""
+    """Limits that two packages share stand in abi.h, or in the lower package."""
     packages: dict[tuple[str, int], set[str]] = defaultdict(set)
     for path in SOURCES:
         for name, value in numbers(ast.parse(path.read_text(encoding="utf-8"))):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import libsym as sym
+from libsym.abi import MAX_FORKS
 from tests.libsym.echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
 from tests.libsym.echo_daemon import BEST_LOGIT, SHRINKS, THE_END
 from tests.libsym.interrupts import ends_before
@@ -222,6 +223,21 @@ def test_dropped_files_are_closed_with_the_next_call() -> None:
     stat = sym.daemon_stat()
     assert stat["closed"] == [number]
     assert stat["open"] == [kept.handle]
+
+
+def test_forks_at_once_are_as_many_files_whatever_a_call_may_make() -> None:
+    kv = sym.kv_create()
+    kv.write([1, 2, 3])
+    forks = kv.fork_n(2 * MAX_FORKS + 3)
+    handles = [fork.handle for fork in forks]
+    assert handles == [kv.handle + number for number in range(1, 2 * MAX_FORKS + 4)]
+    assert {fork.len() for fork in forks} == {3}
+    for fork in forks:
+        fork.close()
+    assert sorted(sym.daemon_stat()["closed"]) == handles
+    assert sym.kv_fork_n(kv, 0) == []
+    with pytest.raises(sym.Invalid, match="0 or more"):
+        kv.fork_n(-1)
 
 
 def test_a_closed_file_says_so_and_closing_twice_is_fine() -> None:

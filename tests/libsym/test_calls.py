@@ -1,4 +1,4 @@
-"""Calls between real processes: who gets which reply, and what happens when something goes away."""
+"""Calls between real processes: the routing of replies, and the effects of processes that go away."""
 
 from __future__ import annotations
 
@@ -188,6 +188,7 @@ assert sorted(sizes) == list(range(500_000, 500_012)), sizes
     program = subprocess.Popen([sys.executable, "-c", script, daemon.path], env=ENVIRONMENT)
     wait_until(observer, "held_calls", 12)
     os.kill(program.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, program.pid, os.WSTOPPED)  # all of its threads
     observer.call(Op.PING, flags=RELEASE)
     assert statistics(observer)["waiting_replies"] == 8  # four of half a MiB fit the ring, or three and a bit
     os.kill(program.pid, signal.SIGCONT)
@@ -270,16 +271,29 @@ def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(daemon: Dae
     observer.close()
 
 
-def test_a_file_that_an_interrupted_call_opened_is_closed_again(daemon: Daemon, client: ClientChannel) -> None:
+@pytest.mark.parametrize("num_forks", [0, 1, 3])
+def test_files_that_an_interrupted_call_opened_are_closed_again(
+    daemon: Daemon, client: ClientChannel, num_forks: int
+) -> None:
     observer = daemon.client()
+    source = client.call(Op.KV_CREATE).claim()
     interrupter = interrupt_when_held(observer)
     with pytest.raises(KeyboardInterrupt):
-        client.call(Op.KV_CREATE, flags=HOLD)
+        client.call(Op.KV_FORK, flags=HOLD, handle=source, args=(0, num_forks, 0, 0))
     interrupter.join()
     observer.call(Op.PING, flags=RELEASE)
-    wait_until(client, "open", [])
-    assert statistics(client)["closed"] == [1]
+    wait_until(client, "open", [source])
+    assert statistics(client)["closed"] == [source + number for number in range(1, max(num_forks, 1) + 1)]
     observer.close()
+
+
+def test_forks_at_once_are_of_one_reply_and_a_reply_that_is_dropped_closes_all(client: ClientChannel) -> None:
+    source = client.call(Op.KV_CREATE).claim()
+    del_me = client.call(Op.KV_FORK, handle=source, args=(0, 3, 0, 0))
+    first = del_me.args[0]
+    del del_me
+    wait_until(client, "open", [source])
+    assert statistics(client)["closed"] == [first, first + 1, first + 2]
 
 
 def test_a_signal_whose_handler_returns_does_not_disturb_the_call(daemon: Daemon, client: ClientChannel) -> None:

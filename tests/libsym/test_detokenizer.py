@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from libsym.text import Detokenizer
+from libsym.calls.text import Detokenizer
 
 TEXT = "Grüße, 世界! 👩‍👩‍👧 naïve … fin"
 

@@ -182,7 +182,7 @@ def test_the_same_seed_gives_the_same_token_and_seeds_are_unrelated() -> None:
 
 
 def expected(seed: int, draw: int) -> float:
-    """What other builds and other languages must draw as well."""
+    """Return the uniform number that all builds and languages must draw."""
     return (mixed(mixed(seed + STRIDE) + (draw + 1) * STRIDE) >> 11) / 2**53
 
 

@@ -286,7 +286,7 @@ def test_only_one_task_at_a_time_waits_for_a_stream(
 
     anyio.run(program, backend=backend)
     assert found == [1]
-    assert refused == ["another task waits for what comes next: one at a time"]
+    assert refused == ["another task waits for the next reply: only one at a time may"]
 
 
 def test_a_killed_daemon_ends_the_wait_of_every_task(start_daemon: Callable[..., Daemon], backend: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages, advice and lines of input on the program's side: what goes over the wire, and what may come back."""
+"""Messages, advice and lines of input on the program's side: the requests on the wire, and the possible replies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 import libsym as sym
 from libsym.abi import RANGE_END, Advice, MessageKind, Op
-from libsym.faces import script_of
-from libsym.kv import _read as read_script
-from libsym.open_file import length_script
-from libsym.user import Lines
+from libsym.calls.faces import script_of
+from libsym.calls.kv import _read as read_script
+from libsym.calls.open_file import length_script
+from libsym.calls.user import Lines
 
 advise_script = script_of(sym.kv_advise)
 recv_script = script_of(sym.recv)
@@ -149,7 +149,7 @@ def test_threads_that_read_lines_share_them() -> None:
     [((-1, None), RANGE_END, 0), ((5, 8), 5, 3), ((5, 5), 5, 1), ((5, None), 5, 0), ((5, -1), 5, 0)],
 )
 def test_a_read_asks_for_no_more_than_it_gives(wanted: tuple[int, int | None], first: int, count: int) -> None:
-    """From the end on, it asks for the length alone at first; a count of 0 is all that there is."""
+    """A read from the end on first asks for the length alone; a count of 0 means all entries that follow."""
     kv: Any = SimpleNamespace(handle=3)
     call = next(read_script(kv, *wanted))
     assert (call.op, call.handle, call.args[:2]) == (Op.KV_READ, 3, (first, count))

@@ -28,7 +28,7 @@ class Place:
 
 
 class Pauses:
-    """Time passes only where somebody sleeps; a daemon appears in the third pause."""
+    """Clock on which time passes only in sleeps; a daemon appears in the third pause."""
 
     def __init__(self, during_third: Callable[[], object] = lambda: None) -> None:
         self.now_s = 100.0

@@ -26,7 +26,7 @@ def row_of(seed: int, size: int = 1000) -> np.ndarray:
 
 
 def reduced(rows: list[np.ndarray], sampler: Sampler | None = None, top_k: int | None = 20) -> ReducedDist:
-    """There and back."""
+    """Reduce rows and parse the answer, as both sides do."""
     block = reduction_block(top_k, NAMED, sampler.block() if sampler else None)
     reducer = RowReducer(block, len(rows[0]))
     answer = b"".join(reducer.reduce(memoryview(row), index) for index, row in enumerate(rows))

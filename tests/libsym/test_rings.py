@@ -380,7 +380,7 @@ def test_a_closed_channel_lets_its_owner_go():
 
     class Owner:
         def made_room(self):
-            """Nothing."""
+            """Do nothing when the ring has room again."""
 
     owner = Owner()
     owner.channel = ServerChannel.create(16)

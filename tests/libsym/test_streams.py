@@ -16,12 +16,12 @@ import anyio
 import pytest
 
 from libsym.abi import ROWS_LAST, Finish, Op
+from libsym.calls.generate import Progress, Started
 from libsym.channel.client import ClientChannel, Stream
 from libsym.channel.event_loop import perform
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
-from libsym.generate import Progress, Started
 from tests.libsym.echo_client import Daemon, statistics, wait_until
 from tests.libsym.echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
 from tests.libsym.interrupts import ends_before
@@ -294,7 +294,7 @@ def test_only_one_thread_at_a_time_waits_for_a_stream(client: ClientChannel) -> 
         finally:
             client.call(Op.PING, flags=RELEASE)
         assert next(waits).result().args[0] == 1
-    assert {str(error) for error in refused} == {"another thread waits for what comes next: one at a time"}
+    assert {str(error) for error in refused} == {"another thread waits for the next reply: only one at a time may"}
 
 
 def test_only_a_batch_has_parts(client: ClientChannel) -> None:

@@ -1,4 +1,4 @@
-"""What a type checker tells the author of a program: everything, for the package says that it is typed."""
+"""Type checking of programs: the package declares that it is typed, so a checker sees every name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_that_program_uses_every_name() -> None:
 
 @pytest.mark.slow
 def test_a_program_that_is_wrong_is_told_so(installed: Path, tmp_path: Path) -> None:
-    """Or the test above would pass for a package whose types nobody sees."""
+    """The test above alone would pass for a package whose types nobody sees."""
     program = tmp_path / "wrong.py"
     program.write_text(
         "import libsym as sym\n"

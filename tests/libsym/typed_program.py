@@ -126,6 +126,8 @@ def files(kv: sym.KV) -> None:
     forks: list[sym.KV] = [sym.kv_fork(kv), sym.kv_extract(kv, [(0, 1), slice(None)]), sym.kv_merge([kv, kv])]
     assert_type(sym.kv_read(forks[0]), tuple[list[int], list[int]])
     by_path: list[sym.KV] = [sym.kv_fork("a.kv"), sym.kv_extract("a.kv", [(0, 1)]), sym.kv_merge(["a.kv", kv])]
+    assert_type(sym.kv_fork_n("a.kv", 2), list[sym.KV])
+    assert_type(kv.fork_n(2), list[sym.KV])
     assert_type(sym.kv_read("a.kv", 1), tuple[list[int], list[int]])
     assert_type(by_path[0].path, str | None)
     assert_type(sym.kv_stat("a.kv"), sym.KvStat)

@@ -1,4 +1,4 @@
-"""One daemon with a real model for all tests of programs, and programs as processes."""
+"""Fixtures: a daemon with a real model for all tests of programs, and programs as processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lips:
         self.mount = daemon.mount
 
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """The program as a process of its own, with pipes."""
+        """Start the program as a process of its own, with pipes."""
         return subprocess.Popen(
             [sys.executable, str(LIPS / f"{name}.py"), *arguments],
             stdin=subprocess.PIPE,
@@ -34,13 +34,13 @@ class Lips:
         )
 
     def finish(self, name: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """The program run to its end, with this text from its user; whatever its status."""
+        """Run the program to its end, with this text as its user's input. Any exit status is allowed."""
         process = self.start(name, *arguments)
         out, err = process.communicate(text, timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run(self, name: str, *arguments: str, text: str = "") -> str:
-        """What the program prints; it must end well."""
+        """Run a program to its end, which must be a success. Return its output."""
         done = self.finish(name, *arguments, text=text)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -70,13 +70,15 @@ def a_daemon(directory, model):
 
 @pytest.fixture
 def lips(_lips_daemon, monkeypatch):
-    """The programs and their daemon; afterwards its books are right, and the mount is empty."""
+    """The programs and their daemon. After the test its accounts balance, and the mount is empty."""
     yield from beside(_lips_daemon, monkeypatch)
 
 
 @pytest.fixture
 def tiny(_tiny_daemon, monkeypatch):
-    """As `lips`, with a small random model whose tokens are bytes: for what no answer matters to."""
+    """Yield the same as `lips`, with a small random model whose tokens are bytes. It suits tests that need no sensible
+    answer.
+    """
     yield from beside(_tiny_daemon, monkeypatch)
 
 
@@ -92,7 +94,7 @@ def beside(daemon, monkeypatch):
 
 @pytest.fixture
 def computed(lips):
-    """Calls a function, and says how many tokens the daemon computed for this process meanwhile."""
+    """Calls a function. Returns its result, and how many tokens the daemon computed for this process meanwhile."""
 
     def count(call, *arguments, **how):
         before = sym.getrusage().tokens

@@ -1,4 +1,4 @@
-"""A file of prompts is answered line by line, whatever ends the program in between."""
+"""A file of prompts is answered line by line, even if the program ends in between."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tm
         2: ["id", "error"],
         3: ["id", "text", "finish"],
     }
-    wrong = {"[1]": "1: give an object", "{": "1: no JSON", '{"prompt": "A", "top": 1}': "1: give prompt or"}
+    wrong = {"[1]": "1: give an object", "{": "1: no JSON", '{"prompt": "A", "top": 1}': "1: give either prompt or"}
     twice = {'{"prompt": "A", "id": 2}\n{"prompt": "B"}': f"2: its id 2 is that of {prompts}, line 1"}
     for line, about in {**wrong, **twice}.items():
         prompts.write_text(line)

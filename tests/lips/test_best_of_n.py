@@ -16,7 +16,7 @@ OPTIONS = ["-n", "3", "--max-tokens", "12", "--temperature", "0.8"]
 
 
 def draws() -> list[list[int]]:
-    """As the command draws them with these options."""
+    """Return the answers that the command draws with these options."""
     question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
     drawn = sym.generate_n(sym.kv_create(), question, 3, temperature=0.8, seed=0, max_tokens=12)
     return [list(each) for each in drawn]

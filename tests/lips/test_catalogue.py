@@ -1,4 +1,4 @@
-"""Rules for every program that ships: its length, its words, its place in the README and in lips(7)."""
+"""Rules for every program that ships: its length, its words, its place in lips(7) and the page of its purpose."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from pathlib import Path
 import pytest
 
 import libsym as sym
-from symphony.launcher.finding import PURPOSES, does_without_sandbox, shipped
+from symphony.launcher.common.finding import PURPOSES, does_without_sandbox, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = shipped()
-MANUAL = (ROOT / "man" / "lips.7").read_text(encoding="utf-8").replace("\\-", "-")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_LINES = 400
+"""Maximum number of lines of a page that a person can hold."""
 
+
+def manual(page):
+    text = (ROOT / "man" / f"{page}.7").read_text(encoding="utf-8")
+    return text.replace("\\-", "-").replace("\\(aq", "'").replace("\\e\n", "\\\n")
+
+
+MANUAL = manual("lips")
+PAGES = {name: f"lips-{purpose.lower()}" for purpose, names in PURPOSES.items() for name in names}
+PAGES["gateway"] = "lips-gateway"
 
 PACKAGES = {name for name, path in PROGRAMS.items() if path.name == "__main__.py"}
 
@@ -68,15 +77,18 @@ def test_a_package_that_ships_may_say_that_it_needs_no_sandbox_and_nothing_else_
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_is_in_the_readme_and_in_the_manual(name):
-    assert re.search(rf"^\| [^|]*`{name}`", README, re.MULTILINE)
-    assert re.search(rf"^\.B[RI]? {name}\b", MANUAL, re.MULTILINE)
+def test_the_overview_says_of_it_what_the_list_of_programs_says(name):
+    said = re.search(rf"^\.TP\n\.B {name}\n(.*)$", MANUAL, re.MULTILINE)
+    assert said is not None
+    assert said[1] == docstring(name).partition("\n")[0]
 
 
-def test_the_readme_and_the_manual_name_no_program_that_there_is_not():
-    table = README.partition("\n## The programs that ship\n")[2].partition("\n## ")[0]
-    named = {name for row in re.findall(r"^\| ([^|]*)\|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    assert named == set(PROGRAMS)
+@pytest.mark.parametrize("page", sorted({*PAGES.values(), "lips", "lips-gateway-fields"}))
+def test_a_page_is_short_and_has_an_example(page):
+    text = manual(page)
+    assert text.count("\n") <= MOST_LINES
+    assert re.search(r"^\.EX\n\$ ", text, re.MULTILINE)
+    assert page == "lips" or f".BR {page} (7)" in MANUAL or f".BR {page} (7)" in manual("lips-gateway")
 
 
 def test_programs_are_listed_by_what_they_are_for_as_the_manual_has_them():
@@ -89,17 +101,37 @@ def test_programs_are_listed_by_what_they_are_for_as_the_manual_has_them():
     assert sorted(name for names in PURPOSES.values() for name in names) == sorted(PROGRAMS)
 
 
+def in_its_page(name):
+    """Return what the manual says of a program: a section, or for the gateway the whole page."""
+    page = manual(PAGES[name])
+    section = page if name in PACKAGES else page.partition(f"\n.SS {name}\n")[2].partition("\n.S")[0]
+    return "\n".join(re.findall(r"^\.EX\n(.*?)^\.EE$", section, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("text_of", [docstring, in_its_page])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_examples_that_it_shows_are_taken(name, parse, tmp_path, monkeypatch):
+def test_the_examples_that_it_shows_are_taken(name, text_of, parse, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db|jsonl))\b", docstring(name))):
+    text = text_of(name)
+    for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db|jsonl))\b", text)):
         Path(word).write_text("a text") if "." in word else Path(word).mkdir()
-    examples = re.findall(r"^ *symphony run (?:-\S+ \S+ )*(\w+)( .*)?$", docstring(name), re.MULTILINE)
+    examples = re.findall(r"^(?:\$| )*(?:cat .*)?symphony run (?:-\S+ \S+ )*(\w+)( .*)?$", text, re.MULTILINE)
     assert examples
     for program, words in examples:
         assert program == name
         with pytest.raises(Parsed):
             parse(name, *shlex.split(words.partition("  #")[0]))
+
+
+def test_the_page_of_the_gateway_describes_its_options_and_no_others():
+    section = manual("lips-gateway").partition("\n.SH OPTIONS\n")[2].partition("\n.SH ")[0]
+    described = {word for entry in re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE) for word in options_in(entry)}
+    known = {word for each in parser_of("gateway")._actions for word in each.option_strings}
+    assert described == known - {"-h", "--help"}
+
+
+def options_in(text):
+    return re.findall(r"--[a-z][a-z-]*", text)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

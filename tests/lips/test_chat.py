@@ -39,7 +39,7 @@ def said(monkeypatch, capsys):
 
 
 def test_a_conversation_goes_on_after_the_daemon_was_restarted_as_if_it_had_not_been(tmp_path):
-    """Of the model whose weights are random: what counts is that not one bit of the context is lost."""
+    """The weights of this model are random: the test is that not one bit of the context is lost."""
     daemon = Daemon(tmp_path, "--model", "tiny")
     try:
         whole = chat(Lips(daemon), *TURNS, file="whole.kv")

@@ -53,7 +53,7 @@ def test_the_conversation_goes_on_and_its_turns_can_be_undone(lips):
 def test_what_would_be_no_shorter_is_not_made(lips):
     talk("talk.kv")
     for arguments, about in (
-        (["--keep", "4"], "none is left beside the last 4"),
+        (["--keep", "4"], "the last 4 stay: none is left to summarize"),
         (["--max-tokens", "9999"], "no room for a summary of 9999 tokens"),
         (["--max-tokens", "1"], "name is taken"),
     ):

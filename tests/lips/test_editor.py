@@ -1,4 +1,4 @@
-"""A directory that is edited: what each change computes, and what is on the mount afterwards."""
+"""A directory that is edited: the computation of each change, and the files on the mount afterwards."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ MAX_TOKENS = 2
 
 
 def states():
-    """Those on the mount, without that of the empty text, with which each file begins."""
+    """Return the names of the states on the mount, without the empty text's, with which each file begins."""
     return sorted(entry.name for entry in sym.kv_list("editor") if entry.tokens)
 
 

@@ -1,4 +1,4 @@
-"""Two contexts beside each other: what one is asked, read or remembers changes what is drawn, as much as is said."""
+"""Two contexts beside each other: the question, text or memory of one changes the draws by the given weight."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ PROMPT = "The history of the city begins"
 
 
 def greedy(tokens, max_tokens):
-    """What the daemon's own loop says."""
+    """Return the tokens of the daemon's own loop."""
     with sym.kv_create() as kv:
         return list(sym.generate(kv, tokens, max_tokens=max_tokens))
 

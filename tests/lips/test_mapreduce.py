@@ -12,7 +12,7 @@ TEXT = "\n".join(f"On day {day} the crew of the ship sailed {day * 7} miles to t
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What the model was given to summarise, and its generations, round by round."""
+    """Record each generation, round by round: its prompt as text, the number of given tokens, the generation."""
     given, plain = [], sym.generate
 
     def generate(kv, tokens, **how):

@@ -1,4 +1,4 @@
-"""Texts that are computed apart and joined: what is saved, and what it costs in KL."""
+"""Texts that are computed apart and joined: the tokens saved, and the cost in KL."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def head(lips):
 
 
 def test_one_module_that_is_joined_is_what_is_computed_at_once(head):
-    """It has seen all that is before it: joining loses nothing."""
+    """The module has seen everything before it, so joining loses nothing."""
     found = modular.compare([head, modular.open_module(head, TEXTS[0])], QUESTION, 8)
     assert found.kl == pytest.approx(0, abs=1e-9)
     assert found.answer == found.recomputed

@@ -30,7 +30,7 @@ class Notebook(NotebookClient):
         return found
 
     def run(self, source):
-        """What a cell gives: {"text/plain": …, "text/html": …} of its last expression, and "stdout"."""
+        """Run a cell; return its last expression by type ({"text/plain": …, "text/html": …}), and "stdout"."""
         cell = nbformat.v4.new_code_cell(source)
         self.nb.cells.append(cell)
         self.execute_cell(cell, len(self.nb.cells) - 1)

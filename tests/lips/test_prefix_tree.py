@@ -27,7 +27,7 @@ def answers(levels=LEVELS):
 
 
 def prompts():
-    """Of all that the levels combine, in the order in which the tree grows."""
+    """Yield the prompts that the levels combine, in the order in which the tree grows."""
     for system in SYSTEMS:
         for document in DOCUMENTS:
             for question in QUESTIONS:

@@ -1,4 +1,4 @@
-"""Answers from documents, and a cache of one's own: what is asked for most stays."""
+"""Answers from documents, and a program's own cache: the most popular documents stay."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Reasoning: shared thoughts are computed once, branches grow in the same steps, and what is searched for is found."""
+"""Reasoning: shared thoughts are computed once, branches grow in the same steps, and searches find their goal."""
 
 import random
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def steps(lips):
-    """Calls a function, and says how many steps the daemon took meanwhile; nobody else calls it."""
+    """Return a function that calls another and counts the daemon's steps meanwhile; only this process calls it."""
 
     def count(call, *arguments, **how):
         before = sym.daemon_stat()["num_steps"]
@@ -155,7 +155,7 @@ def test_the_search_finds_the_value_and_the_reward_is_arithmetic(lips):
 
 
 def test_a_search_finds_better_than_drawing_with_the_same_tokens():
-    """On a tree whose rewards are known: no model, the search alone."""
+    """The tree's rewards are known: the search runs alone, without a model."""
 
     class Known(mcts.Search):
         def __init__(self, target, seed):

@@ -58,7 +58,7 @@ def test_an_ending_may_join_the_texts_last_token(lips):
 def test_an_ending_that_joins_the_first_token_has_no_rank(lips):
     done = lips.finish("score", "--after", "h", "ello there", "i")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "'ello there' joins the first token" in done.stderr
+    assert "'ello there' changes the first token" in done.stderr
 
 
 def test_a_window_has_two_tokens_at_least(lips, tmp_path):

@@ -52,7 +52,7 @@ def test_it_goes_on_behind_what_a_file_holds(lips, method):
 
 @pytest.mark.parametrize("name", ["ngram", "jacobi", "tree_speculation", "beam", "contrastive"])
 def test_drafts_and_contexts_end_where_the_models_context_is_full(tiny, name):
-    """Of a text that leaves room for 21 tokens, each finds what greedy decoding does: those, and one behind them."""
+    """The text leaves room for 21 tokens. Each method finds those of greedy decoding, and one behind them."""
     text = "ab" * ((sym.model_info().max_positions - 21) // 2) + "a"
     text = text[: sym.model_info().max_positions - 21]
     expected = text + sym.generate(sym.kv_create(), sym.tokenize(text)).full_text()

@@ -1,4 +1,4 @@
-"""Watermarks are found by who has the key, and by nobody else; a p-value says how surely."""
+"""Watermarks are found with the key alone; a p-value says how surely."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def watermarked(prompt, number):
 
 
 def gumbelled(prompt, number):
-    """Each text has a key of its own: the key alone decides what is drawn."""
+    """Draw a text with a key of its own: the key alone decides the draws."""
     with sym.kv_create() as kv:
         return gumbel.generate(kv, prompt, KEY + number, MAX_TOKENS)
 

@@ -26,27 +26,27 @@ from kvfs.pages.pool import PagePool
 from libsym.errors import NoBuffers, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
-from scheduler.gate import Gate
+from scheduler.doors.gate import Gate
 from scheduler.programs import program as programs
 from scheduler.programs.registry import Programs
 from scheduler.programs.used import Used
-from scheduler.replies import Reply
-from symphony.model_text import LoadedText
+from scheduler.wire.replies import Reply
+from symphony.daemon.model_text import LoadedText
 
 ME = Credentials(0, 0, frozenset())
 NUM_PAGES = 64
 VOCAB_SIZE = 259
 NUM_SLOTS = 64
-LIMITS = Limits(max_tokens=64)
-"""So small that prefills are cut."""
+LIMITS = StepLimits(max_tokens=64)
+"""Limits that are small enough to cut prefills."""
 
 
 class Bench:
-    """Everything behind the listener; what a test does not use is not made."""
+    """All parts of a daemon behind the listener, each made on first use."""
 
-    def __init__(self, directory: Path, *, num_pages: int = NUM_PAGES, limits: Limits = LIMITS) -> None:
+    def __init__(self, directory: Path, *, num_pages: int = NUM_PAGES, limits: StepLimits = LIMITS) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)
         accounts = Accounts(
@@ -258,7 +258,7 @@ class Answers:
         """Every request is with the gate."""
 
     def serve_by(self, function, connection, operations) -> None:
-        """Nothing is carried out without the gate: there is no ring."""
+        """Serve no calls in C: there is no ring, so all of them come by the gate."""
 
     def reply(self, request_id, args=(), payload=b"", error=None, *, more=False, num_rows=0) -> None:
         assert request_id not in self.over, "answered after its end"

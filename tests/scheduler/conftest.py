@@ -1,4 +1,4 @@
-"""Tests that need more than a Bench make a kind of it of their own, and have it as `bench`, too."""
+"""Fixtures. A test module that needs more than a Bench subclasses it, and has the result as `bench`, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """What is freed here is freed at once, and not when the collector comes."""
+    """Turn the garbage collector off, so that reference counts alone free objects, at once."""
     gc.collect()
     gc.disable()
     yield
@@ -32,7 +32,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def full() -> Iterator[ServerChannel]:
-    """A channel whose ring has no room for what C would send."""
+    """A channel whose ring never has room for messages from C."""
     channel = ServerChannel.create(VOCAB_SIZE)
     channel_lib.sym_server_set_backlog(channel.memory[0], 1)
     yield channel
@@ -41,7 +41,7 @@ def full() -> Iterator[ServerChannel]:
 
 @pytest.fixture(autouse=True)
 def no_rings(monkeypatch, full):
-    """What C would send or take can't be where there is no ring: then tokens are sent at the end."""
+    """Give calls without a ring the fake channel `full` and no run in C. Their tokens are sent at the end."""
     channel, run_kind = GenerateCall.channel.fget, PredCall.run_kind.fget
 
     def channel_or_none(self):

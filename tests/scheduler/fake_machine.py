@@ -11,11 +11,11 @@ import trio
 import trio.testing
 
 from scheduler._loop import ffi, lib
-from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Limits, Policy, new_shares
+from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, new_shares
 
 SECOND = 1_000_000_000
 AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE = 20, 5, 16, 1.75
-"""As `policy.c` states them."""
+"""Constants of `policy.c`."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,18 @@ class Call:
     since_ns: int = 0
     begun_ns: int = 0
     is_late: bool = False
-    """Its deadline passed before it was complete."""
+    """Whether the call's deadline passed before it was complete."""
     done: trio.Event = field(default_factory=trio.Event)
     highest: int = -(1 << 31)
     """Priority in its account while it waits."""
     latest_plan: float = math.inf
-    """By which it has a place, known once nothing that comes later goes before it."""
+    """Number of the plan by which the call has a place. It is known once no later call can go before this one."""
 
 
 def plans_for_a_place(weights: list[float], weight: float, of_parent: float) -> float:
-    """As `policy.c` states it, for one of siblings with these weights whose parent has a place in so many plans."""
+    """Return the plans until a place, as `policy.c` states: for a sibling among `weights` whose parent has a place in
+    `of_parent` plans.
+    """
     return of_parent if len(weights) == 1 else OVERDUE * sum(weights) / weight + len(weights) * of_parent
 
 
@@ -81,7 +83,7 @@ class Tree:
 class Machine:
     """The loop of steps: plans, computes, settles; and checks what every plan promises."""
 
-    def __init__(self, tree: Tree, limits: Limits, row_ms: float, base_ms: float = 0.0) -> None:
+    def __init__(self, tree: Tree, limits: StepLimits, row_ms: float, base_ms: float = 0.0) -> None:
         self.limits = limits
         self.cost = ffi.new("sym_cost *")
         self.cost.rows_ns = [(base_ms + row_ms * 2**knot) * 1e6 for knot in range(len(self.cost.rows_ns))]
@@ -131,7 +133,7 @@ class Machine:
         return num_now
 
     def _note_bounds(self) -> None:
-        """Of calls that have waited so long that only those there now can go before them."""
+        """Note the latest plan of calls that have waited so long that only present calls can go before them."""
         now, by_kind, highest = now_ns(), defaultdict(list), {}
         for call in self.calls:
             by_kind[call.account, call.left == 1].append(call)
@@ -146,7 +148,7 @@ class Machine:
                     call.latest_plan = self.num_plans + places * account.plans_for_a_place
 
     def _check(self, num_now: list[int]) -> float:
-        """What every plan promises; and what its step takes."""
+        """Check the promises of every plan, and return the time of its step."""
         limits = self.limits
         decodes = [now for call, now in zip(self.calls, num_now, strict=True) if call.left == 1]
         prefills = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if call.left > 1]

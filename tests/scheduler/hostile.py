@@ -39,14 +39,14 @@ from scheduler.batch.call import FileCall
 from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.under_way import num_calls_in
-from scheduler.listener import Listener, bind
+from scheduler.doors.listener import Listener, bind
 from scheduler.programs.link import Link, Message
 from scheduler.programs.program import Program
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench
 
 ATTACKER = 1001
 PREFIX = [72, 105, 33, 10] * 10
-"""In the file that every connection of an attacker has forks of."""
+"""Tokens of the file that every connection of an attacker has forks of."""
 NUM_HANDLES = 8
 CONNECTION_FRAMES = 2_000
 CHUNK = 200
@@ -208,7 +208,7 @@ class Mutator:
         """`fatal_share`: of frames that are none, and cost the connection."""
         self.rng, self._fatal_share = random.Random(seed), fatal_share
         self.unnamed_share = 0.01
-        """Of calls without an id, which nobody can cancel."""
+        """Share of calls without an id, which nobody can cancel."""
         by_op = defaultdict[Op, list[Request]](list)
         for each in [*frames, *_frames_of_no_call()]:
             by_op[each.op].append(each)
@@ -284,7 +284,7 @@ class Mutator:
         return request._replace(payload=bytes(payload[: MAX_FRAME_BYTES - HEADER_BYTES]))
 
     def _in_a_batch(self, request: Request) -> Request:
-        """One call of it is another one, or broken; the count is right, mostly."""
+        """Change, repeat or remove one call of a batch; the count is adjusted."""
         rng, calls = self.rng, _calls_of(request.payload)
         if not calls:
             return request
@@ -302,7 +302,7 @@ class Mutator:
         return request._replace(args=(len(calls), *request.args[1:]), payload=payload)
 
     def _handle(self, handle: int) -> int:
-        """One that is open, mostly."""
+        """Return a handle that is most likely open."""
         return 1 + int(self.rng.random() * (NUM_HANDLES + 1)) if 0 < handle < 1 << 20 else handle
 
     # ---- of a payload
@@ -379,7 +379,7 @@ class Mutator:
 
 
 def _frames_of_no_call() -> list[Request]:
-    """What `calls_of_libsym` does not make, and the ABI has."""
+    """Return requests that the ABI allows and `calls_of_libsym` does not make."""
     allowed = bytes(4 * -(-VOCAB_SIZE // 32) - 1) + b"\x07"
     tokens = np.array([5, 6, 7], np.int32).tobytes()
     block = sym.Sampler(temperature=0.5, seed=1, presence_penalty=0.1).block([1, 2], [3], allowed=allowed)
@@ -393,7 +393,7 @@ def _frames_of_no_call() -> list[Request]:
 
 
 def _json_begin(request: Request) -> int | None:
-    """Where JSON begins in a payload, if some does."""
+    """Return the offset of JSON in a payload; None: it has none."""
     if request.op is Op.GENERATE:
         begin = request.payload.rfind(b'{"stop_at_end"')
         return None if begin < 0 else begin
@@ -567,7 +567,7 @@ class Fuzzer:
         self.num_frames = self.num_dropped = self.num_connections = 0
 
     def run(self, count: int) -> None:
-        """Take so many frames through one daemon's gate."""
+        """Send `count` frames through one daemon's gate."""
         with tempfile.TemporaryDirectory(prefix="symphony-hostile-") as directory, _no_errors_logged():
             bench = FuzzedBench(Path(directory), num_pages=NUM_PAGES)
             bench.fs.kv_chmod(ME, ".", 0o777)
@@ -591,7 +591,7 @@ class Fuzzer:
             nursery.cancel_scope.cancel()
 
     async def _honest_row(self, bench: FuzzedBench, template: Any) -> Any:
-        """Of a valid call, on a fork."""
+        """Return the row of a valid call on a fork."""
         fork = bench.fs.kv_fork(ME, template, None)
         with trio.fail_after(SETTLED_S):
             (row,) = await bench.submit(fork, [5, 6, 7]).wait()
@@ -608,7 +608,7 @@ class Fuzzer:
         file = bench.fs.kv_open(lip.credentials, "f0.kv", write=False)
         lip.add(file)
         is_killed = self.rng.random() < 0.5
-        """It goes with calls under way; else all are answered first."""
+        """Whether the connection goes with calls under way; else all calls are answered first."""
         self.mutator.unnamed_share = 0.01 if is_killed else 0
         async with trio.open_nursery() as nursery:
             try:
@@ -649,7 +649,7 @@ class Fuzzer:
                 number = await self._decode_loop(bench, client, nursery, number)
 
     async def _take(self, bench: FuzzedBench, client: Client, nursery: trio.Nursery) -> None:
-        """As the listener takes calls; until the ring is empty."""
+        """Take calls as the listener does, until the ring is empty."""
         lip, keep_rows = client.lip, self.rng.random() < 0.3
         while True:
             lip.slots.serve()
@@ -670,7 +670,7 @@ class Fuzzer:
         return requests
 
     async def _make_room(self, bench: FuzzedBench, client: Client) -> None:
-        """So many calls are under way that no more are taken: end them."""
+        """End calls under way, since with this many no more are taken."""
         assert len(client.open) <= 2 * MAX_OPEN + CONNECTION_FRAMES
         for call in list(client.lip.calls.values()):
             call.cancel()
@@ -678,7 +678,7 @@ class Fuzzer:
         client.read()
 
     async def _decode_loop(self, bench: FuzzedBench, client: Client, nursery: trio.Nursery, number: int) -> int:
-        """One token after the other, as the run takes them from the ring by itself; some of the calls are broken."""
+        """Write one token after the other, as the run takes them from the ring; some of the calls are broken."""
         handle, length = 1 + int(self.rng.random() * NUM_HANDLES), len(PREFIX)
         for step in range(8):
             number += 1
@@ -702,7 +702,7 @@ class Fuzzer:
         return number
 
     async def _settle(self, bench: FuzzedBench, client: Client) -> None:
-        """All calls are cancelled, and answered."""
+        """Cancel all calls, and check that they are answered."""
         lip = client.lip
         with trio.move_on_after(SETTLED_S) as scope:
             while client.open or lip.channel.num_waiting_replies:

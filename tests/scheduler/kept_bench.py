@@ -1,4 +1,4 @@
-"""The scheduler over a memory that is too small for its files: what does not fit is on disk."""
+"""The scheduler over a memory that is too small for its files; the rest of them is on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvfs.durable.keeper import Keeper
 from kvfs.durable.state import State
 from kvfs.fs import FileSystem
 from kvfs.pages.pool import PagePool
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from tests.scheduler.bench import LIMITS, Bench
 
 NUM_ON_DISK = 1000
@@ -25,7 +25,7 @@ class KeptBench(Bench):
     """`num_pages` fit into memory."""
 
     def __init__(
-        self, directory: Path, *, num_pages: int, num_on_disk: int = NUM_ON_DISK, limits: Limits = LIMITS
+        self, directory: Path, *, num_pages: int, num_on_disk: int = NUM_ON_DISK, limits: StepLimits = LIMITS
     ) -> None:
         self.model = load_model("tiny")
         self.arena = Arena(self.model.config, num_pages)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scheduler._loop import ffi
-from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, ROOT, Limits, Policy, new_shares
+from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, ROOT, Policy, StepLimits, new_shares
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -30,7 +30,7 @@ class Call:
     is_forced: bool = False
     """A stretch that is computed whole, as a decode."""
     begun_s: float = -1.0
-    """Of a decode: before all that waits here, where a test does not say otherwise."""
+    """Begin of a decode: before all calls that wait here, unless a test says otherwise."""
 
 
 def decodes(count, **of_each):
@@ -42,7 +42,7 @@ def prefills(count, left, **of_each):
 
 
 def new_cost(base_ms=0.0, row_ms=1.0, entry_us=0.0, pair_us=0.0):
-    """A machine whose steps take so long."""
+    """Return the cost of a machine whose steps take this time."""
     cost = ffi.new("sym_cost *")
     cost.rows_ns = [(base_ms + row_ms * 2**knot) * MS for knot in range(len(cost.rows_ns))]
     cost.entry_ns, cost.pair_ns = entry_us * 1000, pair_us * 1000
@@ -53,10 +53,12 @@ def new_cost(base_ms=0.0, row_ms=1.0, entry_us=0.0, pair_us=0.0):
 class Steps:
     """Steps of one policy, with shares that live as long: users, their accounts, and programs."""
 
-    limits: Limits = field(default_factory=lambda: Limits(max_tokens=64, max_calls=4, min_chunk=8, step_s=0.020))
+    limits: StepLimits = field(
+        default_factory=lambda: StepLimits(max_tokens=64, max_calls=4, min_chunk=8, step_s=0.020)
+    )
     cost: object = field(default_factory=new_cost)
     weights: dict = field(default_factory=dict)
-    """By path: (user,), (user, account), (user, account, program)."""
+    """Weights by path: (user,), (user, account), (user, account, program)."""
 
     def __post_init__(self):
         self.policy = Policy(self.limits, self.cost)

@@ -6,19 +6,19 @@ import random
 
 import trio
 
-from scheduler.batch.policy import NO_DEADLINE, Limits
+from scheduler.batch.policy import NO_DEADLINE, StepLimits
 from tests.scheduler.fake_machine import SECOND, Account, Call, Machine, Tree, now_ns
 
 
 def random_load(seed: int, num_steps: int = 30) -> Machine:
-    """The machine after so many steps of a load; it has checked all of them."""
+    """Return the machine after this many steps of a load; it has checked all of them."""
     chance = random.Random(seed)
     users = [
         [chance.choice((1, 1, 2, 8)) for _ in range(chance.choice((1, 1, 2)))] for _ in range(chance.choice((1, 2, 3)))
     ]
     tree = Tree([[float(weight) for weight in each] for each in users], [chance.choice((1.0, 1.0, 4.0)) for _ in users])
     min_chunk = chance.choice((1, 4, 16))
-    limits = Limits(
+    limits = StepLimits(
         max_tokens=chance.choice((16, 64)),
         max_calls=chance.choice((2, 4, 8, 64)),
         max_digested=16,
@@ -43,7 +43,7 @@ def stubborn_load(seed: int, num_steps: int = 400) -> Machine:
             is_digested = left > 1 and chance.random() < 0.2
             deadline_s = chance.choice((None, 20.0))
             programs.append(Saturating(account, share, count, left, priority, is_digested, deadline_s))
-    limits = Limits(max_tokens=64, max_calls=chance.choice((8, 64)), max_digested=16, min_chunk=16, step_s=0.1)
+    limits = StepLimits(max_tokens=64, max_calls=chance.choice((8, 64)), max_digested=16, min_chunk=16, step_s=0.1)
     machine = Machine(tree, limits, row_ms=chance.choice((10.0, 50.0)))
     run_programs(machine, programs, num_steps)
     return machine

@@ -14,7 +14,7 @@ from libsym.channel.server import Request, ServerChannel
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.generation import GenerateCall
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
@@ -42,7 +42,7 @@ class Standing(Bench):
     """A program with rings, and steps that are held."""
 
     def __init__(self, directory, limits=None, **memory):
-        super().__init__(directory, limits=limits or Limits(), **({"num_pages": 512} | memory))
+        super().__init__(directory, limits=limits or StepLimits(), **({"num_pages": 512} | memory))
         self.steps = CountingSteps()
         config = self.model.config
         self.batches = BatchScheduler(self.fs, self.steps, config.max_positions, config.vocab_size, self._limits)

@@ -297,10 +297,12 @@ static void settle(struct file *file) {
 
 /* The run goes on with it, or the file's member leaves and joins again. */
 static void submit(struct file *file, int32_t position) {
-    const sym_hot_call call = {.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
+    sym_beginning begins = {
+        .index = file->index, .server = server, .handle = (uint64_t)(file - files) + 1, .position = position};
+    begins.call = (sym_hot_call){.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
     if (file->index < 0) {
         join(file);
-    } else if (sym_loop_inject(loop, file->index, server, (uint64_t)(file - files) + 1, &call, position)) {
+    } else if (sym_loop_begin(loop, &begins, 1)) {
         num_injected++;
     } else {
         file->is_pending = 1;

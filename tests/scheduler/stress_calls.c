@@ -76,6 +76,8 @@ static void request(sym_connection *connection) {
     taken.args[0] = taken.op == SYM_KV_FORK && below(4) ? 0600 : any_argument(file);
     for (int i = 1; i < 4; i++)
         taken.args[i] = any_argument(file);
+    if (taken.op == SYM_KV_FORK && below(8))
+        taken.args[1] = below(4) ? below(5) : below(SYM_MAX_FORKS + 2);
     HOLDS(sym_connection_operations() >> taken.op & 1);
     files.num_names = below(3);
     pool.row_room = below(4) ? ROWS : pool.num_rows;
@@ -92,14 +94,18 @@ static void request(sym_connection *connection) {
         return;
     }
     HOLDS(file && !taken.payload_bytes && after.calls == before.calls + 1);
-    int num = (taken.op == SYM_KV_FORK) - (taken.op == SYM_KV_CLOSE);
+    int num_forks = taken.op != SYM_KV_FORK ? 0 : taken.args[1] ? (int)taken.args[1] : 1;
+    int num = num_forks - (taken.op == SYM_KV_CLOSE);
     HOLDS(after.handles == before.handles + num && after.files == before.files + num);
     HOLDS(after.branches == before.branches + num && after.branches == num_branches());
     if (num > 0) {
-        core_table *branch = sym_handle_find(connection, (uint64_t)answer[0]);
-        HOLDS(branch && branch->is_branch && branch->length == length && answer[1] == length);
-        HOLDS(!file->is_odd && after.names >= 0 && branch->mode == taken.args[0]);
-        payers[branch->row] = connection->maker.account;
+        HOLDS(num <= SYM_MAX_FORKS && !file->is_odd && after.names >= 0 && answer[1] == length);
+        for (int i = 0; i < num; i++) {
+            core_table *branch = sym_handle_find(connection, (uint64_t)answer[0] + i);
+            HOLDS(branch && branch->is_branch && branch->length == length && branch->number == answer[2] + i);
+            HOLDS(branch->mode == taken.args[0]);
+            payers[branch->row] = connection->maker.account;
+        }
         require_within_limits(connection->maker.account);
     } else if (taken.op == SYM_KV_TRUNCATE) {
         HOLDS(file->length == taken.args[0] && answer[0] == file->length);

@@ -687,10 +687,13 @@ static void accept(const struct request *request) {
         return;
     }
     CHECK(!file->has_call);
-    const sym_hot_call call = {request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0], 1};
-    const sym_server *server = &servers[(file - files) % NUM_SERVERS];
-    if (request->num_tokens == 1 && file->index >= 0 &&
-        sym_loop_inject(loop, file->index, server, request->id, &call, request->position)) {
+    sym_beginning begins = {.index = file->index,
+                            .server = &servers[(file - files) % NUM_SERVERS],
+                            .handle = request->id,
+                            .position = request->position};
+    begins.call =
+        (sym_hot_call){request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0], 1};
+    if (request->num_tokens == 1 && file->index >= 0 && sym_loop_begin(loop, &begins, 1)) {
         num_injected++;
         return;
     }
@@ -1214,7 +1217,7 @@ static void *observe(void *unused) {
             CHECK(index[i] >= 0 && index[i] < NUM_FILES);
         sym_loop_is_stepping(loop);
         for (int s = 0; s < NUM_SERVERS; s++)
-            CHECK(sym_loop_find(loop, &servers[s], (uint64_t)below(&random, NUM_PROGRAMS) + 1) < NUM_FILES);
+            CHECK(sym_loop_find(loop, &servers[s], (uint64_t)below(&random, NUM_PROGRAMS) + 1, 0) < NUM_FILES);
         sym_loop_expect(loop, 1);
         set_cost(&random);
         const int32_t share = sym_loop_new_share(loop, account, 1);

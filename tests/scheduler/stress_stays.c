@@ -1,5 +1,5 @@
-/* Branches in the run that the core alone sees to, for sanitizers: their calls come by the gate and by a ring, steps
- * fail, result slots run out, and answers find no room. A thread runs the loop. Python's part is done in between: it
+/* Branches in the run that the core alone sees to, for sanitizers: their calls come by the gate, alone or in batches, and by a
+ * ring, steps fail, result slots run out, and answers find no room. A thread runs the loop. Python's part is done in between: it
  * takes over a stay that has ended, that has little room, or whose file somebody else wants, and ends it. The decoder
  * remembers what it computed in each frame, which every file has to agree with. In the end nobody holds anything, and
  * all work is counted. */
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { VOCAB = 200, SLOTS = 2, POSITIONS = 1000, MOST_ENTRIES = 10000 };
+enum { VOCAB = 200, SLOTS = 3, POSITIONS = 1000, MOST_ENTRIES = 10000 };
 #ifdef SHORT_RUN
 enum { ROUNDS = 200000 };
 #else
@@ -35,18 +35,25 @@ static entry memory[FRAMES][PAGE_SLOTS];
 static pthread_mutex_t computing = PTHREAD_MUTEX_INITIALIZER;
 
 static void compute(const sym_batch *batch) {
+    int32_t num_out = 0;
     pthread_mutex_lock(&computing);
     for (int32_t c = 0; c < batch->num_copies; c++) {
         const int32_t *copy = batch->copies + 3 * c;
         memcpy(memory[copy[1]], memory[copy[0]], (size_t)copy[2] * sizeof **memory);
     }
     for (int32_t c = 0; c < batch->num_chunks; c++) {
-        int32_t at = batch->start[c], row = batch->first_row[c];
-        HOLDS(batch->first_row[c + 1] == row + 1 && batch->wanted[c] == 1);
-        entry now = {batch->tokens[row], batch->positions[row]};
-        memory[batch->pages[batch->first_page[c] + at / PAGE_SLOTS]][at % PAGE_SLOTS] = now;
-        batch->out[c][0] = (float)now.token;
-        batch->out[c][1] = (float)at;
+        int32_t at = batch->start[c];
+        entry now = {0};
+        HOLDS(batch->first_row[c + 1] > batch->first_row[c]);
+        for (int32_t row = batch->first_row[c]; row < batch->first_row[c + 1]; row++, at++) {
+            now = (entry){batch->tokens[row], batch->positions[row]};
+            memory[batch->pages[batch->first_page[c] + at / PAGE_SLOTS]][at % PAGE_SLOTS] = now;
+        }
+        HOLDS(batch->wanted[c] == 0 || batch->wanted[c] == 1);
+        if (batch->wanted[c]) {
+            batch->out[num_out][0] = (float)now.token;
+            batch->out[num_out++][1] = (float)(at - 1);
+        }
     }
     pthread_mutex_unlock(&computing);
 }
@@ -110,30 +117,38 @@ static sym_server servers[CONNECTIONS];
 static sym_loop *loop;
 static sym_usage used;
 static int32_t most_stays; /* at a time */
+static int num_batches;
 
 static uint64_t id_of(uint64_t handle, int32_t token) { return handle << 8 | (uint64_t)token; }
 
-static int64_t take_one(sym_server *server) {
-    for (int slot = 0; slot < SLOTS; slot++)
-        if (!server->results[slot].is_taken) {
-            server->results[slot].is_taken = 1;
-            return slot;
+static int64_t take_some(sym_server *server, int num) {
+    for (int slot = 0, run = 0; slot < SLOTS; slot++) {
+        run = server->results[slot].is_taken ? 0 : run + 1;
+        if (run == num) {
+            for (int at = slot + 1 - num; at <= slot; at++)
+                server->results[at].is_taken = 1;
+            return slot + 1 - num;
         }
+    }
     return -1;
 }
 
+static int64_t take_one(sym_server *server) { return take_some(server, 1); }
+
 static int64_t take_rows(sym_server *server, uint32_t num_rows) {
-    HOLDS(num_rows == 1);
+    HOLDS(num_rows > 0);
     pthread_mutex_lock(&server->lock);
-    int64_t slot = take_one(server);
+    int64_t slot = take_some(server, (int)num_rows);
     pthread_mutex_unlock(&server->lock);
     return slot;
 }
 
 static void free_rows(sym_server *server, uint32_t first, uint32_t num_rows) {
     pthread_mutex_lock(&server->lock);
-    HOLDS(num_rows == 1 && first < SLOTS && server->results[first].is_taken && !server->results[first].is_answered);
-    server->results[first].is_taken = 0;
+    for (uint32_t slot = first; slot < first + num_rows; slot++) {
+        HOLDS(slot < SLOTS && server->results[slot].is_taken && !server->results[slot].is_answered);
+        server->results[slot].is_taken = 0;
+    }
     pthread_mutex_unlock(&server->lock);
 }
 
@@ -173,6 +188,83 @@ static int answer(sym_server *server, uint64_t id, int64_t slot, int64_t num_ent
     return !has_room;
 }
 
+/* ---- numbers in place of a row, and answers of batches */
+
+struct sym_reducer {
+    uint32_t num_floats; /* of the answer */
+};
+
+static int num_reducers;
+
+static sym_reducer *read_reducer(const char *block, uint32_t bytes, uint32_t vocab_size) {
+    struct sym_reduction asked;
+    HOLDS(vocab_size == VOCAB);
+    if (bytes < sizeof asked)
+        return NULL;
+    memcpy(&asked, block, sizeof asked);
+    sym_reducer *reducer = zeros(1, sizeof *reducer);
+    reducer->num_floats = 2 + asked.top_k;
+    __atomic_fetch_add(&num_reducers, 1, __ATOMIC_RELAXED);
+    return reducer;
+}
+
+static void free_reducer(sym_reducer *reducer) {
+    __atomic_fetch_sub(&num_reducers, 1, __ATOMIC_RELAXED);
+    free(reducer);
+}
+
+static int64_t reduced_bytes(const sym_reducer *reducer) { return (int64_t)sizeof(float) * reducer->num_floats; }
+
+/* Sometimes the row is no distribution. */
+static int reduce(sym_reducer *reducer, const float *row, uint64_t index, char *answer) {
+    HOLDS(index == 0);
+    for (uint32_t i = 0; i < reducer->num_floats; i++)
+        memcpy(answer + i * sizeof(float), row + i % 2, sizeof(float));
+    return chance(16) ? 0 : -EDOM;
+}
+
+static int push(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes) {
+    float row[2];
+    memcpy(row, payload, sizeof row);
+    HOLDS(!flags && a0 == -1 && a1 == 1 && payload_bytes >= sizeof row && !more && !more_bytes);
+    HOLDS(row[0] == (float)(id & 255) && row[1] == (float)(a2 - 1));
+    pthread_mutex_lock(&server->lock);
+    server->num_answers++;
+    pthread_mutex_unlock(&server->lock);
+    return chance(16) == 0;
+}
+
+/* Each call has its row, its numbers, or an error. */
+static void take_answers(sym_server *server, int64_t num, const char *payload, uint32_t payload_bytes) {
+    uint32_t at = 0;
+    pthread_mutex_lock(&server->lock);
+    for (int64_t number = 0; number < num; number++) {
+        struct sym_reply reply;
+        memcpy(&reply, payload + at, sizeof reply);
+        HOLDS(reply.id == (uint64_t)number && reply.frame_bytes >= sizeof reply);
+        result *found = reply.err || reply.args[0] < 0 ? NULL : server->results + reply.args[0];
+        if (found) {
+            HOLDS(found->is_taken && !found->is_answered && found->row[1] == (float)(reply.args[2] - 1));
+            *found = (result){.is_taken = 1, .is_answered = 1};
+        }
+        HOLDS(!reply.err || reply.frame_bytes == sizeof reply + 4);
+        server->num_answers += !reply.err || reply.err == EDOM;
+        at += (reply.frame_bytes + 63) & ~63u;
+    }
+    HOLDS(at == payload_bytes);
+    pthread_mutex_unlock(&server->lock);
+}
+
+static int answer_all(sym_server *server, uint64_t id, int64_t num, const char *payload, uint32_t payload_bytes,
+                      uint32_t num_rows) {
+    HOLDS(id == 0 && num_rows <= SLOTS);
+    if (chance(16) == 0)
+        return 1;
+    take_answers(server, num, payload, payload_bytes);
+    return 0;
+}
+
 static int watch(sym_server *server) {
     (void)server;
     return chance(2) == 0;
@@ -187,6 +279,12 @@ static int unwatch(sym_server *server, int slept) {
 
 static const sym_hot_functions hot = {.take = take,
                                       .answer = answer,
+                                      .answer_all = answer_all,
+                                      .push = push,
+                                      .read_reducer = read_reducer,
+                                      .free_reducer = free_reducer,
+                                      .reduced_bytes = reduced_bytes,
+                                      .reduce = reduce,
                                       .watch = watch,
                                       .unwatch = unwatch,
                                       .take_rows = take_rows,
@@ -224,6 +322,7 @@ static void read_answers(sym_connection *connection) {
 
 static void add(sym_usage *to, const sym_usage *more) {
     to->calls += more->calls;
+    to->tokens_in += more->tokens_in;
     to->tokens += more->tokens;
     to->steps += more->steps;
     to->compute_ns += more->compute_ns;
@@ -239,6 +338,23 @@ static void count_used(void) {
     gate.used = NULL;
 }
 
+/* Python ends the call of a batch that the run did not answer. */
+static void note(sym_server *server, const sym_decode *decode, const sym_member *ended, int64_t num_entries) {
+    sym_group *group = decode->group;
+    const int is_computed = ended->end == SYM_END_UNSENT;
+    sym_noted noted = {
+        .number = decode->number, .err = is_computed ? ended->error : ECANCELED, .num_entries = num_entries};
+    noted.slot = decode->slot;
+    noted.payload = noted.err ? "gone" : decode->numbers ? decode->numbers->answer : NULL;
+    noted.bytes = noted.err ? 4 : decode->numbers ? decode->numbers->answer_bytes : 0;
+    if (noted.err && decode->slot >= 0)
+        free_rows(server, (uint32_t)decode->slot, 1);
+    if (sym_loop_note(loop, group, &noted)) {
+        take_answers(server, group->num, group->payload, group->num_bytes);
+        sym_group_abandon(group);
+    }
+}
+
 /* The rest is committed, unused room goes back, and so does the slot of a call that the run did not answer. */
 static void settle(sym_stay *stay) {
     sym_news now, before = stay->counted;
@@ -249,13 +365,16 @@ static void settle(sym_stay *stay) {
     file->place = CORE_NOBODY;
     if (now.num_done > before.num_done)
         HOLDS(core_commit(file, stay->log + before.num_done, now.num_done - before.num_done) == CORE_DONE);
-    add(&used, &(sym_usage){now.num_calls - before.num_calls, now.num_rows_computed - before.num_rows_computed,
-                            now.num_steps - before.num_steps, now.compute_ns - before.compute_ns,
-                            now.queue_ns - before.queue_ns});
+    add(&used, &(sym_usage){now.num_calls - before.num_calls, now.num_done - before.num_done,
+                            now.num_rows_computed - before.num_rows_computed, now.num_steps - before.num_steps,
+                            now.compute_ns - before.compute_ns, now.queue_ns - before.queue_ns});
     HOLDS(file->is_reserved == (file->num_entries > 0));
     HOLDS(!file->is_reserved || core_abort(file) == CORE_DONE);
-    if (ended->num_tokens || ended->end == SYM_END_UNSENT)
+    if (ended->decode.group)
+        note(stay->connection->server, &ended->decode, ended, file->length);
+    else if (ended->decode.slot >= 0 && (ended->num_tokens || ended->end == SYM_END_UNSENT))
         free_rows(stay->connection->server, (uint32_t)ended->decode.slot, 1);
+    sym_numbers_free(&hot, ended->decode.numbers);
 }
 
 static void take_over(sym_stay *stay) {
@@ -325,6 +444,47 @@ static uint64_t handle_for_call(const sym_connection *connection) {
         return below(8) ? any_branch(connection) : any_handle(connection);
     sym_loop_look(loop, stay->index, &now);
     return now.state == SYM_WAITING || below(64) == 0 ? stay->handle : 0;
+}
+
+/* Calls of several tokens, with a row or numbers, in one request or a batch: whether all begin, or nothing has changed. */
+static void predict_together(sym_connection *connection) {
+    static char payload[1 << 14];
+    int num_slots = num_taken(connection->server), num_stays = gate.num_stays, num = 1 + below(SLOTS);
+    int64_t answer[4] = {0}, lengths[SLOTS];
+    core_table *files_of[SLOTS];
+    sym_taken call = {.op = SYM_PRED_BATCH, .args = {below(32) ? num : below(4) - 1}};
+    for (int n = 0; n < num; n++) {
+        int32_t body[3 * PAGE_SLOTS + 8] = {0}, num_tokens = below(2) ? 1 : 1 + below(PAGE_SLOTS + (below(16) == 0));
+        int32_t num_positions = below(4) ? 0 : below(2) ? 1 : num_tokens;
+        uint32_t is_reduced = below(3) == 0, num_bytes = 4 * (uint32_t)(num_tokens + num_positions) + 16 * is_reduced;
+        uint64_t handle = handle_for_call(connection);
+        files_of[n] = sym_handle_find(connection, handle);
+        lengths[n] = files_of[n] ? files_of[n]->length : 0;
+        for (int32_t i = 0; i < num_tokens + num_positions; i++)
+            body[i] = i < num_tokens ? below(VOCAB) : num_positions == 1 ? below(POSITIONS) : i;
+        body[num_tokens + num_positions] = is_reduced ? below(3) : 0; /* top_k */
+        struct sym_request frame = {.frame_bytes = (uint32_t)sizeof frame + num_bytes - (below(32) == 0),
+                                    .op = below(64) ? SYM_PRED : SYM_PING,
+                                    .flags = SYM_ROWS_LAST | (is_reduced ? SYM_REDUCED : 0),
+                                    .handle = handle,
+                                    .args = {num_tokens, num_positions}};
+        memcpy(payload + call.payload_bytes, &frame, sizeof frame);
+        memcpy(payload + call.payload_bytes + sizeof frame, body, num_bytes);
+        call.payload_bytes += ((uint32_t)sizeof frame + num_bytes + 63) & ~63u;
+    }
+    gate.max_positions = POSITIONS;
+    gate.max_entries = MOST_ENTRIES;
+    gate.is_closed = connection->waits_for_slots = 0;
+    char *copy = zeros(call.payload_bytes, 1); /* whoever reads behind it is seen */
+    memcpy(copy, payload, call.payload_bytes);
+    int is_served = sym_connection_serve(connection, &call, copy, answer);
+    free(copy);
+    most_stays = gate.num_stays > most_stays ? gate.num_stays : most_stays;
+    for (int n = 0; n < num && is_served; n++)
+        HOLDS(files_of[n] && files_of[n]->stay && files_of[n]->length >= lengths[n]);
+    HOLDS(is_served || (gate.num_stays == num_stays &&
+                        num_taken(connection->server) <= num_slots + 1)); /* a ring may have had one */
+    num_batches += is_served != SYM_COLD;
 }
 
 /* Whether the gate may begin it. */
@@ -430,7 +590,8 @@ static void request(sym_connection *connection) {
     sym_taken taken = {.handle = any_handle(connection), .op = ops[below(6)]};
     core_table *file = sym_handle_find(connection, taken.handle);
     taken.args[0] = taken.op == SYM_KV_FORK ? 0600 : any_argument(file);
-    files.num_names = 1;
+    taken.args[1] = taken.op == SYM_KV_FORK ? below(4) : 0;
+    files.num_names = 4;
     sym_stay *stay = file ? file->stay : NULL;
     int64_t answer[4] = {0};
     int is_closed_here = stay && taken.op == SYM_KV_CLOSE && is_idle(stay);
@@ -439,10 +600,12 @@ static void request(sym_connection *connection) {
     int is_served = sym_connection_serve(connection, &taken, NULL, answer);
     HOLDS(is_served || !is_closed_here);
     if (is_served && taken.op == SYM_KV_FORK) {
-        core_table *branch = sym_handle_find(connection, (uint64_t)answer[0]);
-        payers[branch->row] = connection->maker.account;
-        HOLDS(branch && file && branch->length == file->length && !branch->stay && !branch->is_reserved);
-        compare(branch);
+        for (int i = 0; i == 0 || i < taken.args[1]; i++) {
+            core_table *branch = sym_handle_find(connection, (uint64_t)answer[0] + i);
+            payers[branch->row] = connection->maker.account;
+            HOLDS(branch && file && branch->length == file->length && !branch->stay && !branch->is_reserved);
+            compare(branch);
+        }
     } else if (is_served && taken.op == SYM_KV_CLOSE) {
         HOLDS(!sym_handle_find(connection, taken.handle));
     } else if (is_served && taken.op == SYM_KV_TRUNCATE) {
@@ -494,11 +657,12 @@ static void open_run(void) {
     gate.vocab_size = VOCAB;
     gate.last_call = -1;
     adopt = take_over;
+    const int32_t account = sym_loop_new_share(loop, sym_loop_new_share(loop, -1, 1), 1);
     for (int i = 0; i < CONNECTIONS; i++) {
         pthread_mutex_init(&servers[i].lock, NULL);
         connections[i].server = servers + i;
         connections[i].in_run = sym_loop_connect(loop);
-        connections[i].share = sym_loop_new_share(loop, -1, 1);
+        connections[i].share = sym_loop_new_share(loop, account, 1);
         connections[i].program = i;
     }
     for (int i = 0; i < MOST; i++)
@@ -515,12 +679,15 @@ static void close_run(void) {
         num_answers += servers[i].num_answers;
     }
     sym_news none[1];
-    HOLDS(sym_loop_num_places(loop) == most_stays); /* each was the next one's */
+    HOLDS(sym_loop_num_places(loop) <=
+          most_stays + SLOTS); /* each was the next one's, but for batches that did not begin */
+    HOLDS(num_reducers == 0);
     HOLDS(sym_loop_news(loop, none, 1, 1) == 0 && gate.num_stays == 0 && sym_stays_next(&gate, NULL, 0) < 0);
-    HOLDS(used.calls == num_answers && used.tokens == counts.num_tokens && used.steps == counts.num_calls_in_steps);
+    HOLDS(used.calls == num_answers && used.tokens_in <= used.tokens && used.tokens == counts.num_tokens &&
+          used.steps == counts.num_calls_in_steps);
     HOLDS(used.compute_ns > 0 && used.queue_ns > 0 && counts.num_taken > 0);
-    printf("stays: %d rounds, the gate began %d calls, the run took %d more, %d were answered\n", ROUNDS,
-           (int)gate.num_calls[SYM_PRED], (int)counts.num_taken, (int)num_answers);
+    printf("stays: %d rounds, the gate began %d calls and %d batches, the run took %d more, %d were answered\n", ROUNDS,
+           (int)gate.num_calls[SYM_PRED], num_batches, (int)counts.num_taken, (int)num_answers);
     sym_gate_free(&gate);
     sym_loop_free(loop);
 }
@@ -533,7 +700,9 @@ int main(void) {
     for (int round = 0; round < ROUNDS; round++) {
         sym_connection *connection = connections + below(CONNECTIONS);
         read_answers(connection);
-        if (below(4))
+        if (below(16) == 0)
+            predict_together(connection);
+        else if (below(4))
             call(connection);
         else if (below(16))
             request(connection);

@@ -24,7 +24,7 @@ from libsym.rows.sampler import Sampler
 from scheduler.batch.attention import AttentionMass
 from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import cost_of
 from tests.scheduler.bench import ME, NUM_SLOTS, VOCAB_SIZE, Bench
@@ -65,7 +65,7 @@ class Requests(Bench):
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Requests(tmp_path_factory.mktemp("bench"), limits=Limits())
+    return Requests(tmp_path_factory.mktemp("bench"), limits=StepLimits())
 
 
 def int32(*numbers):
@@ -298,7 +298,7 @@ def test_a_generation_that_is_wrong_is_answered_by_an_error_and_appends_nothing(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_message_surprises_the_gate(bench, caplog, data):
-    """What is right but for some bytes, flags or numbers is answered once, and nothing fails inside the daemon."""
+    """A request with some changed bytes, flags or numbers is answered once, and nothing fails inside the daemon."""
     right = [
         pred(
             int32(1, 2, 3) + MASK + reduction_block(2, [1], GREEDY),
@@ -406,7 +406,7 @@ def test_a_cancelled_batch_is_told_call_by_call(bench):
 
 
 def kept_of_calls():
-    """What calls leave behind that holds what a program sent; not what only the collector takes, which may be late."""
+    """Return the objects of calls that still hold a program's data. Kinds that the collector frees are left out."""
     kinds = (PredCall, GenerateCall, SystemCall, AttentionMass)
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
 
@@ -434,7 +434,7 @@ def test_what_a_program_sent_is_freed_when_it_is_answered(bench, request_):
 @pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("has_slots", [True, False])
 def test_what_a_program_sent_is_freed_when_it_goes(bench, request_, has_slots):
-    """It has one call that is ready and one behind it, or both wait for slots."""
+    """The program has one call that is ready and one behind it, or both wait for slots."""
 
     async def main():
         lip = bench.lip()

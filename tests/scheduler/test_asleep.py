@@ -22,7 +22,7 @@ from tests.scheduler.standing_bench import COMPLETE_TAIL
 from tests.scheduler.test_served_calls import Side
 
 DAEMON_ASLEEP = 384
-"""Its place in the region."""
+"""Offset of the daemon's word in the shared region."""
 LENGTH = (Op.KV_READ, 0, 1, (RANGE_END, 0, 0, 0), b"")
 FORK = (Op.KV_FORK, 0, 1, (0o600, 0, 0, 0), b"")
 PING = (Op.PING, 0, 0, (0, 0, 0, 0), b"")
@@ -37,7 +37,7 @@ class Sleeper(Side):
         self.num_woken = 0
 
     def run(self, scenario):
-        """In a file of three entries, which is handle 1."""
+        """Run a scenario on a file of three entries, which is handle 1."""
 
         async def main():
             async with trio.open_nursery() as nursery:
@@ -108,7 +108,7 @@ def test_calls_that_need_no_python_wake_nobody(sleeper):
 
 @pytest.mark.parametrize(("last", "num_woken"), [((Op.KV_CLOSE, 0, 2, (0, 0, 0, 0), b""), 0), (PING, 1)])
 def test_a_call_that_the_run_sees_in_a_ring_wakes_nobody_without_need(tmp_path, monkeypatch, last, num_woken):
-    """While the run looks at a program's ring, nobody rings."""
+    """No client rings while the run looks at the program's ring."""
     hot = ffi.new("sym_hot_functions *", ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)[0])
     monkeypatch.setattr(standing, "HOT_FUNCTIONS", int(ffi.cast("uintptr_t", hot)))
     sleeper, num_replied, frames = Sleeper(tmp_path / "side"), 0, [last]

@@ -1,4 +1,4 @@
-"""Memory and replies of calls that ask for attention: who gets how much."""
+"""Memory and replies of calls that ask for attention."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from scheduler.batch.attention import MAX_USER_BYTES, AnswerRoom, AttentionMass,
 
 LAYERS, HEADS = 8, 4
 ROW_BYTES = 4 * LAYERS * HEADS
-"""Of one entry."""
+"""Bytes of the sums of one entry."""
 
 
 def mass(memory, columns="pages", rows="sum", uid=0):

@@ -1,4 +1,4 @@
-"""Calls of any kind move as their table says, whatever cancels, delays or fails them."""
+"""Calls of any kind move as their table says, through all cancellations, delays and failures."""
 
 import time
 from functools import partial

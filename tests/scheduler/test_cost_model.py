@@ -1,4 +1,4 @@
-"""What steps take, learnt from steps."""
+"""The cost model learns the time of steps from steps."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Calls that have to begin their last step in time: what becomes of those that don't, wherever they are."""
+"""Calls that have to begin their last step in time: the fate of late calls, in every state."""
 
 import errno
 import threading
@@ -13,7 +13,7 @@ from libsym.channel.server import Request
 from libsym.errors import TimedOut
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.grammar import Grammars
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from tests.scheduler.bench import Bench
 from tests.scheduler.test_appending import GREEDY, batch, frame, generate, int32, options, pred
 
@@ -223,7 +223,7 @@ class Asking(Bench):
 
 @pytest.fixture
 def asking(tmp_path):
-    return Asking(tmp_path, limits=Limits())
+    return Asking(tmp_path, limits=StepLimits())
 
 
 def test_the_deadline_of_a_request_counts_from_when_it_is_taken(asking):

@@ -1,4 +1,4 @@
-"""Drafts from what was there before."""
+"""Drafts from the tokens before."""
 
 import numpy as np
 import pytest

@@ -46,7 +46,7 @@ class Trees(Bench):
         return reply.args[:1] == (1,), json.loads(reply.payload)
 
     def rows(self, path=".", creds=ME):
-        """All rows, and in how many windows they came."""
+        """Return all rows, and the number of windows that they came in."""
         rows, denied, last, num_windows, more = [], [], "", 0, True
         while more:
             more, window = self.ask(Du.ROWS, path, last, creds)
@@ -150,7 +150,7 @@ def test_what_the_caller_may_not_read_is_named_and_not_counted(bench):
 
 
 def test_what_a_file_shares_is_told_to_its_readers_alone(bench):
-    """As getfattr has it. What stat(2) tells is told; and the sum gives nothing away."""
+    """Users who may not read a file get the figures that stat(2) tells; the sum reveals nothing more."""
     bench.make("secret.kv", 64)
     source = bench.fs.kv_open(ME, "secret.kv", write=False)
     bench.fs.kv_close(bench.fs.kv_fork(ME, source, "open.kv", 0o644))

@@ -1,7 +1,7 @@
-"""Who gets how much, and how long one waits, over random loads on a machine without a model.
+"""Fairness and waiting times under random loads, on a machine without a model.
 
 `Machine` checks each plan: all decodes go while they have seats, a prefill that waits has rows, nothing is withheld,
-and no call waits for longer than `policy.c` says. scripts/soak/fairness.py does so for as long as one likes.
+and no call waits for longer than `policy.c` says. scripts/soak/fairness.py runs the same check for any length of time.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from tests.scheduler.fake_machine import Machine, Tree
 from tests.scheduler.random_loads import Saturating, random_load, run_programs, stubborn_load
 
@@ -48,7 +48,7 @@ def saturated(chance, tree, num_steps, *, kinds):
                     programs.append(Saturating(account, share, chance.randrange(1, 8), chance.randrange(2, 300)))
                 else:
                     programs.append(Saturating(account, share, 1, 1))
-    machine = Machine(tree, Limits(max_tokens=64, max_calls=16, min_chunk=8, step_s=0.040), row_ms=1.0)
+    machine = Machine(tree, StepLimits(max_tokens=64, max_calls=16, min_chunk=8, step_s=0.040), row_ms=1.0)
     run_programs(machine, programs, num_steps)
     return [machine.service[account] / account.weight for account in tree.accounts]
 

@@ -1,4 +1,4 @@
-"""The gate's calls that a coroutine answers later: how many, and what is left of them when their program goes."""
+"""The gate's calls that a coroutine answers later: their number, and their remains when their program goes."""
 
 import errno
 import threading
@@ -10,12 +10,12 @@ import trio
 import trio.testing
 
 from kvfs.names.tree import Credentials
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 from libsym.abi import ANY_OWNER, LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
-from scheduler.gate import FILES_A_TURN
+from scheduler.doors.gate import FILES_A_TURN
 from scheduler.operations.claims import PATIENCE_S
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import AT_ONCE, Texts
@@ -97,7 +97,7 @@ def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(be
 
 
 def test_a_claim_of_another_user_holds_up_nobody_and_a_team_for_a_bounded_time(bench):
-    """Of each user one program computes; who would take another's file waits for it a while."""
+    """Each user has one program that computes. A program that would take another's file waits for it a while."""
 
     async def main():
         bench.tree.root.mode = 0o1777
@@ -389,7 +389,7 @@ def test_a_file_is_made_at_the_quota_as_soon_as_the_kernel_has_forgotten_a_remov
         lip, tree = bench.lip(1000), bench.tree
         tree.root.mode = 0o1777
         file = bench.fs.kv_create(lip.credentials, "a.kv")
-        bench.fs.pool.accounts.limit(Limits(num_files=1))
+        bench.fs.pool.accounts.limit(AccountLimits(num_files=1))
         file.inode.lookups = 1
         bench.fs.kv_close(file)
         bench.fs.kv_remove(lip.credentials, "a.kv")

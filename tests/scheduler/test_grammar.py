@@ -264,7 +264,7 @@ def test_the_latest_grammars_are_kept(grammars):
 
 
 def test_no_account_finds_a_grammar_of_another_and_none_is_put_out_by_others(grammars):
-    """Of a user, a key of a gateway is an account: its domain."""
+    """Users and a gateway's keys are accounts; a key's account is its domain."""
     key, other_key = Owner(1000, 5), Owner(1000, 6)
     for owner in (ANN, key):
         grammars.compile(owner, "regex", "secret")

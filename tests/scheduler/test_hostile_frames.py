@@ -15,8 +15,8 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import UnderWay
 from scheduler.operations import pred
-from scheduler.payloads import Fields, check_priority
-from scheduler.replies import Reply
+from scheduler.wire.payloads import PayloadReader, check_priority
+from scheduler.wire.replies import Reply
 from tests.scheduler import hostile
 from tests.scheduler.hostile import Fuzzer, recorded_frames
 
@@ -85,7 +85,7 @@ def forget_refused(self, outcome, *, answer=SystemCall.answer):
 @pytest.mark.parametrize(
     ("where", "name", "fault"),
     [
-        (Fields, "take", unchecked_take),
+        (PayloadReader, "take", unchecked_take),
         (SystemCall, "answer", answer_twice),
         (SystemCall, "answer", forget_refused),
         (UnderWay, "end", lambda *_: None),

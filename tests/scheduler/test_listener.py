@@ -19,7 +19,7 @@ from libsym.abi import Op
 from libsym.channel.handshake import GREETING, welcome
 from libsym.channel.server import Request
 from libsym.errors import SymError, error_for
-from scheduler.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
+from scheduler.doors.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
 
 ALONE = MAX_HANDSHAKES // 2
 """Handshakes that one user may have under way if there is no other."""

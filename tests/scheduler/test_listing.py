@@ -31,7 +31,7 @@ class Lists(Bench):
         self.tree.make(self.directory, name, stat.S_IFLNK, mode=0o777, uid=1000, gid=1000)
 
     def page(self, path="d", after="", creds=ME):
-        """One reply: whether there is more, and the names in it."""
+        """Return one reply: whether there is more, and its names."""
         payload = f"{path}\0{after}".encode("utf-8", "surrogateescape")
         rest = self.listing.list(SystemCall(Lip(1, creds, None), Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), payload)))
         reply = trio.run(lambda: rest)

@@ -1,4 +1,4 @@
-"""The port of the metrics: what it answers, to whom, and that nobody can keep it to himself."""
+"""The port of the metrics: its answers and its clients, none of whom can keep it to himself."""
 
 import errno
 import socket
@@ -13,7 +13,7 @@ from scheduler.status.metrics_port import CONTENT_TYPE, FRESH_S, HOSTS, MAX_CONN
 
 
 class Port:
-    """One of a test's own, with a text that says how often it was asked for."""
+    """A port of a test's own, whose text says how often it was asked for."""
 
     def __init__(self):
         self.num_made = 0
@@ -27,7 +27,7 @@ class Port:
         return await trio.open_tcp_stream(host, self.served.number)
 
     async def ask(self, request, host="127.0.0.1"):
-        """All that it answers, until it closes the connection."""
+        """Return the whole answer, until the port closes the connection."""
         async with await self.connected(host) as stream:
             await stream.send_all(request.encode())
             return await rest_of(stream)

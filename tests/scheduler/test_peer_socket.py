@@ -1,4 +1,4 @@
-"""What other users send: descriptors that take long to close, and connections whose flags are theirs."""
+"""Sockets of other users: descriptors that take long to close, and connections with flags of their choice."""
 
 import ctypes
 import os
@@ -12,12 +12,12 @@ import trio
 import trio.testing
 
 from libsym.channel.handshake import GREETING, welcome
-from scheduler import peer_socket
-from scheduler.launchers import Launchers
-from scheduler.listener import Listener, bind
-from scheduler.peer_socket import THREADS_PER_UID, Threads, close_listening
+from scheduler.doors.launchers import Launchers
+from scheduler.doors.listener import Listener, bind
 from scheduler.programs.admission import Admission
 from scheduler.programs.registry import Programs
+from scheduler.wire import peer_socket
+from scheduler.wire.peer_socket import THREADS_PER_UID, Threads, close_listening
 from tests.scheduler.programs.test_launchers import ID, Talk
 from tests.scheduler.test_listener import Gate
 from tests.scheduler.weapons import HELD_UP_S, HungMount, eventually, kernel_can_refuse, lingering
@@ -52,7 +52,7 @@ def hung_mount():
 
 @contextmanager
 def as_uid(uid):
-    """This thread alone: the C library would wait for all threads to follow, and some of them hang."""
+    """Change the uid of this thread alone. The C library would wait for all threads, some of which hang."""
     assert _become(uid) == 0
     try:
         yield
@@ -65,7 +65,7 @@ def _become(uid):
 
 
 class House:
-    """Both sockets of a daemon."""
+    """Both sockets of a daemon, for clients and for launchers."""
 
     def __init__(self, path):
         self.calls, self.launchers = path / "socket", path / "socket.programs"
@@ -167,7 +167,7 @@ def run(path, scenario):
 
 
 def num_open(house):
-    return len(os.listdir("/proc/self/fd")) - house.threads.num_idle  # noqa: PTH208 - links that may be gone by now
+    return len(os.listdir("/proc/self/fd")) - len(house.threads._idle)  # noqa: PTH208 - links that may be gone by now
 
 
 def states_of_threads():

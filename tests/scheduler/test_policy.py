@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scheduler._loop import ffi, lib
-from scheduler.batch.policy import CANDIDATE, SHARE, Limits
+from scheduler.batch.policy import CANDIDATE, SHARE, StepLimits
 from tests.scheduler.policy_loads import MS, Call, Steps, after, decodes, new_cost, prefills
 
 AGING_PER_S = 20
@@ -105,7 +105,7 @@ def test_decodes_have_their_seats_beside_any_number_of_prefills():
 
 
 def test_rows_of_ours_are_bounded_and_others_go_on():
-    limits = Limits(max_tokens=64, max_calls=4, max_digested=6, min_chunk=6)
+    limits = StepLimits(max_tokens=64, max_calls=4, max_digested=6, min_chunk=6)
     calls = [Call("a", 5, is_digested=True), Call("b", 5, is_digested=True), Call("c", 5, is_digested=True)]
     assert planned([*calls, Call("d", 5)], limits=limits) == {"a": 5, "b": 1, "d": 5}
 
@@ -228,7 +228,7 @@ def test_who_had_all_it_wanted_saved_nothing_up():
 
 
 def test_decodes_that_nobody_lacked_do_not_keep_a_prefill_back_for_long():
-    steps = Steps(limits=Limits(max_calls=16, max_tokens=64, min_chunk=8, step_s=0.020))
+    steps = Steps(limits=StepLimits(max_calls=16, max_tokens=64, min_chunk=8, step_s=0.020))
     many = [*decodes(12), Call("other", 10**6, user=1)]
     served(steps, many, 300)
     counts = served(steps, [*many, Call("mine", 10**6)], 400)
@@ -238,7 +238,7 @@ def test_decodes_that_nobody_lacked_do_not_keep_a_prefill_back_for_long():
 
 def test_nobody_pays_for_hours_for_what_nobody_lacked():
     """Decodes that all went put the first user ahead; seats are short, and it is the second one's turn for a while."""
-    steps = Steps(limits=Limits(max_calls=16, max_tokens=64, min_chunk=8, step_s=0.020))
+    steps = Steps(limits=StepLimits(max_calls=16, max_tokens=64, min_chunk=8, step_s=0.020))
     served(steps, [*decodes(14), Call("p", 10**6, user=1)], 1000)
     counts = served(steps, [*decodes(30), *(Call(f"o{index}", 1, user=1) for index in range(30))], 200)
     mine = sum(count for name, count in counts.items() if name.startswith("d"))
@@ -246,7 +246,7 @@ def test_nobody_pays_for_hours_for_what_nobody_lacked():
 
 
 def test_a_call_that_found_its_rows_of_ours_taken_has_its_turn():
-    limits = Limits(max_tokens=64, max_calls=4, max_digested=16, min_chunk=8)
+    limits = StepLimits(max_tokens=64, max_calls=4, max_digested=16, min_chunk=8)
     calls = [
         Call("first", 10**6, is_digested=True),
         Call("second", 10**6, user=1, account=1, is_digested=True),
@@ -268,7 +268,7 @@ def test_months_of_service_cost_no_precision():
 
 
 def test_a_step_of_all_calls_compares_none():
-    steps = Steps(limits=Limits())
+    steps = Steps(limits=StepLimits())
     assert len(steps.plan(decodes(256))) == 256
     assert steps.policy.num_compared == 0
 
@@ -281,7 +281,7 @@ def test_comparisons_grow_no_faster_than_sorting():
             Call(f"{i}", chance.choice((1, 5)), chance.randrange(-9, 9), user=chance.randrange(9), program=i % 50)
             for i in range(count)
         ]
-        steps = Steps(limits=Limits(max_calls=count // 2, min_chunk=512, max_digested=512))
+        steps = Steps(limits=StepLimits(max_calls=count // 2, min_chunk=512, max_digested=512))
         steps.plan(calls, 1.0)
         per_call[count] = steps.policy.num_compared / count
     assert per_call[4096] <= per_call[64] * (12 / 6) * 1.5
@@ -293,8 +293,8 @@ def test_the_arrays_are_the_structures_of_c():
     there = ffi.from_buffer("sym_candidate[]", candidate)[0]
     assert (there.left, there.deadline_ns) == (7, 9)
     share = np.zeros(1, SHARE)
-    share["turns"] = [[3, 4]]
-    assert list(ffi.from_buffer("sym_share[]", share)[0].turns) == [3, 4]
+    share["last_plan"] = [[3, 4]]
+    assert list(ffi.from_buffer("sym_share[]", share)[0].last_plan) == [3, 4]
 
 
 @pytest.mark.parametrize(("step_ms", "wait_ms"), [(1, 0.3), (10, 1.0), (100, 3.0)])

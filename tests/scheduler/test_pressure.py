@@ -14,7 +14,7 @@ import trio.testing
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.pool import PagePool
 from libsym.abi import Op, PressureKind
 from libsym.channel.server import Request
@@ -31,7 +31,7 @@ GRACE_S = 0.2
 
 
 class House:
-    """A file system, programs of it, and what they are told."""
+    """A file system, programs of it, and the messages that they get."""
 
     def __init__(self, fs: FileSystem) -> None:
         self.fs = fs
@@ -78,7 +78,7 @@ def paths(lip: Lip, number: int) -> list[str | None]:
 
 @pytest.fixture
 def fs(tmp_path: Path) -> Iterator[FileSystem]:
-    """One that everybody may write to; afterwards its books are right."""
+    """A file system whose root everybody may write to; its books are checked afterwards."""
     facts = FakeFacts()
     fs = FileSystem(PagePool(FakeStore(facts, num_pages=64)), facts, tmp_path / "files", 0, 0)
     fs.volume.tree.root.mode = 0o777
@@ -92,7 +92,7 @@ def house(fs: FileSystem) -> House:
 
 
 def in_time(house: House, main: Callable[[], Awaitable[None]]) -> None:
-    """While alarms go off; time passes when everybody waits for it."""
+    """Run `main` while alarms go off; time passes when all tasks wait for it."""
 
     async def both() -> None:
         async with trio.open_nursery() as nursery:
@@ -342,8 +342,8 @@ def test_a_program_that_has_gone_is_told_nothing_and_leaves_nothing(house: House
 
 @pytest.fixture
 def narrow(fs: FileSystem) -> House:
-    """Each user may have 20 pages."""
-    fs.pool.accounts.limit(Limits(20 * fs.pool.page_bytes))
+    """A house in which each user may have 20 pages."""
+    fs.pool.accounts.limit(AccountLimits(20 * fs.pool.page_bytes))
     return House(fs)
 
 

@@ -17,12 +17,12 @@ from libsym.errors import NoSpace, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
 from scheduler.batch.ends import row_failure
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
 from scheduler.operations.pred import Predicting
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 from tests.scheduler.bench import ME, Bench, Steps
 
 
@@ -30,7 +30,7 @@ class Runs(Bench):
     """A program, and steps that compute nothing and are held."""
 
     def __init__(self, directory):
-        super().__init__(directory, num_pages=4, limits=Limits())
+        super().__init__(directory, num_pages=4, limits=StepLimits())
         self.steps = Steps()
         self.steps.hold()
         self.predicting = Predicting(self.batches, Limited(self.model.config))
@@ -83,7 +83,7 @@ def test_calls_that_waited_for_the_decoder_go_on_in_a_run(tmp_path):
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(96, Reply), (97, NoSpace)])
 def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, expected):
-    """From its second call on it has taken three pages of four, and uses one."""
+    """From its second call on the run has taken three pages of four, and uses one."""
     outcomes, over = [], trio.Event()
 
     def finished(outcome):
@@ -112,7 +112,7 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("flags", [ROWS_LAST, ROWS_ALL], ids=["in a run", "in a step"])
 def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
-    """At once, and not when the collector comes."""
+    """The memory is free at once, not when the collector comes."""
     is_free = threading.Event()
     weakref.finalize(bench.program.channel.memory[1], is_free.set)
 

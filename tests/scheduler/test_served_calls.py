@@ -20,10 +20,12 @@ import trio.testing
 
 from kvfs.names.content import KvFile
 from kvfs.names.tree import Credentials
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 from libsym.abi import (
     FORK_ENDED,
+    MAX_FORKS,
     RANGE_END,
+    REDUCED,
     REPLY_STRUCT,
     REQUEST_STRUCT,
     RING_BYTES,
@@ -34,6 +36,8 @@ from libsym.abi import (
 )
 from libsym.channel.server import MAX_TAKEN, ServerChannel
 from libsym.errors import SymError
+from libsym.rows.reduced import reduction_block
+from libsym.rows.sampler import Dry, Sampler
 from scheduler._loop import lib
 from scheduler.connection.lip import Lip
 from scheduler.operations.pressure import MAX_CANDIDATES
@@ -51,10 +55,13 @@ SAME_OF_KV = ("born_length", "cuts", "fewest", "forked_from", "hits", "lost", "u
 class Side(Bench):
     """A daemon's gate, and programs with rings."""
 
-    def __init__(self, directory, *, is_served):
+    def __init__(self, directory, *, is_served, is_narrow=True):
+        """`is_narrow`: the gate leaves files in the run after each call, as the core does. Else the core reserves more,
+        and files share other pages.
+        """
         directory.mkdir()
         super().__init__(directory, num_pages=512)
-        self.is_served = is_served
+        self.is_served, self.is_narrow = is_served, is_narrow
         self.fs.volume.tree.root.mode = 0o1777
         self.lips = [self.connect(ANN), self.connect(ANN), self.connect(BOB)]
         self.num_submitted: Counter[Lip] = Counter()
@@ -108,18 +115,37 @@ class Side(Bench):
             head = COMPLETE_RING + at % RING_BYTES
             size, err, number, *args, flags, _, _ = REPLY_STRUCT.unpack_from(region, head)
             payload = bytes(region[head + 64 : head + size])
-            if frames and frames[number - 1][0] == Op.PRED and not err and args[1]:  # its row, wherever that is
-                row = np.array(lip.channel.row(args[0]))
-                np.frombuffer(region, np.uint32)[lip.channel._plan.states_offset // 4 + args[0]] = FREE
-                args, payload = args[1:], row.tobytes()
+            op = frames[number - 1][0] if frames and not err else None
+            if op == Op.PRED:
+                args, payload = self.row(lip, args, payload)
+            elif op == Op.PRED_BATCH:
+                payload = [*self.calls(lip, payload)]
             found.append((number, err, flags, args, _without_times(payload) if not err else payload))
             at += -(-size // 64) * 64
         words[COMPLETE_HEAD // 8] = at
         return found
 
+    def row(self, lip, args, payload):
+        """Return the row that a PRED is answered by, wherever it is, if there is one; its slot is free again."""
+        slot, num_rows, *_ = args
+        if not num_rows or slot < 0:
+            return args, payload
+        row = np.array(lip.channel.row(slot))
+        np.frombuffer(lip.channel.memory[1], np.uint32)[lip.channel._plan.states_offset // 4 + slot] = FREE
+        return args[1:], row.tobytes()
+
+    def calls(self, lip, payload):
+        """Give the answers of a batch's calls."""
+        at = 0
+        while at < len(payload):
+            size, err, number, *args, _, _, _ = REPLY_STRUCT.unpack_from(payload, at)
+            body = payload[at + 64 : at + size]
+            yield number, err, (args, body) if err else self.row(lip, args, body)
+            at += -(-size // 64) * 64
+
     @property
     def num_calls(self):
-        """Calls by operation, whoever took them."""
+        """Return the number of calls by operation, served by C and by Python."""
         return self.gate.num_calls + Counter({Op.PRED: self.batches.statistics.num_taken_calls})
 
     def look_at(self, lip, handle):
@@ -134,10 +160,10 @@ class Side(Bench):
         accounts = [self.fs.pool.accounts.of(creds.uid) for creds in (ANN, BOB)]
         return [
             [(len(lip.handles), [*lip.handles], lip.program.page_seconds.num_pages) for lip in self.lips],
-            [lip.program.page_seconds.num_distinct_pages() for lip in self.lips],
             [(each.num_files, each.holdings.num_bytes) for each in accounts],
             [(each.calls, each.failed_calls, each.tokens, each.tokens_in, each.tokens_out) for each in used],
             self.batches.statistics.num_calls,
+            [lip.program.page_seconds.num_distinct_pages() for lip in self.lips if self.is_narrow],
             (len(self.tree), self.tree.next_number, self.fs.volume.num_kv_versions, self.num_calls),
         ]
 
@@ -150,7 +176,7 @@ class Side(Bench):
         await self.until(lambda: not self.batches.num_waiting)
         accounts = [self.fs.pool.accounts.of(creds.uid) for creds in (ANN, BOB)]
         references = self.fs.pool.refcount[: self.fs.pool.num_pages]
-        found = [[each.num_bytes for each in accounts], sorted(references.tolist())]
+        found = [[each.num_bytes for each in accounts], sorted(references.tolist())] if self.is_narrow else []
         for inode in sorted(self.tree, key=lambda inode: inode.number):
             kv = inode.content
             assert inode.atime_ns <= inode.mtime_ns <= inode.ctime_ns or inode.is_directory
@@ -172,6 +198,8 @@ class Side(Bench):
 
 
 def _without_times(payload):
+    if isinstance(payload, list):
+        return payload
     try:
         found = json.loads(payload)
     except ValueError:
@@ -186,7 +214,11 @@ class Pair:
 
     def __init__(self, path, seed):
         self.rng = random.Random(seed)
-        self.sides = [Side(path / "served", is_served=True), Side(path / "begun", is_served=False)]
+        self.is_narrow = seed % 2 == 0
+        sides = {"served": True, "begun": False}
+        self.sides = [
+            Side(path / name, is_served=is_served, is_narrow=self.is_narrow) for name, is_served in sides.items()
+        ]
         self.num_names = 0
 
     async def both(self, act):
@@ -212,14 +244,15 @@ class Pair:
         rng, handle = self.rng, self.handle(which)
         junk = b"x" if rng.random() < 0.02 else b""
         match rng.choices(
-            ["create", "fork", "close", "truncate", "len", "read", "stat", "remove", "ping", "name", "pred"],
-            [4, 30, 18, 8, 10, 3, 2, 1, 1, 2, 40],
+            ["create", "fork", "close", "truncate", "len", "read", "stat", "remove", "ping", "name", "pred", "batch"],
+            [4, 30, 18, 8, 10, 3, 2, 1, 1, 2, 40, 0 if self.is_narrow else 10],
         )[0]:
             case "create":
                 return Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), self.name() if rng.random() < 0.4 else b""
             case "fork":
                 flags, mode = rng.choice([0, 0, FORK_ENDED, 8]), rng.choice([0o600, 0o640, 0, 0o7777, 0o10000, -1])
-                return Op.KV_FORK, flags, handle, (mode, 0, 0, 0), self.name() if rng.random() < 0.1 else b""
+                count = rng.choice([0, 0, 0, 1, 2, 5, MAX_FORKS, MAX_FORKS + 1, -1])
+                return Op.KV_FORK, flags, handle, (mode, count, 0, 0), self.name() if rng.random() < 0.1 else b""
             case "close":
                 return Op.KV_CLOSE, 0, handle, (rng.choice([0, 5]), 0, 0, 0), junk
             case "truncate":
@@ -234,6 +267,8 @@ class Pair:
                 return Op.KV_REMOVE, 0, handle, (0, 0, 0, 0), b""
             case "pred":
                 return self.pred(handle)
+            case "batch":
+                return self.batch([self.handle(which) for _ in range(rng.choice([1, 2, 3, 5]))])
             case "name":
                 return Op.KV_OPEN, 0, 0, (0, 0, 0, 0), f"file{rng.randrange(1, self.num_names + 2)}".encode()
         return Op.PING, 0, 0, (0, 0, 0, 0), b""
@@ -243,15 +278,44 @@ class Pair:
         return f"file{self.num_names}".encode()
 
     def pred(self, handle):
-        rng, flags, numbers, rest = self.rng, ROWS_LAST, [self.rng.randrange(VOCAB_SIZE)], (0, 0)
+        rng, flags, rest = self.rng, ROWS_LAST, (0, 0)
+        num_tokens = 1 if self.is_narrow else rng.choice([1, 1, 1, 2, 31, 32, 33])
+        numbers = [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
         if rng.random() < 0.2:
             flags = rng.choice([ROWS_NONE, ROWS_LAST, 0])
-            numbers = rng.choice([[], [3] * rng.choice([2, 31, 32, 70]), [-1], [VOCAB_SIZE], [2**31 - 1]])
+            several = [3] * (70 if self.is_narrow else rng.choice([2, 31, 32, 70]))
+            numbers = rng.choice([[], several, [-1], [VOCAB_SIZE], [2**31 - 1]])
             rest = rng.choice([(0, 0), (10**7, 0), (0, 1), (-1, 0)])
-        places = rng.choice([[]] * 6 + [[0], [5], [40], [-1], [10**6]]) if len(numbers) == 1 else []
+        places = rng.choice([[]] * 6 + [[0], [5], [40], [-1], [10**6], [7] * len(numbers), [3, 4]])
         junk = b"x" if rng.random() < 0.02 else b""
+        if flags == ROWS_LAST and not self.is_narrow and rng.random() < 0.5:
+            flags, junk = ROWS_LAST | REDUCED, self.reduction() + junk
         payload = struct.pack(f"={len(numbers)}i{len(places)}i", *numbers, *places) + junk
         return Op.PRED, flags, handle, (len(numbers), len(places), *rest), payload
+
+    def reduction(self):
+        """Numbers that are asked for in place of a row; one in ten as nobody may ask for them."""
+        rng, sampler = self.rng, None
+        if rng.random() < 0.5:
+            dry = Dry() if rng.random() < 0.2 else None
+            bias = {3: 2.0} if rng.random() < 0.5 else {}
+            sampler = Sampler(rng.choice([0.0, 0.8]), logit_bias=bias, dry=dry)
+        named = rng.choice([[], [5], [1, 2, 3], list(range(100)), [VOCAB_SIZE] if rng.random() < 0.2 else []])
+        top_k = rng.choice([None, 1, 5, VOCAB_SIZE, VOCAB_SIZE + 1 if rng.random() < 0.2 else 2])
+        block = reduction_block(top_k, named, None if sampler is None else sampler.block(seed=7))
+        return block[: rng.randrange(len(block))] if rng.random() < 0.05 else block
+
+    def batch(self, handles):
+        """PRED_BATCH, whose payload is whole requests; one in ten has something that it may not have."""
+        rng, found = self.rng, b""
+        odd = [rng.choice(["op", "stream", "size", "junk"])] if rng.random() < 0.1 else []
+        for number, handle in enumerate(handles):
+            op, flags, _, args, payload = self.pred(handle)
+            size = REQUEST_STRUCT.size + len(payload) + 64 * ("size" in odd)
+            op, stream = Op.PING if "op" in odd else op, int("stream" in odd)
+            frame = REQUEST_STRUCT.pack(size, op, stream, flags, 0, number, handle % 2**64, *args) + payload
+            found += frame.ljust(-(-len(frame) // 64) * 64, b"\0")
+        return Op.PRED_BATCH, 0, 0, (len(handles), 0, 0, 0), found + b"x" * ("junk" in odd)
 
     def burst(self, which):
         """Calls at once, but none whose answer says whether a call before it was computed already."""
@@ -262,6 +326,8 @@ class Pair:
                 break
             predicted |= {frame[2]} if frame[0] == Op.PRED else set()
             frames.append(frame)
+            if frame[0] == Op.PRED_BATCH:
+                break
             if frame[2] in predicted and frame[0] == Op.KV_CLOSE:  # when it has room for others again is the step's
                 break
         return frames
@@ -280,6 +346,20 @@ class Pair:
         if rng.random() < 0.7:
             await ask((Op.KV_CLOSE, 0, source, (0, 0, 0, 0), b""))
 
+    async def beam(self, which, nursery):
+        """Branches that go on together, and then perhaps go."""
+        rng, source = self.rng, self.handle(which)
+        ask = partial(self.ask, which, nursery)
+        before = {*self.sides[0].lips[which].handles}
+        for _ in range(rng.choice([2, 3, 5])):
+            await ask((Op.KV_FORK, 0, source, (0o600, 0, 0, 0), b""))
+        branches = sorted({*self.sides[0].lips[which].handles} - before)
+        for _ in range(rng.choice([1, 1, 2, 4]) if branches else 0):
+            await ask(self.batch(rng.sample(branches, rng.randrange(len(branches)) + 1)))
+        for branch in branches:
+            if rng.random() < 0.7:
+                await ask((Op.KV_CLOSE, 0, branch, (0, 0, 0, 0), b""))
+
     async def ask(self, which, nursery, *frames):
         await self.both(lambda side: side.ask(side.lips[which], nursery, *frames))
 
@@ -287,7 +367,7 @@ class Pair:
         rng, which = self.rng, self.rng.randrange(3)
         kind = rng.random()
         if rng.random() < 0.5:
-            await self.live(which, nursery)
+            await rng.choice([self.live] if self.is_narrow else [self.live, self.beam])(which, nursery)
         elif kind < 0.92:
             frames = self.burst(which)
             await self.ask(which, nursery, *frames)
@@ -302,11 +382,11 @@ class Pair:
             await self.both(Side.files)
 
     def quotas(self):
-        """Of files, and of the daemon's memory: what is reserved of pages, and when, is the run's."""
+        """Draw quotas of files and of the daemon's memory. Reservations of pages are the run's, and are left alone."""
         files, memory = self.rng.choice([None, None, 20, 60]), self.rng.choice([None, None, 300_000])
         for side in self.sides:
             account = side.fs.pool.accounts.of(ANN.uid)
-            account.limits = Limits(num_files=files)
+            account.limits = AccountLimits(num_files=files)
             account.holdings.core.limit_bytes = -1 if memory is None else memory
 
 
@@ -328,7 +408,8 @@ def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
 
     trio.run(main)
     served, begun = (side.batches.gate.num_calls for side in pair.sides)
-    assert min(served[op] for op in (Op.KV_FORK, Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_READ, Op.PRED)) > 0
+    batch = [] if pair.is_narrow else [Op.PRED_BATCH]
+    assert min(served[op] for op in (Op.KV_FORK, Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_READ, Op.PRED, *batch)) > 0
     assert not any(begun)
     accounts = pair.sides[0].fs.pool.accounts
     assert [accounts.of(creds.uid).holdings.core.num_of[1] for creds in (ANN, BOB)] == [0, 0]
@@ -371,7 +452,7 @@ def test_who_hears_of_pressure_is_told_of_a_few_branches_and_the_others_stay_the
             await trio.sleep(0.002)
             await side.ask(lip, nursery, (Op.KV_FORK, 0, first, (0o600, 0, 0, 0), b""))  # a use of it
             account = side.fs.pool.accounts.of(ANN.uid)
-            account.limits = Limits(num_bytes=account.num_bytes)
+            account.limits = AccountLimits(num_bytes=account.num_bytes)
             num_branches = side.tree.core.num_branches
             ((_, code, _, (kind, *_), files),) = await side.ask(lip, nursery, (Op.KV_PRESSURE, 0, 0, (0, 0, 0, 0), b""))
             assert (code, kind) == (0, PressureKind.QUOTA)

@@ -1,4 +1,4 @@
-"""Result slots: who waits, in which order, and when a wait is over."""
+"""Result slots: the calls that wait, their order, and the end of a wait."""
 
 import math
 import mmap
@@ -27,7 +27,7 @@ class Connection:
         self.given = []
 
     def take(self, num_rows, name, is_wanted=lambda: True):
-        """At once, or in order."""
+        """Take slots, at once or in order."""
 
         def then(found):
             self.given.append((name, found))
@@ -39,16 +39,16 @@ class Connection:
             then(found)
 
     def answer(self, num_rows):
-        """As the daemon does it when a call has its rows: from now on they are the program's."""
+        """Answer a call that has its rows, as the daemon does: from now on the slots are the program's."""
         self.channel.reply(1, num_rows=num_rows)
 
     async def sleep_past_the_deadline(self):
-        """As the listener does it."""
+        """Sleep past the deadline and serve, as the listener does."""
         await trio.sleep_until(self.slots.deadline)
         self.slots.serve()
 
     def free(self, slot):
-        """As the client does it; True if it would have rung."""
+        """Free a slot as the client does; return whether the client would have rung."""
         self.region[STATES_OFFSET + 4 * slot] = 0
         rings = self.region[SLOTS_WANTED] == 1
         self.region[SLOTS_WANTED] = 0
@@ -92,7 +92,7 @@ def test_waits_are_served_in_order_as_slots_become_free(connection):
         connection.free(3)
         connection.slots.serve()
         assert connection.given[2:] == [("b", 3)]
-        assert connection.slots.num_waiting == 0
+        assert not connection.slots._waits
         assert connection.slots.deadline == math.inf
 
     run(main)
@@ -158,7 +158,7 @@ def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(connection
         assert len(connection.given) == 2, "the slow call's slot may become free yet"
         connection.answer(1)
         answered_s = trio.current_time()
-        while connection.slots.num_waiting:
+        while connection.slots._waits:
             await connection.sleep_past_the_deadline()
         assert isinstance(connection.given[2][1], NoBuffers)
         assert trio.current_time() >= answered_s + PATIENCE_S, "the program has had time to look at its row"
@@ -176,7 +176,7 @@ def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connecti
         assert connection.channel.take_rows(1) == 3  # as the run does it
         connection.answer(1)
         await connection.sleep_past_the_deadline()
-        assert connection.slots.num_waiting == 1
+        assert len(connection.slots._waits) == 1
 
     run(main)
 

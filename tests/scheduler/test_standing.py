@@ -23,9 +23,9 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs import xattrs
+from kvfs.facts import xattrs
 from kvfs.names.tree import Credentials
-from kvfs.pages.accounts import Limits as AccountLimits
+from kvfs.pages.accounts import AccountLimits
 from libsym.abi import Finish, Op
 from libsym.channel.hot import HOT_FUNCTIONS
 from libsym.channel.server import Request
@@ -37,7 +37,7 @@ from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import Decision
 from scheduler.batch.cost_model import CostModel
 from scheduler.batch.generation import Draft
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.states import CallState
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
@@ -517,7 +517,7 @@ def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
 
 
 def test_beyond_its_seats_a_step_takes_turns(tmp_path):
-    bench = Standing(tmp_path, Limits(max_calls=4))
+    bench = Standing(tmp_path, StepLimits(max_calls=4))
 
     async def scenario():
         files = [bench.file() for _ in range(10)]
@@ -536,7 +536,7 @@ def test_beyond_its_seats_a_step_takes_turns(tmp_path):
 
 
 def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(tmp_path):
-    bench, may_step = Standing(tmp_path, Limits(max_calls=2)), threading.Semaphore(0)
+    bench, may_step = Standing(tmp_path, StepLimits(max_calls=2)), threading.Semaphore(0)
 
     class Allowed(CountingSteps):
         def step(self, batch):
@@ -555,7 +555,7 @@ def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(tmp_path)
         calls = [bench.generate(file, [5], number, max_tokens=200) for number, file in enumerate(files, 1)]
 
         async def had_after(num_steps):
-            """Entries that each domain had by so many steps more."""
+            """Return the entries that each domain had got after this many more steps."""
             before = [call.file.table.length for call in calls]
             for _ in range(num_steps):
                 may_step.release()
@@ -576,16 +576,15 @@ def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(tmp_path)
 
 
 def used_by(caller):
-    """Until now."""
+    """Return a copy of the program's usage until now."""
     return copy.copy(caller.program.used)
 
 
 def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_path):
-    bench = Standing(tmp_path, Limits(max_calls=2))
+    bench = Standing(tmp_path, StepLimits(max_calls=2))
     held_s = 0.1
 
     async def hold():
-        """Of a step that has begun."""
         await bench.steps.wait_entered()
         await trio.sleep(held_s)
         bench.steps.gate.set()
@@ -696,7 +695,7 @@ def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
 
 
 def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(bench, monkeypatch):
-    """With 4 ms a row, five rows are 20 ms. Of two drafts each gets its part."""
+    """Five rows of 4 ms each take 20 ms. Each of two drafts gets its part."""
     before = np.array([7, *range(100, 164)] * 2, np.int32)  # 64 guesses follow each 7, and none is right
     cost = ffi.new("sym_cost *")
     cost.rows_ns = [4e6 * 2**knot for knot in range(len(cost.rows_ns))]
@@ -754,7 +753,7 @@ def test_what_a_grammar_forces_is_no_prefill(bench):
 
 
 def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(bench):
-    """If the grammar takes no longer than the run waits, which a busy machine may not allow each time."""
+    """The grammar must take no longer than the run waits, which a busy machine may not allow each time."""
     sizes = []
 
     async def scenario():
@@ -1066,7 +1065,7 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
         await bench.steps.wait_entered()
         run = bench.batches._run
         member = run.member_of(file.table)
-        run.find_taken = lambda _channel, _id: member  # call 99 was found, and answered in the next moment
+        run.find_taken = lambda _channel, _id: iter([member])  # call 99 was found, and answered in the next moment
         assert bench.batches.cancel_taken(bench.program.channel, 99)
         bench.steps.gate.set()
         await bench.until(lambda: file.table.length == 2)
@@ -1226,14 +1225,14 @@ def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(t
     cost = CostModel("cpu", "float32", tmp_path / "file" / "costs.json", model="tiny")
     batches = BatchScheduler(bench.fs, bench.steps, config.max_positions, config.vocab_size, cost=cost)
     trio.run(batches.close)
-    assert "what is known of the cost of steps can't be kept: " in caplog.text
+    assert "the cost model of steps can't be saved: " in caplog.text
 
 
 def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
-    """Of a row's millisecond each: so many rows beside a call that decodes."""
+    """A row takes a millisecond, so the step's limit bounds a prefill's rows beside a call that decodes."""
 
     async def chunk_within(step_s: float) -> int:
-        """Of a prefill, what is in the first step beside a call that decodes."""
+        """Return the number of a prefill's rows in the first step beside a call that decodes."""
         bench.batches.set_step(step_s)
         bench.steps.hold()
         decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)

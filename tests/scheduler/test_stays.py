@@ -1,4 +1,4 @@
-"""Branches in the run: what Python takes over when something else than their close becomes of them."""
+"""Branches in the run: Python takes them over when they end by anything but their close."""
 
 import os
 import struct
@@ -56,7 +56,6 @@ class OneSide(Side):
         return args[0]
 
     async def branch(self, nursery, num_entries):
-        """Fork a file of so many entries."""
         file = await self.call(nursery, (Op.KV_CREATE, 0, 0, (0o600, 0, 0, 0), b""))
         tokens = struct.pack(f"={num_entries}i", *[7] * num_entries)
         await self.ask(self.lip, nursery, (Op.PRED, ROWS_NONE, file, (num_entries, 0, 0, 0), tokens))
@@ -169,12 +168,20 @@ def test_closing_a_branch_does_not_wake_the_scheduler(tmp_path):
 
     async def scenario(nursery):
         await side.branch(nursery, 10)
-        num_wakes = side.batches._run.steps.counts().num_wakes
-        for _ in range(50):
-            handle = await side.call(nursery, fork(1))
-            await side.call(nursery, pred(handle))
-            await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
-        assert side.batches._run.steps.counts().num_wakes < num_wakes + 25  # some for its ring
+        counts = side.batches._run.steps.counts
+
+        async def wakes_of_closes():
+            num_wakes = 0
+            for _ in range(50):
+                handle = await side.call(nursery, fork(1))
+                await side.call(nursery, pred(handle))
+                num_before = counts().num_wakes
+                await side.call(nursery, (Op.KV_CLOSE, 0, handle, (0, 0, 0, 0), b""))
+                num_wakes += counts().num_wakes - num_before
+            return num_wakes
+
+        rounds = [await wakes_of_closes() for _ in range(4)]
+        assert min(rounds) < 25  # some for its ring; a loaded machine disturbs a round
 
     side.play(scenario)
 

@@ -1,17 +1,14 @@
 """Streams: when a call that is about to come is waited for, and how long. All times are the tests' own."""
 
-from pathlib import Path
-
 import pytest
 
 from scheduler._loop import ffi, lib
-
-BENCH = Path(__file__).resolve().parents[2] / "scripts/bench"
+from tests.scheduler.replay import Load, share_of_best
 
 MS = 1_000_000
 STEP, QUARTER = 10 * MS, 2_500_000
 SHARES = (-1, 0, 1, 0, 3)
-"""By parent: the root, an account with one program, another account with one."""
+"""Parent of each share: the root, an account with one program, another account with one."""
 MINE, HERS = 2, 4
 ALONE, BOTH = 1, lib.SYM_SEVERAL
 
@@ -304,8 +301,5 @@ def test_what_ends_after_its_connection_is_nobodys(table):
     ],
     ids=str,
 )
-def test_in_a_replay_the_wait_is_nearly_as_good_as_the_best_fixed_one(monkeypatch, load, least, step_ms):
-    monkeypatch.syspath_prepend(str(BENCH))
-    import returns
-
-    assert returns.beside_best(returns.Load(*load), step_ms, ms=1500)[2] >= least
+def test_in_a_replay_the_wait_is_nearly_as_good_as_the_best_fixed_one(load, least, step_ms):
+    assert share_of_best(Load(*load), step_ms, ms=1500) >= least

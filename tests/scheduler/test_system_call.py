@@ -9,7 +9,7 @@ from libsym.channel.server import Request
 from libsym.errors import Invalid, WouldBlock
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.replies import Reply
+from scheduler.wire.replies import Reply
 from tests.scheduler.bench import ME, Answers
 
 

@@ -41,7 +41,7 @@ class Texts(Bench):
         return await self.control.open(self.control.lookup(self.texts, name).number, flags, ME.uid, 0)
 
     async def close(self, handle, pid=0):
-        """As the last close(2): what FLUSH raises; RELEASE follows in any case."""
+        """Close a handle as the last close(2) does: FLUSH may raise, and RELEASE follows in any case."""
         try:
             await handle.flush(pid)
         finally:

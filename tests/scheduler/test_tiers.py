@@ -42,7 +42,7 @@ def prompt(number: int, count: int = 3 * PAGE + 5) -> list[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Something that tells nobody of itself has become true."""
+    """Poll for a condition that sends no event."""
     with trio.fail_after(10):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.002)
@@ -74,7 +74,7 @@ def waits(bench: KeptBench, *results: Result) -> bool:
 
 
 async def loops(bench: Bench, num_files: int, num_tokens: int) -> dict[int, list[np.ndarray]]:
-    """So many programs, each a loop over pred() with a fork in the middle, all at once; every row of each."""
+    """Run programs at once, each a loop over pred() with a fork in the middle; return every row of each."""
     rows: dict[int, list[np.ndarray]] = {}
 
     async def loop(number: int) -> None:
@@ -226,7 +226,9 @@ def generated(answers: Answers, number: int) -> list[int]:
 
 
 async def both(bench: Bench) -> tuple[list[int], list[int], bool]:
-    """What a long generation of low priority makes, and a shorter one of high: and whether the first waited for it."""
+    """Run a long generation of low priority and a shorter one of high. Return the tokens of both, and whether the low
+    one waited.
+    """
     lip = bench.lip()
     answers: Answers = lip.channel
     low, high = bench.file(), bench.file()

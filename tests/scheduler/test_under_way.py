@@ -1,4 +1,4 @@
-"""What requests count for while they are under way."""
+"""Bytes that requests count for while they are under way."""
 
 from libsym.abi import HEADER_BYTES, Op
 from libsym.channel.server import Request

@@ -10,7 +10,7 @@ import trio.testing
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request
 from libsym.errors import BatchFailed, NoBuffers
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from tests.scheduler.bench import ME, Bench
 from tests.scheduler.test_appending import batch, frame, int32
 
@@ -67,7 +67,7 @@ class Two(Bench):
 
 @pytest.fixture
 def two(tmp_path):
-    return Two(tmp_path, limits=Limits())
+    return Two(tmp_path, limits=StepLimits())
 
 
 def test_calls_on_one_file_keep_their_order_where_the_first_waits_for_its_slot(two):
@@ -137,7 +137,7 @@ def test_a_call_that_ends_while_it_waits_lets_the_next_one_go_on(two, how, is_he
             two.let_go(3, of=1)
         await two.answered(2, of=1)
         assert two.tokens == ([20] if is_head else [90, 20])
-        assert two.lips[0].slots.num_waiting == 0
+        assert not two.lips[0].slots._waits
 
     two.play(scenario)
 
@@ -150,7 +150,7 @@ def test_a_call_that_gets_slots_as_its_file_is_closed_goes_on(two):
         two.lips[0].channel.free.add(5)
         two.send(Request(Op.PRED, ROWS_ALL, 1, 1, (2, 0, 0, 0), int32(10, 11)))
         two.ask(2, 20)
-        assert two.lips[0].slots.num_waiting == 2
+        assert len(two.lips[0].slots._waits) == 2
         two.send(Request(Op.KV_CLOSE, 0, 3, 1, (0, 0, 0, 0), b""))
         await two.answered(3)
         assert two.errors() == {1: errno.EBADF, 2: 0, 3: 0}
@@ -179,7 +179,6 @@ def part(token, handle=1, deadline_us=0, flags=ROWS_LAST):
 
 
 def errnos(reply):
-    """Of the calls of a batch."""
     _, payload, error = reply
     assert error is None
     found, at = [], 0

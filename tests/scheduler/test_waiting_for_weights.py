@@ -13,7 +13,7 @@ from tests.scheduler.bench import LIMITS, ME, Bench, Program
 
 
 class EarlyBench(Bench):
-    """Its scheduler runs before there is a decoder."""
+    """A bench whose scheduler runs before there is a decoder."""
 
     @cached_property
     def batches(self):

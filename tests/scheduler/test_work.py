@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvfs import du
-from kvfs.pages.accounts import NO_LIMITS, Limits
+from kvfs.facts import du
+from kvfs.pages.accounts import NO_LIMITS, AccountLimits
 from kvfs.pages.free_list import FreeList
 from libsym.abi import PAGE_ENTRIES, Advice
 from scheduler.status.facts import Control
@@ -85,7 +85,7 @@ def work_of_calls(directory: Path, monkeypatch: pytest.MonkeyPatch, capacity: di
     shown = Control(bench.fs, bench.batches, bench.gate, bench.programs, bench.text, HeldTimes())
     for slots in bench.keeper.slots.values():
         slots._grow(capacity["num_on_disk"])
-    bench.fs.pool.accounts.of(ME.uid).limits = Limits(num_bytes=1 << 40)
+    bench.fs.pool.accounts.of(ME.uid).limits = AccountLimits(num_bytes=1 << 40)
 
     async def main() -> None:
         with monkeypatch.context() as patches:
@@ -110,7 +110,7 @@ def test_each_call_looks_at_as_much_at_ten_thousand_pages_as_at_ten_million(tmp_
 
 
 class Pages:
-    """Something with an array, and a list of free pages, to be watched."""
+    """Example of watched work: an array, and a list of free pages."""
 
     def __init__(self) -> None:
         self.array = np.zeros(5000, np.int32)

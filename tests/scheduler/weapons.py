@@ -15,7 +15,7 @@ from tests.disk.fuse import UNANSWERED, Channel, Opcode, attributes_reply, entry
 
 LINGER_S = 30
 HELD_UP_S = 8
-"""A daemon that does nothing for so long is held up; threads of a busy machine may take some time."""
+"""Time without progress after which a daemon counts as held up; threads of a busy machine may take some time."""
 _OPEN = struct.Struct("<QIi")
 
 
@@ -99,7 +99,7 @@ class HungMount:
 
 
 def serve_hung(mountpoint: Path) -> None:
-    """Until the test's end, or its word."""
+    """Serve a mount on which FLUSH hangs, until standard input ends. Other input prints the number of hung requests."""
     channel, num_hung = Channel(mountpoint), 0
     directory, file = Path("/").stat(), Path(__file__).stat()
     print("mounted", flush=True)

@@ -29,7 +29,9 @@ def mount(source, target, kind, flags, options=None):
 
 
 def open_python_to_all() -> None:
-    """Where the interpreter lies below a directory of root's alone, that has nothing else in it from here on."""
+    """Open the interpreter's directories to all users, where they lie below a directory of root's alone. Nothing else
+    is in that from here on.
+    """
     base = Path(sys.base_prefix).resolve()
     closed = [each for each in base.parents if not each.stat().st_mode & stat.S_IXOTH]
     if not closed:
@@ -42,7 +44,7 @@ def open_python_to_all() -> None:
 
 
 def listen(path: str) -> None:
-    """As symphony.socket does: the descriptors from 3 on."""
+    """Listen as symphony.socket does, on descriptors from 3 on."""
     kinds = ((socket.SOCK_STREAM, path), (socket.SOCK_SEQPACKET, f"{path}.programs"))
     listening = []
     for kind, where in kinds:

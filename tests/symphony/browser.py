@@ -8,19 +8,13 @@ import subprocess
 import time
 from pathlib import Path
 
-DRAWN_FRAMES = """(async () => {
-    const frame = () => new Promise(requestAnimationFrame);
-    while (document.getElementById("facts").textContent === "loading") await frame();
-    for (let turn = 0; turn < 3; turn++) await frame();
-})()"""
-"""Returns when the page of a trace is drawn."""
 WITHIN_S = 90
 _IN, _OUT = 3, 4
 """The browser's descriptors."""
 
 
 class Browser:
-    """One page of it; `complaints` are what its console said."""
+    """A headless browser with one page; `complaints` are messages of the page's console."""
 
     def __init__(self, profile: Path, width: int, height: int) -> None:
         theirs_in, self._to = os.pipe()
@@ -69,11 +63,8 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path: Path) -> None:
-        """Returns when it is loaded."""
-        self.go(path.as_uri())
-
     def go(self, url: str) -> None:
+        """Load a page, and return when it is loaded."""
         before = self._num_loads
         self.ask("Page.navigate", url=url)
         while self._num_loads == before:

@@ -1,4 +1,4 @@
-"""One daemon with a tiny model for the tests of a module."""
+"""Fixtures: a daemon with a tiny model for the tests of a module."""
 
 import os
 import tempfile
@@ -27,7 +27,7 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture
 def connected(daemon, monkeypatch):
-    """The daemon, reached by this process and by programs that it starts; afterwards its books are right."""
+    """A daemon that this process and the programs it starts can reach. After the test its accounts balance."""
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     sym.connect(str(daemon.socket))
     yield daemon
@@ -37,7 +37,7 @@ def connected(daemon, monkeypatch):
 
 @pytest.fixture
 def start_daemon(tmp_path):
-    """Starts daemons in the test's directory; none outlives the test."""
+    """Starts daemons in the test's directory. They end with the test."""
     daemons = []
 
     def start(*options, **how):
@@ -51,7 +51,7 @@ def start_daemon(tmp_path):
 
 @pytest.fixture
 def launchers(tmp_path):
-    """A launcher's place and a daemon's end; no program of it outlives the test, nor a line about a defect."""
+    """Yield launchers and the daemon's side of them. Programs end with the test, and no log may have a traceback."""
     with tempfile.TemporaryDirectory(prefix="sl") as runtime:
         launchers = Launchers(tmp_path, Path(runtime))
         try:

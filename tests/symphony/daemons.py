@@ -21,7 +21,7 @@ READY_TIMEOUT_S = 60
 
 
 class Daemon:
-    """One `symphony serve`, started and ready; its weights may still be on their way."""
+    """A `symphony serve` that is started and ready; its weights may still be on their way."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Daemon:
         )
 
     def run(self, source: str, *arguments: str) -> str:
-        """Run a LIP given as text to its end; what it printed."""
+        """Run a LIP given as text to its end; return its output."""
         process = self.program(source, *arguments)
         out, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
@@ -108,7 +108,7 @@ class Daemon:
         return status
 
     def clean_up(self) -> None:
-        """Whatever a test did to it: leave neither a process nor a mount."""
+        """Remove all processes and mounts, in any state that a test left."""
         end_launchers(self.runtime)
         shutil.rmtree(self.runtime, ignore_errors=True)
         if self.process.poll() is None:

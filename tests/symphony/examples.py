@@ -27,7 +27,7 @@ _OPTIONS = doctest.ELLIPSIS
 
 @dataclass(slots=True)
 class Session:
-    """What is typed at one prompt, beginning at line `first_line` of whatever it was found in."""
+    """The examples of one prompt."""
 
     source: str
     examples: list[doctest.Example]

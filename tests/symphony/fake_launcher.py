@@ -17,7 +17,7 @@ WITHIN_S = 30
 
 
 class Refused(Exception):
-    """What the daemon answered instead."""
+    """Refusal of a request by the daemon."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__(answer["error"])
@@ -25,13 +25,15 @@ class Refused(Exception):
 
 
 class FakeLauncher:
-    """One connection to the programs socket, read by a thread, and sockets of programs, each with another."""
+    """A connection to the programs socket, read by a thread, and sockets of programs, each with a connection of its
+    own.
+    """
 
     def __init__(self, daemon_socket: Path, directory: Path) -> None:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.connect(f"{daemon_socket}.programs")
         self.asked: queue.Queue[dict[str, Any]] = queue.Queue()
-        """What the daemon asks or tells, and `answer_by` does not take."""
+        """Messages of the daemon that `answer_by` does not take."""
         self.answer_by: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self._directory = directory
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
@@ -61,11 +63,11 @@ class FakeLauncher:
         return number
 
     def end(self, number: str, status: int = 0, reason: str = "exit") -> dict[str, Any]:
-        """Its usage."""
+        """Report the end of a program; return the program's usage."""
         return self.request("end", id=number, status=status, reason=reason)["usage"]
 
     def socket_of(self, number: str) -> str:
-        """Where a program connects: each connection is passed on."""
+        """Return the socket to which a program connects; each connection is passed on."""
         path = self._directory / f"{number}.sock"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
@@ -78,11 +80,11 @@ class FakeLauncher:
         self.connection.send(json.dumps({"d": asked["d"], **fields}).encode())
 
     def stop_reading(self) -> None:
-        """From the message after the next on."""
+        """Stop reading, from the message after the next on."""
         self._reads = False
 
     def close(self) -> None:
-        """As if it was killed."""
+        """Close all sockets, as if the launcher was killed."""
         for each in (self.connection, *self._listening):
             with contextlib.suppress(OSError):  # it was shut down before
                 each.shutdown(socket.SHUT_RDWR)

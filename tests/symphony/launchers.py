@@ -10,7 +10,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from symphony.launcher.places import Places
+from symphony.launcher.common.places import Places
 from tests.symphony.programs_socket import ProgramsSocket
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
@@ -124,7 +124,7 @@ def _is_removed(group: Path) -> bool:
 
 
 def end_launchers(runtime: Path) -> None:
-    """Those below a directory, with their programs."""
+    """End the launchers below a directory, with their programs."""
     for control in runtime.glob("symphony/*/control"):
         end_process(int((control.parent / "lock").read_text()), signal.SIGTERM)
 
@@ -157,7 +157,7 @@ def has_gone(pid: int, within_s: float = 20) -> bool:
 
 
 def eventually(found, within_s: float = 20):
-    """What `found` gives as soon as it is something; for what no descriptor tells of."""
+    """Poll `found` until it gives a true result, and return that; for changes that no descriptor tells of."""
     deadline_s = time.monotonic() + within_s
     while not (result := found()):
         assert time.monotonic() < deadline_s, "it does not come to that"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from symphony.launcher.forwarder import Forwarder
-from symphony.launcher.grants import Grant
-from symphony.launcher.places import Refused
+from symphony.launcher.common.grants import Grant
+from symphony.launcher.common.places import Refused
+from symphony.launcher.network.forwarder import Forwarder
 from symphony.launcher.sandbox.network import open_grants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,6 @@ class Inside:
         self.listening = [socket.socket(fileno=fd) for fd in fds]
 
     def address(self, name: str) -> str:
-        """As /etc/hosts has it."""
         return next(line.split()[0] for line in self.hosts.splitlines() if line.split()[1] == name)
 
     def new(self, family: int, kind: int = socket.SOCK_STREAM) -> socket.socket:

@@ -18,11 +18,11 @@ class ProgramsSocket:
         self.path = path
         self._real = real
         self.told: list[dict] = []
-        """What launchers said, in order."""
+        """Messages of launchers, in order."""
         self.refusals: dict[str, str] = {}
-        """What is answered with an error, by what is asked."""
+        """Requests to refuse: the error's text by the name of the request."""
         self.mount: str | None = None
-        """Where launchers are told that KV is."""
+        """Mount point that launchers are told."""
         self.keep_connections = False
         self.passed: list[socket.socket] = []
         """Connections of programs, if they are kept."""
@@ -48,7 +48,7 @@ class ProgramsSocket:
         thread.start()
 
     def stop(self) -> None:
-        """As if the daemon had been killed."""
+        """Close all sockets, as if the daemon had been killed."""
         listening, self._listening = self._listening, None
         Path(f"{self.path}.programs").unlink()
         for each in [*self._connections, *self._kept]:
@@ -64,7 +64,7 @@ class ProgramsSocket:
             self._threads.pop().join(20)
 
     def wait_for(self, do: str, **words) -> dict:
-        """What a launcher said, now or soon."""
+        """Return a launcher's message with these words, once it has come."""
 
         def found():
             return next((each for each in self.told if each["do"] == do and words.items() <= each.items()), None)
@@ -117,7 +117,7 @@ class ProgramsSocket:
             connection.send(json.dumps({"n": message["n"], **words}).encode())
 
     def _relay(self, program: socket.socket) -> None:
-        """The handshake goes through; what follows is shared memory. Either side's end is the other's."""
+        """Relay a handshake; all further traffic is shared memory. The end of either side ends the other."""
         if self.keep_connections:
             self.passed.append(program)
             return

@@ -22,7 +22,7 @@ def as_user(uid: int, source: str) -> str:
 
 
 class Helper:
-    """One mount helper, with the socket that it is handed."""
+    """A mount helper, with the socket that it is handed."""
 
     def __init__(self, directory: Path, *mounts: Path) -> None:
         self.path = directory / "mount.sock"
@@ -60,7 +60,7 @@ class Helper:
 
 
 class Manager:
-    """Where a service manager hears what it is told."""
+    """Stand-in for a service manager, which receives the daemon's notifications."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="sm")
@@ -71,7 +71,7 @@ class Manager:
         self.path.chmod(0o666)
 
     def next(self, timeout_s: float = 60) -> dict[str, str]:
-        """What is said next. TimeoutError: nothing."""
+        """Return the next message. TimeoutError: none came."""
         self._socket.settimeout(timeout_s)
         return dict(line.split("=", 1) for line in self._socket.recv(8192).decode().splitlines())
 

@@ -1,4 +1,4 @@
-"""What `pred` says of attention, over a daemon: its numbers, its forms, its limits; and caches that are kept by it."""
+"""Attention of `pred` over a daemon: its numbers, its forms, its limits, and caches that programs keep by it."""
 
 import heapq
 

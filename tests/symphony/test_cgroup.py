@@ -1,4 +1,4 @@
-"""Cgroups of programs: where they can be made, what they hold, and that nothing of them stays."""
+"""Cgroups of programs: their places, their limits, and their removal."""
 
 import asyncio
 import errno
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from symphony.launcher import client
-from symphony.launcher.cgroup import Cgroups
-from symphony.launcher.places import Places, Refused, find_places
+from symphony.launcher.asking import client
+from symphony.launcher.common.places import Places, Refused, find_places
+from symphony.launcher.machine.cgroup import Cgroups
 from tests.symphony.launchers import ROOT, cgroups_of, end_process, eventually
 
 MEMORY = 96 << 20
-ENTER = "from symphony.launcher import walls; walls.enter({})"
+ENTER = "from symphony.launcher.common import walls; walls.enter({})"
 
 
 @pytest.fixture
@@ -50,7 +50,6 @@ def test_the_kernel_ends_what_uses_more_memory_than_its_group_may(cgroups):
     assert not group.ran_out_of_memory()
     assert inside(group, "kept = b'x' * (256 << 20)").returncode == -signal.SIGKILL
     assert group.ran_out_of_memory()
-    assert 0 <= group.memory_bytes() <= MEMORY
     asyncio.run(group.remove())
 
 
@@ -243,7 +242,7 @@ def start(launchers, monkeypatch, source: str, **limits) -> str:
 
 
 def ended(launchers, name) -> tuple[int, str]:
-    """Its status, and the last line that it has in its log."""
+    """Return a program's status, and the last line of its log."""
     status = int(launchers.symphony("wait", name, check=False).stdout)
     return status, launchers.symphony("logs", name).stderr.splitlines()[-1:]
 

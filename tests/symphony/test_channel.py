@@ -1,4 +1,4 @@
-"""The channel between real programs and a real daemon: who is alive, who waits, how many may call at once."""
+"""The channel between real programs and a real daemon: living processes, calls that wait, and the bound on callers."""
 
 import errno
 import os

@@ -113,7 +113,7 @@ def test_undo_goes_back_to_the_user_whatever_came_after_the_question(connected):
 
 
 def test_where_turns_began_is_noted_with_the_file_and_known_to_a_later_process(connected, daemon):
-    """Of a handbook that begins the conversation, and a question of three messages."""
+    """A handbook begins the conversation, and a question has three messages."""
     handbook = sym.tokenize("A refund is possible within thirty days. " * 5)
     sym.kv_write(kv := sym.kv_create("noted.kv"), handbook)
     kv.close()

@@ -13,7 +13,7 @@ import pytest
 import libsym as sym
 
 NUM_FILES, NUM_TOKENS = 16, 700
-"""Of 22 pages each: six times what there is room for."""
+"""Number of files, and their tokens. Files of 22 pages each need six times the room that there is."""
 
 
 def image_of(path: Path) -> bytes:

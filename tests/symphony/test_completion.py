@@ -1,4 +1,4 @@
-"""`symphony completion`, in real shells: what the tab key makes of the beginnings of words."""
+"""`symphony completion`, in real shells: the completions of beginnings of words."""
 
 import os
 import pty
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
-from symphony.completing import MODELS, WORDS
-from symphony.config import load
+from symphony.commands.completing import MODELS, WORDS
+from symphony.settings.loading import load
 from tests.symphony.daemons import SYMPHONY
 
 FUNCTION = """\
@@ -24,7 +24,7 @@ symphony() {
   esac
 }
 """
-"""In place of the command, so that the line that was completed is told; what scripts ask for is the command's."""
+"""Function in place of the command, so that the completed line is told; the scripts' questions reach the command."""
 PROMPT = "ready> "
 HEADS = {
     "bash": "bind 'set enable-bracketed-paste off'\nsource symphony.bash\n",
@@ -50,7 +50,7 @@ LINES = {
 
 
 class Shell:
-    """One shell on a terminal; it ends with the test."""
+    """A shell on a terminal; it ends with the test."""
 
     def __init__(self, command, directory: Path, environment: dict[str, str]) -> None:
         self.shown = ""
@@ -61,7 +61,7 @@ class Shell:
         self.reads(re.escape(PROMPT))
 
     def reads(self, pattern: str) -> re.Match[str]:
-        """What comes until the pattern does."""
+        """Read until the pattern appears, and return its match."""
         while not (found := re.search(pattern, self.shown)):
             assert select.select([self.terminal], [], [], 60)[0], self.shown
             self.shown += os.read(self.terminal, 4096).decode(errors="replace")
@@ -82,7 +82,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def place(daemon, tmp_path_factory):
-    """A directory with what there is to complete, and the environment of shells in it."""
+    """Make a directory with names to complete, and the environment of shells in it."""
     directory = tmp_path_factory.mktemp("completion")
     commands = directory / "bin"
     commands.mkdir()

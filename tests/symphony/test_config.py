@@ -1,9 +1,8 @@
-"""The configuration file: where an error is, what there can be, and what its two descriptions say."""
+"""The configuration file: the places of errors, the possible keys, and the agreement of its two descriptions."""
 
 import re
 import subprocess
 import tomllib
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,14 @@ from hypothesis import strategies as st
 
 from kvfs.tiers import loading
 from libsym.errors import Invalid
-from symphony.config import NO_POLICY, POLICIES, Config, load
-from symphony.config_file import lines_of, read_config_file
-from symphony.manual_text import plain_text
-from symphony.reloading import CHANGEABLE
+from symphony.manuals.manual_text import plain_text
+from symphony.settings.config import NO_POLICY, POLICIES, SETTINGS
+from symphony.settings.config_file import lines_of, read_config_file
+from symphony.settings.described import list_of_keys, shipped_file
+from symphony.settings.loading import load, problems_of
 from tests.symphony.daemons import SYMPHONY
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "scripts/systemd/symphony.toml"
 AWKWARD = '''\
 # model = "nobody"
 "model" = "tiny"   # = quota
@@ -95,6 +94,7 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('socket = "~nobody-at-all/s"\n', 1, "socket is '~nobody-at-all/s'"),
         ('model = "tiny"\n[weight]\nroot = 1\nnobody-at-all = 2\n', 4, "there is no such user"),
         ("weight = 3\n", 1, "weight is 3: a table"),
+        ('drain = 1\nweight = ["root=2"]\n', 2, "weight is ['root=2']: a table of users and numbers needed"),
         ("[weight]\nroot = 900\n", 2, "weight of root: "),
         ('device = "cpu"\nprecision = "fp9"\n', 2, "precision 'fp9' is not one of"),
         ('device = "tpu"\n', 1, "device 'tpu'"),
@@ -116,6 +116,8 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('\nmodel = "\x80"\n', 2, "no text in UTF-8: byte 10 is 0x80"),
         ("[weight\n", 1, "no TOML: "),
         ("x = 'abc", 1, "no TOML: "),
+        (f"open = true\nquota = 0x{'f' * 5000}\n", 2, "quota can't be read: "),
+        (f"[weight]\n{'1' * 5000} = 1\n", 2, "weight"),
     ],
 )
 def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
@@ -212,35 +214,34 @@ def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path):
     assert re.search(r"^quota +null +# default$", shown.replace("= ", ""), re.MULTILINE)
 
 
-def given_keys(text: str) -> list[str]:
-    return re.findall(r"^#?\[?(\w+)(?: = |\]$)", text, re.MULTILINE)
+def test_the_file_that_is_installed_says_nothing_by_itself_and_shows_a_value_of_every_key(tmp_path):
+    path = tmp_path / "symphony.toml"
+    path.write_text(shipped_file())
+    assert read_config_file(path).values == {}
+    path.write_text(re.sub(r"^#(?=[\[a-z])", "", shipped_file(), flags=re.MULTILINE))
+    found = read_config_file(path)
+    assert found.values.keys() == SETTINGS.keys()
+    of_cuda_or_alice = {("gpu_memory",), ("kv_dtype",), ("weight", "alice")}
+    assert {problem.key for problem in problems_of(found)} <= of_cuda_or_alice
 
 
-def test_the_shipped_file_has_every_key_as_a_comment_and_says_nothing_by_itself():
-    text = SHIPPED.read_text(encoding="utf-8")
-    assert read_config_file(SHIPPED).values == {}
-    assert sorted(set(given_keys(text)) - {"alice"}) == sorted(field.name for field in fields(Config))
+def test_the_default_of_a_key_is_a_value_that_it_takes():
+    for key, setting in SETTINGS.items():
+        if setting.default is not None:
+            assert setting.kind.parse(key, setting.default) == setting.default
 
 
-def test_the_shipped_file_has_the_defaults_that_there_are():
-    values = tomllib.loads(re.sub(r"^#(?=[\[a-z])", "", SHIPPED.read_text(encoding="utf-8"), flags=re.MULTILINE))
-    for field in fields(Config):
-        default = field.default if field.default is not MISSING else {}
-        shown = values[field.name]
-        if default is None or default == {}:
-            continue  # what is shown is an example, and the comment says what the default is
-        assert type(default)(shown) == default, field.name
+def test_symphony_toml_5_has_the_list_of_the_table():
+    page = (ROOT / "man/symphony.toml.5").read_text(encoding="utf-8")
+    written = page.partition("\n.SH KEYS\n")[2].partition(".SH ")[0]
+    assert written == list_of_keys(), "python -m symphony.settings.described man/symphony.toml.5 writes it"
 
 
-def test_keys_that_a_reload_changes_are_marked_in_both_descriptions():
-    """In the file and in symphony.toml(5); test_service.py changes some."""
-    text = SHIPPED.read_text(encoding="utf-8")
-    marked = {
-        key for comment, key in re.findall(r"^((?:# .*\n)+)#\[?(\w+)", text, re.MULTILINE) if "(reload)" in comment
-    }
-    assert marked == CHANGEABLE
-    manual = plain_text((ROOT / "man/symphony.toml.5").read_text(encoding="utf-8"))
-    in_manual = set(re.findall(r"(\w+)\]? \([^)]*reload\)", manual))
-    assert in_manual == CHANGEABLE
-    for field in fields(Config):
-        assert re.search(rf"^ *[^.]*\b{field.name}\b\]? \(", manual, re.MULTILINE), field.name
+def test_symphony_serve_1_names_the_defaults_of_the_table():
+    page = (ROOT / "man/symphony-serve.1").read_text(encoding="utf-8")
+    entries = [" ".join(entry.split()) for entry in plain_text(page).split("\n\n")]
+    for key, setting in SETTINGS.items():
+        if isinstance(setting.default, int | float) and not isinstance(setting.default, bool):
+            option = f"--{key.replace('_', '-')} "
+            (entry,) = [each for each in entries if each.startswith(option)]
+            assert re.search(rf"Default: {setting.default:,g}[.;]", entry), key

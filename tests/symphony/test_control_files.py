@@ -45,7 +45,7 @@ def handbook(tmp_path):
 
 
 def wait_for(condition):
-    """Until what another process does shows; the test's own timeout bounds it."""
+    """Poll for a change by another process; the test's own timeout bounds the wait."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.01)

@@ -1,4 +1,4 @@
-"""Daemons that are killed, and what the next one finds."""
+"""Daemons that are killed, and the findings of the next daemon."""
 
 from __future__ import annotations
 

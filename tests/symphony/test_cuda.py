@@ -11,8 +11,8 @@ from decoder.cuda.memory_plan import plan_memory
 from decoder.model import load_model
 from decoder.tiny import tiny_config
 from libsym.errors import Invalid, NoSpace
-from symphony.backends import build_backend
-from symphony.config import load
+from symphony.daemon.backends import build_backend
+from symphony.settings.loading import load
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -1,4 +1,4 @@
-"""Starting and stopping: what is refused, and what is left behind."""
+"""Starts and stops of the daemon: refusals, and files left behind."""
 
 import ctypes
 import gc
@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 
 from decoder.memory import total_memory_bytes
-from symphony import daemon
+from symphony.daemon import daemon
 from tests.symphony.daemons import SYMPHONY
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def serve(directory, *options):
-    """A daemon that is expected to refuse: its exit status and what it said."""
+    """Start a daemon that is expected to refuse; return its exit status and its output."""
     done = subprocess.run(
         [
             *SYMPHONY,
@@ -55,7 +55,7 @@ def test_a_stopped_daemon_leaves_no_mount_no_socket_and_no_error(start_daemon):
 
 @pytest.mark.slow
 def test_whoever_sees_the_socket_finds_the_mount(tmp_path):
-    """As a script does that starts the daemon and waits for its socket; also where a killed one has left its own."""
+    """A script starts the daemon and waits for its socket. A killed daemon has left its own socket there."""
     socket, mount = tmp_path / "s", tmp_path / "kv"
     words = ["serve", *TINY, "--socket", socket, "--state", tmp_path / "state", "--mount", mount]
     with closing(listener.socket(listener.AF_UNIX)) as left_behind:
@@ -254,7 +254,7 @@ def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, command):
 
 
 def test_a_long_collection_of_garbage_is_the_last_that_looks_at_its_objects(monkeypatch):
-    """With a million files each whole collection took 3.6 s of the trio thread."""
+    """In a daemon with a million files each full collection took 3.6 s of the trio thread."""
     monkeypatch.setattr(daemon, "LONG_COLLECTION_S", 60)
     num_before = gc.get_freeze_count()
     try:

@@ -1,4 +1,4 @@
-"""`symphony doctor`: every check names what is wrong and what to do, on real conditions."""
+"""`symphony doctor`: every check names the fault and the cure, on real conditions."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from symphony import doctor
-from symphony.doctor import (
+from symphony.checks import doctor
+from symphony.checks.doctor import (
     Check,
     check_books,
     check_daemon,

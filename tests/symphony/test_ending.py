@@ -19,7 +19,7 @@ from tests.symphony.launchers import eventually
 TINY = ("--model", "tiny", "--kv-memory", "16M")
 TURNS = 4
 AT_ONCE_S = 20
-"""On any machine; where it would wait for something else, that takes longer."""
+"""Time for an immediate end on any machine; an end that waited for something else would take longer."""
 
 pytestmark = [
     pytest.mark.skipif(
@@ -31,19 +31,19 @@ pytestmark = [
 
 HELD_BUILD = """
 import sys, threading
-import symphony.daemon
+import symphony.daemon.daemon
 from symphony.cli import main
 
 def load_model(name):
     print("symphony: is building", flush=True)
     threading.Event().wait()
 
-symphony.daemon.load_model = load_model
+symphony.daemon.daemon.load_model = load_model
 sys.exit(main())
 """
 HUNG_STEP = """
 import sys, threading
-import symphony.backends as backends
+import symphony.daemon.backends as backends
 from symphony.cli import main
 
 class HungDecoder(backends.CpuDecoder):
@@ -181,7 +181,7 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert daemon.stop() == 1
         log = daemon.log.read_text()
         assert "not kept: /late" in log
-        assert re.fullmatch(r"symphony: \d+ of the files are not on disk as they were: .*", log.splitlines()[-1])
+        assert re.fullmatch(r"symphony: \d+ files are not on disk in their last state: .*", log.splitlines()[-1])
         assert "Traceback" not in log
         disk.limit(None)
         daemon = start_daemon("--model", "tiny", "--kv-memory", "64M", *state)

@@ -36,7 +36,7 @@ WITHOUT_EXAMPLE = {
     "daemon_check": "only root and the daemon's own user may call it, and the figures are the daemon's",
     "connect": "a socket is a place on somebody's machine; the manual page has some",
 }
-"""What cannot have one that holds everywhere, and why; coroutines alike."""
+"""Calls that can have no example that holds everywhere, each with the reason; their coroutines alike."""
 
 
 def own_methods(cls: type) -> Iterator[tuple[str, Any]]:
@@ -89,7 +89,7 @@ class Awaiting(ast.NodeTransformer):
 
 
 def awaited(text):
-    """The examples of a function as those of the coroutine."""
+    """Return the examples of a function in the form of its coroutine."""
     found = []
     for example in doctest.DocTestParser().get_examples(text):
         lines = ast.unparse(Awaiting().visit(ast.parse(example.source))).splitlines()
@@ -107,7 +107,7 @@ def test_its_example_does_what_it_says(name, mount):
 
 
 def test_examples_of_a_function_hold_for_its_coroutine():
-    """Or the test above would run the function's own twice."""
+    """The test above converts a function's examples, so it does not run the same ones twice."""
     text = inspect.getdoc(sym.aio.kv_lock)
     assert text == inspect.getdoc(sym.kv_lock)
     assert "async with await sym.aio.kv_lock(kv):" in awaited(text)

@@ -244,7 +244,7 @@ def test_a_program_that_is_killed_gives_its_lock_back(connected):
 
 
 def test_other_threads_of_a_program_go_on_while_one_waits(connected, locked):
-    """And closing the file that is waited with ends the wait."""
+    """Closing the file that the thread waits with ends the wait."""
     errors, other = [], sym.kv_open("l.kv")
     handle, waiting = other.handle, threading.Event()
 
@@ -344,7 +344,7 @@ def test_the_books_are_for_root_and_the_daemons_own_user(connected):
 
 
 def test_du_counts_a_page_once_that_a_file_has_twice(connected, tmp_path):
-    """One token at equal positions makes equal pages; taken in once more, they are one page."""
+    """Equal tokens at equal positions make equal pages; an image that is imported again has them as one page."""
     with written(*[1] * 32) as kv:
         sym.kv_merge([kv, kv], "twice.kv", rebase=False).close()
     (tmp_path / "image").write_bytes((connected.mount / "twice.kv").read_bytes())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import libsym as sym
 from libsym.abi import Advice
-from libsym.advice import Advised
+from libsym.calls.advice import Advised
 from tests.symphony.daemons import Daemon
 
 TINY = ("--model", "tiny", "--kv-memory", "32M", "--disk", "64M")
@@ -51,7 +51,7 @@ class Timespec(ctypes.Structure):
 
 
 class Doors:
-    """Each makes something new on the mount with one value that is drawn."""
+    """Ways to make new files on the mount, each with one drawn value."""
 
     def __init__(self, daemon):
         self.root = daemon.mount
@@ -74,7 +74,7 @@ class Doors:
         return path
 
     def times(self, data):
-        """As utimensat(2) takes them: os.utime refuses some."""
+        """Set times by utimensat(2), which takes times that os.utime refuses."""
         path = data.draw(st.sampled_from([self._file, self._kv]))()
         times = (Timespec * 2)(*(Timespec(data.draw(seconds), data.draw(nanoseconds)) for _ in range(2)))
         if LIBC.utimensat(-100, bytes(path), times, 0):
@@ -152,7 +152,7 @@ class Doors:
             bound.bind(str(self._new()))
 
     def show(self):
-        """What is there, as far as it outlives a restart."""
+        """Return the attributes and contents of the files, as far as they outlive a restart."""
         found = {}
         for path in self.made:
             with suppress(FileNotFoundError, OverflowError):

@@ -1,4 +1,4 @@
-"""The first day with libsym: what everybody tries first is taken, and what an object shows tells what it is."""
+"""The first day with libsym: first guesses of users are accepted, and objects show what they are."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 
 import libsym as sym
 import symphony
-from libsym.generate import Options, generate_call
+from libsym.calls.generate import Options, generate_call
 
 
 @pytest.fixture(autouse=True, scope="module")

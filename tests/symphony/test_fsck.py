@@ -33,7 +33,7 @@ def damage_page(path: Path, page: int, page_bytes: int) -> None:
 
 @pytest.fixture
 def symphony(capsys) -> Callable[..., tuple[int, str, str]]:
-    """A command in this process: its status, and what it printed."""
+    """Return a function that runs a command in this process, and gives its status and its output."""
 
     def run(*words: str) -> tuple[int, str, str]:
         status = main(words)
@@ -120,7 +120,7 @@ def test_a_scrub_is_for_those_who_run_the_daemon(connected):
         directory.chmod(0o755)
     told = connected.run("""
         os.seteuid(65534)
-        from libsym.scrub import daemon_scrub
+        from libsym.calls.scrub import daemon_scrub
         try: daemon_scrub()
         except sym.SymError as error: print(error.errno)
     """)
@@ -133,7 +133,7 @@ def test_one_scrub_at_a_time_and_one_whose_program_has_gone_is_over(connected, s
         sym.kv_write(kv, range(250))
         sym.kv_sync(kv)
     slow = connected.program("""
-        from libsym.scrub import daemon_scrub
+        from libsym.calls.scrub import daemon_scrub
         daemon_scrub(rate=1, progress=lambda done, total: print(done, total, flush=True))
     """)
     assert slow.stdout.readline(), "it is under way"

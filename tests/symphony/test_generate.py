@@ -1,4 +1,4 @@
-"""`generate` is the loop over `pred`, token for token, whatever is asked for; and what ends it."""
+"""`generate` is the loop over `pred`, token for token, with all options; and the ends of a generation."""
 
 import json
 import threading
@@ -61,7 +61,7 @@ def connected(daemon):
 
 
 def loop(kv, tokens, sampler, seed, max_tokens, stop=(EOS,)):
-    """What `generate` has to equal: the tokens."""
+    """Return the tokens that `generate` has to equal, from a loop over `pred`."""
     draws, pending, made = replace(sampler, seed=seed).start(before=tokens), list(tokens), []
     while len(made) < max_tokens:
         token = draws.draw(sym.pred(kv, pending))

@@ -16,7 +16,7 @@ def on_daemon(connected):
 
 
 def assert_same(found, dist, top):
-    """What came beside a token is what the row of the same place says."""
+    """Assert that the numbers beside a token are those of the full row at the same place."""
     assert found.logprob(found.token) == pytest.approx(dist.logprob(found.token), abs=1e-4)
     assert found.logprob(found.token) <= 0
     if top:
@@ -91,8 +91,20 @@ def test_what_is_no_number_of_them_is_refused_and_so_is_asking_without():
             sym.generate(sym.kv_create(), PROMPT, logprobs=wrong)
     generation = sym.generate(sym.kv_create(), PROMPT, max_tokens=1)
     assert len(list(generation)) == 1
-    with pytest.raises(sym.Invalid, match="ask generate"):
+    with pytest.raises(sym.Invalid, match="give generate"):
         generation.dists  # noqa: B018 - it raises
+
+
+def test_an_interrupt_leaves_as_many_distributions_as_tokens(monkeypatch):
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("libsym.calls.generate.drawn_dists", interrupted)
+    generation = sym.generate(sym.kv_create(), PROMPT, max_tokens=5, logprobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        list(generation)
+    assert ": 0 tokens," in repr(generation)
+    assert generation.dists == []
 
 
 def test_several_go_on_from_one_text_that_is_computed_once():

@@ -1,4 +1,4 @@
-"""`symphony help`: the pages of the Symphony that is asked, listed and shown, with whatever shows pages here."""
+"""`symphony help`: the pages of the Symphony that is asked, listed and shown by the pager that is here."""
 
 import os
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from libsym.errors import NotFound
-from symphony import manual
-from symphony.manual import directories, find_page, find_pages
-from symphony.manual_text import plain_text
+from symphony.manuals import manual
+from symphony.manuals.manual import directories, find_page, find_pages
+from symphony.manuals.manual_text import plain_text
 from tests.symphony.daemons import SYMPHONY
 
 PAGES = find_pages(directories())
@@ -31,7 +31,7 @@ def not_bold(text: str) -> str:
 
 @pytest.fixture
 def only(tmp_path):
-    """A PATH with one command, and what that needs of others."""
+    """Return a function that makes a PATH with one command, and with the programs that it needs."""
 
     def path(command: str) -> str:
         if not shutil.which(command):
@@ -74,7 +74,8 @@ def test_a_page_is_shown_with_what_there_is(command, only, tmp_path):
         ("trace.5", "symphony-trace.5"),
         ("symphony", "symphony.1"),
         ("symphony.7", "symphony.7"),
-        ("tutorial", "symphony.7"),
+        ("tutorial", "symphony-tutorial.7"),
+        ("tiers", "symphony-tiers.7"),
         ("symphony-run", "symphony-run.1"),
         ("service", "symphony-service.7"),
     ],
@@ -86,8 +87,8 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
 @pytest.mark.parametrize(
     ("topic", "first", "says"),
     [
-        ("pred", "libsym-generation(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
-        ("Sampler", "libsym-generation(3): Sampler(temperature=1.0", "How a token is drawn"),
+        ("pred", "libsym-pred(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
+        ("Sampler", "libsym-samplers(3): Sampler(temperature=1.0", "How a token is drawn"),
         ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "The likeliest token"),
         ("is_complete", "libsym.Generation.is_complete", "ended by itself"),
         ("react", "symphony run react", "ReAct: the model thinks"),
@@ -96,8 +97,10 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("json", "libsym.Grammar.json(", "JSON that a schema describes"),
         ("tools", "libsym-chat(3): TOOLS", "libsym calls none: the program reads what the model says"),
         ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
+        ("decoding", "libsym.Decoding(state", "Page: lips-decoding(7)"),
+        ("sym.pred", "libsym-pred(3): pred(kv, tokens, ", "Page: libsym-pred(3)"),
         ("disk full", "kvfs(7): A full disk", "fails the syncs with ENOSPC"),
-        ("full context", "libsym-chat(3): A FULL CONTEXT", "takes turns back"),
+        ("full context", "libsym-chat(3): A FULL CONTEXT", "take turns back"),
         ("user.kv.lost", "kvfs(7): user.kv.lost", "setfattr -x user.kv.lost FILE"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
         ("upgrade", "symphony-service(7): Upgrade", "--rollback"),

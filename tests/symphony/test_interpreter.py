@@ -1,4 +1,4 @@
-"""An Interpreter: what the model's code can do, and all that it can't, as the kernel sees to it."""
+"""An Interpreter: the abilities of the model's code, and the limits that the kernel enforces."""
 
 import json
 import os

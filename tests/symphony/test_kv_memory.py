@@ -6,8 +6,8 @@ import pytest
 
 from decoder.model import load_model
 from libsym.errors import Invalid
-from symphony import backends
-from symphony.config import load
+from symphony.daemon import backends
+from symphony.settings.loading import load
 
 MEMORY = 1 << 28
 

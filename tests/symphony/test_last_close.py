@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from symphony.launcher import last_close
-from symphony.launcher.last_close import MAX_THREADS_OF_A_PROGRAM, Closer
-from symphony.launcher.program import Program, Record
+from symphony.launcher.machine import last_close
+from symphony.launcher.machine.last_close import MAX_THREADS_OF_A_PROGRAM, Closer
+from symphony.launcher.supervising.program import LaunchedProgram, Record
 from tests.scheduler.weapons import HELD_UP_S, kernel_can_refuse, lingering
 
 NO_OPTION = 9999
@@ -58,7 +58,7 @@ def test_a_connection_that_takes_no_descriptors_needs_no_thread():
 @pytest.mark.usefixtures("older_kernel")
 def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
     async def scenario():
-        program = Program(tmp_path / "p", RECORD, None)
+        program = LaunchedProgram(tmp_path / "p", RECORD, None)
         accepted = asyncio.Queue()
         program.listen(lambda _program, connection: accepted.put_nowait(connection))
         with socket.socket(socket.AF_UNIX) as client:

@@ -1,4 +1,4 @@
-"""Programs that outlive their command: ps, kill, logs, wait, attach; limits, restarts, children; and what fails."""
+"""Programs that outlive their command: ps, kill, logs, wait, attach; limits, restarts, children; and failures."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from symphony import __version__
-from symphony.launcher import wire
+from symphony.launcher.common import wire
 from tests.symphony.launchers import ROOT, end_process, eventually, has_gone
 
 SLEEP = "print('ready', flush=True)\ntime.sleep(600)"

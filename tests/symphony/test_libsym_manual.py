@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import inspect
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,8 @@ from tests.symphony.examples import run_examples
 MAN = Path(__file__).resolve().parents[2] / "man"
 SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(MAN.glob("libsym*.3"))}
 SOURCE = "".join(SOURCES.values())
-MOST_LINES = 480
-"""Of a page that a person can hold."""
+MOST_LINES = 400
+"""Maximum number of lines of a page that a person can hold."""
 
 
 def plain(line: str) -> str:
@@ -29,13 +31,12 @@ def plain(line: str) -> str:
 
 
 def headings() -> dict[str, str]:
-    """What each entry is headed by, by its name."""
     found = [plain(line) for line in re.findall(r'^\.SS "?(.*?)"?$', SOURCE, re.MULTILINE)]
     return {re.match(r"\w+", heading).group(): heading for heading in found}
 
 
 def examples() -> dict[str, str]:
-    """What is typed at a prompt, by the section or the call that it stands under."""
+    """Return the examples of the page by the section or call above them."""
     found, at = {}, ""
     for block in re.finditer(r'^\.S[SH] "?(\w[\w ,]*)[^\n]*$|^\.EX\n(.*?)^\.EE$', SOURCE, re.MULTILINE | re.DOTALL):
         if block[1]:
@@ -99,7 +100,7 @@ def test_every_name_is_mentioned():
 
 
 def test_every_error_is_listed_with_its_errno_and_what_its_docstring_says():
-    section = SOURCE.partition("\n.SH ERRORS\n")[2].partition("\n.SH ")[0]
+    section = SOURCES["libsym-errors"].partition("\n.SH ERRORS\n")[2].partition("\n.SH ")[0]
     listed = {
         name: (code, text) for name, code, text in re.findall(r'^\.BR (\w+) " \((\w+)\)"\n(.*)$', section, re.MULTILINE)
     }
@@ -114,6 +115,21 @@ def test_it_is_about_this_version_of_the_abi():
     assert f"version {ABI_VERSION}" in plain(SOURCE)
 
 
-def test_the_page_of_the_abi_has_every_operation_once():
-    described = re.findall(r"^\.B ([A-Z][A-Z_, ]+)$", (MAN / "libsym-abi.7").read_text(encoding="utf-8"), re.MULTILINE)
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="NO C COMPILER: apt-get install gcc")
+@pytest.mark.parametrize("page", ["libsym-abi", "libsym-operations"])
+def test_the_client_in_c_of_a_page_is_built_and_writes_the_likeliest_text(page, daemon, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    text = plain((MAN / f"{page}.7").read_text(encoding="utf-8"))
+    build, run = re.findall(r"^\.EX\n\$ (.*)\n\$ (.*)\n\.EE$", text, re.MULTILINE)[0]
+    subprocess.run(build.replace(" greedy", f" {tmp_path}/greedy"), shell=True, check=True, cwd=MAN.parent)
+    done = subprocess.run(run, shell=True, check=True, cwd=tmp_path, capture_output=True, text=True)
+    with sym.connection(daemon.socket), sym.kv_create() as kv:
+        likeliest = sym.generate(kv, sym.tokenize("Once upon a time"), max_tokens=32)
+        assert done.stdout == likeliest.full_text() + "\n"
+
+
+def test_the_page_of_operations_has_every_operation_once():
+    page = (MAN / "libsym-operations.7").read_text(encoding="utf-8")
+    described = re.findall(r"^\.B ([A-Z][A-Z_, ]+)$", page, re.MULTILINE)
     assert sorted(", ".join(described).split(", ")) == sorted(Op.__members__)

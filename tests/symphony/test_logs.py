@@ -1,4 +1,4 @@
-"""What can be had again and again fills no log."""
+"""Events that users can cause again and again fill no log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from libsym.errors import SymError
-from symphony.logs import BURST, RATE_PER_S, RateLimit, TextLines
+from symphony.daemon.logs import BURST, RATE_PER_S, RateLimit, TextLines
 from tests.symphony.daemons import Daemon
 
 
@@ -33,7 +33,7 @@ class Log:
             self.logger.warning("the %dth is 100 %% broken", number)
 
     def lines(self) -> list[str]:
-        """Those that came through since the last look."""
+        """Return the lines that came through since the last call."""
         found = self._text.getvalue().splitlines()
         self._text.seek(0)
         self._text.truncate()
@@ -92,7 +92,7 @@ def test_every_error_is_written(log: Log) -> None:
 
 def test_who_asks_for_a_verbose_log_gets_every_line(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
-        'import logging; from symphony.logs import set_up_log; set_up_log("text", verbose=True)\n'
+        'import logging; from symphony.daemon.logs import set_up_log; set_up_log("text", verbose=True)\n'
         "for number in range(1000): logging.warning('line %d', number)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -111,5 +111,9 @@ def test_a_user_who_fails_again_and_again_fills_no_log(daemon: Daemon) -> None:
 
 
 def test_a_name_of_several_lines_is_one_line_and_no_terminal_obeys_it() -> None:
-    record = logging.makeLogRecord({"name": "kvfs.expiry", "msg": "%s expires", "args": ("a\n<0>b\x1b[2J\x9b\u2028é",)})
-    assert TextLines("%(name)s: %(message)s").format(record) == "kvfs.expiry: a\\n<0>b\\x1b[2J\\x9b\\u2028é expires"
+    record = logging.makeLogRecord(
+        {"name": "kvfs.volume.expiry", "msg": "%s expires", "args": ("a\n<0>b\x1b[2J\x9b\u2028é",)}
+    )
+    assert (
+        TextLines("%(name)s: %(message)s").format(record) == "kvfs.volume.expiry: a\\n<0>b\\x1b[2J\\x9b\\u2028é expires"
+    )

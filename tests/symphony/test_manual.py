@@ -12,8 +12,8 @@ import pytest
 from scheduler.trace.records import ANSWER, ARRIVAL, FILE, LOST, SEAT, STEP, VERSION, BlockKind
 from symphony import __version__
 from symphony.cli import build_parser
-from symphony.manual import Page, find_pages
-from symphony.manual_text import plain_line, plain_text
+from symphony.manuals.manual import Page, find_pages
+from symphony.manuals.manual_text import plain_line, plain_text
 
 MAN = Path(__file__).resolve().parents[2] / "man"
 PAGES = find_pages([MAN])
@@ -21,7 +21,7 @@ WRITTEN = [page for page in PAGES if not page.is_alias]
 OF_ALL = {"-h", "--help"}
 """Described in symphony(1) alone."""
 OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink", "--rollback"}
-"""Of python, of lips/ask.py, of cp, and of scripts/install."""
+"""Options of python, of lips/ask.py, of cp, and of scripts/install."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -34,7 +34,6 @@ def parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]
 
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
-    """Those of its own, and of its parts."""
     own = {word for action in parser._actions for word in action.option_strings}
     return own.union(*map(options, parts(parser).values()))
 
@@ -44,7 +43,7 @@ def options_in(text: str) -> set[str]:
 
 
 def described(page: Page) -> set[str]:
-    """What its OPTIONS have an entry for, and no more than one."""
+    """Return the options that a page's OPTIONS describe, each in one entry."""
     section = page.text().partition("\n.SH OPTIONS\n")[2].partition("\n.SH ")[0]
     entries = [options_in(plain_line(entry)) for entry in re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE)]
     found = set[str]().union(*entries)
@@ -53,7 +52,6 @@ def described(page: Page) -> set[str]:
 
 
 def names_of(page: Page) -> list[str]:
-    """Of the commands that it is about."""
     return [name.removeprefix("symphony-") for name in page.title()[0]]
 
 
@@ -123,7 +121,7 @@ def test_two_linters_find_nothing(page):
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
 def test_the_links_between_pages_lead_somewhere(page):
-    linked = re.findall(r"\b((?:symphony|libsym)[\w.-]*|kv|kvfs|lips) ?\(([1-8])\)", plain_text(page.text()))
+    linked = re.findall(r"\b((?:symphony|libsym|lips)[\w.-]*|kv|kvfs) ?\(([1-8])\)", plain_text(page.text()))
     assert set(linked) - {(each.name, each.section) for each in PAGES} == set()
 
 

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import os
 from pathlib import Path
-from symphony.daemon import give_back_freed_memory
+from symphony.daemon.daemon import give_back_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,7 @@ while (x := sym.recv()) != "end":
 
 
 def send(daemon, to, *messages):
-    """What each send gave."""
+    """Send messages from a program of its own; return each call's result."""
     return json.loads(
         daemon.run(f"import json\nprint(json.dumps([sym.send({to!r}, x) for x in {messages!r}]))", sys.executable)
     )
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_recv(daemon):
 
 
 def test_a_message_whose_reply_nobody_looked_at_comes_again(daemon):
-    """What Ctrl-C may hit between the arrival of a message and the program that wanted it."""
+    """A program that Ctrl-C hits between the arrival of a message and its use gets that message again."""
     out = daemon.run(
         """
         from libsym.abi import Op
@@ -168,7 +168,9 @@ def test_a_child_by_fork_has_a_pid_and_a_mailbox_of_its_own(daemon):
 
 @pytest.mark.slow
 def test_readers_that_stop_delay_nobody(daemon):
-    """One never receives, one is stopped with its threads in recv and its ring full: the others do not notice."""
+    """A reader never receives; another is stopped with its threads in recv and its ring full. Other readers notice
+    neither.
+    """
     lazy = daemon.program('sym.subscribe("flood"); print(sym.getpid(), flush=True); sys.stdin.read()')
     stopped = daemon.program(
         """

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from libsym.errors import Invalid
-from symphony.config import load
+from symphony.settings.loading import load
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import eventually
 
@@ -17,7 +17,7 @@ SECRET = "of-ann-alone"
 
 
 def families(text):
-    """By name; each sample by its labels."""
+    """Return the families of metrics by name, each with its samples by their labels."""
     return {
         family.name: {(sample.name, *sorted(sample.labels.items())): sample.value for sample in family.samples}
         for family in text_string_to_metric_families(text)

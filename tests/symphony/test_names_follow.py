@@ -1,4 +1,4 @@
-"""What an open file is called after it was moved, and what removing it by its handle removes."""
+"""Name of an open file after a move, and the file that its handle then removes."""
 
 import anyio
 import pytest

@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from symphony.launcher import dialing
-from symphony.launcher import forwarder as forwarder_module
-from symphony.launcher import relay as relay_module
-from symphony.launcher.forwarder import MAX_CONNECTIONS, Forwarder
-from symphony.launcher.grants import MAX_GRANTS, checked_grants, inside_addresses, parse_grant, shown
-from symphony.launcher.places import Refused
+from symphony.launcher.common.grants import MAX_GRANTS, checked_grants, inside_addresses, parse_grant, shown
+from symphony.launcher.common.places import Refused
+from symphony.launcher.network import dialing
+from symphony.launcher.network import forwarder as forwarder_module
+from symphony.launcher.network import relay as relay_module
+from symphony.launcher.network.forwarder import MAX_CONNECTIONS, Forwarder
 from tests.symphony.networks import Inside, granted
 
 NAME = ("example.test", 80)
@@ -37,7 +37,7 @@ def in_a_loop(test):
 
 @asynccontextmanager
 async def server(serve, host: str = "127.0.0.1"):
-    """Its address. `serve(reader, writer)` may end with the connection."""
+    """Yield the address of a server. `serve(reader, writer)` may end with the connection."""
 
     async def served(reader, writer):
         with suppress(ConnectionError):
@@ -51,7 +51,7 @@ async def server(serve, host: str = "127.0.0.1"):
 
 @asynccontextmanager
 async def accepting():
-    """Its address and a function that accepts, for tests of what a stream hides."""
+    """Yield an address and a function that accepts a raw connection, for facts that a stream hides."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
@@ -71,7 +71,6 @@ async def echo(reader, writer):
 
 
 async def asked(inside: Inside, address: str, port: int, text: bytes = b"hello") -> bytes:
-    """What an echo answers."""
     reader, writer = await inside.streams(address, port)
     writer.write(text)
     writer.write_eof()
@@ -301,7 +300,7 @@ async def test_a_reset_is_a_reset_on_the_other_side():
 
 @in_a_loop
 async def test_what_a_server_says_before_it_resets_arrives():
-    """As with a request that is too long: the answer comes while the request is still being sent."""
+    """A request that is too long has this effect: the answer comes while the request is still being sent."""
     loop = asyncio.get_running_loop()
     async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
         with await made.inside.connected(made.inside.address("example.test"), 80) as asking:
@@ -491,7 +490,7 @@ async def test_without_descriptors_a_connection_waits_until_there_are_some(left,
 def test_a_listener_that_no_grant_asked_for_is_not_taken():
     async def take():
         listening = socket.create_server(("127.0.0.1", 0))
-        with pytest.raises(Refused, match="none of its grants"):
+        with pytest.raises(Refused, match="for which it has no grant"):
             Forwarder([NAME], print).take([listening])
         assert listening.fileno() < 0
 

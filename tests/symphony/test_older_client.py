@@ -50,7 +50,7 @@ def clean(**more: str) -> dict[str, str]:
 
 
 def run(libsym: Path, daemon, *words: object, status: int = 0) -> str:
-    """What a program says with the libsym that is in a directory."""
+    """Run a program with the libsym of a directory, and return its output."""
     environment = clean(PYTHONPATH=str(libsym), SYMPHONY_SOCKET=str(daemon.socket))
     command = [sys.executable, "-P", *map(str, words)]
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=60)
@@ -206,7 +206,7 @@ OLD_DAEMON = """
 
 
 def test_a_newer_program_is_told_in_one_line_that_its_daemon_is_older(older, tmp_path):
-    """By the handshake of the older release itself."""
+    """The older release's own handshake is used."""
     path = str(tmp_path / "socket")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

@@ -1,11 +1,11 @@
-"""Where a launcher has its files, also where another user has been there first."""
+"""Places of a launcher's files, also where another user has been there first."""
 
 import os
 
 import pytest
 
-from symphony.launcher import places
-from symphony.launcher.places import Refused, find_places, make
+from symphony.launcher.common import places
+from symphony.launcher.common.places import Refused, find_places, make
 
 
 @pytest.fixture

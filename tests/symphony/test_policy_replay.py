@@ -1,4 +1,4 @@
-"""`symphony policy replay`: what a trace becomes, what memory and disk do to it, and what is told."""
+"""`symphony policy replay`: the reading of a trace, the simulation of memory and disk, and the report."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ class Making:
 
 
 def two_that_take_turns(num_turns=6, length=320):
-    """Each of two programs has a file; they go on by turns, with pauses of 10 s."""
+    """Return a trace of two programs with a file each; they go on by turns, with pauses of 10 s."""
     making = Making()
     for number in range(num_turns):
         for pid in (1, 2):

@@ -1,4 +1,4 @@
-"""Programs on a real daemon: what a LIP can do, alone and beside others."""
+"""Programs on a real daemon: the calls of a LIP, alone and beside others."""
 
 import json
 import os

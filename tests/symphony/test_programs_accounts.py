@@ -1,4 +1,4 @@
-"""What programs use, on a real daemon: counted to the program, however it connects, and never lost or counted twice."""
+"""Usage of programs on a real daemon: counted to the program, however it connects, and never lost or counted twice."""
 
 import os
 import re
@@ -11,8 +11,8 @@ import time
 import pytest
 
 import libsym as sym
-from scheduler.launchers import PROTOCOL
-from symphony.launcher import daemon_link
+from scheduler.doors.launchers import PROTOCOL
+from symphony.launcher.supervising import daemon_link
 from tests.symphony.fake_launcher import FakeLauncher, Refused
 
 PROMPT = list(b"the quick brown fox the quick brown fox the quick")
@@ -57,7 +57,7 @@ def reached(daemon, reach):
 
 
 def until(condition, what=""):
-    """What is settled behind an answer is there soon."""
+    """Poll for a condition that the daemon settles soon after its answer."""
     pause, end_s = threading.Event(), time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end_s, what or "it did not come to be"
@@ -69,7 +69,7 @@ def tokens_of_programs():
 
 
 def use_the_model(kv):
-    """By everything that appends, as far as one program goes."""
+    """Append by every call that can, as far as one program goes."""
     tokens = PROMPT
     for _ in range(20):
         tokens = [sym.pred(kv, tokens).argmax()]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import libsym as sym
-from symphony.config import load
+from symphony.settings.loading import load
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""What two looks at a daemon come to: rates, quantiles, and numbers as people read them."""
+"""Differences between two looks at a daemon: rates, quantiles, and numbers in readable form."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from symphony.rates import Rates, human_count, human_time, quantile
-from symphony.reports import human_uptime
-from symphony.watching import rate_lines
+from symphony.views.rates import Rates, human_count, human_time, quantile
+from symphony.views.reports import human_uptime
+from symphony.views.watching import rate_lines
 
 BOUNDS_S = (0.001, 0.002, 0.004)
 

@@ -1,4 +1,4 @@
-"""What a reload does where something is wrong with what it names."""
+"""Reloads with errors in the files that the configuration names."""
 
 import threading
 from dataclasses import replace
@@ -9,11 +9,11 @@ import trio
 
 from kvfs.tiers import loading
 from libsym.errors import Invalid
-from symphony import reloading as module
-from symphony.config import Config
-from symphony.reloading import CHANGEABLE, Reloading, Source
+from symphony.daemon import reloading as module
+from symphony.daemon.reloading import CHANGEABLE, Reloading, Source
+from symphony.daemon.tier_policy import TierPolicy
 from symphony.service.notify import Notifier
-from symphony.tier_policy import TierPolicy
+from symphony.settings.config import Config
 
 
 class Departures:
@@ -49,7 +49,7 @@ def test_a_policy_that_is_refused_ends_nothing_and_changes_nothing_beside_it():
 
 
 def test_a_file_is_read_on_a_worker():
-    """On the daemon's own thread a policy on its mount would wait for itself."""
+    """A read of a policy on the daemon's mount would wait for itself on the daemon's own thread."""
     threads = []
     wanted = replace(Config(), policy="lru")
 

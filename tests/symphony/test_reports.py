@@ -1,10 +1,10 @@
-"""What the commands print, from what the daemon answers."""
+"""Output of the commands that show the daemon's answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from symphony.reports import du_lines, memory_line, stat_lines, tiers_line
+from symphony.views.reports import du_lines, memory_line, stat_lines, tiers_line
 
 
 def row(path: str, exclusive: int | None, shared: int | None, tokens: int = 0, plain_bytes: int = 0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""kv_rewind: a file is cut to what a text has in common with it, and the rest is named."""
+"""kv_rewind: a file is cut to the prefix that it shares with a text, and the rest is named."""
 
 import anyio
 import pytest

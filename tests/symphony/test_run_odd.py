@@ -1,4 +1,4 @@
-"""What users have that nobody thinks of: closed descriptors, odd names, full places, processes that run away."""
+"""Rare conditions of users: closed descriptors, odd names, full places, processes that run away."""
 
 import asyncio
 import fcntl
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from symphony.launcher import wire
-from symphony.launcher.places import Refused
-from symphony.launcher.program_log import LogReader, ProgramLog
-from symphony.launcher.spec import checked
-from symphony.launcher.streams import Streams
-from symphony.launcher.wire import OUTPUT
-from symphony.launcher.zygote_process import ZygoteProcess
-from symphony.launcher.zygote_start import Started
+from symphony.launcher.common import wire
+from symphony.launcher.common.places import Refused
+from symphony.launcher.common.spec import checked
+from symphony.launcher.common.wire import OUTPUT
+from symphony.launcher.supervising.program_log import LogReader, ProgramLog
+from symphony.launcher.supervising.streams import Streams
+from symphony.launcher.supervising.zygote_process import ZygoteProcess
+from symphony.launcher.zygote.zygote_start import StartedZygote
 from tests.symphony.launchers import SYMPHONY, eventually
 
 
@@ -108,7 +108,7 @@ def test_who_gives_a_program_input_hears_that_it_was_taken_whoever_else_gives(tm
 
 
 async def _two_give(directory: Path) -> None:
-    """More than a pipe holds, both at once."""
+    """Give two inputs at once, each larger than a pipe."""
     streams = Streams(ProgramLog(directory), has_input=True, window=None, error_apart=True, on_output=lambda: None)
     taken = [asyncio.Event(), asyncio.Event()]
     for each in taken:
@@ -196,7 +196,7 @@ def test_a_process_that_ends_before_it_is_the_program_is_no_programs_end(said, h
     async def hears():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report, say = os.pipe2(os.O_NONBLOCK)
-        zygote = ZygoteProcess(Started(0, ours), lambda: None)
+        zygote = ZygoteProcess(StartedZygote(0, ours), lambda: None)
         os.write(say, said) if said else None
         os.close(say)
         try:

@@ -25,7 +25,7 @@ class Terminal:
         self.shown = ""
 
     def shows(self, text: str) -> str:
-        """Waits for a text; what came until its end."""
+        """Wait for a text; return the output until its end."""
         while text not in self.shown:
             assert select.select([self.master], [], [], 20)[0], self.shown
             try:
@@ -132,7 +132,7 @@ def test_the_users_terminal_is_as_it_was_afterwards(launchers):
 
 
 def test_ctrl_z_stops_client_and_program_together(launchers):
-    """On pipes: the key reaches the client as a signal."""
+    """The streams are pipes: the key reaches the client as a signal."""
     run = launchers.client(
         "run", "--isolation", "none", launchers.script("print(os.getpid())\nwhile True: time.sleep(0.01)")
     )

@@ -1,4 +1,4 @@
-"""What a program in a sandbox has, and what its user gives it; what it can't do is tested by tests/symphony/escapes."""
+"""A sandbox's contents, and the user's additions. Its limits are tested by tests/symphony/escapes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED:
 
 
 def lines(launchers, source: str, *options: object) -> list[str]:
-    """What a program prints that runs in a sandbox."""
+    """Run a program in a sandbox, and return its output by lines."""
     return launchers.symphony("run", *options, launchers.script(source)).stdout.splitlines()
 
 
@@ -177,7 +177,7 @@ def test_all_that_is_inside_ends_with_the_program_however_it_forks(launchers):
 
 
 def _all_below(pid: int, number: int) -> list[str]:
-    """Descendants, once there are so many."""
+    """Return the descendants, once there are this many."""
     found, todo = [], [str(pid)]
     while todo:
         below = Path(f"/proc/{(each := todo.pop())}/task/{each}/children").read_text().split()

@@ -1,4 +1,4 @@
-"""Sandboxes asked for in odd ways, and what of the machine's stays as it is."""
+"""Sandboxes asked for in odd ways, and the machine's files that stay as they are."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def tried(what, *words):
 
 
 def lines(launchers, source: str, *options: object) -> list[str]:
-    """What a program prints that runs in a sandbox; it has `tried`."""
+    """Run a program in a sandbox, with `tried` defined, and return its output by lines."""
     program = launchers.directory / "odd.py"
     program.write_text(f"import os, socket, sys\n{TRIED}\n{source}")
     return launchers.symphony("run", *options, program).stdout.splitlines()
@@ -53,7 +53,7 @@ print(open("/dev/null", "w").write("x"), len(open("/dev/urandom", "rb").read(3))
 
 
 def test_a_file_of_the_users_is_bound_where_sandboxes_have_one_of_their_own(launchers):
-    """Nothing is written to it, for it is the machine's."""
+    """The sandbox writes nothing to the file, for it is the machine's."""
     before = Path("/etc/hosts").stat()
     found = lines(launchers, "print(open('/etc/hosts').read(), end='')", "--bind", "/etc/hosts:ro")
     assert "\n".join(found) == Path("/etc/hosts").read_text().rstrip("\n")
@@ -196,7 +196,7 @@ def test_a_bind_that_a_link_in_another_leads_to_is_there_by_both_names(launchers
 
 
 def test_a_terminal_is_opened_by_the_names_of_standard_streams(launchers):
-    """As shell scripts do; it is in no directory that a sandbox has."""
+    """Shell scripts open it so; the terminal is in no directory that a sandbox has."""
     source = "print(os.isatty(1), [tried(open, f'/dev/{name}') for name in ('stdin', 'stdout', 'tty')])"
     assert lines(launchers, source, "--tty") == ["True ['done', 'done', 'done']"]
 

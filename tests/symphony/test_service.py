@@ -18,7 +18,7 @@ from tests.symphony.services import Manager
 TINY = ("--model", "tiny", "--kv-memory", "8M")
 STUCK = """
 import sys
-from symphony import backends
+from symphony.daemon import backends
 from symphony.cli import main
 
 load = backends._load_cpu
@@ -37,17 +37,17 @@ sys.exit(main())
 """
 SLOWLY = """
 import sys
-import symphony.daemon
+import symphony.daemon.daemon
 from symphony.cli import main
 
-load_model = symphony.daemon.load_model
+load_model = symphony.daemon.daemon.load_model
 
 def when_told(name):
     print("symphony: is building", flush=True)
     sys.stdin.readline()
     return load_model(name)
 
-symphony.daemon.load_model = when_told
+symphony.daemon.daemon.load_model = when_told
 sys.exit(main())
 """
 ONE_STEP = "kv = sym.kv_create(); sym.pred(kv, [1, 2, 3]); print(len(kv))"
@@ -130,7 +130,7 @@ os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
 
 @pytest.fixture
 def listening(tmp_path):
-    """As symphony.socket has them."""
+    """Return listening sockets, as symphony.socket has them."""
     made = []
     for kind, name in ((socket.SOCK_STREAM, "symphony.sock"), (socket.SOCK_SEQPACKET, "symphony.sock.programs")):
         each = socket.socket(socket.AF_UNIX, kind)
@@ -289,11 +289,11 @@ def test_lines_of_json_say_which_program_and_user_they_are_about(start_daemon):
     assert (connected["level"], connected["user"]) == ("debug", os.getuid())
     assert str(connected["program"]) in connected["message"]
     expired = next(line for line in lines if "expires" in line["message"])
-    assert (expired["file"], expired["logger"]) == ("/old.kv", "kvfs.expiry")
+    assert (expired["file"], expired["logger"]) == ("/old.kv", "kvfs.volume.expiry")
 
 
 def fields_of(data: bytes) -> list[tuple[str, str]]:
-    """As systemd's journal reads an entry."""
+    """Parse an entry's fields as systemd's journal does."""
     found = []
     while data:
         name, equals, rest = data.partition(b"\n")[0].partition(b"=")

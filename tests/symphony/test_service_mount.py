@@ -1,4 +1,4 @@
-"""A daemon without rights, whose mount a helper makes: who sees it, who may ask for it, and what a kill leaves."""
+"""A daemon without rights, whose mount a helper makes: its users, the right to ask for it, and a kill's remains."""
 
 import errno
 import json
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from symphony.doctor import check_helper, check_service, mounted_kind
+from symphony.checks.doctor import check_helper, check_service, mounted_kind
 from symphony.service.mount_helper import MAX_CONNECTIONS
 from symphony.service.mounting import ANSWER_TIMEOUT_S
 from tests.scheduler.weapons import kernel_can_refuse
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
 
 AT_ONCE_S = ANSWER_TIMEOUT_S - 5
-"""On any machine; where it would wait for the helper, that takes longer."""
+"""Time for an immediate answer on any machine; an answer that waited for the helper would take longer."""
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="NO MOUNT HELPER TESTED: it needs root, and other users"),
@@ -58,7 +58,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def ask(helper: Helper, message: object, uid: int = SERVICE_UID) -> tuple[dict, socket.socket]:
-    """As a process of `uid`; the answer, and the connection that it came by."""
+    """Ask the helper as a process of `uid`; return the answer, and the connection that it came by."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(60)
     os.seteuid(uid)  # SO_PEERCRED is what it was at connect()
@@ -226,7 +226,7 @@ def test_the_end_of_a_connection_is_the_end_of_its_mount_and_of_no_other(service
 
 
 def wait_until(condition) -> None:
-    """With a pause between looks: the kernel's list of mounts has no event of its own that Python could wait for."""
+    """Poll for a condition: the kernel's list of mounts has no event that Python could wait for."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.01)

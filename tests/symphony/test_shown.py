@@ -1,4 +1,4 @@
-"""What a notebook shows of a Dist, a ReducedDist and a KV: it never fails, and it keeps no result slot."""
+"""Display of a Dist, a ReducedDist and a KV in notebooks: it never fails, and it keeps no result slot."""
 
 
 def test_a_distribution_is_shown_with_the_text_of_its_likeliest_tokens(daemon):

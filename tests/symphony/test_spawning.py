@@ -17,7 +17,7 @@ CHILD = {"ok": True, "id": "1f2e3d4c", "name": "child", "pid": 4242}
 
 @pytest.fixture
 def launcher(daemon, tmp_path, monkeypatch):
-    """This process is a program of it."""
+    """A launcher that has this process as a program."""
     sym.close()
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     launcher = FakeLauncher(daemon.socket, tmp_path)
@@ -29,7 +29,7 @@ def launcher(daemon, tmp_path, monkeypatch):
 
 
 def in_a_thread(call):
-    """Its result, or the error, in a list; and the thread."""
+    """Start a call in a thread. Return the thread, and a list that gets the result or the error."""
     found = []
 
     def run():
@@ -212,7 +212,7 @@ def test_a_spawn_that_makes_no_sense_reaches_no_launcher(launcher, wrong, why):
 
 
 def test_a_launcher_that_does_not_read_is_asked_no_more_and_others_are_served(daemon, tmp_path, monkeypatch):
-    """Its queue is full: who asks is told so at once."""
+    """The launcher's queue is full, so the daemon refuses further requests at once."""
     sym.close()
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     launcher = FakeLauncher(daemon.socket, tmp_path)

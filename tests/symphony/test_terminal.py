@@ -1,4 +1,4 @@
-"""The real command tells a person at a terminal what a sandbox hides, which names are near, and what to do next."""
+"""The real command tells a person at a terminal about hidden files, similar names, and the next step."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from symphony.launcher import listing
-from symphony.launcher.hidden import hidden_line
+from symphony.launcher.asking import listing
+from symphony.launcher.asking.hidden import hidden_line
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import end_process
@@ -22,7 +22,7 @@ isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {
 
 @pytest.fixture
 def home(launchers):
-    """The user's home directory, with a program and what it needs beside it."""
+    """Make the user's home directory, with a program and the files that it needs."""
     home = launchers.runtime / "home"
     home.mkdir()
     launchers.environment["HOME"] = str(home)

@@ -17,7 +17,7 @@ ENOUGH = ("--model", "tiny", "--kv-memory", "64M", "--threads", "1")
 
 
 def test_a_program_that_thinks_makes_room_for_others_and_goes_on(start_daemon):
-    """It is in the run, with half of memory; another file needs three quarters, and then the first is used again."""
+    """The file is in the run with half of memory; another needs three quarters. Then the first is used again."""
     daemon = start_daemon(*LITTLE)
     daemon.run(
         """

@@ -1,4 +1,4 @@
-"""What users and programs see of the tiers, on a daemon with little memory: attributes, advice, pressure, figures."""
+"""Tiers in the view of users and programs, on a daemon with little memory: attributes, advice, pressure, figures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def tier(daemon, name):
 
 
 def until(check):
-    """Where something is done behind a call."""
+    """Poll for a change that the daemon makes after a call."""
     end_s = time.monotonic() + WITHIN_S
     while not check():
         assert time.monotonic() < end_s, "it does not come about"
@@ -273,7 +273,7 @@ def test_one_user_may_pin_half_of_that(small):
 
 
 def test_a_pinned_file_that_grows_does_not_keep_others_out_for_ever(small):
-    """What it has grown by beyond the share may go down as any other page."""
+    """Pages that the file has grown by beyond the share may go down as any other page."""
     with sym.kv_create("grows.kv") as kv:
         sym.kv_write(kv, [1] * 100)
         sym.kv_advise(kv, sym.PIN)

@@ -1,4 +1,4 @@
-"""`symphony top` on a real daemon: what it shows, its keys, and daemons that go."""
+"""`symphony top` on a real daemon: its display, its keys, and daemons that go."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from textual.events import Key
 from textual.widgets import Input, Static
 
 import libsym as sym
-from symphony.top.app import Top
-from symphony.top.columns import PADDING, file_columns, fitting, program_columns
-from symphony.top.questions import Confirm, Keys
-from symphony.top.sampling import Daemon as Asked
+from symphony.views.top.app import Top
+from symphony.views.top.columns import PADDING, file_columns, fitting, program_columns
+from symphony.views.top.questions import Confirm, Keys
+from symphony.views.top.sampling import Daemon as Asked
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import end_process
 
@@ -68,19 +68,20 @@ class Looking:
         self.app: Top = pilot.app
 
     async def until(self, condition):
-        """It comes to that by itself."""
         deadline_s = time.monotonic() + WITHIN_S
         while not condition():
             assert time.monotonic() < deadline_s, (self.programs, self.files, self.banner, self.notes)
             await self.pilot.pause(0.02)
 
     def press(self, *keys):
-        """They are handled in order; `pilot.press` would wait until this process is idle, which it never is."""
+        """Post keys, which are handled in order. `pilot.press` would wait until this process is idle, which it never
+        is.
+        """
         for key in keys:
             self.app.post_message(Key(key, key if len(key) == 1 else None))
 
     async def sort(self, table, heading):
-        """Until it is sorted by this."""
+        """Press keys until the table is sorted by this heading."""
         while heading not in self.heads(table):
             before = self.heads(table)
             self.press("s")
@@ -93,7 +94,7 @@ class Looking:
         self.press(*words)
 
     async def choose(self, table, is_it):
-        """Until the cursor is on the row."""
+        """Press keys until the cursor is on the row."""
         while not is_it(table.selected):
             before = table.cursor_row
             self.press("down")

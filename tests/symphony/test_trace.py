@@ -1,4 +1,4 @@
-"""`symphony trace`, from a daemon to a page."""
+"""`symphony trace`, from a daemon to a timeline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import time
-from html.parser import HTMLParser
 
 import pytest
 
 import libsym as sym
 from scheduler.trace.file import read_trace
 from symphony.cli import main
-from symphony.trace_calls import calls_of
+from symphony.traces.trace_calls import calls_of
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.traces import TraceMaker
 
@@ -29,7 +28,7 @@ def recording(daemon, *words):
 
 
 def wait_for(path):
-    """Until the header is in the file: everything from now on will be, too."""
+    """Wait for the header in a trace's file: all later events will be in the file, too."""
     until = time.monotonic() + 30
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < until
@@ -38,7 +37,7 @@ def wait_for(path):
 
 @pytest.fixture
 def symphony(capsys):
-    """A command in this process: its status, and what it printed."""
+    """Return a function that runs a command in this process, and gives its status and its output."""
 
     def run(*words):
         status = main([str(word) for word in words])
@@ -91,11 +90,11 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, sym
     assert (status, "generate  1 calls, 0 failed" in out) == (0, True)
 
     status, out, err = symphony("trace", "show", path)
-    html = tmp_path / "x.html"
-    assert (status, out, err) == (0, f"{html}\n", "")
-    HTMLParser().feed(html.read_text())
-    assert symphony("trace", "show", path, "-o", tmp_path / "y.html")[0] == 0
-    assert (tmp_path / "y.html").read_bytes() == html.read_bytes()
+    timeline = tmp_path / "x.json"
+    assert (status, out, err) == (0, f"{timeline}\n", "")
+    assert json.loads(timeline.read_text())["traceEvents"]
+    assert symphony("trace", "show", path, "-o", tmp_path / "y.json")[0] == 0
+    assert (tmp_path / "y.json").read_bytes() == timeline.read_bytes()
 
 
 def test_a_trace_tells_of_forks_and_of_names(connected, symphony, tmp_path):
@@ -145,7 +144,7 @@ def test_another_user_may_not_record(connected):
         directory.chmod(0o755)
     told = connected.run("""
         os.seteuid(65534)
-        from libsym.trace import DaemonTrace
+        from libsym.calls.trace import DaemonTrace
         try: DaemonTrace()
         except sym.SymError as error: print(error.errno)
     """)
@@ -208,7 +207,7 @@ def test_what_is_no_trace_is_one_line(tmp_path, symphony, what, content, why):
     status, out, err = symphony("trace", what, path)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert why in err
-    assert not (tmp_path / "x.html").exists()
+    assert not (tmp_path / "x.json").exists()
 
 
 @pytest.mark.parametrize("what", ["show", "dump", "summary"])
@@ -225,13 +224,26 @@ def test_a_torn_trace_is_shown_as_far_as_it_goes(tmp_path, symphony, what):
     assert "is torn at byte" in err
 
 
-def test_the_page_does_not_take_the_place_of_the_trace(tmp_path, symphony):
+def test_the_timeline_does_not_take_the_place_of_the_trace(tmp_path, symphony):
     made = TraceMaker()
     made.arrive(1, 0)
-    path = made.write(tmp_path / "x.html")
+    path = made.write(tmp_path / "x.json")
     before = path.read_bytes()
     assert symphony("trace", "show", path)[0] == 1
     assert path.read_bytes() == before
+
+
+def test_a_timeline_takes_the_place_of_another_file_only_where_it_is_named(tmp_path, symphony):
+    made = TraceMaker()
+    made.arrive(1, 0)
+    path, other = made.write(tmp_path / "x.trace"), tmp_path / "x.json"
+    other.write_text("{}")
+    status, out, err = symphony("trace", "show", path)
+    assert (status, out) == (1, "")
+    assert f"{other} exists: name a file with -o" in err
+    assert other.read_text() == "{}"
+    assert symphony("trace", "show", path, "-o", other)[:2] == (0, f"{other}\n")
+    assert json.loads(other.read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x", "1e99"])

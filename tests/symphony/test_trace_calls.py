@@ -1,4 +1,4 @@
-"""What a trace says of calls, and where they are drawn."""
+"""Calls as a trace has them, and their rows in a drawing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from scheduler.trace.file import read_trace
-from symphony.trace_calls import UNKNOWN, calls_of, span_ns
-from symphony.trace_rows import rows_of
-from symphony.tracing import summary
+from symphony.traces.trace_calls import UNKNOWN, calls_of, span_ns
+from symphony.traces.trace_rows import rows_of
+from symphony.traces.tracing import summary
 from tests.symphony.traces import BEGAN_NS, MS, TraceMaker
 
 

@@ -30,7 +30,6 @@ def program(daemon, source, *arguments):
 
 
 def image_bytes(daemon, entries):
-    """The size of an image of so many entries."""
     kv = sym.kv_create("sized.kv")
     sym.kv_write(kv, list(range(entries)))
     size = (daemon.mount / "sized.kv").stat().st_size

@@ -14,7 +14,7 @@ NAMESPACED = re.compile(
     r"|ReadWritePaths|ReadOnlyPaths|InaccessiblePaths|BindPaths|TemporaryFileSystem|Root\w+|MountFlags)=",
     re.MULTILINE,
 )
-"""What gives a unit a mount namespace of its own."""
+"""Settings that give a unit a mount namespace of its own."""
 
 needs_systemd = pytest.mark.skipif(
     not shutil.which("systemd-analyze"), reason="UNITS NOT VERIFIED: apt-get install systemd"
@@ -74,7 +74,7 @@ def test_the_daemon_is_hardly_exposed(units, name):
 
 @pytest.mark.parametrize("path", [*UNITS.glob("symphony-mount*.service"), *UNITS.glob("user/*.service")], ids=str)
 def test_what_mounts_for_others_has_no_mount_namespace(path):
-    """Its mount would be seen by nobody else, while the unit looks healthy."""
+    """A unit with a namespace of its own looks healthy, but nobody else sees its mount."""
     assert NAMESPACED.findall(path.read_text(encoding="utf-8")) == []
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from symphony.launcher.watch import LEAST_S, MOST_S, pause_s
+from symphony.launcher.supervising.watch import LEAST_S, MOST_S, pause_s
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ TINY = ("--model", "tiny", "--kv-memory", "8M")
 
 HELD = """
 import select, sys
-import symphony.backends as backends
+import symphony.daemon.backends as backends
 from libsym.errors import Invalid
 from symphony.cli import main
 

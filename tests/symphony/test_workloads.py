@@ -9,18 +9,19 @@ import pytest
 
 from tests.symphony.launchers import ROOT
 
-PROGRAM = ROOT / "scripts/bench/workloads/pressure.py"
+PROGRAM = ROOT / "scripts/bench/workloads/compare.py"
 
 
 @pytest.fixture(scope="module")
 def samples():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    command = [sys.executable, PROGRAM, "--quick", "--model", "tiny", "--patience", "0", "--json", "--seed", "1"]
-    command += ["--policies", "cost", "--only", "rag,sessions,crowd,editor,restart"]
+    command = [sys.executable, PROGRAM, "--quick", "--model", "tiny", "--json", "--seed", "1"]
+    command += ["--policies", "cost", "--only", "rag,sessions,crowd"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert not done.returncode, done.stderr
-    return json.loads(done.stdout)["samples"]
+    found = json.loads(done.stdout)["samples"]
+    return {case: {side: run for side, (run,) in by_side.items()} for case, by_side in found.items()}
 
 
 def test_a_corpus_larger_than_memory_is_computed_once_and_each_document_again_without_files(samples):
@@ -28,9 +29,7 @@ def test_a_corpus_larger_than_memory_is_computed_once_and_each_document_again_wi
     questions = len(by_side["symphony-none"]["took_s"]) * 16
     documents = len(by_side["symphony-none"]["took_s"]) * 1000
     assert by_side["symphony-none"]["computed"] == documents + questions
-    assert by_side["symphony-own"]["computed"] < documents + questions
-    for side in "symphony-cost", "symphony-pinned":
-        assert by_side[side]["computed"] == questions
+    assert by_side["symphony-cost"]["computed"] == questions
     assert by_side["symphony-cost"]["told"]["num_in"] > 0, "the corpus fits into memory"
 
 
@@ -53,13 +52,3 @@ def test_a_crowd_with_ten_times_more_kv_than_memory_finishes_and_computes_nothin
     # The last chunk of a prefill counts as a decode where it has one token: a token a turn, of some 116.
     assert abs(ample["told"]["num_prefill_tokens"] - tenth["told"]["num_prefill_tokens"]) < 16 * 5
     assert ample["told"]["num_in"] == 0 < tenth["told"]["num_in"]
-
-
-def test_an_editor_that_undoes_computes_nothing_but_the_token_that_it_completes_from(samples):
-    undone = samples["editor undo"]["symphony-cost"]
-    assert undone["computed"] == len(undone["took_s"]) > 0
-
-
-def test_a_history_after_a_restart_and_one_that_was_put_on_disk_are_not_computed_again(samples):
-    for way, computed in (("after a restart", 1), ("put on disk", 1), ("computed again", 875)):
-        assert samples[f"restart {way}"]["symphony"]["computed"] == computed

@@ -58,13 +58,11 @@ AFTER = """
         print(name)
     sym.daemon_check()
 """
-"""What was synced is there, and is computed with to the same bits."""
+"""Program that checks the synced files: each is there, and further tokens are computed to the same bits."""
 
 
 @dataclass
 class Said:
-    """What a program has said."""
-
     result: str = ""
     synced: dict[str, object] = field(default_factory=dict)
     """The last of those."""
@@ -78,7 +76,7 @@ class Said:
 
 
 class Crowd:
-    """So many of them."""
+    """Programs that run at once."""
 
     def __init__(self, daemon: Daemon, num_programs: int, num_rounds: int, pause_s: float) -> None:
         self.processes: list[subprocess.Popen[str]] = [
@@ -87,11 +85,11 @@ class Crowd:
         self.said = [Said() for _ in range(num_programs)]
 
     def end(self, number: int) -> None:
-        """As a user does who is tired of waiting."""
+        """Kill a program, as a user does who is tired of waiting."""
         self.processes[number].kill()
 
     def until_each_has_synced(self, times: int) -> None:
-        """Read what they say until each has synced its file so often."""
+        """Read the programs' messages until each has synced its file this many times."""
         for process, said in zip(self.processes, self.said, strict=True):
             while said.num_synced < times:
                 assert process.stdout is not None
@@ -100,7 +98,7 @@ class Crowd:
                 said.take(line)
 
     def wait(self, timeout_s: float, *, may_fail: bool = False) -> list[Said]:
-        """What each has said, in order."""
+        """Wait for all programs, and return the messages of each, in order."""
         for process, said in zip(self.processes, self.said, strict=True):
             out, err = process.communicate(timeout=timeout_s)
             assert may_fail or process.returncode in (0, -signal.SIGKILL), err

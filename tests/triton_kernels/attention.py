@@ -1,4 +1,4 @@
-"""What the tests of attention share."""
+"""Shapes, chunks and masks that the tests of attention share."""
 
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ class Chunks:
         return paged_prefill_attention(query, self.keys, self.values, **numbers, **options)
 
     def launch_lists(self, pieces) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The query of pieces, and what a launch is told of them."""
+        """Return the query of pieces, and the arguments of a launch for them."""
         ranges = self.row_ranges()
         query = torch.cat([self.query[ranges[chunk][first : first + rows]] for chunk, first, rows in pieces])
         counts = np.array([rows for _, _, rows in pieces])
@@ -84,7 +84,7 @@ class Chunks:
         return query, {name: value.int().to(self.device) for name, value in numbers.items()}
 
     def decode(self, chunk: int, row: int, **options) -> torch.Tensor:
-        """That row as a decode step: its own entry is the last."""
+        """Return a row computed as a decode step, with its own entry as the last."""
         index = self.row_ranges()[chunk][row]
         length = torch.tensor([self.sizes[chunk][0] + row + 1], dtype=torch.int32, device=self.device)
         tables = self.tables[chunk : chunk + 1].to(self.device)

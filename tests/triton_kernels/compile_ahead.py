@@ -57,7 +57,7 @@ def launches_of(kernel_file: str) -> Iterator[Launch]:
 
 
 def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str, dict]:
-    """What each kernel of each launch takes: `{"attend_split 9/3x64 bf16": {"registers": 63, ...}}`."""
+    """Return the resources of each kernel of each launch: `{"attend_split 9/3x64 bf16": {"registers": 63, ...}}`."""
     triton.runtime.driver.set_active(AbsentGpu(capability))
     report: dict[str, dict] = {}
     compiled: list[tuple[str, object]] = []
@@ -147,7 +147,7 @@ def _compile_task(task: tuple[str, int, bool]) -> tuple[str, int, dict[str, dict
 
 
 def faults(taken: dict, before: dict | None) -> list[str]:
-    """What is wrong with what a kernel takes now, beside what was recorded of it."""
+    """Return the faults in a kernel's resources, beside those that were recorded of it."""
     found = []
     if taken["spilled"] and not taken["may_spill"]:
         found.append("SPILLS")

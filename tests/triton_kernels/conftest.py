@@ -15,7 +15,7 @@ if INTERPRETED:
 
 @pytest.fixture
 def device(monkeypatch) -> str:
-    """The CPU under Triton's interpreter; a GPU with TRITON_INTERPRET=0."""
+    """Return the CPU under Triton's interpreter, or a GPU with TRITON_INTERPRET=0."""
     if not INTERPRETED:
         return "cuda"
     mend_bfloat16(monkeypatch)
@@ -25,8 +25,8 @@ def device(monkeypatch) -> str:
 
 @pytest.fixture
 def poisoned_memory():
-    """Every torch.empty comes filled with NaN, so that a value that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # a GPU has no such algorithm for some references
+    """Fills every torch.empty with NaN, so that unwritten values show."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # for some references a GPU has no deterministic algorithm
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)

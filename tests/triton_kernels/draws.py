@@ -33,7 +33,7 @@ def mixed(z: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One row's settings, as both sides take them."""
+    """Settings of one row, as both sides take them."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -84,7 +84,7 @@ class Draw:
         return int(tokens[min(np.searchsorted(ends, uniform * ends[-1], side="right"), len(tokens) - 1)])
 
     def by_the_sampler(self, row: np.ndarray, allowed: np.ndarray | None, *, lists: bool) -> int:
-        """What the C gives; its settings have to be those that a float32 holds."""
+        """Draw with the C sampler; the settings have to be those that a float32 holds."""
         sampler = Sampler(
             temperature=rounded(self.temperature),
             top_k=self.top_k or None,

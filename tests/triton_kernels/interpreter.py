@@ -76,7 +76,7 @@ def hasten() -> None:
 
 
 class _PatchOnce:
-    """For the rest of the process: nobody else uses the language in it."""
+    """Patches that stay for the rest of the process: nothing else in it uses the language."""
 
     def __init__(self, patch) -> None:
         self._patch, self._done = patch, set()
@@ -89,7 +89,7 @@ class _PatchOnce:
 
 
 class _NumpyTypes:
-    """By the name of the elements' type."""
+    """Cache of numpy's types by the name of the elements' type."""
 
     def __init__(self, look_up) -> None:
         self._look_up, self._found = look_up, {}

@@ -15,7 +15,9 @@ SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
 GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
 PADDED = Shape(num_heads=3, num_kv_heads=1, head_dim=80)
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
-"""Of a chunk's whole; scores of half-precision queries and keys are exact products that are added up in float32."""
+"""Tolerance as a share of a chunk's whole. Scores of half-precision queries and keys are exact products, added up in
+float32.
+"""
 
 
 def masses(chunks: Chunks, asking=None, **options) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What ptxas makes of the kernels for GPUs that need not be here: nothing spills, and occupancy holds.
+"""Results of ptxas for GPUs that need not be here: no kernel spills, and occupancy holds.
 
 The default launches; `scripts/compile_kernels` compiles all that the decoder makes, and records them.
 """

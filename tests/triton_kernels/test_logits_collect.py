@@ -1,4 +1,4 @@
-"""Which entries of a row a token is drawn from."""
+"""Candidates of a row: the entries that a token is drawn from."""
 
 import numpy as np
 import pytest

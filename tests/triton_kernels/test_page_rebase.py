@@ -23,7 +23,7 @@ def random_pages(num_frames: int, head_dim: int, dtype: torch.dtype, device: str
 
 
 def random_lists(seed: int, targets, counts, frames, shifts) -> dict[str, np.ndarray]:
-    """For each target, entries picked from anywhere; what is past its count must not be read."""
+    """Pick entries from anywhere for each target. Entries past a target's count must not be read."""
     rng, size = np.random.default_rng(seed), (len(targets), PAGE_ENTRIES)
     lists = {
         "sources": rng.choice(frames, size),
@@ -38,7 +38,7 @@ def random_lists(seed: int, targets, counts, frames, shifts) -> dict[str, np.nda
 
 
 def reference(pages: torch.Tensor, lists, frequencies, kinds) -> torch.Tensor:
-    """All pages afterwards, in float64."""
+    """Return all pages after the rebase, in float64."""
     before = pages.cpu().float().double().numpy()
     after, half = before.copy(), pages.shape[5] // 2
     for index, target in enumerate(lists["targets"]):

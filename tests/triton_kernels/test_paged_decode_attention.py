@@ -32,7 +32,7 @@ class Batch:
         return paged_decode_attention(self.query, self.keys, self.values, self.page_tables, self.lengths, **options)
 
     def row(self, index: int, *, spare_pages: int = 0) -> "Batch":
-        """One row alone, its page table cut to what it uses (and `spare_pages` of garbage)."""
+        """Return one row alone, its page table cut to the used pages (and `spare_pages` of garbage)."""
         used = -(-int(self.lengths[index]) // PAGE_ENTRIES)
         garbage = torch.full((1, spare_pages), 2**31 - 1, dtype=torch.int32, device=self.query.device)
         table = torch.cat([self.page_tables[index : index + 1, :used], garbage], dim=1)

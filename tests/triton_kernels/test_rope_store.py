@@ -1,4 +1,4 @@
-"""Queries, keys and values of new rows against torch in float64, and what becomes of the pages."""
+"""Queries, keys and values of new rows against torch in float64, and the contents of the pages afterwards."""
 
 from dataclasses import dataclass
 

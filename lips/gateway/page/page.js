@@ -1,15 +1,14 @@
-// The page of the gateway: what it shows comes by the same routes that any client has. Text is put in as text, never as
-// HTML.
+// The page of the gateway. It uses only routes that any client can use. Text is inserted as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
 const make = (tag, text = "", properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
 const TOP = 5, LIVE_MS = 1000;
 
 let current = null; // the conversation's name; null: a new one
-let asking = null; // what ends the answer that is coming
-let before = null; // the figures of a second ago
+let asking = null; // aborts the answer in flight
+let before = null; // the metrics of a second ago
 
-// Where no certificate says whose this page is, another server on this port could serve a page that reads what is stored.
+// Without a certificate, another server on this port could serve a page that reads the stored key.
 const store = location.protocol === "https:" ? sessionStorage : null;
 $("key").value = new URLSearchParams(location.hash.slice(1)).get("key") ?? store?.getItem("key") ?? "";
 if (location.hash) history.replaceState(null, "", location.pathname);
@@ -21,13 +20,13 @@ function tell(text, isWrong = false) {
     $("status").classList.toggle("wrong", isWrong);
 }
 
-// ---- the key: whoever took the port of a gateway that has ended would get it, so the server proves first that it knows it
+// ---- the key: a program could take an ended gateway's port, so the server first proves that it knows the key
 
-let proof = null; // what is promised by the server of now; null: none, or its connection was lost
-let ends = null; // what ends that connection
+let proof = null; // promise of the current server's proof; null: no proof, or its connection was lost
+let ends = null; // aborts that connection
 
 function forgetProof(connection = ends) {
-    if (connection !== ends) return; // one of before
+    if (connection !== ends) return; // an earlier connection
     proof = null;
     ends?.abort();
 }
@@ -52,14 +51,14 @@ async function proven(key, connection) {
     const challenge = hex(crypto.getRandomValues(new Uint8Array(32)));
     const answer = await checked(await fetch(`/proof?challenge=${challenge}&proof=${await signed("page")}`, { signal: connection.signal }));
     const coming = events(answer), { value } = await coming.next();
-    if (value?.proof !== await signed("gateway")) throw new Error("What answers here does not know the key, and is not told it");
-    coming.next().catch(() => {}).then(() => forgetProof(connection)); // the answer goes on until the server ends
+    if (value?.proof !== await signed("gateway")) throw new Error("The server here does not know the key, so the page does not send it");
+    coming.next().catch(() => {}).then(() => forgetProof(connection)); // the answer stays open until the server ends
 }
 
 async function checked(answer) {
     if (answer.ok) return answer;
     let message = `${answer.status} ${answer.statusText}`, code = null;
-    try { ({ message, code } = (await answer.json()).error); } catch { /* no JSON: the status has to do */ }
+    try { ({ message, code } = (await answer.json()).error); } catch { /* no JSON: show the status */ }
     if (code === "invalid_api_key") {
         document.querySelector("details").open = true;
         message += " (Settings: Key)";
@@ -174,7 +173,7 @@ $("forking").onsubmit = async (event) => {
     } catch (error) { failed(error); }
 };
 $("export").onclick = async (event) => {
-    if (!$("key").value) return; // the link does it
+    if (!$("key").value) return; // the plain link works without a key
     event.preventDefault();
     try {
         const link = make("a", "", { href: URL.createObjectURL(await (await request(of(current, "/export"))).blob()) });
@@ -246,7 +245,7 @@ async function ask(text) {
             }
         }
         const cached = usage?.prompt_tokens_details.cached_tokens ?? 0;
-        $("heard").textContent = whole; // a screen reader hears the answer once, and not token by token
+        $("heard").textContent = whole; // a screen reader reads the answer once, not token by token
         tell(`${usage?.completion_tokens ?? 0} tokens; ${cached} of the ${usage?.prompt_tokens ?? 0} before them were not computed again`);
     } catch (error) {
         if (error.name === "AbortError") {
@@ -283,7 +282,7 @@ document.addEventListener("keydown", (event) => {
     asking?.abort();
 });
 
-// ---- the distribution of each token: under the pointer, or where the arrow keys lead in the conversation
+// ---- the distribution of each token: shown under the pointer, or at the token that the arrow keys select
 
 function token(text, logprobs) {
     const span = make("span", text, { className: "token" });
@@ -345,16 +344,16 @@ $("log").addEventListener("keydown", (event) => {
         .map((each) => `${JSON.stringify(each.token)} ${(100 * Math.exp(each.logprob)).toFixed(1)} %`).join(", ")}`);
 });
 
-// ---- figures
+// ---- metrics
 
 async function live() {
-    if (document.hidden || ($("key").value && !crypto.subtle)) return; // the key would go to whoever is there now
+    if (document.hidden || ($("key").value && !crypto.subtle)) return; // without proof, the key could go to another program on this port
     try {
         const now = await json("/live");
         $("model").textContent = now.model;
         $("place").textContent = now.place;
         $("cached").textContent = now.prompt_tokens ? `${Math.round(100 * now.cached_tokens / now.prompt_tokens)} %` : "–";
-        if (now.steps === undefined) return;  // where there are keys, the machine's own figures are nobody's
+        if (now.steps === undefined) return;  // with keys, the server shows no metrics of the whole machine
         const seconds = before ? now.uptime_s - before.uptime_s : 0, steps = before ? now.steps - before.steps : 0;
         if (seconds > 0) {
             $("rate").textContent = Math.round((now.tokens - before.tokens) / seconds);
@@ -367,7 +366,7 @@ async function live() {
 
 setInterval(live, LIVE_MS);
 document.addEventListener("visibilitychange", () => {
-    if (document.hidden) forgetProof(); // browsers have few connections for all pages of a server
+    if (document.hidden) forgetProof(); // browsers allow few connections to one server, for all its pages
     live();
 });
 show(null);

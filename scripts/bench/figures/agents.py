@@ -1,4 +1,4 @@
-"""Agents: what tools that run beside the model save against a server that is sent the whole conversation each time."""
+"""Savings of agents whose context stays in a KV file, against a server that gets the whole conversation each time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 
 import libsym as sym
+from figures import Row
 from lips import async_tools, react, rlm
-from scripts.bench.figures import Row
 from tests.lips.scripted import scripted
 
 
@@ -21,7 +21,7 @@ def measure() -> Iterator[Row]:
 
 
 def of_react() -> Iterator[Row]:
-    """The choices are scripted: what is measured is what becomes of them."""
+    """Measure the tokens that an agent computes. Its choices of tools are scripted."""
     tools = {"calculate": react.calculate}
     for num_calls in (2, 8):
         said = [f"Thought: I add {n}.\nAction: calculate[{n} + {n}]" for n in range(num_calls)] + ["Answer: done"]
@@ -31,7 +31,7 @@ def of_react() -> Iterator[Row]:
             for _ in react.react(chat, "How much is all of it?", tools, max_calls=num_calls):
                 turns.append(chat.kv.len())
             computed = sym.getrusage().tokens - before
-        anew = sum(turns[::2])  # a prefill of all that there is, for each turn of the model
+        anew = sum(turns[::2])  # each turn of the model prefills the whole conversation
         yield Row("react", f"tokens computed, {num_calls} calls of tools", computed, "tokens", anew)
 
 
@@ -57,7 +57,7 @@ def of_async_tools() -> Iterator[Row]:
 
 
 def of_rlm() -> Iterator[Row]:
-    """Four questions about one text of 2,000 tokens: the choices are scripted, the sub-calls are the model's."""
+    """Measure four questions about a text of 2,000 tokens. The code is scripted; the model answers its questions."""
     with tempfile.TemporaryDirectory() as directory:
         text = Path(directory, "atlas.txt")
         text.write_text("The treasure lies in the city of Lima. The river runs north. " * 130)

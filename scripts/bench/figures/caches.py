@@ -1,10 +1,11 @@
-"""What programs that keep KV save: tokens that are not computed; what joining costs; what a cache of one's own hits.
+"""Savings of programs that keep KV: tokens not computed again, the cost of joined files, hits of a program's own cache.
 
-The texts are paragraphs of ARCHITECTURE.md.
+The texts are paragraphs of docstrings of the modules in kvfs.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import random
 from collections import OrderedDict
@@ -15,28 +16,26 @@ from itertools import combinations
 from pathlib import Path
 
 import libsym as sym
+from figures import Row, used
 from lips import modular, prefix, prefix_tree, rag
-from scripts.bench.figures import Row
 
 ROOT = Path(__file__).resolve().parents[3]
 QUERIES = ["What is a fork?", "What is a page?", "Who computes?", "What is kept?", "Where is it?", "How many?"]
 NUM_DOCUMENTS = 12
 NUM_QUESTIONS = 80
 NUM_KEPT = 4
-"""So many documents fit the budget of `rag`."""
+"""Number of documents that fit the budget of `rag`."""
 
 
 def paragraphs(least_chars: int = 250) -> list[str]:
-    """Texts of the repository that are long enough to be documents."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    return [part for part in text.split("\n\n") if len(part) >= least_chars and part[0].isalpha()]
+    """Return paragraphs of module docstrings that are long enough to be documents."""
+    sources = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "kvfs").rglob("*.py"))]
+    texts = [ast.get_docstring(ast.parse(source)) or "" for source in sources]
+    return [part for text in texts for part in text.split("\n\n") if len(part) >= least_chars and part[0].isalpha()]
 
 
 def computed(call: Callable[[], object]) -> int:
-    """How many tokens the daemon computes for this process meanwhile."""
-    before = sym.getrusage().tokens
-    call()
-    return sym.getrusage().tokens - before
+    return used(call)[2]
 
 
 def measure() -> Iterator[Row]:
@@ -103,7 +102,7 @@ def of_modular() -> Iterator[Row]:
 
 
 def of_rag() -> Iterator[Row]:
-    """Questions as people ask them: the n-th document is asked for 1/n as often as the first."""
+    """Measure `rag` with Zipf's law: there are 1/n as many questions about the n-th document as about the first."""
     texts = paragraphs()[:NUM_DOCUMENTS]
     documents = {f"{number}.md": text for number, text in enumerate(texts)}
     weights = [1 / number for number in range(1, len(documents) + 1)]
@@ -125,7 +124,7 @@ def open_and_tidy(shelf: rag.Shelf, documents: dict[str, str], name: str) -> Non
 
 
 def lru_hits(asked: list[str], lengths: dict[str, int], budget: int) -> float:
-    """The share of the same questions that a cache hits which drops what was not used for longest."""
+    """Return the hit rate of an LRU cache for the same questions."""
     kept, num_hits = OrderedDict[str, int](), 0
     for name in asked:
         num_hits += name in kept

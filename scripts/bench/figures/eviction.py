@@ -1,4 +1,4 @@
-"""What caches of a fixed size cost: the perplexity of a text with all entries, and with the same few by each method."""
+"""Cost of caches of a fixed size: perplexity of a text with all entries, and with the few that each method keeps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import libsym as sym
+from figures import Row
 from lips import h2o, sink, snapkv, tova, windowed
-from scripts.bench.figures import Row
 
 LICENSE = Path(__file__).resolve().parents[3] / "LICENSE"
 BUDGET = 128
@@ -33,7 +33,7 @@ def measure() -> Iterator[Row]:
 
 
 def _continuation(what: str, prompt: list[int], continuation: list[int]) -> Iterator[Row]:
-    """Of a continuation behind a prompt of which each method has BUDGET entries."""
+    """Yield the perplexity of a continuation. Each method keeps BUDGET entries of the prompt before it."""
     judged = [prompt[-1], *continuation]
     full = sym.kv_create()
     full.write(prompt[:-1])

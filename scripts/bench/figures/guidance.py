@@ -1,4 +1,4 @@
-"""What a second context costs, and what it changes: contexts that are believed, instructions that are followed."""
+"""Cost and effect of decoding with two contexts: answers that follow a context or instructions, and new text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import TypeVar
 
 import libsym as sym
+from figures import Row
 from lips import cad, cfg, contrastive
-from scripts.bench.figures import Row
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,7 +54,7 @@ def measure() -> Iterator[Row]:
 
 
 def _believed() -> Iterator[Row]:
-    """How many of the contexts, all of them against what the model knows, are believed."""
+    """Count the answers that follow their context. Every context contradicts the model's knowledge."""
 
     def is_believed(fact: tuple[str, str, str], strength: float) -> bool:
         context, question, told = fact
@@ -69,9 +69,9 @@ def _believed() -> Iterator[Row]:
 
 
 def _followed() -> Iterator[Row]:
-    """How much likelier the answer is with the instructions than without, and what the second file costs.
+    """Measure how much more probable the instructions make the answer, and the cost of the second file.
 
-    A batch that an idle daemon is given may begin with its first call alone: so steps are some more than tokens.
+    An idle daemon may begin a step with the first call of a batch alone. So there are slightly more steps than tokens.
     """
     asked = {"role": "user", "content": QUESTION}
     prompts = [sym.chat_tokens(turns) for turns in ([{"role": "system", "content": SYSTEM}, asked], [asked])]
@@ -98,7 +98,7 @@ def _followed() -> Iterator[Row]:
 
 
 def _repeated() -> Iterator[Row]:
-    """How much of a text is new: pairs of tokens that did not come before."""
+    """Measure how much of a text is new: the share of distinct pairs of consecutive tokens."""
 
     def new(prompt: str, beta: float) -> float:
         text = contrastive.decode(sym.tokenize(prompt), 4, 0.1, beta, NUM_TOKENS)
@@ -110,6 +110,6 @@ def _repeated() -> Iterator[Row]:
 
 
 def side_by_side(call: Callable[[T], R], arguments: list[T]) -> list[R]:
-    """What it gives for each, in threads: they share the daemon's steps."""
+    """Return the result for each argument. The calls run in threads, so that they share steps of the daemon."""
     with ThreadPoolExecutor(8) as threads:
         return list(threads.map(call, arguments))

@@ -1,24 +1,27 @@
-"""Branches that are forks: tokens that are not computed again, and steps that branches share.
+"""Savings when branches are forks: tokens that are not computed again, and steps that branches share.
 
-Without forks a branch would prefill all that comes before it; without sharing each branch would take its own steps.
-Both baselines are counted from what the program did: they are exact, and nothing is run twice for them.
+Without forks a branch would prefill the text before it. Without sharing each branch would need its own steps. Both
+baselines are computed from counts of the same run, so they are exact, and no second run is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import libsym as sym
+from figures import Row
 from lips import graph_of_thought, mcts, self_consistency, skeleton_of_thought, tree_of_thought
-from scripts.bench.figures import Row
 
 T = TypeVar("T")
 QUESTION = "A farmer has 12 hens. Each lays 5 eggs a week, and he sells 40 eggs. How many eggs are left? Think first."
 
 
 def spent(call: Callable[[], T]) -> tuple[T, int, int]:
-    """What a call gives, the tokens that it computes, and the steps of the daemon meanwhile (nobody else calls it)."""
+    """Return the call's result, its computed tokens and the daemon's steps during the call.
+
+    No other program may call the daemon.
+    """
     tokens, steps = sym.getrusage().tokens, sym.daemon_stat()["num_steps"]
     result = call()
     return result, sym.getrusage().tokens - tokens, sym.daemon_stat()["num_steps"] - steps
@@ -51,7 +54,7 @@ def of_tree_of_thought() -> Iterator[Row]:
         _, tokens, steps = spent(lambda: tree_of_thought.think(root, breadth=4, keep=2, depth=3))
     finally:
         tree_of_thought.Thought.fork = fork  # type: ignore[method-assign]
-    # Each thought is generated, and judged on one more fork: without forks both would read what is before them.
+    # A thought is generated in one fork and judged in another. Without forks both would prefill the text before them.
     yield Row(
         "tree_of_thought", "tokens computed, 20 thoughts in 3 levels", tokens, "tokens", tokens + 2 * sum(lengths)
     )
@@ -84,7 +87,7 @@ def of_self_consistency() -> Iterator[Row]:
     question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
     with sym.kv_create() as kv:
         kv.write(question[:-1])
-        ways = {"temperature": 0.7, "seed": 0, "max_tokens": 64}
+        ways: dict[str, Any] = {"temperature": 0.7, "seed": 0, "max_tokens": 64}
         _, tokens, steps = spent(lambda: self_consistency.votes(sym.generate_n(kv, question[-1:], 8, **ways)))
     yield Row("self_consistency", "tokens computed for 8 ways", tokens, "tokens", tokens + 7 * (len(question) - 1))
     yield Row("self_consistency", "steps for 8 ways, beside one for each token", steps, "steps", tokens)

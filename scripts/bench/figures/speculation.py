@@ -1,18 +1,16 @@
-"""Steps that speculation saves, tokens that a grammar forces, and what the beams of a search share."""
+"""Savings of speculation: steps, tokens that a grammar forces, entries that the beams of a search share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TypeVar
 
 import libsym as sym
+from figures import Row, used
 from lips.beam import beam_search
 from lips.jacobi import iterate
 from lips.ngram import speculate
-from scripts.bench.figures import Row
 
-T = TypeVar("T")
 NUM_TOKENS = 60
 TEXTS = {
     "a list": "1, 2, 3, 4, 5, 6,",
@@ -43,14 +41,6 @@ FORMS = {
 }
 
 
-def used(call: Callable[[], T]) -> tuple[T, int, int]:
-    """What a call gives, and the steps and tokens that it took."""
-    before = sym.getrusage()
-    result = call()
-    after = sym.getrusage()
-    return result, after.steps - before.steps, after.tokens - before.tokens
-
-
 def measure() -> Iterator[Row]:
     for name, text in TEXTS.items():
         yield from _speculation(name, sym.tokenize(text))
@@ -60,7 +50,7 @@ def measure() -> Iterator[Row]:
 
 
 def _speculation(name: str, prompt: list[int]) -> Iterator[Row]:
-    """Each goes on with the same tokens: an error if it does not."""
+    """Measure each way to speculate; fail if its tokens differ from those of greedy decoding."""
 
     def generated(draft: sym.Ngram | None) -> list[int]:
         kv = sym.kv_create()
@@ -98,7 +88,7 @@ def _constrained(name: str, question: str, grammar: sym.Grammar) -> Iterator[Row
 
 
 def _shared() -> Iterator[Row]:
-    """Beside as many hypotheses, or answers, that share nothing."""
+    """Compare beams and answers that share entries with the same number of beams and answers that share none."""
     prompt, width, length = sym.tokenize("The sun rises in the east and sets in the west. " * 20 + "The sun"), 4, 16
     beams, _, computed = used(lambda: beam_search(sym.kv_create(), prompt, width, length))
     apart = width * (len(prompt) + length - 1)

@@ -1,4 +1,4 @@
-"""How surely a watermark is found in so many tokens, beside texts without it."""
+"""Reliability of watermark detection by length of text, beside texts without a watermark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import libsym as sym
+from figures import Row
 from lips import gumbel, watermark
-from scripts.bench.figures import Row
 
 LENGTHS = [16, 32, 64, 128]
 NUM_TEXTS = 24
@@ -18,7 +18,7 @@ Draw = Callable[[sym.KV, list[int], int], list[int]]
 
 
 def measure() -> Iterator[Row]:
-    """Each text is drawn once, with a key of its own; a shorter one is its beginning."""
+    """Measure detection. Each text is drawn once, with its own key. Its prefixes serve as shorter texts."""
     size = sym.model_info().vocab_size
     plain = _texts(_plain)
     for program, draw, p_value in (
@@ -36,7 +36,7 @@ def measure() -> Iterator[Row]:
 
 
 def auc(marked: list[float], plain: list[float]) -> float:
-    """How often a marked text has a smaller p-value than a plain one; as small counts half."""
+    """Return the share of pairs in which the marked text has the smaller p-value. Pairs of equal values count half."""
     pairs = [(ours, other) for ours in marked for other in plain]
     return sum((ours < other) + (ours == other) / 2 for ours, other in pairs) / len(pairs)
 
@@ -54,7 +54,7 @@ def _plain(kv: sym.KV, prompt: list[int], number: int) -> list[int]:
 
 
 def _texts(draw: Draw) -> list[list[int]]:
-    """Drawn side by side, so that they share the steps."""
+    """Draw texts in threads, so that they share steps."""
     prompts = [sym.tokenize(prompt) for prompt in PROMPTS]
 
     def text(number: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Drives llama.cpp through its own llama-bench and llama-batched-bench. Arguments: GGUF file, threads.
+"""Drive llama.cpp with its own llama-bench and llama-batched-bench. Arguments: GGUF file, threads.
 
-They take counts, not tokens: the tokens are random, and none is chosen from the logits, which saves llama.cpp that
-work. Each run is a process of its own; what loading takes is not in their times. Flash attention is on or off,
-whichever is faster, case by case: that is tried at the first run of a case.
+The tools get counts of tokens, and draw random tokens themselves. They choose no token from the logits, which saves
+llama.cpp that work. Each run is a process, and its times do not include the loading of weights. The first run of a case
+tries flash attention on and off; later runs use the faster setting.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LlamaCpp:
             arguments = ["-fa", "1" if flash == "on" else "0", "-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
             return float(json.loads(self.output("llama-bench", arguments))[0]["avg_ns"]) * 1e-9
         context = prefix + batch * (prompt + decodes + 8)
-        # With a shared prefix its tool takes one prompt for all: the prefix and what would be each one's own.
+        # With a shared prefix llama-batched-bench has one prompt for all sequences, so it includes their own prompts.
         shared = ["-pps", "-kvu"] if prefix else []
         counts = ["-npp", str(prefix + prompt), "-ntg", str(decodes), "-npl", str(batch), "-c", str(max(4096, context))]
         arguments = [*counts, *shared, "-fa", flash, "-b", "2048", "-ub", "512", "--output-format", "jsonl"]
@@ -50,7 +50,7 @@ class LlamaCpp:
 
 
 def load() -> tuple[LlamaCpp, dict[str, Any]]:
-    """Loading is timed as a whole run of the first prompt, without the warm-up."""
+    """Load the model. The load time is the duration of a whole run of the first prompt without warm-up."""
     model, threads = sys.argv[1:]
     llama = LlamaCpp(model, int(threads))
     (row,) = json.loads(

@@ -1,4 +1,4 @@
-"""Drives OpenVINO GenAI's continuous batching, step by step. Arguments: exported model directory, threads."""
+"""Drive the continuous batching of OpenVINO GenAI, step by step. Arguments: exported model directory, threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from protocol import FIRST_PROMPT, serve, timed_decode  # isort: skip
+from protocol import FIRST_PROMPT, Stepped, serve  # isort: skip
 import numpy as np
 import openvino as ov
 import openvino_genai as og
 
 
-class OpenVino:
+class OpenVino(Stepped):
     def __init__(self, model: str, threads: int) -> None:
         scheduler = og.SchedulerConfig()
         scheduler.cache_size = 2  # GiB
@@ -24,14 +24,6 @@ class OpenVino:
             model, scheduler_config=scheduler, device="CPU", properties={"INFERENCE_NUM_THREADS": threads}
         )
         self.ids = count()
-
-    def run(self, prefix: list[int], prompts: list[list[int]], decodes: int) -> dict[str, Any]:
-        if prefix:
-            timed_decode(self.started([prefix + prompts[0]], 1), 0)  # from now on the prefix is in the cache
-            self.finish()
-        answer = timed_decode(self.started([prefix + prompt for prompt in prompts], decodes + 1), decodes)
-        self.finish()
-        return answer
 
     def started(self, prompts: list[list[int]], tokens: int) -> Any:
         config = og.GenerationConfig()

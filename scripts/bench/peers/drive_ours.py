@@ -1,4 +1,4 @@
-"""Drives Symphony's CPU decoder: raw steps, and a greedy choice in numpy. Arguments: model, precision, threads, isa."""
+"""Drive Symphony's CPU decoder: steps, and greedy choice in numpy. Arguments: model, precision, threads, isa."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from decoder.model_config import KV_DTYPE
 from libsym.abi import PAGE_ENTRIES
 
 ARENA_PAGES = 1024
-"""Memory is used where it is touched: 64 sequences of a few hundred entries and a long prefix fit."""
+"""Pages of the arena, enough for 64 sequences of a few hundred entries and a long prefix. Unused pages cost nothing."""
 
 VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 34 / 32}
-"""Codes of int4's 8-bit matrices have a float16 scale to 32 of them; int8's have one a row, which is left out here."""
+"""Bytes of a weight by precision. In int4, matrices of 8 bits have a float16 scale for each 32 codes.
+
+int8 has a scale for each row, which is not counted.
+"""
 FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
-"""Encodings whose codes int4 keeps; what a file stores with more bits is held in 8."""
+"""Encodings of the model file that int4 uses unchanged. In int4, all other matrices have 8 bits."""
 
 
 class Ours:
@@ -39,7 +42,7 @@ class Ours:
         self.logits = np.zeros((64, model.config.vocab_size), np.float32)
 
     def step(self, tokens: IntArray, start: int, tables: IntArray, first_row: int = 0) -> IntArray:
-        """Tokens [batch, n] go on at entry `start`; one greedy token for each sequence comes back."""
+        """Append tokens [batch, n] at entry `start`, and return the greedy token of each sequence."""
         batch, n = tokens.shape
         rows = self.logits[first_row : first_row + batch]
         positions = np.arange(start, start + n, dtype=np.int32)
@@ -75,7 +78,7 @@ class Ours:
 
 
 def part_bytes(model: Model, precision: str) -> dict[str, float]:
-    """Bytes of the matrices that a step reads, by part, without any padding."""
+    """Return the bytes of the matrices that a step reads, for each part, without padding."""
 
     def size(name: str) -> float:
         stored = model.weights.stored(name)

@@ -1,4 +1,4 @@
-"""Drives vLLM's CPU build, compiled, step by step in this process. Arguments: checkpoint directory, dtype, threads."""
+"""Drive vLLM's CPU build, compiled, step by step in this process. Arguments: checkpoint directory, dtype, threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from itertools import count, islice
 from typing import Any
 
-from protocol import FIRST_PROMPT, serve, timed_decode  # isort: skip
+from protocol import FIRST_PROMPT, Stepped, serve  # isort: skip
 
 CORES = sorted(os.sched_getaffinity(0))
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: 64 sequences and a prefix of 2,048 tokens fit
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, islice(CORES, int(sys.argv[3])))),
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: no queue between it and the clock
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, so no queue delays the clock
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -23,7 +23,7 @@ import vllm  # noqa: E402 - reads its environment when it is imported
 from vllm import LLM, SamplingParams  # noqa: E402
 
 
-class Vllm:
+class Vllm(Stepped):
     def __init__(self, checkpoint: str, dtype: str) -> None:
         self.engine = LLM(
             model=checkpoint,
@@ -35,14 +35,6 @@ class Vllm:
             generation_config="vllm",
         ).llm_engine
         self.ids = count()
-
-    def run(self, prefix: list[int], prompts: list[list[int]], decodes: int) -> dict[str, Any]:
-        if prefix:
-            timed_decode(self.started([prefix + prompts[0]], 1), 0)  # from now on the prefix is in the cache
-            self.finish()
-        answer = timed_decode(self.started([prefix + prompt for prompt in prompts], decodes + 1), decodes)
-        self.finish()
-        return answer
 
     def started(self, prompts: list[list[int]], tokens: int) -> Any:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)

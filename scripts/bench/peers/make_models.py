@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the default model in the forms that the peers read, all from the one packaged GGUF file.
+"""Write the default model in the formats of the peers, all from the packaged GGUF file.
 
     .venv/bin/python scripts/bench/peers/make_models.py DIRECTORY [--quantize LLAMA_QUANTIZE]
 
 DIRECTORY/ckpt-bf16     a Hugging Face checkpoint, for vLLM and for OpenVINO's export
 DIRECTORY/smol-F32.gguf the same weights for llama.cpp; with its llama-quantize also smol-BF16, -Q8_0 and -Q4_0
-DIRECTORY/smol-Q4_1.gguf the packaged file, which is where all the weights come from
+DIRECTORY/smol-Q4_1.gguf the packaged file, the source of all weights
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRITTEN_BY_THE_WRITER = {"general.architecture", "general.file_type"}
 
 
 def write_f32(source: Path, target: Path) -> None:
-    """The same file with every tensor in float32."""
+    """Write the source file again with every tensor in float32."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
     writer.add_file_type(LlamaFileType.ALL_F32)

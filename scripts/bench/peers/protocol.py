@@ -1,4 +1,4 @@
-"""How decoder.py talks to one engine: a process of its own, one line of JSON a request, one line an answer.
+"""Protocol between decoder.py and the process of an engine: a line of JSON for each request and for each answer.
 
     driver  {"ready": true}                                      when its libraries are imported
     bench   {"do": "load"}
@@ -6,18 +6,20 @@
     bench   {"do": "run", "prefix": [...], "prompts": [[...], ...], "decodes": 24}
     driver  {"seconds": 0.31, "first": [318, ...], ...}
 
-A run is as many sequences as prompts, each the prefix and then its prompt. `decodes` 0 times the prompts themselves,
-to the first token (the prefix is empty then, and nothing may come from an earlier run's cache). Otherwise the time is
-that of `decodes` more tokens for every sequence, counted from when all have their first; what was common may be
-shared. Tokens are chosen greedily, and ends of text ignored. `first` is each sequence's first token, where the engine
-tells it. Anything that fails answers {"error": "..."}. The end of input ends the driver.
+A run has one sequence for each prompt: the prefix, and then the prompt. With 0 `decodes` the time is that of the
+prompts, until the first tokens. The prefix is empty then, and no cache of an earlier run may be used. Otherwise the
+time begins when all sequences have their first token, and ends after `decodes` more tokens of each. The sequences may
+share the KV of the prefix. Engines choose tokens greedily and ignore ends of text. `first` has the first token of each
+sequence, if the engine reports it. The answer to a request that fails is {"error": "..."}. The end of input ends the
+driver.
 
-Drivers run in their peer's own environment, so this file needs the standard library alone. Import it first: it
-keeps the standard output to itself, because engines print there.
+A driver runs in the environment of its engine, so this file needs only the standard library. Import it first: it
+reserves the standard output for answers, because engines print to it.
 """
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import json
 import os
@@ -29,7 +31,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 PR_SET_PDEATHSIG = 1
-# Whatever happens to the bench, even while this process is stopped, it does not stay behind.
+# The kernel kills this process when the benchmark ends for any reason, even while this process is stopped.
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -37,7 +39,7 @@ os.dup2(2, 1)
 
 
 FIRST_PROMPT = list(range(1_000, 1_032))
-"""Loading ends with the first token after this: some engines read their weights only then."""
+"""Prompt whose first token ends the loading, because some engines read their weights only for their first prompt."""
 
 
 class Engine(Protocol):
@@ -45,7 +47,7 @@ class Engine(Protocol):
 
 
 def serve(load: Callable[[], tuple[Engine, dict[str, Any]]]) -> None:
-    """Answers requests until there are no more. `load` gives the engine, after its first run, and its answer."""
+    """Answer requests until the end of input. `load` returns the engine after its first run, and the answer."""
     engine: Engine | None = None
     _answer({"ready": True})
     for line in sys.stdin:
@@ -63,11 +65,31 @@ def serve(load: Callable[[], tuple[Engine, dict[str, Any]]]) -> None:
             _answer({"error": f"{type(error).__name__}: {error}"})
 
 
-def timed_decode(step: Callable[[], list[list[int]]], decodes: int) -> dict[str, Any]:
-    """Times an engine that is driven step by step. `step` returns the tokens of every sequence so far.
+class Stepped(abc.ABC):
+    """An engine that has a prefix cache and runs step by step."""
 
-    Sequences that were ahead when the last one got its first token have less to do: the time is scaled to
-    `decodes` tokens for each.
+    @abc.abstractmethod
+    def started(self, prompts: list[list[int]], tokens: int) -> Callable[[], list[list[int]]]:
+        """Begin one sequence for each prompt. Return a function that runs a step and returns all tokens so far."""
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Run steps until all sequences have ended."""
+
+    def run(self, prefix: list[int], prompts: list[list[int]], decodes: int) -> dict[str, Any]:
+        if prefix:
+            timed_decode(self.started([prefix + prompts[0]], 1), 0)  # puts the prefix into the cache
+            self.finish()
+        answer = timed_decode(self.started([prefix + prompt for prompt in prompts], decodes + 1), decodes)
+        self.finish()
+        return answer
+
+
+def timed_decode(step: Callable[[], list[list[int]]], decodes: int) -> dict[str, Any]:
+    """Measure an engine that runs step by step. `step` returns the tokens of every sequence so far.
+
+    Some sequences have more than one token when the last one gets its first, and so compute fewer tokens in the
+    measured time. The time is scaled to `decodes` tokens for each sequence.
     """
     began = time.perf_counter()
     tokens = step()

@@ -1,4 +1,4 @@
-"""A program that goes on for ever: three tokens and a line, twice a second."""
+"""A program without end: twice a second it computes three tokens and prints a line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every file that a load wrote down as synced: is it there, with all that was in it?
+"""Checks that every file that a program `load.py` recorded as synced exists with its whole content.
 
-check.py LOG...    prints how many files there are, and the longest time in which none was synced
+check.py LOG...    prints the number of files, and the longest time between two syncs
 """
 
 from __future__ import annotations

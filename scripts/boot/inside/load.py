@@ -1,9 +1,9 @@
-"""A program without end: it computes KV files, writes plain ones, syncs them, and writes down what it synced.
+"""A program without end: it makes KV files and plain files, syncs them, and records each synced file in a log.
 
-    load.py DIRECTORY LOG    both are its user's; the directory is one on the mount, as programs call it
+    load.py DIRECTORY LOG    both belong to its user; DIRECTORY is on the mount, in the form that programs use
 
-A line of the log is one file that has to be there ever after. A daemon that went away is waited for: then it begins
-anew, as a program that its user starts again.
+Each line of the log names a file that must exist from that time on. If the daemon goes away, the program waits and then
+restarts itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 import libsym as sym
 
 PAUSE_S = 0.03
-"""Between files: others are to have the processor, too."""
+"""Pause between files, so that other processes can run."""
 RETRY_S = 0.05
-"""A daemon that is away tells nobody when it comes."""
+"""Time between two attempts to reach the daemon."""
 
 
 def work(directory: str, log: int) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         work(directory, log)
-    except OSError as error:  # of the channel, or of the mount
+    except OSError as error:  # from the channel or the mount
         print(f"{time.time():.3f} {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         select.select([], [], [], RETRY_S)
         os.execv(sys.executable, [sys.executable, *sys.argv])

@@ -1,4 +1,4 @@
-"""The numbers in a KV file are those that this daemon computes of its tokens: recompute.py FILE..."""
+"""Checks that this daemon computes the same K and V that the KV files contain: recompute.py FILE..."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One turn of a conversation with the gateway, and all that was said in it: talk.py KEY CONVERSATION
+"""Send one turn of a conversation to the gateway and print all turns so far: talk.py KEY CONVERSATION
 
-Ends with 1, and the status, where the gateway refuses; with 2 where none listens.
+Exit status 1: the gateway refuses; its HTTP status is printed. Exit status 2: no gateway listens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The sandbox of a program: namespaces, a root of its own, no capabilities, Landlock, a filter of system calls.
+"""The sandbox of a program: namespaces, a separate root, no capabilities, Landlock, a filter of system calls.
 
-    zygote ──clone──► first process: builds the root, forks, reaps, mounts KV again
-                          └──fork──► the program
+    zygote ──clone──► first process: forks, reaps, mounts KV again
+                          └──fork──► the program: builds the root, enters it, gives up its rights
 
-Both are in user, PID, mount, network, IPC, UTS and cgroup namespaces of their own. The first process is the only one
-that keeps a capability, and its mount namespace alone still has the host's tree. When it ends, the kernel ends all
-that is in the sandbox. Nothing here is optional: what the kernel refuses ends the start with `Lacks`.
+Both processes are in new user, PID, mount, network, IPC, UTS and cgroup namespaces. Only the first process keeps a
+capability, and only its mount namespace still has the host's tree. When the first process ends, the kernel ends all
+processes in the sandbox. No part is optional: if the kernel refuses a part, the start fails with `Lacks`.
 """

@@ -1,4 +1,4 @@
-"""How a process in new namespaces becomes a program in a sandbox."""
+"""Makes a process in new namespaces, and confines it to its sandbox."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symphony.launcher import system
-from symphony.launcher.places import Refused
+from symphony.launcher.common.places import Refused
+from symphony.launcher.machine import system
 from symphony.launcher.sandbox import root
 from symphony.launcher.sandbox.kernel import done, ffi, lib
 from symphony.launcher.sandbox.lacks import Lacks, step
@@ -20,31 +20,32 @@ from symphony.launcher.sandbox.view import open_view, system_view
 
 END_BYTES = ffi.sizeof("struct sym_end")
 _FIRST_OPENED, _HIGHEST = 4, (1 << 31) - 1
-"""0 to 3 are the program's three, and what says why there is none."""
+"""Range of descriptors to close: all above the three standard streams and the report."""
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
 _OF_USER = {"max_user_namespaces": 0, "max_inotify_instances": 32}
-"""Settings of the sandbox's user namespace."""
+"""Limits in the sandbox's user namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a program's process has of the world that it comes from, until it is inside."""
+    """The user, and descriptors that lead out of the sandbox. A process uses them before it is confined."""
 
     orders: int
-    """The pipe to the first process; -1: there is no sandbox."""
+    """Pipe to the first process. -1: the program has no sandbox."""
     uid: int
     gid: int
     door: int = -1
-    """Where listeners are sent to; -1: it may connect to nothing."""
+    """Socket to which the sandbox's listeners are sent. -1: the program has no grants."""
 
 
 def clone(number: int, said: int, statuses: int) -> tuple[int, int]:
-    """As os.fork(), with a pipe in the child, which is in namespaces of its own. What is returned here is the process
-    between the two. Lacks: there are none.
+    """Fork into new namespaces, and return a pid and a pipe for orders. Lacks: the kernel refuses the namespaces.
 
-    The end of the child, with `number`, comes to who reads `said`, the other end of `statuses`.
+    The first process of the namespaces forks the child. In the child, the pid is 0, and the pipe leads to the first
+    process. In the caller, the pid is that of the first process, and there is no pipe (0). When the child ends, its
+    status is written to the pipe `statuses` together with `number`, and can be read from `said`.
     """
     orders = ffi.new("int *")
     with step("its namespaces can't be made"):
@@ -59,15 +60,15 @@ def _address(pointer: Any) -> int:
 
 
 def ends(raw: bytes) -> dict[int, int]:
-    """Statuses by number, of what came from `statuses`."""
+    """Decode the bytes of a `statuses` pipe: return the status of each ended program, by the number of its launch."""
     found = ffi.from_buffer("struct sym_end[]", raw)
     return {end.number: end.status for end in found}
 
 
 def enter(spec: dict[str, Any], outside: Outside) -> None:
-    """Confines this process, which `clone` made, to what `spec` allows. Lacks: it can't be.
+    """Confine this process, made by `clone`, to a sandbox as `spec` describes. Lacks: the kernel refuses a part of it.
 
-    No descriptor stays open but 0 to 3.
+    All descriptors above 3 are closed.
     """
     os.umask(0o022)
     _map_ids(outside)
@@ -87,14 +88,14 @@ def enter(spec: dict[str, Any], outside: Outside) -> None:
     ]
     if spec["mount"]:
         os.write(outside.orders, root.mount_kv(spec["mount"]))
-    os.closerange(_FIRST_OPENED, _HIGHEST)  # what leads outside
+    os.closerange(_FIRST_OPENED, _HIGHEST)  # these descriptors lead outside
     root.enter()
     kv = _parent_of_mount(spec["mount"]) if spec["mount"] else None
     give_up(writable, kv, network=bool(spec["allow_net"]))
 
 
 def _open_network(spec: dict[str, Any], outside: Outside) -> str:
-    """The names of hosts that it has. Its listeners go to the launcher, which serves them from outside."""
+    """Open the sandbox's listeners, and send them to the launcher. Return the text of the sandbox's /etc/hosts."""
     if outside.door < 0:
         return _HOSTS
     try:
@@ -109,20 +110,22 @@ def _open_network(spec: dict[str, Any], outside: Outside) -> str:
 
 
 def _resolve(spec: dict[str, Any]) -> None:
-    """Paths that links lead to, while links lead there."""
+    """Resolve links in the paths of `spec`, while the machine's tree is still the root.
+    Lacks: a writable bind contains Symphony's files or the mount of KV.
+    """
     if spec["mount"]:
         spec["mount"] = os.path.realpath(spec["mount"])
     spec["hidden"] = {*spec["hidden"], *map(os.path.realpath, spec["hidden"])}
     for path, real, writable in spec["shows"]:
         below = [each for each in spec["hidden"] if writable and Path(each).is_relative_to(real)]
-        if below:  # it could move them, and its children would see them
+        if below:  # else the program could move them to a visible path
             raise Lacks(f"{path} can't be bound to be written to: {below[0]} in it is Symphony's own")
         if spec["mount"] and writable and Path(real) in Path(spec["mount"]).parents:
             raise Lacks(f"{path} can't be bound to be written to: KV is mounted in it, at {spec['mount']}")
 
 
 def _map_ids(outside: Outside) -> None:
-    """The user's own uid and gid, and no others."""
+    """Map only the user's own uid and gid into the user namespace."""
     with step("the user can't be mapped"):
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{outside.uid} {outside.uid} 1\n", encoding="ascii")
@@ -130,13 +133,16 @@ def _map_ids(outside: Outside) -> None:
 
 
 def _bound_the_user() -> None:
-    """What the kernel counts for each user: a part is for the program, the rest stays for the user's others."""
+    """Limit resources that the kernel counts for each user, so that the user's other programs keep their part."""
     with step("the user's numbers can't be bounded"):
         for name, number in _OF_USER.items():
             Path(f"/proc/sys/user/{name}").write_text(str(number), encoding="ascii")
 
 
 def _parent_of_mount(path: str) -> str:
-    """Rules hold for directories, not for names: that of the parent holds for the next mount, too. `/` is too much."""
+    """Return the directory for the Landlock rule that covers the mount.
+    A rule for the mount's parent also covers a later mount at this place. If the parent is `/`, that would allow too
+    much, so the directory is the mount itself.
+    """
     parent = os.path.dirname(path)
     return path if parent == "/" else parent

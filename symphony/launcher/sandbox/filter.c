@@ -1,9 +1,9 @@
 /*
- * The filter of system calls: what a program does not need, and what kernels were broken by, is refused.
+ * The filter of system calls. It refuses calls that programs do not need, or that have exposed kernel bugs.
  *
- * Namespaces hide what is outside. This keeps a program from the parts of the kernel that namespaces do not divide, and
- * from namespaces of its own, where it would have capabilities. Calls that are newer than this list do not exist, so
- * libraries take older ones.
+ * Namespaces hide objects outside. The filter protects the parts of the kernel that namespaces do not divide. It also
+ * keeps a program from making namespaces, in which it would have capabilities. Calls that are newer than this list fail
+ * with ENOSYS, so that libraries fall back to older calls.
  */
 
 #include "kernel.h"
@@ -126,13 +126,13 @@ static const int never[] = {
 };
 
 /*
- * Libraries ask for these, and have another way where they do not exist. The first two make memory that is in no
- * process, so that no limit on a process holds it. Of what io_setup(2) gives, the whole machine has one bounded number.
+ * Libraries try these calls, and have a fallback for ENOSYS. The first two allocate memory that limits on processes do
+ * not count. The number of io_setup(2)'s contexts is limited for the whole machine.
  */
 static const int unknown[] = {SYS_memfd_create, SYS_shmget,        SYS_io_setup,      NR_clone3,
                               NR_openat2,       NR_io_uring_setup, NR_io_uring_enter, NR_io_uring_register};
 
-/* Calls that give a file its mode, and which argument that is: none may run as its owner. */
+/* Calls that set the mode of a file, and the index of that argument. The bits setuid and setgid are refused. */
 static const struct {
     int call;
     unsigned mode;
@@ -148,7 +148,7 @@ enum {
         CLONE_NEWNET,
     RUNS_AS_OWNER = 06000,
     CREATES = 0100,           /* O_CREAT */
-    WITHOUT_NAME = 020000000, /* O_TMPFILE, but for O_DIRECTORY */
+    WITHOUT_NAME = 020000000, /* O_TMPFILE without O_DIRECTORY */
     KIND_OF_SOCKET = 0xf,
     SET_LEASE = 1024,
     NOTIFY = 1026,
@@ -174,7 +174,7 @@ static void finish(struct filter *filter, uint32_t action) { add(filter, BPF_RET
 
 static void load(struct filter *filter, size_t offset) { add(filter, BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0); }
 
-/* The lower half of an argument: those that are looked at are ints to the kernel. */
+/* Loads the lower half of an argument: the kernel reads all arguments that this filter checks as ints. */
 static void load_argument(struct filter *filter, unsigned number) {
     load(filter, offsetof(struct seccomp_data, args) + number * sizeof(uint64_t));
 }
@@ -197,7 +197,7 @@ static void unless_any(struct filter *filter, const uint32_t *values, unsigned c
     finish(filter, action);
 }
 
-/* What follows, up to `end`, is for one value alone; it ends with an action, for what was loaded is lost. */
+/* Begins a block, up to `end`, that runs only if the loaded value equals `value`. The block must end with an action. */
 static unsigned begin(struct filter *filter, uint32_t value) {
     add(filter, BPF_JMP | BPF_JEQ | BPF_K, value, 0);
     return filter->length;
@@ -213,7 +213,7 @@ static void add_sockets(struct filter *filter, bool network) {
     load_argument(filter, 0);
     if_equal(filter, AF_UNIX, ALLOWED);
     const uint32_t families[] = {AF_INET, AF_INET6};
-    const uint32_t protocols[] = {0, IPPROTO_TCP, IPPROTO_UDP}; /* others are code that few use, loaded for who asks */
+    const uint32_t protocols[] = {0, IPPROTO_TCP, IPPROTO_UDP}; /* other protocols load rarely used kernel code */
     for (unsigned i = 0; i < 2; i++) {
         if (!network) {
             if_equal(filter, families[i], REFUSED(EACCES));
@@ -253,7 +253,7 @@ int sym_filter_calls(bool network) {
     finish(&filter, SECCOMP_RET_KILL_PROCESS);
     load(&filter, offsetof(struct seccomp_data, nr));
     add(&filter, BPF_JMP | BPF_JGT | BPF_K, NR_newest, 1);
-    finish(&filter, REFUSED(ENOSYS)); /* and those of x32, which begin at 2^30 */
+    finish(&filter, REFUSED(ENOSYS)); /* also refuses the calls of x32, whose numbers begin at 2^30 */
 
     for (unsigned i = 0; i < sizeof never / sizeof *never; i++)
         if_equal(&filter, (uint32_t)never[i], REFUSED(EPERM));
@@ -283,14 +283,14 @@ int sym_filter_calls(bool network) {
     if_equal(&filter, SET_LINE_DISCIPLINE, REFUSED(EPERM));
     end(&filter, call, ALLOWED);
 
-    /* Leases and notices hold up those who use a file outside. */
+    /* Leases and notifications can delay processes outside the sandbox that use the file. */
     call = begin(&filter, SYS_fcntl);
     load_argument(&filter, 1);
     if_equal(&filter, SET_LEASE, REFUSED(EPERM));
     if_equal(&filter, NOTIFY, REFUSED(EPERM));
     end(&filter, call, ALLOWED);
 
-    /* One's own limits alone: the first process of the sandbox has the same user. */
+    /* A process may set only its own limits, and not those of the sandbox's first process, which has the same user. */
     call = begin(&filter, SYS_prlimit64);
     load_argument(&filter, 0);
     if_equal(&filter, 0, ALLOWED);
@@ -299,7 +299,7 @@ int sym_filter_calls(bool network) {
     call = begin(&filter, SYS_personality);
     load_argument(&filter, 0);
     if_equal(&filter, 0, ALLOWED);
-    if_equal(&filter, UINT32_MAX, ALLOWED); /* it asks which one there is */
+    if_equal(&filter, UINT32_MAX, ALLOWED); /* only queries the personality */
     end(&filter, call, REFUSED(EPERM));
 
     finish(&filter, ALLOWED);

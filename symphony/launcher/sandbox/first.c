@@ -1,8 +1,9 @@
 /*
- * The first process of a sandbox, number 1 of its PID namespace. It waits: for the end of the program, for orphans, and
- * for another mount of KV. It never gets back to Python, so it costs next to nothing.
+ * The first process of a sandbox, with pid 1 in its PID namespace. It waits for the end of the program, reaps orphans,
+ * and mounts KV again. It never returns to Python, so it takes hardly any memory.
  *
- * It keeps one capability, to mount, and its mount namespace still has the machine's tree. So nobody may look into it.
+ * It keeps one capability, to mount, and its mount namespace still has the machine's tree. So it makes itself
+ * undumpable.
  */
 
 #include "kernel.h"
@@ -37,7 +38,7 @@ static void close_all_but(int first, int second, int third) {
     syscall(SYS_close_range, 3, ~0U, 0);
 }
 
-enum { STATUSES, ORDERS, ENDED }; /* its descriptors */
+enum { STATUSES, ORDERS, ENDED }; /* descriptors of the first process */
 
 static void reap(pid_t program, uint64_t number) {
     struct signalfd_siginfo told;
@@ -55,7 +56,7 @@ static void reap(pid_t program, uint64_t number) {
     }
 }
 
-/* The device of the last mount at `path`, from the kernel's list: a daemon that hangs is not asked. */
+/* Finds the device of the topmost mount at `path` in the kernel's list, so that a hanging daemon can't block. */
 static void find_device(int mounts, const char *path, char device[SYM_DEVICE_BYTES]) {
     device[0] = 0;
     lseek(mounts, 0, SEEK_SET);
@@ -75,7 +76,7 @@ static void find_device(int mounts, const char *path, char device[SYM_DEVICE_BYT
         fclose(lines);
 }
 
-/* A program may write to directories above KV: a link that it puts there leads this process nowhere. */
+/* Mounts KV inside. No links are followed: the program may have put links into directories above the mount. */
 static int show_kv(const struct sym_kv *kv) {
     const int outside = sym_open_path(kv->outside), inside = sym_open_path(kv->inside);
     const int shown = sym_mount_beneath(outside, inside);
@@ -90,7 +91,7 @@ static void follow(int mounts, struct sym_kv *kv) {
     if (strcmp(found, kv->device) == 0)
         return;
     if (kv->device[0])
-        umount2(kv->inside, MNT_DETACH | UMOUNT_NOFOLLOW); /* the kernel may have taken it away already */
+        umount2(kv->inside, MNT_DETACH | UMOUNT_NOFOLLOW); /* it may be unmounted already */
     kv->device[0] = 0;
     if (found[0] && show_kv(kv) == 0)
         strcpy(kv->device, found);
@@ -115,7 +116,7 @@ static _Noreturn void be_first(pid_t program, uint64_t number) {
             _exit(1);
         if (waits[0].revents)
             reap(program, number);
-        if (waits[1].revents) { /* once: where KV is, or that there is none */
+        if (waits[1].revents) { /* read once: either a sym_kv, or the end of the pipe */
             waits[1].fd = -1;
             if (read_whole(ORDERS, &kv, sizeof kv))
                 waits[2].fd = open("/old/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -138,7 +139,10 @@ int sym_clone_sandbox(uint64_t number, int said, int statuses, int *orders) {
     if (pid != 0)
         return pid < 0 ? -errno : (int)pid;
 
-    /* The zygote may have ended before it could be said that it ends this process, too: then nobody reads statuses. */
+    /*
+     * If the zygote ended before PR_SET_PDEATHSIG, no signal arrives. Then `statuses` has no reader, and poll() reports
+     * an error.
+     */
     struct pollfd zygote = {.fd = statuses};
     close(said);
     sigset_t children, before;

@@ -1,4 +1,4 @@
-/* What a sandbox asks of the kernel, apart from the filter of system calls. */
+/* System calls of a sandbox, apart from their filter. */
 
 #include "kernel.h"
 
@@ -40,16 +40,16 @@ int sym_restrict_mount(const char *path, bool read_only, bool no_devices, bool a
 int sym_open_path(const char *path) {
     const struct {
         uint64_t flags, mode, resolve;
-    } how = {.flags = O_PATH | O_CLOEXEC, .resolve = 0x4 /* no symlinks */ | 0x2 /* none of /proc */};
+    } how = {.flags = O_PATH | O_CLOEXEC, .resolve = 0x4 /* no symlinks */ | 0x2 /* no magic links */};
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }
 
 static int place_tree(int tree, int place) {
-    return (int)syscall(MOVE_MOUNT, tree, "", place, "", 0x04 | 0x40 /* both by their descriptors */);
+    return (int)syscall(MOVE_MOUNT, tree, "", place, "", 0x04 | 0x40 /* the source and target paths are empty */);
 }
 
 int sym_mount_beneath(int what, int place) {
-    const int tree = (int)syscall(OPEN_TREE, what, "", 0x1 /* a mount of its own */ | AT_EMPTY_PATH | O_CLOEXEC);
+    const int tree = (int)syscall(OPEN_TREE, what, "", 0x1 /* clone the mount */ | AT_EMPTY_PATH | O_CLOEXEC);
     if (tree < 0)
         return -1;
     int failed = restrict_mount_at(tree, "", false, true, AT_EMPTY_PATH);
@@ -61,7 +61,7 @@ int sym_mount_beneath(int what, int place) {
 
 int sym_show(const char *source, int place, bool read_only, bool no_devices) {
     const unsigned below = 0x8000;
-    const int tree = (int)syscall(OPEN_TREE, AT_FDCWD, source, 0x1 /* mounts of its own */ | below | O_CLOEXEC);
+    const int tree = (int)syscall(OPEN_TREE, AT_FDCWD, source, 0x1 /* clone the mounts */ | below | O_CLOEXEC);
     if (tree < 0)
         return -1;
     int failed = restrict_mount_at(tree, "", read_only, no_devices, AT_EMPTY_PATH | below);
@@ -76,7 +76,7 @@ int sym_no_new_privileges(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 int sym_hide(void) { return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }
 
 int sym_drop_capabilities(uint64_t kept) {
-    /* Uid 0 of a user namespace gets none back by execve(2). */
+    /* With these bits, uid 0 of a user namespace regains no capabilities by execve(2). */
     const unsigned long locked = SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP |
                                  SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED | SECBIT_NO_CAP_AMBIENT_RAISE |
                                  SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED;
@@ -85,7 +85,7 @@ int sym_drop_capabilities(uint64_t kept) {
     for (unsigned long number = 0; number < 64; number++) {
         if (!(kept >> number & 1) && prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0) {
             if (errno == EINVAL)
-                break; /* this kernel has no more of them */
+                break; /* this kernel has no higher capability */
             return -1;
         }
     }
@@ -97,7 +97,7 @@ int sym_drop_capabilities(uint64_t kept) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* Landlock. The numbers are those of linux/landlock.h, which may be older than the kernel, too. */
+/* Landlock. The numbers are from linux/landlock.h, which may be older than the kernel, too. */
 
 enum {
     EXECUTE = 1 << 0,
@@ -106,9 +106,9 @@ enum {
     READ_DIR = 1 << 3,
     MAKE_SOCKET = 1 << 9,
     NUM_RIGHTS_1 = 13,
-    REFER = 1 << 13,    /* from version 2 */
-    TRUNCATE = 1 << 14, /* from 3 */
-    IOCTL_DEV = 1 << 15, /* from 5 */
+    REFER = 1 << 13,    /* from version 2 of Landlock on */
+    TRUNCATE = 1 << 14, /* from version 3 on */
+    IOCTL_DEV = 1 << 15, /* from version 5 on */
     SCOPE_ABSTRACT_SOCKETS = 1 << 0,
     SCOPE_SIGNALS = 1 << 1,
     TCP_BOTH_WAYS = 3,

@@ -1,4 +1,7 @@
-/* System calls of a sandbox for which Python has no names. Each gives 0, or what it says; -1 with errno. */
+/*
+ * System calls for sandboxes that Python does not offer. Each function returns 0 or a documented value; on an error it
+ * returns -1, and sets errno.
+ */
 
 #ifndef SYMPHONY_SANDBOX_KERNEL_H
 #define SYMPHONY_SANDBOX_KERNEL_H
@@ -8,14 +11,17 @@
 
 enum { SYM_PATH_BYTES = 4096, SYM_DEVICE_BYTES = 32 };
 
-/* How a program ended, as waitpid(2) has it, and the number of its launch. */
+/* The end of a program: the number of its launch, and its status as in waitpid(2). */
 struct sym_end {
     uint64_t number;
     int32_t status;
 };
 
-/* Where KV is: outside and inside, as the first process of a sandbox sees it; as the kernel lists it; on which device
- * it is mounted now, if it is. */
+/*
+ * The mount of KV. `outside` and `inside` are its paths on the machine and in the sandbox, for the first process.
+ * `listed` is the outside path as in mountinfo. `device` is the device that is mounted inside now; empty: there is no
+ * mount.
+ */
 struct sym_kv {
     char outside[SYM_PATH_BYTES];
     char inside[SYM_PATH_BYTES];
@@ -24,47 +30,51 @@ struct sym_kv {
 };
 
 /*
- * Makes a process in namespaces of its own. It never returns; a child of it does, with 0 and a pipe that takes one
- * sym_kv, or is closed without. The first process writes a sym_end to `statuses` when that child has ended, and ends:
- * at once, where nobody reads them; `said` is where the caller does. -errno: there can be none.
+ * Makes the first process in new namespaces, and its child. The caller gets the pid of the first process, or -errno.
+ * The first process never returns. Its child returns 0; `orders` is then a pipe. The child writes one sym_kv to this
+ * pipe, or closes it. When the child ends, the first process writes a sym_end to `statuses`, and ends. The caller reads
+ * `said`, the other end of that pipe. If `statuses` has no reader at the start, the first process ends.
  */
 int sym_clone_sandbox(uint64_t number, int said, int statuses, int *orders);
 
 int sym_pivot_root(const char *root, const char *put_old);
 
-/* A descriptor of what is at `path`, no part of which is a symbolic link: whoever changed it meanwhile gets ELOOP. */
+/* Opens `path` (O_PATH), and returns the descriptor. ELOOP: a part of the path is a symbolic link. */
 int sym_open_path(const char *path);
 
-/* What is mounted at one descriptor is mounted at another, too, without devices and without what is below. */
+/* Clones the mount at `what` to `place` (both are descriptors), without devices, and without the mounts below it. */
 int sym_mount_beneath(int what, int place);
 
-/* What is at `source` is at `place`, too, with all that is mounted below. `place` is of sym_open_path. */
+/* Binds `source`, with all mounts below it, to `place`, a descriptor from sym_open_path. */
 int sym_show(const char *source, int place, bool read_only, bool no_devices);
 
-/* Nothing in the mount at `path` runs as its owner; it is read-only, or has no devices, where that is asked for. */
+/* Makes the mount at `path` nosuid and, on request, read-only or nodev, optionally with the mounts below it. */
 int sym_restrict_mount(const char *path, bool read_only, bool no_devices, bool and_those_below);
 
-/* No execve(2) gives this process, or one that it makes, more rights than it has. */
+/* Sets no_new_privs: no execve(2) gives this process or its descendants more rights. */
 int sym_no_new_privileges(void);
 
-/* Nobody of the same user may look into this process; its files in /proc are root's. */
+/* Makes this process undumpable: processes of the same user can't inspect it, and root owns its files in /proc. */
 int sym_hide(void);
 
-/* All capabilities go, for good, but for those whose bits are in `kept`. */
+/* Drops all capabilities for good, except those whose bits are in `kept`. */
 int sym_drop_capabilities(uint64_t kept);
 
-/* The version of Landlock that this kernel has: 1 or more. */
+/* Returns the version of Landlock in this kernel: 1 or more. */
 int sym_landlock_version(void);
 
-/* A ruleset: it forbids all that this version can forbid; TCP, too, unless there is a network. A descriptor. */
+/* Returns a ruleset's descriptor. The ruleset forbids all that this version covers. `network`: TCP stays allowed. */
 int sym_landlock_new(int version, bool network);
 
-/* What lies beneath a descriptor may be read and executed, and changed if `writable`; sockets may be made there, too. */
+/*
+ * Adds a rule: files beneath a descriptor may be read and executed. `writable`: these files may be changed, too.
+ * `sockets`: sockets may also be created beneath it.
+ */
 int sym_landlock_allow(int ruleset, int version, int beneath, bool writable, bool sockets);
 
 int sym_landlock_enforce(int ruleset);
 
-/* System calls that a program does not need are refused from now on. `network`: sockets of the Internet are made. */
+/* Refuses system calls that programs do not need, from now on. `network`: Internet sockets are allowed. */
 int sym_filter_calls(bool network);
 
 #endif

@@ -1,4 +1,4 @@
-"""The extension module of the sandbox, and how its functions fail."""
+"""The extension module of the sandbox, and the check of its functions' results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["done", "ffi", "lib"]
 
 
 def done(result: int, what: str = "") -> int:
-    """The result of a system call. OSError: it failed."""
+    """Return the result of a system call. OSError: the call failed."""
     if result < 0:
         code = ffi.errno
         raise OSError(code, os.strerror(code), what or None)

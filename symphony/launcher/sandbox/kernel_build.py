@@ -1,4 +1,4 @@
-"""Builds `symphony.launcher._kernel`: the system calls of a sandbox, with the numbers of the kernel's own headers."""
+"""Build of `symphony.launcher._kernel`: the system calls of a sandbox, with constants from the kernel's headers."""
 
 import os
 import re

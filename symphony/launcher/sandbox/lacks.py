@@ -1,4 +1,4 @@
-"""What hinders a sandbox, in words that tell a user what to do."""
+"""Error of a sandbox that can't be made, with a remedy for the user."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SWITCHES = (
     ("/proc/sys/user/max_net_namespaces", "0", "user.max_net_namespaces=10000"),
     ("/proc/sys/user/max_mnt_namespaces", "0", "user.max_mnt_namespaces=10000"),
 )
-"""Settings with which users have no namespaces: where, when it is so, and how an administrator changes it."""
+"""Kernel settings that may deny namespaces to users: the file, the denying value, and the setting that allows them."""
 
 
-class Lacks(Exception):  # noqa: N818 - it is what a kernel does
-    """There can be no sandbox; the text says why, and what to do."""
+class Lacks(Exception):  # noqa: N818 - the name reads well: the kernel lacks something
+    """Error: the kernel or the machine allows no sandbox. The message says why, and what to do."""
 
 
 @contextmanager
 def step(what: str, remedy: str | None = None) -> Iterator[None]:
-    """Turns an OSError into Lacks. `remedy`: what would help, where it is not about namespaces."""
+    """Turn an OSError into Lacks. `remedy`: advice if the cause is known; None: look for a cause in the settings."""
     try:
         yield
     except OSError as error:
@@ -35,7 +35,7 @@ def step(what: str, remedy: str | None = None) -> Iterator[None]:
 
 
 def _why(code: int | None) -> str:
-    """What keeps users from having namespaces here."""
+    """Return why users get no namespaces on this machine, or where the user may find out."""
     for path, value, setting in _SWITCHES:
         if _read(path) == value:
             return f"an administrator has to allow it (sysctl {setting})"

@@ -1,9 +1,10 @@
-"""The inside of `--allow-net`: `lo`, an address for each granted host, and a listener for each grant.
+"""Sandbox's side of `--allow-net`: an address on `lo` for each granted host, and a listener for each grant.
 
-A socket belongs to the network namespace that it was made in. So the listeners go to the launcher, whose forwarder
-accepts on them from outside and connects to the real host: no veth, no root, no variables that name a proxy.
+A socket belongs to the network namespace in which it was made. So the sandbox sends its listeners to the launcher,
+whose forwarder accepts their connections outside, and connects to the real hosts. That needs no veth, no root, and no
+variables for proxies.
 
-Addresses are set by ioctl(2): it does all that is needed here, and AF_NETLINK more than a sandbox should.
+Addresses are set by ioctl(2), which is sufficient here. AF_NETLINK could do more than a sandbox should.
 """
 
 from __future__ import annotations
@@ -16,31 +17,32 @@ import struct
 import time
 from collections.abc import Sequence
 
-from symphony.launcher.grants import LOCALHOST, Grant, inside_addresses, is_address, shown
-from symphony.launcher.places import Refused
+from symphony.launcher.common.grants import LOCALHOST, Grant, inside_addresses, is_address, shown
+from symphony.launcher.common.places import Refused
 
 BACKLOG = 256
-"""Connections that wait for the forwarder."""
+"""Upper bound of the connections of one listener that wait for the forwarder."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _IFF_UP = 1
 _FLAGS = "16sh22x"
-"""struct ifreq with a name and flags."""
+"""Format of a struct ifreq with a name and flags."""
 _ADDRESS = "16sHH4s16x"
-"""struct ifreq with a name and a sockaddr_in."""
+"""Format of a struct ifreq with a name and a sockaddr_in."""
 _ADDRESS_6 = "16sIi"
-"""struct in6_ifreq: address, length of its prefix, index of the interface."""
+"""Format of a struct in6_ifreq: address, length of its prefix, index of the interface."""
 _ONE_HOST = socket.inet_aton("255.255.255.255")
 _TENTATIVE_S = 5.0
-"""A new IPv6 address can be bound when a kernel thread has looked at it, which takes a moment."""
+"""Time limit for a new IPv6 address to become usable. A kernel thread checks it first."""
 _TENTATIVE_AGAIN_S = 0.0005
 
 
 def open_grants(grants: Sequence[Grant]) -> tuple[str, list[socket.socket]]:
-    """The text of the sandbox's /etc/hosts, and a listener for each grant, in their order; localhost has two.
+    """Return the text of the sandbox's /etc/hosts, and a listener for each grant, in order. localhost has two
+    listeners.
 
-    It is called in the new user and network namespaces, with their capabilities. Nobody inside may keep a listener.
-    Refused: the kernel takes an address or a port not.
+    The caller must be in the new user and network namespaces, with their capabilities. No process inside may keep a
+    listener. Refused: the kernel refuses an address or a port.
     """
     _raise_lo()
     addresses = inside_addresses(grants)
@@ -74,7 +76,7 @@ def _raise_lo() -> None:
 
 
 def _is_there(address: str) -> bool:
-    """Not where the machine has no IPv6: then localhost is 127.0.0.1 alone."""
+    """Return whether an address of localhost can be bound. On a machine without IPv6, ::1 can't be bound."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as asking:
             asking.bind((address, 0))
@@ -86,10 +88,11 @@ def _is_there(address: str) -> bool:
 
 
 def _add_address(address: str, number: int) -> None:
-    """To `lo`, with no network around it. `number` is one that no other address has.
+    """Add an address to `lo`, as the only address of its network. `number`: a number that no other address has.
 
-    Names get theirs in this way too, though all of 127.0.0.0/8 is there: glibc takes a machine with no address but
-    127.0.0.1 for one without IPv4, and does not resolve names of IPv4 hosts for programs that set AI_ADDRCONFIG.
+    Even addresses in 127.0.0.0/8, for hosts given by name, are added, although they can be bound without that. If the
+    only address of a machine is 127.0.0.1, glibc assumes that it has no IPv4. Then it does not resolve names of IPv4
+    hosts for programs that set AI_ADDRCONFIG.
     """
     packed = ipaddress.ip_address(address).packed
     with socket.socket(_family(address), socket.SOCK_DGRAM) as asking:

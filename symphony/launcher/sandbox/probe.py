@@ -1,4 +1,4 @@
-"""Whether this machine lets this user have sandboxes: one is made, and nothing runs in it."""
+"""Test whether this user can have sandboxes on this machine: make a sandbox, without a program in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from symphony.launcher.sandbox.enter import Outside, clone, ends, enter
 from symphony.launcher.sandbox.lacks import Lacks
 
 _INSIDE = 7
-"""What the process ends with that came inside."""
+"""Exit status of the probe's process if it was confined."""
 
 
 def probe() -> str | None:
-    """What hinders a sandbox; None: nothing."""
+    """Make a sandbox, and return the error. None: it succeeded."""
     user = os.getuid(), os.getgid()
     with tempfile.TemporaryDirectory() as directory:
         said, say = os.pipe2(os.O_CLOEXEC)
@@ -52,7 +52,7 @@ def _come_inside(directory: str, outside: Outside) -> int:
 
 
 def main() -> None:
-    """For `symphony doctor`: a line, and status 1, where there is no sandbox."""
+    """Test for `symphony doctor`. If no sandbox can be made, print why, and exit with status 1."""
     hindrance = probe()
     if hindrance is not None:
         print(hindrance, file=sys.stderr)

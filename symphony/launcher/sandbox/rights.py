@@ -1,4 +1,4 @@
-"""What a program in a sandbox may still do: nothing by capabilities, files by Landlock, system calls by a filter."""
+"""Dropping of rights in a sandbox: capabilities, files (by Landlock) and system calls (by a filter)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from symphony.launcher.sandbox.kernel import done, lib
 from symphony.launcher.sandbox.lacks import step
 
 _STANDARD = 3
-"""Standard input, output and error come before this descriptor."""
+"""Number of standard streams: input, output and error."""
 
 
 def give_up(writable: Iterable[str], kv: str | None, *, network: bool) -> None:
-    """For the program, inside. `writable`: paths below which it may change files; `kv`: where it may, but for sockets.
+    """Drop rights of this process, which is in the sandbox.
 
-    By those programs would meet, and pass what they are granted on.
+    `writable`: paths below which the program may change files. `kv`: another path below which it may change files, but
+    not create sockets. By such sockets, programs could connect to each other, and share their grants.
     """
     with step("its capabilities can't be dropped"):
         done(lib.sym_drop_capabilities(0))
@@ -27,7 +28,7 @@ def give_up(writable: Iterable[str], kv: str | None, *, network: bool) -> None:
         _allow(ruleset, version, "/", may_write=False)
         for path in writable:
             _allow(ruleset, version, path, may_write=True)
-        for fd in filter(os.isatty, range(_STANDARD)):  # /dev/stderr leads there, to where nothing is shown
+        for fd in filter(os.isatty, range(_STANDARD)):  # /dev/stderr may be a terminal that is not shown
             done(lib.sym_landlock_allow(ruleset, version, fd, True, False))
         if kv is not None:
             _allow(ruleset, version, kv, may_write=True, sockets=False)

@@ -1,7 +1,8 @@
-"""The root directory of a sandbox, and the mount of KV in it.
+"""Building of a sandbox's root directory, with the mount of KV in it.
 
-After `build` the first process has a root with three directories: `/old`, the machine's tree; `/new`, what the program
-gets; `/own`, what it may write to. All but `/old` is one tmpfs, so one bound holds for all of it.
+After `build`, the first process has a root with three directories. `/old` is the machine's tree, `/new` the program's
+root, and `/own` the private files that the program may write to. `/new` and `/own` are in one tmpfs, so one size
+limit covers both.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any
 
 from symphony.launcher.sandbox.kernel import done, ffi, lib
 from symphony.launcher.sandbox.lacks import step
-from symphony.launcher.sandbox.view import Link, Shown
+from symphony.launcher.sandbox.view import Shown, ShownLink
 
-PRIVATE = {"/tmp": "tmp", "/var/tmp": "var-tmp", "/dev/shm": "shm"}  # noqa: S108 - inside
-"""Directories that all may write to, and their names in `/own`."""
+PRIVATE = {"/tmp": "tmp", "/var/tmp": "var-tmp", "/dev/shm": "shm"}  # noqa: S108 - inside the sandbox
+"""Private directories with mode 1777, and their names in `/own`."""
 _MAX_INODES = 100_000
 _MASKED = ("kcore", "keys", "sysrq-trigger", "timer_list")
-"""Files of /proc that tell of the machine, or change it."""
+"""Files of /proc that reveal facts about the machine, or can change it."""
 _NAMES = "passwd: files\ngroup: files\nhosts: files\n"
-"""Where names are looked up: nobody is there to ask."""
+"""Text of /etc/nsswitch.conf. Names are looked up in files, since a sandbox has no name service."""
 _LINKS = {
     "/dev/fd": "/proc/self/fd",
     "/dev/stdin": "/proc/self/fd/0",
@@ -36,10 +37,13 @@ _LINKS = {
 }
 
 
-def build(spec: dict[str, Any], system: Iterable[Shown | Link], wanted: Iterable[Shown | Link], hosts: str) -> None:
-    """`system`: what all sandboxes show; `wanted`: what this one shows, too; `hosts`: the names that it has of hosts.
+def build(
+    spec: dict[str, Any], system: Iterable[Shown | ShownLink], wanted: Iterable[Shown | ShownLink], hosts: str
+) -> None:
+    """Build the root of a sandbox.
 
-    What is wanted comes last: nothing may be made in directories that are the user's.
+    `system`: files that all sandboxes show. `wanted`: further files that this sandbox shows. `hosts`: its /etc/hosts.
+    The user's directories (`wanted`) are mounted after all files are made, so that no file is made in them.
     """
     base, own_bytes = spec["base"], spec["own_bytes"]
     with step("its root can't be made"):
@@ -75,12 +79,14 @@ def build(spec: dict[str, Any], system: Iterable[Shown | Link], wanted: Iterable
         if spec["mount"]:
             _make_directory(spec["mount"])
         _restrict("/new", read_only=True, no_devices=True, below=False)
-        mount(None, "/new", None, lib.MS_REC | lib.MS_PRIVATE)  # what the machine mounts later has no limits
+        mount(None, "/new", None, lib.MS_REC | lib.MS_PRIVATE)  # keeps out later, unrestricted mounts
         mount(None, "/", None, lib.MS_REC | lib.MS_SHARED)
 
 
 def enter() -> None:
-    """Gives this process `/new` as its root, and nothing else. What is mounted there later comes in."""
+    """Make `/new` this process's root, and detach the rest.
+    Later mounts below `/new` still propagate to this process.
+    """
     with step("its root can't be entered"):
         done(lib.unshare(lib.CLONE_NEWNS))
         mount(None, "/", None, lib.MS_REC | lib.MS_SLAVE)
@@ -91,7 +97,7 @@ def enter() -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Mounts one thing, by the words of the system call. OSError: the kernel refuses."""
+    """Mount a file system, or bind a path. OSError: the kernel refuses; the error names `target`."""
     words = [ffi.NULL if word is None else os.fsencode(word) for word in (source, target, kind)]
     done(lib.mount(*words, flags, ffi.NULL if options is None else options.encode()), target)
 
@@ -119,7 +125,7 @@ def _make_private(path: str, name: str, mode: int) -> None:
 
 
 def _make_proc(tasks: int) -> None:
-    """Of the sandbox's own processes; nothing in it can be changed."""
+    """Mount a read-only /proc that shows only the sandbox's processes."""
     os.mkdir("/new/proc")
     mount("proc", "/new/proc", "proc", lib.MS_NOSUID | lib.MS_NODEV | lib.MS_NOEXEC)
     if _numbers_of_processes_are_divided():
@@ -131,20 +137,22 @@ def _make_proc(tasks: int) -> None:
 
 
 def _numbers_of_processes_are_divided() -> bool:
-    """Before Linux 6.14 the highest one is the machine's, and root could change it from inside."""
+    """Return whether each PID namespace has its own pid_max, as since Linux 6.14.
+    Before, pid_max was the machine's, and root could change it from inside a sandbox.
+    """
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return found is not None and (int(found[1]), int(found[2])) >= (6, 14)
 
 
 def _make_terminals() -> None:
-    """Those that the program itself makes."""
+    """Mount a devpts, for pseudo-terminals that the program opens."""
     os.mkdir("/new/dev/pts")
     options = "newinstance,ptmxmode=0666,mode=0620"
     mount("devpts", "/new/dev/pts", "devpts", lib.MS_NOSUID | lib.MS_NOEXEC, options)
 
 
-def _show(each: Shown | Link) -> None:
-    if isinstance(each, Link):
+def _show(each: Shown | ShownLink) -> None:
+    if isinstance(each, ShownLink):
         _link(each.path, each.target)
         return
     with _place(each.path, is_directory=each.is_directory) as place:
@@ -153,10 +161,11 @@ def _show(each: Shown | Link) -> None:
 
 @contextmanager
 def _place(path: str, *, is_directory: bool) -> Iterator[int]:
-    """Something to mount on. In a directory that is shown it is there.
+    """Open the file or directory to mount on. If it does not exist, make it, but only in a directory of the sandbox's
+    own.
 
-    A program that may write to such a directory can put a link in the place of anything in it, at any time. So no link
-    is followed, and nothing is made there.
+    A mount point in a shown directory exists already. A program that may write to that directory can replace anything
+    in it by a link at any time. So no link is followed, and nothing is made there.
     """
     place = _opened(path)
     if place is None:
@@ -177,7 +186,7 @@ def _place(path: str, *, is_directory: bool) -> Iterator[int]:
 
 
 def _own_directory(path: str) -> int | None:
-    """Open a directory of the sandbox's own, which is made if it is not there. None: it is shown, or behind a link."""
+    """Open a directory of the sandbox's own, and make it if it does not exist. None: it is shown, or behind a link."""
     try:
         found = _opened(path)
     except OSError as error:
@@ -198,7 +207,7 @@ def _own_directory(path: str) -> int | None:
 
 
 def _opened(path: str) -> int | None:
-    """Open what is in the sandbox, by no link. None: nothing is there."""
+    """Open a path in the sandbox without following links. None: it does not exist."""
     fd: int = lib.sym_open_path(os.fsencode(f"/new{path}"))
     if fd < 0 and ffi.errno == errno.ENOENT:
         return None
@@ -206,7 +215,7 @@ def _opened(path: str) -> int | None:
 
 
 def _link(path: str, target: str) -> None:
-    """Where the directory of a link is shown, the link is, too; one above it leads there by itself."""
+    """Make a symbolic link. If its directory is shown, or behind a link, the link exists already."""
     outer = _own_directory(os.path.dirname(path))
     if outer is not None:
         with suppress(FileExistsError):
@@ -225,7 +234,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _hide(path: str) -> None:
-    """What is below a directory that is shown, and is not for programs."""
+    """Cover a path in a shown directory that programs may not see."""
     place = f"/new{path}"
     if os.path.isdir(place):
         Path("/own/nothing").mkdir(mode=0o755, exist_ok=True)
@@ -237,7 +246,9 @@ def _hide(path: str) -> None:
 
 
 def mount_kv(path: str) -> bytes:
-    """Mounts KV, after `build`, if it is there. A `struct sym_kv`, by which the first process goes on with that."""
+    """Mount KV in the built root, if it is mounted on the machine.
+    Return a `struct sym_kv`, with which the first process mounts it again later.
+    """
     kv = ffi.new("struct sym_kv *")
     kv.outside, kv.inside = os.fsencode(f"/old{path}"), os.fsencode(f"/new{path}")
     kv.listed = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(f"/old{path}"))
@@ -250,7 +261,7 @@ def mount_kv(path: str) -> bytes:
 
 
 def _device_of(listed: bytes) -> bytes:
-    """Of the last mount at a path, as the kernel lists it; none: b""."""
+    """Return the device of the topmost mount at a path, from the kernel's list. b"": there is no mount."""
     with open("/old/proc/self/mountinfo", "rb") as file:
         fields = [line.split() for line in file]
     devices = [each[2] for each in fields if each[4] == listed]

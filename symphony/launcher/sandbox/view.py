@@ -1,8 +1,8 @@
-"""What of the machine's files a sandbox shows.
+"""View: the machine's files that a sandbox shows.
 
-The system's are looked for once, by the zygote. What the user wants to be shown is opened before the sandbox has a root
-of its own, by the path that it had without links when the command was given: a program may write to some of it, and
-must not choose what its children, or its own next start, get to see.
+The zygote looks up the system's files once. The client resolves the links in the user's paths when the user gives the
+command. These real paths are opened before the sandbox's root is built. A program may write to some of these
+directories. A link that the program puts there must not change which files its children or its next start can see.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from symphony.launcher.common.spec import SOCKET_INSIDE
+from symphony.launcher.common.surroundings import ROOT
 from symphony.launcher.sandbox.kernel import done, lib
 from symphony.launcher.sandbox.lacks import Lacks
-from symphony.launcher.spec import SOCKET_INSIDE
-from symphony.launcher.surroundings import ROOT
 
 _SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "nix", "opt", "sbin", "usr")
 _OF_ETC = (
@@ -40,40 +40,42 @@ _OF_ETC = (
     "ssl/openssl.cnf",
     "timezone",
 )
-"""What programs and their libraries look for, and is no secret of the machine's."""
+"""Files of /etc that programs and their libraries need. None of them holds a secret of the machine."""
 _DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One file or directory, with all below it."""
+    """File or directory that the sandbox shows, with everything below it."""
 
     path: str
-    """Where it is inside."""
+    """Path inside the sandbox."""
     source: str
-    """Where it is outside, once the machine's tree is at `/old`."""
+    """Path of the original when the machine's tree is at `/old`."""
     is_directory: bool
     writable: bool = False
     has_devices: bool = False
-    """Devices are written to where nothing else is: what is read-only is a node's owner and mode, too."""
+    """Whether device nodes work on the mount.
+    A read-only mount protects their owner and mode, but not their contents.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A symbolic link."""
+class ShownLink:
+    """Symbolic link in the sandbox."""
 
     path: str
     target: str
 
 
 @functools.cache
-def system_view() -> tuple[Shown | Link, ...]:
-    """What all sandboxes show: the system, what libraries look for, devices, this Python, libsym."""
-    found: list[Shown | Link] = []
+def system_view() -> tuple[Shown | ShownLink, ...]:
+    """Return the files that all sandboxes show: the system, files that libraries need, devices, this Python, libsym."""
+    found: list[Shown | ShownLink] = []
     for name in _SYSTEM:
         path = f"/{name}"
         if os.path.islink(path):
-            found.append(Link(path, os.readlink(path)))
+            found.append(ShownLink(path, os.readlink(path)))
         else:
             found += _if_there(path)
     for name in _OF_ETC:
@@ -86,16 +88,16 @@ def system_view() -> tuple[Shown | Link, ...]:
     return tuple(found)
 
 
-def _if_there(path: str, *, is_device: bool = False) -> list[Shown | Link]:
+def _if_there(path: str, *, is_device: bool = False) -> list[Shown | ShownLink]:
     if not os.path.exists(path):
         return []
     real = os.path.realpath(path)
     shown = Shown(real, f"/old{real}", os.path.isdir(real), has_devices=is_device)
-    return [shown, *([Link(path, real)] if path != real else [])]
+    return [shown, *([ShownLink(path, real)] if path != real else [])]
 
 
-def open_view(spec: dict[str, Any]) -> Iterator[Shown | Link]:
-    """What one program's sandbox shows beyond that. Lacks: what the user wants to be shown is not there."""
+def open_view(spec: dict[str, Any]) -> Iterator[Shown | ShownLink]:
+    """Yield the files that one sandbox shows beside `system_view`. Lacks: a path of the user was removed or changed."""
     socket = os.open(spec["socket"], os.O_PATH | os.O_CLOEXEC)
     yield Shown(SOCKET_INSIDE, f"/old/proc/self/fd/{socket}", is_directory=False)
     for path, real, writable in spec["shows"]:
@@ -107,4 +109,4 @@ def open_view(spec: dict[str, Any]) -> Iterator[Shown | Link]:
         source = f"/old/proc/self/fd/{fd}"
         yield Shown(real, source, stat.S_ISDIR(os.fstat(fd).st_mode), writable)
         if path != real:
-            yield Link(path, real)
+            yield ShownLink(path, real)

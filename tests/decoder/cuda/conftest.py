@@ -1,4 +1,4 @@
-"""The cuda backend in Triton's interpreter (or on a GPU, with TRITON_INTERPRET=0)."""
+"""Fixtures of the cuda backend in Triton's interpreter, or on a GPU with TRITON_INTERPRET=0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def device() -> Device:
 
 @pytest.fixture
 def mended(device, monkeypatch) -> None:
-    """The interpreter's bfloat16 and float8, as a GPU computes them."""
+    """Makes the interpreter compute bfloat16 and float8 as a GPU does."""
     if not device.is_gpu:
         mend_bfloat16(monkeypatch)
         mend_float8(monkeypatch)
@@ -34,7 +34,7 @@ def mended(device, monkeypatch) -> None:
 
 @pytest.fixture
 def cuda_bench(device) -> Iterator[Callable[..., Any]]:
-    """Makes benches with a decoder each; keyword arguments other than these are the configuration's."""
+    """Makes benches with a decoder each. Other keyword arguments go to the configuration."""
     decoders: list[CudaDecoder] = []
 
     def make(

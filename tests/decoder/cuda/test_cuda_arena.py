@@ -35,7 +35,7 @@ def new_arena(device):
 
 
 def compute(arena: CudaArena, page: int, value: float, *, blank: bool = False) -> None:
-    """As a step that writes a whole page."""
+    """Write a whole page, as a step does."""
     taken = arena.take(ints(page), written=ints(page), blank=ints(page) if blank else ints())
     arena.frames[int(arena.frames_of(ints(page))[0])] = value
     arena.release(taken)

@@ -7,7 +7,7 @@ import numpy as np
 from decoder.batch import Chunk
 from decoder.cuda.decode_layout import DecodeLayout
 from decoder.cuda.memory_plan import MAX_SPLITS
-from decoder.cuda.passes import Pass, Piece
+from decoder.cuda.passes import ChunkRows, Pass
 from triton_kernels.attention_splits import SPLIT_PAGES
 
 NUM_PAGES = 2000
@@ -19,10 +19,10 @@ class File:
     def __init__(self, pages, length: int) -> None:
         self.pages, self.length = np.asarray(pages, np.int32), length
 
-    def decode(self) -> Piece:
+    def decode(self) -> ChunkRows:
         one = np.zeros(1, np.int32)
         self.length += 1
-        return Piece.of(Chunk(one, one, self.pages[: -(-self.length // 32)], self.length - 1, ()), None)
+        return ChunkRows.of(Chunk(one, one, self.pages[: -(-self.length // 32)], self.length - 1, ()), None)
 
 
 def laid_out(layout: DecodeLayout, work: Pass, frame_of) -> dict[str, np.ndarray]:

@@ -1,4 +1,6 @@
-"""Which steps run as they are, are captured, and are replayed: with graphs that only note what is done to them."""
+"""Graphs of steps: when a step runs without a graph, is captured, and is replayed. The graphs here only note their
+calls.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def _twins(served: Mount, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     right = tmp_path_factory.mktemp("right")
     for directory in (right, *right.parents[:2]):
         directory.chmod(0o755)
-    options = "noatime,nosuid,nodev,mode=755"  # as the mount, which moves no atime when a file is read
+    options = "noatime,nosuid,nodev,mode=755"  # as the mount, where a read does not change atime
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", right], check=True)
     try:
         twins = Twins(right, served.path)
@@ -26,6 +26,6 @@ def _twins(served: Mount, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def twins(_twins: Twins, mount: Mount) -> Iterator[Twins]:
-    """Both file systems, empty; afterwards the mount's books are right and its pages free."""
+    """Yield both file systems, empty. After the test the mount's accounts must balance and its pages be free."""
     yield _twins
     mount.call("clear")

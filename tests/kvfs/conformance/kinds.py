@@ -1,4 +1,4 @@
-"""What the tables go over: kinds of files, users, path operations."""
+"""Dimensions of the tables: kinds of files, users, path operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ over_kinds = pytest.mark.parametrize("kinds", [pytest.param(FILES, id="files"), 
 
 OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT = "ann", "kim", "eve", "bob", "root"
 USERS = (OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT)
-"""For what belongs to ann and her group, one of each class, the group's by primary and by supplementary group."""
+"""A user of each class towards files of ann and her group. The group has a member by primary and one by supplementary
+group.
+"""
 
 NEEDS_EXISTING = {
     "chmod": "chmod {p} 0600",

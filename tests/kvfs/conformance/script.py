@@ -57,7 +57,7 @@ _TYPES |= {"regular": stat.S_IFREG, "dir": stat.S_IFDIR, "none": 0}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation. `paths` are looked at before and after it, if it has an expectation."""
+    """An operation of a script. If it has an expectation, all `paths` are looked at before and after it."""
 
     line: str
     user: User
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One script, run in a new directory of its own. Its `paths` are all that it mentions."""
+    """A script that runs in a new directory of its own. `paths` are all paths that it mentions."""
 
     steps: tuple[Step, ...]
     paths: tuple[str, ...]
@@ -78,12 +78,12 @@ class Case:
 
 
 Observation = dict[str, Any]
-"""What each path of a case is: a tuple, or an errno's name."""
+"""State of each path of a case: a tuple, or an errno's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step did on one file system: its result, and all paths afterwards if it had an expectation."""
+    """Result of a step on one file system, with the state of all paths afterwards if the step had an expectation."""
 
     result: Any
     after: Observation | None

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a script reads best on one line
-"""Making and removing: what a new file is, what its directory is afterwards, and which kinds may be removed how."""
+"""Making and removing: the attributes of a new file and of its directory, and the calls that may remove each kind."""
 
 from __future__ import annotations
 

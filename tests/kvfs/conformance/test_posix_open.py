@@ -102,7 +102,7 @@ def test_a_handle_keeps_the_rights_it_was_opened_with(twins: Twins) -> None:
 
 @over_kinds
 def test_times(twins: Twins, kinds: tuple[str, ...]) -> None:
-    """From long before 1970 to long after 2^33, to the nanosecond; later ones than 2262 are cut."""
+    """Times lie between long before 1970 and long after 2^33, to the nanosecond. Those after 2262 are cut."""
     times = (
         "0",
         "1",

@@ -1,4 +1,4 @@
-"""What a path can have wrong with it, for every operation that takes one."""
+"""Errors of paths, for every operation that takes a path."""
 
 from __future__ import annotations
 

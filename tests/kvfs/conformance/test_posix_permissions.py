@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a script reads best on one line
-"""Who may do what: every class of user, every mode, every owner; sticky directories; set-id bits that go."""
+"""Permissions: every class of user, every mode, every owner; sticky directories; set-id bits that go."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _sticky(twins: Twins, kinds: tuple[str, ...]) -> None:
 
 
 def test_moving_between_sticky_directories(twins: Twins) -> None:
-    """Who owns the directories, the file and what it replaces: all sixteen ways of two owners, and root's."""
+    """All sixteen ways in which two users own both directories, the file and the file that it replaces; and root's."""
     script = """mkdir d 0777
         chown d {from} {from}
         chmod d 01777
@@ -218,7 +218,7 @@ def test_moving_between_sticky_directories(twins: Twins) -> None:
 
 
 def test_a_directory_that_moves_to_another_must_be_writable_itself(twins: Twins) -> None:
-    """Its `..` changes."""
+    """The move changes the directory's `..`."""
     script = (
         "mkdir d 0777\n chmod d 0777\n mkdir e 0777\n chmod e 0777\n mkdir d/s {mode}\n chown d/s {owner} {owner}\n"
     )
@@ -228,7 +228,7 @@ def test_a_directory_that_moves_to_another_must_be_writable_itself(twins: Twins)
 
 
 def test_set_id_bits_go_when_others_write(twins: Twins) -> None:
-    """Of root, whose CAP_FSETID keeps them, as of anybody."""
+    """The writers include root, whose CAP_FSETID keeps the bits."""
     lines = (
         "write f x",
         "append f x",

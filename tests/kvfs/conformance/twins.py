@@ -13,7 +13,7 @@ from tests.kvfs.conformance.script import ANYTHING, OK, Case, Outcome
 from tests.kvfs.mounted import REPOSITORY
 
 _ENOUGH = 8
-"""After so many differences no more are looked for."""
+"""Number of differences after which the search for more ends."""
 
 
 class Twins:

@@ -40,7 +40,7 @@ def become(user: User) -> None:
 
 
 class Run:
-    """One case on one file system, in the current directory."""
+    """Run of a case on one file system, in the current directory."""
 
     def __init__(self, case: Case, *, patient: bool) -> None:
         self._case = case
@@ -102,7 +102,7 @@ class Run:
         return oct(status.st_mode), status.st_nlink, status.st_uid, status.st_gid, size, status.st_rdev
 
     def _times(self, status: os.stat_result) -> tuple[str, ...]:
-        """Of each time: the time if it was set to one, and whether it has changed since it was looked at last."""
+        """Return each time if it was set, and whether it has changed since the last look."""
         now = (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns)
         before = self._seen.get(status.st_ino)
         self._seen[status.st_ino] = now

@@ -17,7 +17,7 @@ NONE = -1
 
 
 class Refused(Exception):
-    """There is no room; nothing was changed."""
+    """Refusal of an operation for lack of room; it has changed nothing."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Room:
     num: int
     """Entries."""
     pages: list[int]
-    """Of the file's first entry on, up to the last that is reserved."""
+    """Pages from the file's first entry to its last reserved one."""
     new: list[int]
     stale: dict[int, bool]
     source: int = NONE
@@ -257,7 +257,7 @@ class Model:
         self.num_branches -= 1
 
     def note_use(self, table: Table, now_s: float) -> None:
-        """Each use gives the file 2^(minutes), a second later at the soonest; the heat is the sum's logarithm."""
+        """Note a use, at most once a second. A use adds 2^(minutes); the heat is the logarithm of the sum."""
         if not table.used_s or now_s - table.used_s >= 1:
             table.heat = float(np.logaddexp2(table.heat, now_s / 60))
             table.used_s = now_s

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from kvfs._pages import ffi, lib
-from kvfs.bell import Bell
-from kvfs.pages.accounts import NAME_BYTES, Accounts, Limits
+from kvfs.base.bell import Bell
+from kvfs.pages.accounts import NAME_BYTES, AccountLimits, Accounts
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray, pointer
 from kvfs.pages.holdings import WEIGHTS, Kind
@@ -73,7 +73,7 @@ class Reader:
         return self.pages
 
     def check(self) -> None:
-        """Nothing."""
+        """Do nothing, in place of a check."""
 
 
 class Walk:
@@ -83,13 +83,13 @@ class Walk:
         self.rng = random.Random(seed)
         self.ends = Ends()
         store = FakeStore(FACTS, NUM_FRAMES)
-        accounts = Accounts(NUM_NUMBERS, store.page_bytes, Limits(num_bytes=store.page_bytes * 18))
+        accounts = Accounts(NUM_NUMBERS, store.page_bytes, AccountLimits(num_bytes=store.page_bytes * 18))
         self.pool = PagePool(store, accounts, num_on_disk=NUM_NUMBERS, slot_files=lambda: self.ends)
         self.pool.bell = self.bell = HeardBell()
         self.model = Model(NUM_NUMBERS, NUM_FRAMES)
         assert NAME_PAGES * store.page_bytes == NAME_BYTES
         ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18, most_files=4)
-        limits = Limits(num_bytes=store.page_bytes * 9, num_files=5)
+        limits = AccountLimits(num_bytes=store.page_bytes * 9, num_files=5)
         domain = accounts.new_domain(accounts.of(1001), limits, lambda: "a domain")
         self.accounts = [ann, bob, Account(domain.number, ann, 9, 5)]
         accounts.of(1002).holdings.limit_bytes = bob.most_files * WEIGHTS[Kind.FILE] * 8 // 7 + 1
@@ -196,7 +196,7 @@ class Walk:
         assert outcome == lib.CORE_DONE
 
     def branch(self) -> None:
-        """Where the core has no row, Python makes more."""
+        """Make a branch; where the core has no row left, Python makes more."""
         (source, model), account, core = self.any(), self.rng.choice(self.accounts), self.pool.core
         maker = ffi.new("core_maker *", {"account": self.pool.accounts.of(account.number).core, "uid": 7})
         at, room = ffi.new("core_table **"), core.row_room
@@ -271,7 +271,7 @@ class Walk:
         assert table.reservation.pages_to_zero(num) == self.model.to_zero(model, num)
 
     def commit(self) -> None:
-        """As far as its pages are in memory."""
+        """Commit reserved entries, as far as their pages are in memory."""
         found = self.table(is_reserved=True)
         if found is None or self.model.missing(found[1]):
             return
@@ -335,7 +335,7 @@ class Walk:
             self.both(lambda: found[0].change_owner(account.number), lambda: self.model.change_owner(found[1], account))
 
     def hold(self) -> None:
-        """As a reader does, of any account."""
+        """Hold a table's pages for any account, as a reader does."""
         if (found := self.table()) is None:
             return
         pages, account = found[0].pages, self.rng.choice(self.accounts)
@@ -355,7 +355,7 @@ class Walk:
             self.model.release(pages.tolist(), account)
 
     def fill(self) -> None:
-        """As an import does, which has its frames first, and overwrites all."""
+        """Fill new pages, as an import does: it has its frames first, and overwrites all of them."""
         count, account = self.rng.randint(0, 3), self.rng.choice(self.accounts)
         if count > self.pool.store.free.count:
             return

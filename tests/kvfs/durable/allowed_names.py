@@ -45,7 +45,7 @@ class NamesThatAreThere:
         self.gone -= {*last.values(), *directories}
         self._operations = [part for each in whole for part in self._parts(each)]
         self._moves = {(each.moment, put.after) for each in whole for put in each.puts}
-        """When an inode got a name."""
+        """Pairs of a moment and the inode that got a name then."""
         self._syncs = [each for each in syncs if each.begun <= now]
         self._chains: dict[Key, list[Operation]] = {}
         """Operations on each name, in order."""
@@ -123,7 +123,7 @@ class NamesThatAreThere:
         return next(put.after for put in self._chains[key][place - 1].puts if put.key == key)
 
     def _values(self, key: Key, place: int) -> Iterator[int | None]:
-        """Where a name may lead after so many of its operations."""
+        """Yield the inodes that a name may lead to after this many of its operations; None: no inode."""
         value = self._value(key, place)
         yield value
         while value in self.gone and place > self._floors.get(key, 0):
@@ -197,7 +197,7 @@ class NamesThatAreThere:
         return found
 
     def _with_directories(self, inodes: set[int]) -> set[int]:
-        """And all in which they have ever been."""
+        """Return these inodes with all directories that they have ever been in."""
         found: set[int] = set()
         waiting = inodes
         while waiting:

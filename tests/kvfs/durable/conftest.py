@@ -9,7 +9,7 @@ from tests.kvfs.durable.damage import copy_of, make_state
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state with one of everything, drained; not to be changed."""
+    """A drained state that contains an object of every kind. Tests must not change it."""
     directory = tmp_path_factory.mktemp("state")
     make_state(directory)
     return directory
@@ -17,5 +17,5 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def state(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of `sound` that the test may change."""
     return copy_of(sound, tmp_path / "state")

@@ -1,4 +1,4 @@
-"""What a file has in it, and what of that may be left."""
+"""Contents of a file, and the parts of them that a crash may leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvfs.names.plain import PlainFile
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Of a KV file."""
+    """Contents of a KV file."""
 
     tokens: tuple[int, ...]
     lost: int
@@ -28,7 +28,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Of a plain file."""
+    """Contents of a plain file."""
 
     data: bytes
 

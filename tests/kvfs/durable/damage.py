@@ -35,13 +35,13 @@ TOKENS = {
     "/dir/fork.kv": [*range(1, 301), 7, 8],
     "/dir/deep/c.kv": list(range(10)),
 }
-"""Of the KV files; the first is of another model than the running one. a.kv has slots 0 to 9 of 2.kv."""
+"""Tokens of the KV files. The first file is of another model than the running one. a.kv has slots 0 to 9 of 2.kv."""
 PLAIN = {"/note.txt": b"a note"}
 SHARED = ("/a.kv", "/dir/fork.kv")
 
 
 def make_state(directory: Path) -> None:
-    """One that was drained, and whose log is in its index."""
+    """Make a state that was drained, with all of its log in the index."""
 
     async def other() -> None:
         async with running(House(directory, OTHER_FACTS), drain=True) as house:
@@ -68,7 +68,7 @@ def make_state(directory: Path) -> None:
 
 
 def sql(directory: Path, statement: str, *values: object) -> list[tuple]:
-    """On the index; what was there of a log is taken in."""
+    """Run a statement on the index; the contents of its log are taken in."""
     database = sqlite3.connect(directory / "index.db", isolation_level=None)
     try:
         return database.execute(statement, values).fetchall()
@@ -146,7 +146,7 @@ def lose_row(table: str, path: str) -> Callable[[Path], None]:
 
 
 def exchange_versions(directory: Path) -> None:
-    """Each row is as it was written, for another inode."""
+    """Exchange two rows of versions: each is as it was written, but for another inode."""
     one, other = number_of(directory, "/a.kv"), number_of(directory, "/dir/b.kv")
     sql(directory, "UPDATE versions SET number = -1 WHERE number = ?", one)
     sql(directory, "UPDATE versions SET number = ? WHERE number = ?", one, other)
@@ -162,7 +162,7 @@ def damage_slot_row(directory: Path) -> None:
 
 
 def say_less_is_kept(directory: Path) -> None:
-    """With a checksum that is right."""
+    """Note fewer kept entries in a slot's row, with the right checksum."""
     check, entries = sql(directory, "SELECT page_check, entries FROM slots WHERE identity = 2 AND slot = 5")[0]
     row_check = slot_check(2, SlotRecord(5, check & (1 << 64) - 1, 20, entries))
     sql(directory, "UPDATE slots SET kept = 20, row_check = ? WHERE identity = 2 AND slot = 5", row_check)
@@ -240,16 +240,16 @@ def backing_of(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Damage:
-    """One way to damage that state, and what it touches."""
+    """A way to damage that state, with the expected findings and repair."""
 
     name: str
     plant: Callable[[Path], object]
     paths: tuple[str, ...] = ()
-    """That fsck has to name."""
+    """Paths that fsck has to name."""
     left: dict[str, int | None] = field(default_factory=dict)
     """Entries that are left after a repair, where not all are; None: the name is gone."""
     moved: dict[str, str] = field(default_factory=dict)
-    """Where files are after a repair, of those that are elsewhere: with `{}` for their inode's number before."""
+    """New paths of files that a repair moves, with `{}` for the inode's number before."""
     is_damage: bool = True
 
     def __str__(self) -> str:

@@ -101,7 +101,7 @@ class Sync:
     above: frozenset[int] = frozenset()
     """The directories that it lay in."""
     ended: int | None = None
-    """When it returned 0."""
+    """Moment at which the sync returned 0."""
     named: frozenset[int] = frozenset()
     """Inodes that had a name then: nothing is promised for others."""
     unnamed: frozenset[int] = frozenset()

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from kvfs.durable.fsck import Report
 from kvfs.durable.journal import Journal
 from kvfs.durable.keeper import Keeper
 from kvfs.durable.state import State
@@ -16,7 +17,7 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.disk import Disk
 from kvfs.names.inode import Credentials, Inode
 from kvfs.names.plain import PlainFile
-from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.pages.accounts import NO_LIMITS, AccountLimits, Accounts
 from kvfs.pages.pool import PagePool, num_pages_of
 from kvfs.tiers.tickets import NoPressure, Pressure
 from libsym.errors import SymError
@@ -26,7 +27,7 @@ ROOT = Credentials(0, 0)
 
 
 class House:
-    """One daemon's life over a state."""
+    """File system, storage and decoder of one daemon's life over a state."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class House:
         *,
         num_pages: int = 64,
         bits: str = "fake",
-        limits: Limits = NO_LIMITS,
+        limits: AccountLimits = NO_LIMITS,
         deadline_s: float = 30.0,
         same_bits: bool = False,
         disk: Disk | None = None,
@@ -60,7 +61,7 @@ class House:
         self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s, disk_limit)
 
     def append(self, file: OpenKv, tokens: Sequence[int]) -> None:
-        """As a step does."""
+        """Append tokens as a step does."""
         first = file.table.next_position
         reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
         self.decoder.step(reservation)
@@ -68,7 +69,7 @@ class House:
         self.fs.committed(file)
 
     async def compute(self, file: OpenKv, tokens: Sequence[int]) -> None:
-        """As a call does: it waits for its pages, then for its step."""
+        """Compute tokens as a call does: wait for the pages, then for the step."""
         first = file.table.next_position
         reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
         is_over, errors = trio.Event(), list[SymError | None]()
@@ -95,7 +96,7 @@ class House:
         return file
 
     async def open(self, path: str, *, write: bool = False) -> OpenKv:
-        """Its pages are in memory when this returns."""
+        """Open a KV file, and return it once its pages are in memory."""
         file = self.fs.kv_open(ROOT, path, write=write)
         try:
             await self.volume.pager.put_in_memory(file.table)
@@ -165,7 +166,6 @@ class House:
         inode.modified()
 
     def read(self, inode: Inode) -> bytes:
-        """All bytes of a plain file."""
         assert isinstance(inode.content, PlainFile)
         return inode.content.read_at(0, inode.content.size)
 
@@ -175,7 +175,7 @@ class House:
 
 @asynccontextmanager
 async def running(house: House, *, drain: bool = False) -> AsyncIterator[House]:
-    """Its storage runs; at the end it is cut off, or drained before."""
+    """Run the storage. At the end it is cancelled, after draining if `drain`."""
     async with trio.open_nursery() as nursery:
         await nursery.start(house.keeper.run)
         try:
@@ -193,6 +193,11 @@ async def running(house: House, *, drain: bool = False) -> AsyncIterator[House]:
                 house.volume._let_go_files.clear()
                 await trio.to_thread.run_sync(house.volume.removals.wait, 10)
             house.keeper.close()
+
+
+def is_clean(report: Report) -> bool:
+    """No finding of an fsck is damage."""
+    return not any(finding.is_damage for finding in report.findings)
 
 
 def _raise(errors: list[SymError | None]) -> None:

@@ -40,7 +40,7 @@ from tests.kvfs.durable.house import House
 
 
 class Model:
-    """Everything that has happened to one tree."""
+    """History of one tree: all events so far."""
 
     def __init__(
         self, house: House, mark: Callable[[int], None] = lambda _moment: None, *, has_bytes: bool = True
@@ -51,7 +51,7 @@ class Model:
         """
         self._has_bytes = has_bytes
         self.moment = 0
-        """Of the last event."""
+        """Moment of the last event."""
         self._mark = mark
         self._base = self._names = _names(house)
         self._operations: list[Operation] = []
@@ -66,13 +66,13 @@ class Model:
         self._look_at_files(house)
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process, to judge with."""
+        """Return the state for another process, which judges with it."""
         return {**self.__dict__, "_mark": None, "_inodes": None, "_seen": None}
 
     # What happens
 
     def note(self, house: House) -> None:
-        """Something has happened: one operation on names at most, and nothing of it can be on disk yet."""
+        """Note an event: at most one operation on names, none of which can be on disk yet."""
         self.moment += 1
         names = _names(house)
         changed = sorted(key for key in self._names.keys() | names.keys() if self._names.get(key) != names.get(key))
@@ -154,8 +154,8 @@ class Model:
         house.fs.check()
 
     def _promises(self, number: int, now: int) -> list[tuple[int, int]]:
-        """When the inode was said to be on disk, as it was at the first of two moments, but for what was cut off before
-        the second.
+        """Return the syncs of an inode that are over, as pairs of moments: at the second, the inode is on disk as it
+        was at the first, except for entries that were cut off in between.
         """
         mine = [sync for sync in self._syncs if sync.is_over(now) and sync.promises(number)]
         return [(0, 0), *((sync.begun, sync.ended or 0) for sync in mine)]

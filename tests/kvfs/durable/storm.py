@@ -20,6 +20,7 @@ import numpy as np
 import trio
 
 from kvfs.images.snapshot import Snapshot
+from kvfs.pages.looking import copies, look
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.tiers.policy import Files, FloatArray, Gaps
 from libsym.abi import PAGE_ENTRIES
@@ -284,7 +285,7 @@ class Storm:
             raise errors[0]
 
     async def _compute(self, mine: Mine, reservation: Reservation) -> None:
-        """As a member of the run does: steps, and then it leaves, whatever has become of it."""
+        """Compute as a member of the run: steps, then the member leaves, whatever has become of it."""
         house, handle, rng = self.house, mine.handle, self.rng
         assert handle is not None
         await self._some_time()
@@ -437,7 +438,7 @@ class Storm:
             mine.is_busy = False
 
     async def _read_image(self) -> None:
-        """As a reader of the mount does, while anything may become of the file."""
+        """Read an image as a reader of the mount does, while the file may change in any way."""
         mine = self._one(is_idle=False)
         if mine is None or not mine.entries:
             return
@@ -551,9 +552,10 @@ def _most_recent(files: Files, _gaps: Gaps) -> FloatArray:
 
 def _pages_of(snapshot: Snapshot) -> list[bytes]:
     """The pages of an image, for a worker."""
-    layout, page_bytes = snapshot.layout, snapshot.image_format.page_bytes
-    num_pages = -(-layout.num_entries // PAGE_ENTRIES)
-    return [bytes(snapshot.copy(layout.pages + number * page_bytes, page_bytes)) for number in range(num_pages)]
+    pool, layout, num_full = snapshot.pool, snapshot.layout, snapshot.layout.num_entries // PAGE_ENTRIES
+    full = [look(pool.store, pool.cold, np.array([page]), copies)[0] for page in snapshot.held_pages()[:num_full]]
+    tail_at = layout.pages + num_full * snapshot.image_format.page_bytes
+    return [*full, bytes(snapshot.read(tail_at, layout.tokens - tail_at))] if tail_at < layout.tokens else full
 
 
 WEIGHTS = {

@@ -1,6 +1,6 @@
-"""What files have to be in a storm: every entry of each in plain Python, and what was promised of it.
+"""Expected files of a storm: every entry of each in plain Python, and the entries that were promised.
 
-An entry is (token, position, value, moved): what the fake decoder made of it is known without asking any page.
+An entry is (token, position, value, moved). The fake decoder's result for it is known without a look at any page.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Entry: TypeAlias = tuple[int, int, float, int]
 
 
 class Lost(AssertionError):
-    """Something is not as it has to be."""
+    """Difference between a file and its expected entries."""
 
 
 @dataclass(slots=True, eq=False)
 class Sync:
-    """Somebody waits for a file to be on disk."""
+    """A sync under way."""
 
     begun: int
     length: int
@@ -45,16 +45,16 @@ class Mine:
 
     inode: Inode
     path: str | None
-    """Its name; None: it is gone with its handle."""
+    """Name of the file; None: the file is gone with its handle."""
     handle: OpenKv | None
     entries: list[Entry]
     promised: int = -1
-    """Entries that are on disk, as somebody was told; below 0: nobody was."""
+    """Number of entries that a returned sync promised to be on disk; below 0: none was."""
     cut: list[tuple[int, list[Entry]]] = field(default_factory=list)
-    """What it was when it was cut, and when that was; since the last sync."""
+    """Entries before each cut, with its moment; since the last sync."""
     syncs: list[Sync] = field(default_factory=list)
     is_busy: bool = False
-    """A call is in flight, or somebody looks at it."""
+    """Whether a call is in flight, or a reader looks at the file."""
 
     @property
     def table(self) -> PageTable:
@@ -63,7 +63,7 @@ class Mine:
         return content.table
 
     def append(self, tokens: Sequence[int]) -> None:
-        """What a step has computed."""
+        """Append the entries that a step computes for these tokens."""
         previous, position = (self.entries[-1][2], self.entries[-1][1] + 1) if self.entries else (0.0, 0)
         for place, token in enumerate(tokens, position):
             previous = entry_value(previous, token, place)
@@ -82,7 +82,6 @@ class Mine:
         return sync
 
     def synced(self, sync: Sync) -> None:
-        """It has returned."""
         self.promised = max(self.promised, sync.length)
         self.cut = [(moment, entries) for moment, entries in self.cut if moment >= sync.begun]
 
@@ -96,13 +95,13 @@ class Mine:
         return None
 
     def check_tokens(self, table: PageTable) -> None:
-        """Of what is in the books, without a look at a page."""
+        """Check tokens and positions in the books, without a look at a page."""
         tokens, positions = table.read()
         if list(zip(tokens.tolist(), positions.tolist(), strict=True)) != [each[:2] for each in self.entries]:
             raise Lost(f"{self} has {len(tokens)} other entries than its {len(self.entries)}")
 
     def check(self, house: House, num_entries: int) -> None:
-        """Its first entries, which are in memory, are what they have to be, bit for bit."""
+        """Check the first entries bit for bit; their pages are in memory."""
         if not num_entries:
             return
         table = self.table

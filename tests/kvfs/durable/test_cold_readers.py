@@ -276,7 +276,8 @@ def test_workers_get_the_right_bytes_while_pages_come_and_go(tmp_path: Path) -> 
                         snapshot._computed = None
                         pool.has_digest[pages] = False
                         snapshot.prepare()
-                        assert bytes(snapshot.copy(0, snapshot.size)) == image
+                        header_bytes = snapshot.layout.pages
+                        assert bytes(snapshot.read(0, header_bytes)) == image[:header_bytes]  # it has all digests
                 finally:
                     is_over.set()
 

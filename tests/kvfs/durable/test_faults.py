@@ -247,7 +247,7 @@ def test_a_disk_that_hangs_fails_who_waits_and_when_it_answers_all_is_well(
 def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(
     new_disk: Callable[[], Disk],
 ) -> None:
-    """At one operation after the other."""
+    """The disk hangs at one operation after the other."""
 
     async def once(place: int) -> bool:
         """Whether there was an operation at that place."""

@@ -20,9 +20,9 @@ FORMATS = Path(__file__).with_name("formats")
 
 
 FIRST_WITH_LARGE = 3
-"""Its a.kv has large attributes, in the record of the inode."""
+"""First format whose a.kv has large attributes, in the record of the inode."""
 FIRST_WITH_PLAIN = 4
-"""Its note.txt has bytes, and no checksums."""
+"""First format with a note.txt; its bytes have no checksums."""
 
 
 def names_of(older: int) -> list[str]:

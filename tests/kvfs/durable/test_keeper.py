@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs import xattrs
 from kvfs.durable.fsck import fsck
+from kvfs.facts import xattrs
 from libsym.errors import Invalid, NotPermitted
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, is_clean, running
 from tests.kvfs.fakes import FakeFacts, fake_identity
 
 
@@ -156,7 +156,7 @@ def test_entries_that_something_else_computed_are_marked_in_forks_and_in_files_m
 
 
 def test_an_empty_file_of_another_model_is_moved_and_removed(tmp_path: Path) -> None:
-    """Of its model there is no page at all."""
+    """The state has no page of that model."""
 
     async def before() -> None:
         async with running(
@@ -241,7 +241,7 @@ def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are_cut_r
     trio.run(full)
     trio.run(next_start)
     found = fsck(tmp_path)
-    assert (found.is_clean, len(found.findings)) == (True, 22)
+    assert (is_clean(found), len(found.findings)) == (True, 22)
     assert found.findings[0].line(is_repaired=False) == (
         "/1.kv: 1 of its 41 entries are left: see symphony help user.kv.lost"
     )

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from kvfs.durable.index import Index, Row
-from kvfs.durable.kept import Kept, read_index
+from kvfs.durable.kept import KeptRows, read_index
 from kvfs.durable.records import Broken
 from kvfs.durable.rows import inode_row, name_row, slot_row, version_row
 from kvfs.names.retention import advised
@@ -51,7 +51,7 @@ def varied(state: Path) -> Path:
     return state
 
 
-def read(directory: Path) -> Kept:
+def read(directory: Path) -> KeptRows:
     index = Index(directory / "index.db")
     try:
         return read_index(index)

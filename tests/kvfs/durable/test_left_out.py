@@ -252,7 +252,7 @@ def test_what_a_worker_of_a_commit_raises_is_told_to_who_waits_and_the_next_comm
 def test_an_error_in_a_commit_itself_ends_the_storage_at_once_and_the_log_has_the_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: Any, name: str
 ) -> None:
-    """What was kept before is there at the next start."""
+    """Files that were kept before are there at the next start."""
 
     async def before() -> None:
         house = House(tmp_path)

@@ -1,4 +1,4 @@
-"""What happens while something else is under way."""
+"""Races of the storage: a file changes, or a daemon starts, while a commit, a sync or a read is under way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.kvfs.durable.test_restart import image as copied
 
 
 def plain_file(house: House, name: bytes, data: bytes) -> PlainFile:
-    """One with these bytes, which nobody has synced."""
+    """Make a plain file with these bytes, not synced."""
     inode = house.volume.make_plain(house.tree.root, name, 0o644, 0, 0)
     assert isinstance(inode.content, PlainFile)
     with house.volume.charged_for(inode, inode.content, len(data)):

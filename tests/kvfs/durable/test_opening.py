@@ -1,4 +1,4 @@
-"""Which states, and which files in them, a daemon opens."""
+"""States that a daemon opens or refuses, and the files in them."""
 
 from __future__ import annotations
 

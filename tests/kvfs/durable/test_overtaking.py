@@ -14,10 +14,10 @@ from trio.testing import wait_all_tasks_blocked
 from kvfs.durable.index import Rows
 from kvfs.durable.journal import DIRECTORIES_ABOVE
 from kvfs.durable.keeper import OTHERS_A_CUT
+from kvfs.facts.xattrs import put, remove
 from kvfs.names.domains import QUOTA
 from kvfs.names.inode import SOME_NAMES
 from kvfs.names.plain import PlainFile
-from kvfs.xattrs import put, remove
 from tests.kvfs.durable.house import ROOT, House, running
 
 

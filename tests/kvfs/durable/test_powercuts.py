@@ -91,7 +91,7 @@ def test_no_kill_leaves_a_plain_file_with_a_checksum_of_other_bytes(fast: Path) 
 
 
 def test_what_was_written_before_a_daemon_was_killed_is_on_disk_when_the_next_one_shows_it(fast: Path) -> None:
-    """It was killed when its commit was in the log of the index, and before that was synced."""
+    """The first daemon is killed after its commit reached the index's log and before that log was synced."""
     with Disk(fast) as disk:
         directory = disk.path / "state"
 

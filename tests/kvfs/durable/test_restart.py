@@ -1,4 +1,4 @@
-"""What else is as it was when the next daemon starts."""
+"""Facts beside contents that a restart keeps: times, names, numbers, charges, quotas."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.facts.xattrs import put
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
+from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.turns import fitting
-from kvfs.xattrs import put
 from libsym.abi import PAGE_ENTRIES, Advice
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError
 from tests.kvfs.durable.house import ROOT, House, running
 from tests.kvfs.fakes import FakeFacts, fake_identity
 
 OTHER = FakeFacts(name="other", identity=fake_identity("other"), head_dim=8)
-"""Its pages are twice as large."""
+"""A model whose pages are twice as large."""
 
 
 def lives(directory: Path, *works: Callable[[House], Awaitable[None]], **options: object) -> None:
-    """One daemon after the other on a state, each drained."""
+    """Run one daemon after the other on a state; each is drained."""
 
     async def live(work: Callable[[House], Awaitable[None]]) -> None:
         async with running(House(directory, **options), drain=True) as house:  # type: ignore[arg-type]
@@ -39,10 +40,16 @@ def lives(directory: Path, *works: Callable[[House], Awaitable[None]], **options
 
 
 async def image(house: House, content: KvFile) -> bytes:
-    """What cp would copy out."""
+    """Return the image that cp would copy out."""
     snapshot = house.volume.open_snapshot(content)
     try:
-        return bytes(await trio.to_thread.run_sync(snapshot.copy, 0, snapshot.size))
+        await trio.to_thread.run_sync(snapshot.prepare)
+        lent: dict[int, Bytes] = {}
+        while missing := snapshot.missing(0, snapshot.size, lent):
+            pool, pages = snapshot.pool, snapshot.held_pages()[missing]
+            found = await trio.to_thread.run_sync(look, pool.store, pool.cold, pages, copies)
+            lent |= zip(missing, found, strict=True)
+        return bytes(snapshot.read(0, snapshot.size, lent))
     finally:
         house.volume.close_snapshot(snapshot)
 
@@ -172,8 +179,6 @@ def test_no_number_of_an_inode_is_used_again(tmp_path: Path) -> None:
 
 @dataclass
 class Charges:
-    """What each domain, and each uid, is charged."""
-
     seen: list[dict[str, tuple[int, int, int]]] = field(default_factory=list)
 
     async def look(self, house: House) -> None:
@@ -235,14 +240,14 @@ def test_who_has_more_than_he_may_have_by_now_keeps_it_and_gets_no_more(tmp_path
             house.append(file, range(40))
 
     lives(tmp_path, before)
-    lives(tmp_path, after, limits=Limits(4096, None))
+    lives(tmp_path, after, limits=AccountLimits(4096, None))
 
 
 # Shared pages
 
 
 def test_files_that_end_in_one_page_at_different_places_are_what_they_were(tmp_path: Path) -> None:
-    """One of them is copied out before anything is in memory: what others have behind its end is zeros there."""
+    """short.kv is copied out before anything is in memory: the entries of others behind its end are zeros there."""
     images = []
 
     async def before(house: House) -> None:

@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvfs.durable.journal import OPERATIONS_A_CUT, OPERATIONS_A_SLICE
+from kvfs.facts.xattrs import put
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import RENAME_EXCHANGE
-from kvfs.xattrs import put
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House
 from tests.kvfs.durable.model import Model
@@ -30,7 +30,7 @@ NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
 COUNTS = st.sampled_from([1, 2, 31, 32, 33, 65])
 SHARES = st.floats(0, 1)
 ONES = st.integers(0, 1000)
-"""Which of those that there are."""
+"""Number that picks one of the existing files or handles."""
 
 
 class Restarts(RuleBasedStateMachine):
@@ -112,7 +112,7 @@ class Restarts(RuleBasedStateMachine):
         return f"{str(self.house.tree.path_of(directory)).rstrip('/')}/{name.decode()}".lstrip("/")
 
     def handle_on(self, one: int) -> OpenKv:
-        """One that was kept, or a new one; whose pages are in memory."""
+        """Return a handle that was kept, or a new one whose pages are in memory."""
         files = self.kv_files()
         if one % 4 == 0 and self.handles:
             return self.handles[one % len(self.handles)]
@@ -265,7 +265,7 @@ class Restarts(RuleBasedStateMachine):
 
     @rule(others=st.integers(0, 3))
     def commit(self, others: int) -> None:
-        """Of what can be, and of some inodes, whatever of them is on disk."""
+        """Commit all changes that can be, and of some other inodes the part that is on disk."""
         self.wait_for(lambda: self.house.keeper._commit(lambda: 0, others=others))
 
     @rule()

@@ -14,7 +14,7 @@ import pytest
 
 from kvfs.durable.slot_file import ALIGNMENT, SLOTS_A_JOB, SUPERBLOCK_BYTES, Damaged, SlotFile
 from kvfs.pages.columns import Columns
-from kvfs.pages.on_disk import OnDisk
+from kvfs.pages.page_slots import PageSlots
 
 LARGE = 3 * ALIGNMENT
 SLOTS = [4, 5, 6, 1, 9, 10]
@@ -172,7 +172,7 @@ def test_a_slot_that_the_disk_cannot_read_is_damaged_alone(tmp_path: Path, monke
 def test_a_full_page_that_is_cut_and_overwritten_while_it_is_written_has_no_slot() -> None:
     """The page is summed where it lies: the sum and what the disk got may be of different entries."""
     columns = Columns("page_columns", 4, 4)
-    on_disk = OnDisk(columns)
+    on_disk = PageSlots(columns)
     pages, fills = np.arange(3, dtype=np.int32), np.array([32, 32, 20], np.int8)
     generations = on_disk.begin_write(pages, fills)
     columns["num_written"][1] = 30  # as the core does it

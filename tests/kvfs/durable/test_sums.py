@@ -430,7 +430,7 @@ def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(i
 
 
 def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
-    """There may be a million."""
+    """A state may have a million such files."""
     tracemalloc.start()
     try:
         sums = [Sums(array("Q", [1]), 100) for _ in range(1000)]

@@ -203,11 +203,11 @@ def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) ->
         house.fs.kv_truncate(half, 3 * PAGE)
         house.fs.kv_advise_open(ROOT, half, [(Advice.PIN, 0)])
         house.fs.kv_advise_open(ROOT, base, [(Advice.PIN, 0)])
-        assert pager.num_kept([fork.table]) == 6
+        assert pager.statistics().num_kept == 6
         house.fs.kv_truncate(base, PAGE)
-        assert pager.num_kept([fork.table]) == 3
+        assert pager.statistics().num_kept == 3
         house.fs.kv_advise_open(ROOT, half, [(Advice.UNPIN, 0)])
-        assert pager.num_kept([fork.table]) == 1
+        assert pager.statistics().num_kept == 1
         assert not pool.kept.until[fork.table.pages[1:]].any()
 
     live(work, tmp_path, num_pages=16, num_on_disk=200)

@@ -17,7 +17,7 @@ from kvfs.mount.spans import Rooms
 from kvfs.mount.views import Reader
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.pages.accounts import Limits
+from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.frames import NOWHERE
 from libsym.abi import PAGE_ENTRIES
@@ -55,7 +55,7 @@ def plain(house: House, name: bytes, data: bytes) -> Inode:
 
 
 async def imported(house: House, inode: Inode) -> None:
-    """As a close on the mount does it."""
+    """Import an image, as a close on the mount does."""
     content = inode.content
     assert isinstance(content, PlainFile)
     plan = parse_header(house.volume.image_format, content)
@@ -70,7 +70,7 @@ async def imported(house: House, inode: Inode) -> None:
 
 
 async def assembled(house: House, assembly: Assembly, path: str) -> OpenKv:
-    """As the handler of KV_EXTRACT does it."""
+    """Run an assembly, as the handler of KV_EXTRACT does."""
     try:
         await trio.to_thread.run_sync(assembly.plan)
         pages = assembly.pages_to_read()
@@ -186,7 +186,7 @@ def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path: Pat
 
 
 def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -> None:
-    """While it waits for its frames, too."""
+    """An import that waits for its frames is not charged twice, either."""
 
     async def work(house: House) -> None:
         source = await a_file(house, "source.kv", 10)
@@ -197,7 +197,7 @@ def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -
         await imported(house, inode)
         assert house.is_right(await house.open("copy.kv"))
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200, limits=Limits(num_bytes=10 * 4096 + 8192))
+    live(work, tmp_path, num_pages=16, num_on_disk=200, limits=AccountLimits(num_bytes=10 * 4096 + 8192))
 
 
 def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_extracts_that_need_more_than_memory_together_all_finish(tmp_path: Path)
 
 
 def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
-    """Its pages have no file that says when they were used, and are nowhere else."""
+    """An assembly's pages have no other copy, and belong to no file that says when they were used."""
 
     async def work(house: House) -> None:
         source = await a_file(house, "source.kv", 4)

@@ -16,15 +16,15 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from kvfs import xattrs
 from kvfs.durable import index as index_module
 from kvfs.durable.disk_room import RESERVE_BYTES
 from kvfs.durable.fsck import fsck
 from kvfs.durable.index import SPARE_PAGES, Index, Rows
 from kvfs.durable.keeper import LOOKED_AT, WRITE_BACK_XATTRS_BYTES
 from kvfs.durable.records import decode_xattrs, encode_xattrs
+from kvfs.facts import xattrs
 from kvfs.names.inode import ATTRIBUTE_BYTES, MOST_IN_MEMORY, Inode
-from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Limits
+from kvfs.pages.accounts import NAME_BYTES, AccountLimits
 from libsym.errors import (
     CrossDevice,
     Exists,
@@ -36,8 +36,9 @@ from libsym.errors import (
     OverQuota,
     SymError,
 )
+from tests.kvfs.core.model import FREE_NAMES
 from tests.kvfs.durable.damage import sql
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, is_clean, running
 from tests.kvfs.durable.test_restart import lives
 
 ANN, BOB = 1000, 1001
@@ -58,7 +59,7 @@ def charged(house: House, uid: int = ANN) -> int:
 
 
 async def noted(house: House, inode: Inode) -> dict[bytes, bytes]:
-    """All attributes of a file, wherever they are; they stay there."""
+    """Return all attributes of a file, wherever they are kept; their place does not change."""
     await house.keeper.bring_xattrs(inode)
     found = dict(inode.xattrs)
     inode.xattrs.put_away()
@@ -73,7 +74,7 @@ def rows(directory: Path) -> list[int]:
 
 
 class Life:
-    """Everything that may happen to attributes and names, at random; the charges are counted anew after each step."""
+    """Random changes of attributes and names; charges are counted anew after each step."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -206,7 +207,7 @@ def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path: Path) 
         with pytest.raises(OverQuota):
             house.tree.link(house.tree.child(house.tree.root, b"a" * 255), house.tree.root, b"b")
 
-    lives(tmp_path, live, limits=Limits(num_bytes=8192))
+    lives(tmp_path, live, limits=AccountLimits(num_bytes=8192))
 
 
 def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
 def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a limit: an index that had filled the disk could never be told what was removed."""
+    """There is no limit but the disk's. An index that had filled the disk could never be told of removals."""
     there = RESERVE_BYTES + 100_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=there))
 
@@ -254,7 +255,7 @@ def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_so
         put(house, file(house, "e"), "x", bytes(60_000))
 
     lives(tmp_path, live)
-    assert caplog.text.count("attributes and links leave it") == 1, "the log says once why"
+    assert caplog.text.count("attributes and links must leave") == 1, "the log says once why"
 
 
 def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
         house.volume.change_owner(inode, BOB)
         assert (charged(house), charged(house, BOB)) == (0, before + sums[0])
 
-    lives(tmp_path, live, limits=Limits(num_bytes=8192))
+    lives(tmp_path, live, limits=AccountLimits(num_bytes=8192))
 
 
 def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_p
         assert charged(house) == 0
 
     lives(tmp_path, before)
-    lives(tmp_path, after, limits=Limits(num_bytes=4096))
+    lives(tmp_path, after, limits=AccountLimits(num_bytes=4096))
 
 
 # Where they are
@@ -361,7 +362,7 @@ def test_attributes_of_an_open_file_that_a_crash_ended_are_removed_at_the_next_s
 
     trio.run(crash)
     assert len(rows(tmp_path)) == 1
-    assert fsck(tmp_path).is_clean
+    assert is_clean(fsck(tmp_path))
     House(tmp_path).keeper.close()
     assert rows(tmp_path) == []
 
@@ -453,7 +454,7 @@ def test_attributes_in_memory_weigh_until_the_index_has_them(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_path: Path, is_kept: bool) -> None:
-    """Of open files that were removed: no commit ever puts these into the index."""
+    """The files are open and were removed: no commit ever puts their attributes into the index."""
 
     async def live(house: House) -> None:
         accounts, inodes = house.fs.pool.accounts, [file(house, f"{number}") for number in range(8)]
@@ -469,7 +470,7 @@ def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_
             if is_kept:
                 await house.keeper.bring_xattrs(inode)
         before = ann.num_bytes
-        accounts.limit(Limits(memory_bytes=(before + 3 * len(LARGE)) * 8 // 7))
+        accounts.limit(AccountLimits(memory_bytes=(before + 3 * len(LARGE)) * 8 // 7))
         put(house, inodes[0], "x", LARGE)
         put(house, inodes[1], "x", LARGE)
         with pytest.raises(OverQuota, match="the daemon's memory"):
@@ -564,7 +565,7 @@ def test_fsck_keeps_all_but_attributes_that_are_damaged(
     found = fsck(large, repair=True)
     assert [(each.kind, each.paths) for each in found.findings] == [("attributes", ("/a",))]
     assert says in found.findings[0].what
-    assert fsck(large).is_clean
+    assert is_clean(fsck(large))
 
     async def look(house: House) -> None:
         one, other = (house.tree.child(house.tree.root, name) for name in (b"a", b"b"))

@@ -11,13 +11,13 @@ from random import Random
 
 import trio
 
+from kvfs.facts.xattrs import put, remove
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import RENAME_EXCHANGE
-from kvfs.xattrs import put, remove
 from libsym.abi import Advice
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House
@@ -43,7 +43,7 @@ class Workload:
         self._is_quiet = trio.Event()
 
     async def run(self, num_steps: int) -> None:
-        """Take so many steps. Syncs that are under way after the last step end before the return."""
+        """Take `num_steps` steps. Syncs that are under way after the last step end before the return."""
         steps = self._steps()
         async with trio.open_nursery() as nursery:
             for _ in range(num_steps):
@@ -224,19 +224,19 @@ class Workload:
                 self.model.note(self.house)
 
     async def _sum_plain(self, _nursery: trio.Nursery) -> None:
-        """As if it had been quiet for long."""
+        """Sum a plain file, as if it had been quiet for long."""
         content = self._plain().content
         assert isinstance(content, PlainFile)
         if not content.is_dirty and not content.sums.is_changing:
             await self.house.keeper.summer.sum(content)
 
     async def _empty(self, _nursery: trio.Nursery) -> None:
-        """As O_TRUNC does, of any file."""
+        """Empty any file, as O_TRUNC does."""
         directory, name = self._named()
         self.house.volume.truncate(directory.entries[name], 0)
 
     async def _fork_into(self, _nursery: trio.Nursery) -> None:
-        """As cp does."""
+        """Fork a file into a new one, as cp does."""
         origin = self._file()
         source = origin.content
         directory, name = self._place()
@@ -321,7 +321,7 @@ class Workload:
             self._let_go(handle)
 
     async def _make_domain(self, _nursery: trio.Nursery) -> None:
-        """Of a directory, behind the names of its files; or have one be no domain, perhaps."""
+        """Make a directory a domain, after its names are removed; a domain becomes a plain directory."""
         inode = self._directory()
         if inode.domain is not None:
             remove(self.house.volume, inode, QUOTA, 0)

@@ -1,4 +1,4 @@
-"""The programs socket, and what a launcher may try: nothing of it reaches others, or ends the daemon."""
+"""The programs socket under attack by a launcher: no attempt reaches other users, or ends the daemon."""
 
 import array
 import errno
@@ -11,14 +11,14 @@ import pytest
 import trio
 import trio.testing
 
-from scheduler import launchers
-from scheduler.launchers import MAX_LAUNCHERS, Launchers
-from scheduler.listener import bind
-from scheduler.peer_socket import Threads
+from scheduler.doors import launchers
+from scheduler.doors.launchers import MAX_LAUNCHERS, Launchers
+from scheduler.doors.listener import bind
 from scheduler.programs.admission import Admission
 from scheduler.programs.limits import OverLimit
 from scheduler.programs.link import MAX_ASKED, MAX_MESSAGE_BYTES, MAX_WAITING_BYTES
 from scheduler.programs.registry import Programs
+from scheduler.wire.peer_socket import Threads
 from tests.scheduler.weapons import eventually
 
 ID = "1f2e3d4c"
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 
 class House:
-    """The socket, what was passed on, and the test's launchers."""
+    """The socket, the connections that were passed on, and the test's launchers."""
 
     def __init__(self, path):
         self.path = path / "socket.programs"
@@ -59,7 +59,7 @@ class House:
 
 
 class Talk:
-    """One connection of a launcher."""
+    """A launcher's connection."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -232,7 +232,7 @@ def test_a_launcher_may_ask_which_limit_a_program_has_run_into(tmp_path):
 
 def open_descriptors(house):
     found = os.listdir("/proc/self/fd")  # noqa: PTH208 - links that may be gone by now
-    return len(found) - house.threads.num_idle
+    return len(found) - len(house.threads._idle)
 
 
 async def only_open(house, num_open):

@@ -1,4 +1,4 @@
-"""Programs that come and go: who is who, what is remembered, and what a damaged file costs."""
+"""Programs that come and go: their identities, the records kept of them, and the cost of a damaged file."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import trio
 from libsym.errors import Invalid, SymError, WouldBlock
 from scheduler.programs import registry
 from scheduler.programs.admission import Admission
-from scheduler.programs.kept import Kept, record
+from scheduler.programs.kept import KeptPrograms, record
 from scheduler.programs.limits import NO_LIMITS, OverLimit, ProgramLimits
 from scheduler.programs.link import Link
 from scheduler.programs.registry import MAX_ENDED, Programs
@@ -23,8 +23,10 @@ ID = "1f2e3d4c"
 
 
 def save(programs):
-    """As the daemon does at its end."""
-    programs.save(Kept([record(each) for each in programs.living.values()], [record(each) for each in programs.ended]))
+    """Save the registry as the daemon does at its end."""
+    programs.save(
+        KeptPrograms([record(each) for each in programs.living.values()], [record(each) for each in programs.ended])
+    )
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def sleeper():
 
 
 class Connection:
-    """Of a process, for what a registry looks at."""
+    """Stand-in for a connection of a process, with the attributes that a registry reads."""
 
     num_bytes = (100, 10)
 
@@ -165,7 +167,7 @@ def test_a_damaged_file_costs_the_history_and_no_more(tmp_path, caplog, text):
     (tmp_path / "programs.json").write_text(text)
     programs = Programs(path=tmp_path / "programs.json")
     assert not programs.living
-    assert "what was known of programs is ignored" in caplog.text
+    assert "the records of programs are ignored" in caplog.text
     save(programs)
     caplog.clear()
     Programs(path=tmp_path / "programs.json")
@@ -186,7 +188,7 @@ def test_a_broken_number_in_a_kept_program_is_damage(tmp_path, caplog):
 def test_a_kept_number_that_no_reply_has_room_for_is_damage(tmp_path, caplog, name):
     programs = Programs(path=tmp_path / "programs.json")
     programs.start(Link(0, 0), ID, "prog", limits=NO_LIMITS)
-    programs.save(Kept([record(programs.living[ID]) | {name: 10**400}], []))
+    programs.save(KeptPrograms([record(programs.living[ID]) | {name: 10**400}], []))
     again = Programs(path=tmp_path / "programs.json")
     assert not again.living
     assert "no number of 64 bits" in caplog.text
@@ -247,7 +249,7 @@ def test_no_limits_are_none_however_they_are_written():
 
 
 class Watched(Bench):
-    """With programs that are looked after."""
+    """A bench with launched programs that have limits."""
 
     def launched(self, **limits):
         lip = self.lip()

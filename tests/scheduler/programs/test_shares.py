@@ -2,14 +2,14 @@
 
 import pytest
 
-from scheduler.batch.policy import Limits
+from scheduler.batch.policy import StepLimits
 from tests.scheduler.bench import Bench, Program
 
 
 @pytest.fixture
 def bench(tmp_path):
     """Two seats in a step."""
-    return Bench(tmp_path, limits=Limits(max_calls=2, max_tokens=64))
+    return Bench(tmp_path, limits=StepLimits(max_calls=2, max_tokens=64))
 
 
 def test_the_connections_of_a_program_have_one_share_together(bench):

@@ -1,8 +1,8 @@
-"""What the daemon counts of a program, and what libsym tells the program of it, are one list."""
+"""The daemon's counts of a program and the counts that libsym gives to it are one list."""
 
 from dataclasses import asdict
 
-from libsym.usage import Usage
+from libsym.calls.usage import Usage
 from scheduler.programs.used import Used
 
 

@@ -1,4 +1,4 @@
-"""The file of a trace: what was written comes back, as far as it is there."""
+"""The file of a trace: all blocks that are whole come back."""
 
 import io
 import json
@@ -78,7 +78,7 @@ def read(data):
 
 
 def block(head, stored):
-    """One whose checksum is right."""
+    """Return a block with the right checksum."""
     numbers = struct.pack("<4I", *head)
     return struct.pack("<I", zlib.crc32(numbers + stored)) + numbers + stored
 

@@ -1,4 +1,4 @@
-"""What is told to those who record, and what is lost to one who does not read."""
+"""Events that recordings are told of, and the loss of a recording that is not read."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from scheduler.trace.records import ANSWER, NO_DEADLINE, SEAT, STEP, Block, Bloc
 
 
 def nothing():
-    """There is no call in flight."""
+    """Report no call in flight."""
 
 
 def all_of(recording):

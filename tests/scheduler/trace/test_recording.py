@@ -1,4 +1,4 @@
-"""TRACE over a real scheduler: what calls and steps leave in it, who may have it, and what stays when he has gone."""
+"""TRACE over a real scheduler: records of calls and steps, the right to them, and the state after a recorder's end."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ def cancel(number):
 
 
 def blocks_of(lip, number):
-    """What TRACE gave besides its header and its end."""
+    """Return the blocks of a TRACE call, without its header and its end."""
     found = [(args, payload) for args, payload, _ in lip.channel.replies[number][1:] if payload and args]
     return [Block.parse(BlockKind(kind), *counts, payload) for (kind, *counts), payload in found]
 

@@ -13,12 +13,12 @@ from tests.symphony.escapes.house import PROGRAMS, STANDARD, User
 
 PROGRAM = PROGRAMS / "bombs.py"
 SECONDS = "3s"
-"""After so long each is ended, whatever it has got."""
+"""Time after which each bomb is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """One program, with the limits that it is given."""
+    """A bomb's program, and the limits that it runs with."""
 
     name: str
     limits: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Neighbour:
         self._process.stdin.flush()
 
     def milliseconds(self) -> dict[str, float]:
-        """What its calls took since `begin`."""
+        """Return the neighbour's call times since `begin`."""
         assert self._process.stdout is not None
         found: dict[str, float] = json.loads(self._process.stdout.readline())
         return found
@@ -98,7 +98,7 @@ def neighbour(user: User) -> Iterator[Neighbour]:
 
 
 def explode(user: User, bomb: Bomb) -> dict[str, Any]:
-    """Runs it to its end: how it ended, and what it said that it got."""
+    """Run a bomb to its end; return its status, and the gains that it printed."""
     user.symphony("run", "--isolation", STANDARD, "-d", "--name", "bomb", *bomb.options, PROGRAM, bomb.name)
     status = int(user.symphony("wait", "bomb", check=False).stdout)
     said = [] if bomb.name == "output" else user.symphony("logs", "bomb").stdout.splitlines()

@@ -1,4 +1,4 @@
-"""One daemon and its users for the tests of the session."""
+"""Fixtures: a daemon and its users, for all tests of the session."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from tests.symphony.escapes.house import NoPython, opened_house
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 ANN, BOB = 2001 + 10 * WORKER, 2002 + 10 * WORKER
-"""Users that are not root; each test worker has its own, for the kernel bounds some things for a user."""
+"""Users other than root. Each test worker has its own, because the kernel limits some resources of a user."""
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def house():
         pytest.skip("NO ESCAPES TESTED: only root can make the users that try them")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO ESCAPES TESTED: /dev/fuse is missing or not open to this user")
-    # Not below /tmp, of which a sandbox has its own: rules for what is below it would hold for KV, too.
+    # Not below /tmp: a sandbox has a /tmp of its own, whose rules would hold for KV, too.
     kept = tempfile.TemporaryDirectory(prefix="symphony-", dir="/var/lib")
     with kept as directory, opened_house(Path(directory)) as house:
         yield house

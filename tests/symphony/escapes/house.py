@@ -1,4 +1,4 @@
-"""A daemon of root's, users who run programs beside it, and what these find when they try to get out."""
+"""A daemon of root's, users who run programs beside it, and the results of the programs' attempts to get out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from symphony.launcher.processes import children, descendants
+from symphony.launcher.machine.processes import children, descendants
 from tests.symphony.daemons import Daemon
 from tests.symphony.escapes.outside import Outside, as_user
 from tests.symphony.launchers import end_launchers, eventually
@@ -26,7 +26,7 @@ STANDARD, NONE = "standard", "none"
 
 
 def table() -> list[dict[str, Any]]:
-    """All attacks: their names, what they try, and why some have no control."""
+    """Return all attacks: their names, what they try, and why some have no control."""
     done = subprocess.run([sys.executable, ATTACKER, "--list"], check=True, capture_output=True, text=True)
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
@@ -44,7 +44,7 @@ class User:
         self.uid = uid
         self.runtime = runtime
         self.work = directory / "work"
-        """Where its programs are started."""
+        """Directory in which the user's programs are started."""
         directory.mkdir()
         directory.chmod(0o755)
         for path in (self.work, runtime):
@@ -95,7 +95,7 @@ class User:
                 process.terminate()
 
     def descendants(self) -> set[int]:
-        """All processes below its launcher's zygote."""
+        """Return all processes below the zygote of the user's launcher."""
         return set(descendants(children(self.zygote)))
 
     def script(self, source: str, name: str = "prog.py") -> Path:
@@ -109,13 +109,13 @@ class User:
     def says(
         self, isolation: str, source: str, *args: object, options: Sequence[object] = (), cwd: Path | None = None
     ) -> Any:
-        """What a program given as text printed, as JSON."""
+        """Run a program given as text, and return its last line of output, parsed as JSON."""
         done = self.run(isolation, *options, self.script(source), *args, cwd=cwd or self.work)
         assert done.stdout, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
     def tries(self, isolation: str, *names: str, options: Sequence[object] = ()) -> dict[str, dict[str, Any]]:
-        """What became of these attacks."""
+        """Try these attacks, and return each one's outcome."""
         done = self.run(isolation, *options, ATTACKER, json.dumps(self.world), *names, check=False)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         found = {row["attack"]: row for row in rows}
@@ -136,7 +136,7 @@ class User:
 
     @property
     def world(self) -> dict[str, Any]:
-        """What attackers are told; another program of the user is there."""
+        """Facts for attackers; another program of the user runs meanwhile."""
         if "other_socket" not in self.outside.world:
             self._start_another()
         return self.outside.world | {

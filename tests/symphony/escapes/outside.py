@@ -1,4 +1,4 @@
-"""What there is to reach outside of a sandbox: servers, files, a program with a secret, a terminal; a test's own."""
+"""Targets outside of a sandbox, made by a test: servers, files, a program with a secret, a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for line in sys.stdin:
 
 
 class Outside:
-    """Everything, for one user; `world` tells attackers where."""
+    """Targets of one user; `world` tells attackers where they are."""
 
     def __init__(self, directory: Path, uid: int, runtime: Path) -> None:
         """`runtime`: the user's runtime directory, short and there already."""
@@ -80,7 +80,7 @@ class Outside:
         return self.directory / "secret"
 
     def victim(self) -> dict[str, Any]:
-        """What the victim says of itself now: signals that it got, its secret, its priority."""
+        """Return the victim's present state: the signals that it got, its secret, its priority."""
         stdin, stdout = self._victim.stdin, self._victim.stdout
         assert stdin is not None
         assert stdout is not None
@@ -90,7 +90,7 @@ class Outside:
         return found
 
     def typed(self) -> bytes:
-        """What was pushed into the user's terminal, or written on it, since this was asked last."""
+        """Return the bytes that were pushed into the user's terminal, or written on it, since the last call."""
         os.set_blocking(self._terminal, False)
         with suppress(BlockingIOError):
             return os.read(self._terminal, 1 << 16)
@@ -202,7 +202,7 @@ class Outside:
         self.world |= {"shm_key": key, "dev_shm": str(posix), "queue": queue[1:].decode()}
 
     def _open_terminal(self) -> None:
-        """One at which the user could have called; a shell would read what is typed."""
+        """Open a terminal from which the user could have started the program. A shell would read its keys."""
         self._terminal, theirs = pty.openpty()
         self._stack.callback(os.close, self._terminal)
         self._stack.callback(os.close, theirs)
@@ -243,7 +243,7 @@ class Outside:
 
 
 def as_user(uid: int) -> dict[str, Any]:
-    """What has subprocess start something as a user."""
+    """Return the arguments with which subprocess starts a command as a user."""
     return {"user": uid, "group": uid, "extra_groups": []} if uid != os.getuid() else {}
 
 
@@ -254,7 +254,7 @@ def _wake(listening: socket.socket) -> None:
 
 
 def _handle_of(path: Path) -> tuple[int, str]:
-    """What open_by_handle_at(2) takes: its kind, and its bytes in hexadecimal digits."""
+    """Return the argument of open_by_handle_at(2): the handle's kind, and its bytes in hexadecimal digits."""
     room = ctypes.create_string_buffer(struct.pack("<Ii", 128, 0), 136)
     mount = ctypes.c_int()
     if LIBC.syscall(303, AT_FDCWD, os.fsencode(path), room, ctypes.byref(mount), 0) != 0:
@@ -271,7 +271,7 @@ def _device_of(path: Path) -> str:
 
 
 def _own_address() -> str:
-    """One of this machine that is not loopback, if it has one."""
+    """Return an address of this machine that is not its usual loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect(("192.0.2.1", 9))  # sends nothing

@@ -18,7 +18,7 @@ def outside(root):
 
 @pytest.fixture(scope="module")
 def inside():
-    """What each user found, once."""
+    """Results of each user's attacks, kept so that they run once."""
     return {}
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from symphony.launcher.spec import SOCKET_INSIDE
+from symphony.launcher.common.spec import SOCKET_INSIDE
 from tests.symphony.escapes.house import PROGRAMS, ROOT, STANDARD
 from tests.symphony.launchers import eventually
 

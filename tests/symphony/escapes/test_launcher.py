@@ -274,7 +274,7 @@ print(json.dumps(sym.wait(child).status), flush=True)
 
 
 def test_a_program_that_may_write_above_its_directory_shows_its_children_nothing_else_there(ann):
-    """It puts a link to the user's home in the place of a directory that its children's sandboxes show, too."""
+    """The program replaces a directory that its children's sandboxes also show by a link to the user's home."""
     project = ann.outside.directory / "project"
     program = project / "code/prog.py"
     for path in (project / "work", project / "code"):

@@ -1,4 +1,4 @@
-"""What the launches of the kernels that draw share."""
+"""Arguments that the launches of the drawing kernels share."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What an attack is: a function that tries to get out, and gives what it got."""
+"""Attacks: functions that try to get out of a sandbox, and return what they got."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 World = dict[str, Any]
-"""What there is outside, as the test made it: paths, ports, pids, and the canary that they all hold."""
+"""Targets that the test made outside: paths, ports, pids, and the canary that they all hold."""
 
 
 class Refused(Exception):
@@ -19,12 +19,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attempt."""
+    """An attempt to get out of the sandbox."""
 
     name: str
     tries: str
     run: Callable[[World], Any]
-    """Gives what was achieved, as JSON can say it; nothing, or an OSError: it was blocked."""
+    """Function that returns its gain in a form for JSON. Nothing, or an OSError: the attack was blocked."""
     no_control: str | None = None
     """Why it is not tried without a sandbox; None: it is, as root, and has to achieve something there."""
 
@@ -40,7 +40,7 @@ def attack(*, no_control: str | None = None) -> Callable[[Callable[[World], Any]
 
 
 def attacks_in(modules: Iterable[ModuleType]) -> dict[str, Attack]:
-    """All of these modules, in their order: those that have names of their own, and those in a list MANY."""
+    """Return all attacks of these modules, in their order: those with names of their own, and those in a list MANY."""
     found: dict[str, Attack] = {}
     for module in modules:
         for each in (*vars(module).values(), *getattr(module, "MANY", ())):

@@ -32,7 +32,7 @@ ATTACKS = attacks_in([network, processes, kernel, kernel_entries, files, descrip
 
 
 def tried(attack: Attack, world: World) -> dict[str, object]:
-    """What became of it in a child, whatever ends that."""
+    """Run an attack in a child, and return its outcome however the child ends."""
     answers, theirs = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -60,7 +60,9 @@ def is_apart(world: World) -> bool:
 
 
 def outcome(attack: Attack, world: World) -> dict[str, object]:
-    """What it got, or why not. A defect of the attack itself is no refusal: it is told as `broken`."""
+    """Run an attack; return its gain or its refusal. A defect of the attack itself is no refusal: it is noted as
+    `broken`.
+    """
     if attack.no_control is not None and not is_apart(world):
         return {"got": None, "refused": None, "broken": f"not tried outside of a sandbox: {attack.no_control}"}
     try:
@@ -75,7 +77,7 @@ def outcome(attack: Attack, world: World) -> dict[str, object]:
 
 
 def open_at_start() -> dict[int, str]:
-    """What this program was given beside its standard streams; that of the listing has gone when it is asked for."""
+    """Return the descriptors that this program was given beside its standard streams, without the listing's own."""
     found = {}
     for number in sorted(int(name) for name in os.listdir("/proc/self/fd")):
         try:

@@ -1,4 +1,4 @@
-"""Attacks by descriptors: those that a program was left, and files that are executed or changed through them."""
+"""Attacks by descriptors: by inherited ones, and by files that are executed or changed through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on files: those of others, of the machine, of the launcher and the daemon."""
+"""Attacks on files of others, of the machine, of the launcher and the daemon."""
 
 from __future__ import annotations
 

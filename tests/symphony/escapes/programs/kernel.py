@@ -22,7 +22,7 @@ NULL = None
 
 
 def reached(number: int, *args: object) -> str:
-    """What the kernel made of a call. OSError: it was blocked."""
+    """Make a system call, and return the kernel's answer. OSError: the call was blocked."""
     try:
         return f"it returned {syscall(number, *args)}"
     except OSError as error:

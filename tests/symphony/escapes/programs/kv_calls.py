@@ -24,7 +24,7 @@ MAX_HANDLE = 3000
 
 
 def calls_on(path: str) -> Calls:
-    """By the path; those that change or remove it last."""
+    """Return the calls that take a path; calls that change or remove the file come last."""
     return {
         "kv_open": lambda: sym.kv_open(path).read(),
         "kv_open for writing": lambda: sym.kv_open(path, "rw").read(),
@@ -56,7 +56,7 @@ def calls_on(path: str) -> Calls:
 
 
 def through_the_mount(path: str) -> Calls:
-    """By the kernel's file system calls, and tools."""
+    """Return attempts by the kernel's file system calls, and by tools."""
     mount = Path(sym.model_info().mount)
     file = mount / path
     text = mount / ".symphony/text" / path
@@ -115,7 +115,7 @@ def forged_handles() -> Calls:
 
 
 def other_programs(victim: str) -> Calls:
-    """On a program of another user, by its id."""
+    """Return calls on a program of another user, by its id."""
     return {
         "kill": lambda: sym.kill(victim),
         "wait": lambda: sym.wait(victim),
@@ -127,7 +127,7 @@ def other_programs(victim: str) -> Calls:
 
 
 def _told_of_others() -> list[str]:
-    """What the mount tells of programs of others."""
+    """Return the mount's texts about programs of other users."""
     told = []
     for each in (Path(sym.model_info().mount) / ".symphony/proc").iterdir():
         try:

@@ -17,7 +17,6 @@ TIMEOUT_S = 2.0
 
 
 def _greeting(family: int, kind: int, address: Any) -> str:
-    """What a server says to who connects."""
     with socket.socket(family, kind) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.connect(address)

@@ -1,4 +1,4 @@
-"""Attacks on other processes: their memory, descriptors, signals, and what /proc tells."""
+"""Attacks on other processes: their memory, their descriptors, signals to them, and their files in /proc."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _PASTE = getattr(termios, "TIOCLINUX", 0x541C)
 
 
 def _at_its_streams(did: str, tried: Callable[[int], object]) -> str:
-    """At which of the three it was let; the last refusal, where at none."""
+    """Try each standard stream; tell the first that allowed it, or raise the last refusal."""
     for number in range(3):
         try:
             tried(number)

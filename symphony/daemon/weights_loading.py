@@ -1,0 +1,49 @@
+"""The second part of a daemon's start: weights are loaded while the daemon already serves names and files."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import trio
+
+from decoder.checkpoints.weights import Weights
+from scheduler.batch.batch_scheduler import BatchScheduler
+from symphony.daemon.backends import Backend, Loaded
+
+log = logging.getLogger(__name__)
+
+
+class WeightsLoading:
+    """Loader of a backend's decoder. Afterwards the loader owns the decoder."""
+
+    def __init__(self, backend: Backend, weights: Weights) -> None:
+        self._backend = backend
+        self._weights = weights
+        self._began_s: float | None = None
+        self._took_s: float | None = None
+        self._loaded: Loaded | None = None
+
+    async def run(self, batches: BatchScheduler) -> None:
+        """Load the weights, and give the decoder to the batch scheduler. A cancellation soon stops the loading."""
+        self._began_s = time.monotonic()
+        load, weights = self._backend.load, self._weights
+        self._weights = Weights({})  # the checkpoint is unmapped once its weights are packed
+        self._loaded = await trio.to_thread.run_sync(load, weights, trio.from_thread.check_cancelled)
+        self._took_s = time.monotonic() - self._began_s
+        log.info("weights loaded in %.1f s", self._took_s)
+        batches.provide(self._loaded.decoder, self._loaded.native)
+
+    def info(self) -> dict[str, Any]:
+        """Return whether the weights are loaded, and the seconds that loading took so far, for `symphony stat`."""
+        if self._took_s is not None:
+            return {"weights": "loaded", "weights_s": round(self._took_s, 3)}
+        took_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        return {"weights": "loading", "weights_s": round(took_s, 3)}
+
+    def close(self) -> None:
+        """End the backend's threads. No step and no loading may be under way."""
+        if self._loaded is not None:
+            self._loaded.decoder.close()
+        self._backend.close()

@@ -1,0 +1,190 @@
+"""Kinds of values of configuration keys. Each kind can parse a value, from TOML or from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import pwd
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvfs.base.sizes import parse_bytes
+from kvfs.pages.weights import MAX_WEIGHT, MIN_WEIGHT, parse_weight
+from libsym.errors import Invalid
+from symphony.settings.config_file import Key
+
+MAX_SECONDS = 86_400.0
+MAX_NUMBER = (1 << 31) - 1
+"""Upper bound of whole numbers: the daemon passes them on as 32-bit integers."""
+MAX_UID = (1 << 32) - 1
+"""First number that is not a uid: `(uid_t) -1`."""
+
+
+class Unfit(Invalid):
+    """Error: a key has an invalid value."""
+
+    def __init__(self, message: str, *key: str) -> None:
+        super().__init__(message)
+        self.key: Key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kind of value that a key has."""
+
+    name: str
+    """Name of the kind in symphony.toml(5)."""
+    parse: Callable[[str, Any], Any]
+    """Function that returns the value of a key, from the key and the raw value. Unfit: the value is invalid."""
+    option: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments for `add_argument`."""
+    possible: str = ""
+    """Possible values, for the help and the manual. Empty: the text of the key names them."""
+    words: tuple[str, ...] = ()
+    """Words that shell completion offers."""
+
+
+def text(metavar: str, *words: str) -> Kind:
+    """Return the kind of a string that `loading` checks, together with other keys. Shells complete `words`."""
+    return Kind("string", _string, {"metavar": metavar}, words=words)
+
+
+def one_of(metavar: str, *words: str, suffix: str = "") -> Kind:
+    """Return the kind of a value that is one of `words`. With `suffix`, a file whose name ends in it is valid, too."""
+    file = f", nor a file that ends in {suffix}" if suffix else ""
+
+    def parse(key: str, value: Any) -> str:
+        if _string(key, value) not in words and not (suffix and value.endswith(suffix)):
+            raise Unfit(f"{key} {value!r} is not one of {', '.join(words)}{file}", key)
+        return str(value)
+
+    possible = ", ".join(words)
+    return Kind("string", parse, {"metavar": metavar}, f"{possible}, or a file{suffix}" if suffix else possible, words)
+
+
+def path(metavar: str, absolute: Callable[[Path], str | Path] = Path.absolute) -> Kind:
+    def parse(key: str, value: Any) -> Path:
+        if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+            raise Unfit(f"{key} is {value!r}: a path needed", key)
+        try:
+            return Path(absolute(Path(value).expanduser()))
+        except RuntimeError as error:  # `~user` of an unknown user
+            raise Unfit(f"{key} is {value!r}: {error}", key) from None
+
+    return Kind("path", parse, {"metavar": metavar})
+
+
+def whole(needed: str, least: int, most: int = MAX_NUMBER) -> Kind:
+    """Return the kind of a whole number from `least` to `most`. `needed`: that range in words, for messages."""
+
+    def parse(key: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise Unfit(f"{key} is {value!r}: a whole number needed", key)
+        if value > MAX_NUMBER:
+            raise Unfit(f"{key} is {value}: {MAX_NUMBER:,} is the most", key)
+        if not least <= value <= most:
+            raise Unfit(f"{key} is {value}: {needed} is needed", key)
+        return value
+
+    return Kind("number", parse, {"metavar": "N", "type": int})
+
+
+def number(name: str, metavar: str, least: float, most: float, needed: str = "") -> Kind:
+    """Return the kind of a number from `least` to `most`.
+    `name`: "number", or its unit. `needed`: the range in words.
+    """
+
+    def parse(key: str, value: Any) -> float:
+        found = _number(key, value, name)
+        if not least <= found <= most:
+            raise Unfit(f"{key} is {value!r}: {needed or f'{least:g} to {most:g}'} is needed", key)
+        return found
+
+    return Kind(name, parse, {"metavar": metavar}, "" if needed else f"{least:g} to {most:,g}")
+
+
+def _string(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unfit(f"{key} is {value!r}: a string needed", key)
+    return value
+
+
+def _model(key: str, value: Any) -> str:
+    if not _string(key, value) or "\0" in value:
+        raise Unfit(f"{key} is {value!r}: a name or a path needed", key)
+    return str(value)
+
+
+def _number(key: str, value: Any, unit: str) -> float:
+    """Return a number, given as a number of TOML or as a word of the command line."""
+    try:
+        if not isinstance(value, bool):  # float(True) is 1.0
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise Unfit(f"{key} is {value!r}: a number{'' if unit == 'number' else f' of {unit}'} needed", key)
+
+
+def _size(key: str, value: Any) -> int:
+    try:
+        return parse_bytes(str(value))
+    except Invalid as error:
+        raise Unfit(f"{key}: {error}", key) from None
+
+
+def _truth(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Unfit(f"{key} is {value!r}: true or false needed", key)
+    return value
+
+
+def _weights(key: str, given: Any) -> dict[int, float]:
+    """Return weights by uid.
+    `given`: a table with `alice = 2` from the file, or words `alice=2` of the command line.
+    """
+    if isinstance(given, Mapping):
+        pairs = [(user, weight) for user, weight in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = [_pair(key, each) for each in given]
+    else:
+        raise Unfit(f"{key} is {given!r}: a table of users and numbers needed", key)
+    return {_uid(key, user): _weight(key, user, weight) for user, weight in pairs}
+
+
+def _weight(key: str, user: str, weight: object) -> float:
+    try:
+        return parse_weight(str(weight))
+    except Invalid as error:
+        raise Unfit(f"{key} of {user}: {error}", key, user) from None
+
+
+def _pair(key: str, given: object) -> tuple[str, str]:
+    user, equals, weight = str(given).partition("=")
+    if not equals:
+        raise Unfit(f"{key} is {given!r}: write USER=N", key)
+    return user, weight
+
+
+def _uid(key: str, user: str) -> int:
+    if user.isascii() and user.isdigit() and len(user) <= len(str(MAX_UID)) and int(user) < MAX_UID:
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise Unfit(f"{key} of {user!r}: there is no such user, and it is no uid", key, user) from None
+
+
+MODEL = Kind("string", _model)
+PATH = path("PATH")
+DIRECTORY = path("DIR")
+MOUNT = path("DIR", os.path.realpath)  # Path.resolve fails on a stale mount
+SIZE = Kind("size", _size, {"metavar": "SIZE"})
+SECONDS = number("seconds", "SECONDS", math.ulp(0.0), MAX_SECONDS, "more than 0 and at most a day")
+TRUTH = Kind("true or false", _truth, {"action": argparse.BooleanOptionalAction})
+FLAG = Kind("true or false", _truth, {"action": "store_true", "default": None})
+WEIGHTS = Kind("table", _weights, {"metavar": "USER=N", "action": "append"}, f"{MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+ANY_NUMBER = whole("0 (none may be started) or more", 0)
+PORT = whole("1 to 65535, or 0 for any that is free,", 0, 65_535)

@@ -1,1 +1,0 @@
-"""`symphony top`: programs, files, steps and waits on a terminal, again and again. Only here is textual imported."""

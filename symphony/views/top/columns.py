@@ -1,0 +1,170 @@
+"""The columns of both tables: their texts, sort keys and widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import libsym as sym
+from symphony.launcher.asking.listing import printable, user_name
+from symphony.views.rates import human_count
+from symphony.views.reports import human_bytes
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """Column of a table."""
+
+    name: str
+    width: int
+    text: Callable[[Row], str]
+    key: Callable[[Row], Any]
+    is_text: bool = False
+    """Text is sorted from a to z and aligned left. Numbers are sorted from the largest down and aligned right."""
+    grows: int = 0
+    """Weight of the column when spare width is distributed. 0: its width never grows."""
+    from_width: int = 0
+    """Smallest width of the table at which the column is shown."""
+
+
+PADDING = 1
+"""Blanks on each side of a cell."""
+
+
+def fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
+    """Return the columns that a table of this width shows, with the spare width distributed among them."""
+    shown = [each for each in columns if width >= each.from_width]
+    left = max(0, width - sum(each.width + 2 * PADDING for each in shown))
+    parts = sum(each.grows for each in shown)
+    return [replace(each, width=each.width + left * each.grows // parts) if parts else each for each in shown]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRow:
+    """Program with its latest rates."""
+
+    program: sym.ProgramInfo
+    isolation: str
+    """Kind of isolation. Empty: the program is another user's, or connected by itself."""
+    tokens_per_s: float
+    waiting: float
+    """Average number of calls that waited: 1 means that one call waited all the time."""
+
+    @property
+    def id(self) -> str:
+        return self.program.id
+
+    @property
+    def words(self) -> str:
+        """Text that a filter searches."""
+        program = self.program
+        return (
+            f"{program.name} {program.id} {program.pid} {user_name(program.uid)} {state_of(program)} {self.isolation}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """File that is in use."""
+
+    file: sym.HotFile
+
+    @property
+    def id(self) -> str:
+        return self.file.path
+
+    @property
+    def words(self) -> str:
+        return f"{self.file.path} {user_name(self.file.uid)} {'pinned' if self.file.pinned else ''}"
+
+
+def state_of(program: sym.ProgramInfo) -> str:
+    """Return the state of a program, and the call that it waits in: `waiting for a lock (kv_lock)`."""
+    if program.pid is None:
+        return "starting"
+    return f"{program.state} ({program.call})" if program.call else program.state
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f}%" if part >= 0.005 else "-"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def program_columns() -> list[Column[ProgramRow]]:
+    """Return the columns of the table of programs, from left to right."""
+
+    def of(name: str, width: int, text: Callable[[sym.ProgramInfo], str], key: Any, **how: Any) -> Column[ProgramRow]:
+        return Column(name, width, lambda row: text(row.program), lambda row: key(row.program), **how)
+
+    def rate(row: ProgramRow) -> float:
+        return row.tokens_per_s
+
+    return [
+        of("NAME", 13, lambda each: each.name, lambda each: each.name, is_text=True, grows=1),
+        of("USER", 7, lambda each: user_name(each.uid), lambda each: user_name(each.uid), is_text=True),
+        of("PID", 7, lambda each: str(each.pid or "-"), lambda each: each.pid or 0, from_width=90),
+        of("STATE", 13, state_of, state_of, is_text=True, grows=3),
+        Column(
+            "ISOL",
+            5,
+            lambda row: _SHORT.get(row.isolation, row.isolation) or "-",
+            lambda row: row.isolation,
+            is_text=True,
+        ),
+        of("TOKENS", 7, lambda each: human_count(each.usage.tokens), lambda each: each.usage.tokens),
+        Column("TOK/S", 6, lambda row: human_count(row.tokens_per_s) if row.tokens_per_s else "-", rate),
+        of("PAGES", 6, lambda each: human_count(each.pages), lambda each: each.pages),
+        Column("WAIT", 5, lambda row: _percent(row.waiting), lambda row: row.waiting),
+        of("CALLS", 6, lambda each: human_count(each.usage.calls), lambda each: each.usage.calls, from_width=100),
+        of("FAILED", 7, lambda each: human_count(each.usage.failed_calls), _failed, from_width=110),
+        of("CONNS", 6, lambda each: str(each.connections), lambda each: each.connections, from_width=120),
+        of("ID", 8, lambda each: each.id, lambda each: each.id, is_text=True, from_width=132),
+    ]
+
+
+_SHORT = {"standard": "std"}
+
+
+def _failed(program: sym.ProgramInfo) -> int:
+    return program.usage.failed_calls
+
+
+def file_columns(page_bytes: int) -> list[Column[FileRow]]:
+    """Return the columns of the table of files, from left to right."""
+
+    def of(name: str, width: int, text: Callable[[sym.HotFile], str], key: Any, **how: Any) -> Column[FileRow]:
+        return Column(name, width, lambda row: text(row.file), lambda row: key(row.file), **how)
+
+    def own(file: sym.HotFile) -> int:
+        return file.exclusive_pages * (file.page_bytes or page_bytes)
+
+    def shared(file: sym.HotFile) -> int:
+        return (file.pages - file.exclusive_pages) * (file.page_bytes or page_bytes)
+
+    return [
+        of("PATH", 13, lambda each: each.path, lambda each: each.path, is_text=True, grows=1),
+        of("HEAT", 5, lambda each: _percent(each.heat), lambda each: each.heat),
+        of("HITS", 5, lambda each: human_count(each.hits), lambda each: each.hits),
+        of("USED", 5, lambda each: _age(each.idle_s), lambda each: -each.idle_s),
+        of("SIZE", 6, lambda each: human_bytes(each.size), lambda each: each.size),
+        of("OWN", 6, lambda each: human_bytes(own(each)), own),
+        of("SHARED", 7, lambda each: human_bytes(shared(each)), shared),
+        of("OPEN", 5, lambda each: str(each.opens), lambda each: each.opens),
+        of("PIN", 4, lambda each: "pin" if each.pinned else "", lambda each: each.pinned),
+        of("TOKENS", 7, lambda each: human_count(each.tokens), lambda each: each.tokens, from_width=90),
+        of("USER", 8, lambda each: user_name(each.uid), lambda each: user_name(each.uid), is_text=True, from_width=100),
+    ]
+
+
+def cell(text: str) -> str:
+    """Return text as one line without control characters. Other users choose names, and could forge what is shown."""
+    return printable(text)

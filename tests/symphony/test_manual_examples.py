@@ -1,0 +1,78 @@
+"""Examples of the manual pages on commands and files: a test types them, as it types the tutorial."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from symphony.manuals.manual import find_pages
+from tests.symphony.typed import ROOT, Command, Shell, commands
+
+MOST_LINES = 400
+"""Maximum number of lines of a page that a person can hold."""
+NOT_TYPED = {
+    "symphony-service": "it installs a service: scripts/boot/boot.py does so",
+    "symphony-top": "it takes a terminal: the tests of the view draw it",
+    "symphony-tutorial": "test_tutorial.py types it",
+}
+"""Pages whose examples no shell of this test can run, each with the reason."""
+OTHERS = ("libsym", "lips")
+"""Beginnings of names. test_libsym_manual.py runs examples in Python, and tests/lips those of the programs."""
+PAGES = {
+    f"{page.name}.{page.section}": page.text()
+    for page in find_pages([ROOT / "man"])
+    if not page.is_alias and page.name not in NOT_TYPED and not page.name.startswith(OTHERS)
+}
+
+
+@contextlib.contextmanager
+def new_shell() -> Iterator[Shell]:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO EXAMPLE WAS TYPED: /dev/fuse is missing or not open to this user")
+    with tempfile.TemporaryDirectory(prefix="sm") as home, tempfile.TemporaryDirectory(prefix="sl") as runtime:
+        shell = Shell(Path(home), Path(runtime))
+        try:
+            yield shell
+        finally:
+            shell.end()
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    """A shell with a daemon, for all pages that start none."""
+    with new_shell() as shell:
+        shell.check(Command("symphony serve 2> daemon.log &", ["ready"], varies=True))
+        yield shell
+
+
+def type_all(page: str, shell: Shell) -> None:
+    shell.check(Command('cd "$(mktemp -d -p ~)"'))
+    for command in commands(page):
+        shell.check(command)
+    shell.check(Command("rm -rf /kv/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if "$ symphony serve" not in page])
+def test_its_examples_can_be_typed_and_show_what_they_show(name, shell):
+    type_all(PAGES[name], shell)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if "$ symphony serve" in page])
+def test_examples_that_start_a_daemon_can_be_typed(name):
+    with new_shell() as shell:
+        type_all(PAGES[name], shell)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_an_example_and_is_short(name):
+    assert [*commands(PAGES[name])]
+    assert len(PAGES[name].splitlines()) <= MOST_LINES
