@@ -114,14 +114,25 @@ async def _tell_of_lost(tree: Tree) -> None:
     """Have the kernel forget removed names, in an endless loop. The account of a removed file pays for it until the
     kernel has forgotten its name.
 
-    A thread of pyfuse3 makes the calls, because each call waits for the kernel's lock of the directory. A request that
-    waits for the daemon may hold that lock.
+    A thread makes the calls, because each call waits for the kernel's lock of the directory. A request that waits for
+    the daemon may hold that lock. For the same reason, a cancelled task does not wait for its thread.
     """
     while True:
         await tree.bell.wait()
-        for directory, name in tree.lost:
-            pyfuse3.invalidate_entry_async(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name), ignore_enoent=True)
-        tree.lost.clear()
+        names, tree.lost = tree.lost, []
+        await trio.to_thread.run_sync(_forget, names, abandon_on_cancel=True)
+
+
+def _forget(names: list[tuple[int, bytes]]) -> None:
+    for directory, name in names:
+        try:
+            pyfuse3.invalidate_entry(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name))
+        except FileNotFoundError:
+            pass  # the kernel has forgotten the name already
+        except OSError as error:
+            trio.from_thread.check_cancelled()  # a mount that is gone has no names
+            log.warning("the kernel keeps the removed name %r in directory %d: %s", name, directory, error)
+        trio.from_thread.check_cancelled()
 
 
 def _source(name: str) -> str:

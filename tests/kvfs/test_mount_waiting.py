@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.kvfs.mounted import NUM_PAGES, CommandFailed, Mount, a_kv_file, check_image, needs_mount, opened
+from tests.kvfs.mounted import (
+    NUM_PAGES,
+    CommandFailed,
+    Mount,
+    a_kv_file,
+    check_image,
+    mounted,
+    needs_mount,
+    opened,
+)
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
@@ -319,3 +328,12 @@ def test_the_kernel_forgets_a_file_that_a_program_has_removed(mount: Mount) -> N
     (mount.path / "seen.kv").stat()
     mount.call("remove", "seen.kv")
     wait_until(lambda: mount.call("num_inodes") == before)
+
+
+def test_an_unmount_does_not_wait_until_the_kernel_has_forgotten_removed_names(tmp_path: Path) -> None:
+    with mounted(tmp_path) as mount:
+        mount.sh("mkdir d")
+        mount.call("make_many", "d", 2000)
+        mount.sh("ls -l d")
+        mount.call("unmake_many", "d")
+    assert "OSError" not in mount.log()
