@@ -45,6 +45,8 @@ SERVER = [
 ]
 GPU = ["torch>=2.6,<3", "triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
+FLEET = ["cryptography>=44,<52"]
+"""Makes certificates of peers. A daemon with peers does not need it."""
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
 """Packages that some programs of lips/ need beside libsym. The gateway's are not among them."""
 TEST = [
@@ -152,8 +154,9 @@ setup(
         "server": SERVER,
         "gpu": GPU,
         "gateway": GATEWAY,
+        "fleet": FLEET,
         "programs": PROGRAMS + GATEWAY,
-        "test": SERVER + GPU + PROGRAMS + GATEWAY + TEST,
+        "test": SERVER + GPU + PROGRAMS + GATEWAY + FLEET + TEST,
     },
     entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
 )

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.images.importer import ImageImport
 from kvfs.images.model_facts import ModelFacts
 from kvfs.names.content import KvFile, Marks
 from kvfs.names.disk import Disk
@@ -357,7 +358,7 @@ class FileSystem:
         """Begin to make a new file from ranges of the source's entries. `finish_assembly` or `abandon_assembly` ends
         the work.
         """
-        owner = self._check_new(creds, path, mode)
+        owner = self.check_new(creds, path, mode)
         return self._begin_assembly(owner, [source], [self._piece(source, ranges)], rebase=rebase)
 
     def begin_merge(
@@ -366,7 +367,7 @@ class FileSystem:
         """Begin to make a new file from all entries of the sources, one source after the other. The work ends as in
         `begin_extract`.
         """
-        owner = self._check_new(creds, path, mode)
+        owner = self.check_new(creds, path, mode)
         if len(sources) > MAX_MERGED:
             raise Invalid(f"{len(sources)} files can't be merged at once: {MAX_MERGED} is the most, use several calls")
         pieces = [self._piece(source, _WHOLE) for source in sources]
@@ -381,7 +382,9 @@ class FileSystem:
             self._marks[assembly] = marked[0].marks_of_part(assembly.num_entries)
         return assembly
 
-    def finish_assembly(self, creds: Credentials, assembly: Assembly, path: str | None, mode: int) -> OpenKv:
+    def finish_assembly(
+        self, creds: Credentials, assembly: Assembly | ImageImport, path: str | None, mode: int
+    ) -> OpenKv:
         """Give the new file its name, which must still be free, and open it for writing."""
         try:
             place = self._free_place(creds, path)
@@ -395,7 +398,8 @@ class FileSystem:
             if not assembly.closed:
                 self.volume.abandon_assembly(assembly)
             raise
-        file.content.marks = self._marks.get(assembly, ())
+        if isinstance(assembly, Assembly):
+            file.content.marks = self._marks.get(assembly, ())
         self.volume.pager.filled(file.table)
         return file
 
@@ -626,7 +630,7 @@ class FileSystem:
         except (NotFound, NotDirectory):
             return None
 
-    def _check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
+    def check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
         """Check that a file of that name could be made. Return the number of the account that would pay for it."""
         _check_mode(mode)
         return self._payer(creds, self._free_place(creds, path)).number

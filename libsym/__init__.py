@@ -39,6 +39,7 @@ KV FILES. An open file is a KV object. Paths are relative to the root of the mou
     kv_rewind                                      cut a file to the prefix that it shares with a text
     kv_fork, kv_fork_n                             a copy in constant time, or several
     kv_extract, kv_merge                           a new file from entries of other files
+    kv_fetch                                       a copy of a file of another daemon
     kv_keep                                        keep some entries in place, as a cache that evicts does
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names and their facts: KvEntry, KvStat
     kv_hot                                         the most used files, each a HotFile
@@ -115,6 +116,7 @@ from libsym.calls.kv import (
     kv_close,
     kv_create,
     kv_extract,
+    kv_fetch,
     kv_fork,
     kv_fork_n,
     kv_keep,
@@ -290,6 +292,7 @@ __all__ = [
     "kv_create",
     "kv_du",
     "kv_extract",
+    "kv_fetch",
     "kv_fork",
     "kv_fork_n",
     "kv_hot",

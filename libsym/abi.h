@@ -107,6 +107,7 @@ enum sym_op {
     SYM_KILL = 46,
     SYM_KV_HOT = 47,
     SYM_KV_PRESSURE = 48,
+    SYM_KV_FETCH = 49,
 };
 
 enum sym_flag {

@@ -99,6 +99,7 @@ __all__ = [
     "kv_create",
     "kv_du",
     "kv_extract",
+    "kv_fetch",
     "kv_fork",
     "kv_fork_n",
     "kv_hot",
@@ -168,6 +169,7 @@ daemon_check = coroutine(status.daemon_check)
 kv_create = coroutine(files.kv_create)
 kv_open = coroutine(files.kv_open)
 kv_close = coroutine(files.kv_close)
+kv_fetch = coroutine(files.kv_fetch)
 kv_fork = coroutine(files.kv_fork)
 kv_fork_n = coroutine(files.kv_fork_n)
 kv_extract = coroutine(files.kv_extract)

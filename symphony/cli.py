@@ -15,6 +15,7 @@ from symphony.commands.beginning import begin
 from symphony.commands.checks import add_checks
 from symphony.commands.completion import add_completion
 from symphony.commands.configuration import add_configuration
+from symphony.commands.fleet import add_fleet
 from symphony.commands.manual import add_help
 from symphony.commands.parser import Parser
 from symphony.commands.policies import add_policy
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_top(commands)
     add_checks(commands)
     add_trace(commands)
+    add_fleet(commands)
     add_policy(commands)
     add_help(commands)
     add_completion(commands, parser)

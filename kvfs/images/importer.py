@@ -219,6 +219,11 @@ class ImageImport:
         """Number of pages that the import itself has allocated."""
         return int(self._is_own.sum())
 
+    @property
+    def own_numbers(self) -> npt.NDArray[np.intp]:
+        """Numbers in the image of the pages that the import itself has allocated."""
+        return np.flatnonzero(self._is_own)
+
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages
 

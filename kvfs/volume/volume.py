@@ -162,7 +162,7 @@ class Volume:
         self._kv_files: set[KvFile] = set()
         self._snapshots: set[Snapshot] = set()
         self._imports: dict[ImageImport, PlainFile] = {}
-        self._assemblies: set[Assembly] = set()
+        self._assemblies: set[Assembly | ImageImport] = set()
         self._changing: set[PlainFile] = set()  # files that are charged for their future size
         backing_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -564,7 +564,7 @@ class Volume:
         self._replace(inode, kv)
         self.heat.note(inode, kv)
 
-    # Entries of other files
+    # Entries of other files and of peers
 
     def begin_assembly(self, owner: int, pieces: Sequence[SourceRanges], *, rebase: bool) -> Assembly:
         """Take references on the sources of a new file, as they are now."""
@@ -572,11 +572,30 @@ class Volume:
         self._assemblies.add(assembly)
         return assembly
 
-    def abandon_assembly(self, assembly: Assembly) -> None:
+    async def begin_fetch(self, plan: ImagePlan, owner: int, surveyed: Survey) -> ImageImport:
+        """Begin the import of an image that is no file here, as soon as memory has room. The import ends as an assembly
+        does.
+        """
+        while True:
+            num_pages = num_pages_to_take(self.pool, plan, owner, surveyed)
+            self.pool.require_free(num_pages, owner)  # before `room`, which may evict pages
+            frames = await self.pager.room(num_pages, owner)
+            if num_pages == num_pages_to_take(self.pool, plan, owner, surveyed):
+                break
+            self.pool.return_frames(frames)
+        try:
+            incoming = ImageImport(self.pool, plan, owner, surveyed, frames)
+        except BaseException:
+            self.pool.return_frames(frames)
+            raise
+        self._assemblies.add(incoming)
+        return incoming
+
+    def abandon_assembly(self, assembly: Assembly | ImageImport) -> None:
         self._assemblies.remove(assembly)
         assembly.abandon()
 
-    def finish_assembly(self, assembly: Assembly) -> PageTable:
+    def finish_assembly(self, assembly: Assembly | ImageImport) -> PageTable:
         self._assemblies.remove(assembly)
         return assembly.finish()
 
@@ -644,7 +663,7 @@ class Volume:
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]
-        sources = [source for assembly in self._assemblies for source in assembly.sources]
+        sources = [source for each in self._assemblies if isinstance(each, Assembly) for source in each.sources]
         self.pool.check(tables, sources, self.pager.held(), self._snapshots, self._imports, self._assemblies)
         self.storage.check()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from array import array
@@ -503,6 +504,22 @@ def kv_merge(
     finally:
         for file in by_path:
             file.channel.close_soon(file.give_up())
+
+
+@system_call
+def kv_fetch(peer: str, path: Path, new_path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
+    """Copy a KV file of another daemon, and open the copy for writing. Without `new_path` the copy is anonymous.
+
+    `peer`: a name from the daemon's list of peers. `path`: the file on the peer's mount, which this program's user must
+    be able to read there. The copy has the peer's entries, bit for bit, so nothing is computed again. Pages that the
+    user has here already do not cross the network.
+    """
+    if not isinstance(peer, str):
+        raise Invalid(f"peer={shown(peer)}: give the name of a peer")
+    name, _ = _name(new_path)
+    names = json.dumps((peer, path_text(path), name)).encode()
+    reply = yield Call(Op.KV_FETCH, args=(permissions(mode), 0, 0, 0), payload=names)
+    return opened(reply, name, writable=True)
 
 
 def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:

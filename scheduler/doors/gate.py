@@ -27,6 +27,7 @@ from scheduler.batch.stays import Connected
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
+from scheduler.operations.fetching import NO_PEERS, Fetcher
 from scheduler.operations.operation import Operation, Outcome
 from scheduler.operations.pressure import Pressing
 from scheduler.operations.registry import all_operations
@@ -52,11 +53,12 @@ class Gate:
         text: TextModel,
         programs: Programs,
         daemon_info: Callable[[], dict[str, Any]],
+        peers: Fetcher = NO_PEERS,
     ) -> None:
         self._accounts = fs.pool.accounts
         self._batches = batches
         self._programs = programs
-        self._operations = all_operations(fs, batches, text, programs, daemon_info)
+        self._operations = all_operations(fs, batches, text, programs, daemon_info, peers)
         self._num_calls: Counter[Op] = Counter()
         self._pool, self._see = fs.pool, fs.volume.see
         self._core = batches.gate

@@ -16,6 +16,7 @@ PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphon
 HERE = Path(__file__).resolve().parents[2]
 """Directory of all Symphony's packages."""
 _DISTRIBUTION = "symphony-os"
+_EXTRAS = {"torch": "gpu", "triton": "gpu", "cryptography": "fleet"}
 _NO_SHIM = (
     "this installation was built without libfuse's headers, and can't mount: install libfuse3-dev and pkg-config, then "
     "build and install Symphony again"
@@ -31,7 +32,7 @@ def what_to_install(error: ImportError) -> str:
     if package == "pyfuse3" and not isinstance(error, ModuleNotFoundError):
         return f"pyfuse3 can't be loaded ({error}): install the package fuse3, or pyfuse3 again"
     if isinstance(error, ModuleNotFoundError) and package not in (*PACKAGES, ""):
-        extra = "gpu" if package in ("torch", "triton") else "server"
+        extra = _EXTRAS.get(package, "server")
         return f"this needs {package}, which the base installation lacks: pip install '{_DISTRIBUTION}[{extra}]'"
     for conflict in foreign_packages():
         return conflict

@@ -54,6 +54,7 @@ from symphony.daemon.backends import Backend, build_backend
 from symphony.daemon.ending import Ending
 from symphony.daemon.logs import set_up_log
 from symphony.daemon.model_text import LoadedText
+from symphony.daemon.peering import Peering
 from symphony.daemon.reloading import Apply, Reloading, Source
 from symphony.daemon.sockets import Sockets
 from symphony.daemon.tier_policy import TierPolicy
@@ -102,6 +103,7 @@ class House:
     launchers: Launchers
     control: ControlTree
     metrics: MetricsPort
+    peering: Peering
     held: HeldTimes
     helper: HelpersMount | None
     """The mount that the mount helper made. None: the daemon mounts by itself."""
@@ -177,7 +179,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s))
+    peering = Peering(config, fs)
+    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.fetcher)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
     hidden = [config.state, config.socket, programs_socket(config.socket)]
@@ -207,6 +210,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         launchers=launchers,
         control=ControlTree(fs, shown),
         metrics=MetricsPort(config.metrics_port, shown.metrics),
+        peering=peering,
         held=held,
         helper=helper,
         policy=policy,
@@ -300,6 +304,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "mount_helper": None if house.helper is None else {"kept": house.helper.is_kept},
         "config": house.reloading.info(),
         "metrics_port": house.metrics.number,
+        "peers": house.peering.info(),
         "lips": len(house.listener.lips),
         "programs": len(house.programs),
         "programs_refused": house.programs.admission.num_refused,
@@ -376,6 +381,7 @@ async def _serve_until(
                     nursery.start_soon(house.watch.run)
                     nursery.start_soon(house.launchers.run, for_launchers)
                     nursery.start_soon(house.metrics.run)
+                    nursery.start_soon(house.peering.run)
                     print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                     notifier.ready(house.status())
                     nursery.start_soon(_load_weights, house, notifier)

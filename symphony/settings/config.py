@@ -127,6 +127,14 @@ class Config:
     starts: int = _setting(MAX_PER_MINUTE, kinds.ANY_NUMBER, reload=True,
         text="How many programs each user may start in a minute")
 
+    peers: tuple[str, ...] = _setting((), kinds.PEERS, "none", ["east=10.0.0.2:7313"],
+        text="Daemons on other machines from which programs may fetch files: the name in the daemon's certificate, and "
+            "its address")
+    peer_listen: str | None = _setting(None, kinds.ADDRESS, "none", "10.0.0.1:7313",
+        text="Address at which peers may fetch files")
+    peer_keys: Path | None = _setting(None, kinds.DIRECTORY, "peers below the state directory", "/etc/symphony/peers",
+        text="Directory of the certificates that peers show each other: see symphony-fleet(1)")
+
     log: str = _setting("auto", one_of("KIND", "auto", "text", "json", "journal"), reload=True,
         text="Format of the log (auto: journal if standard error is the journal's, else text)")
     verbose: bool = _setting(False, kinds.FLAG, reload=True,

@@ -177,6 +177,39 @@ def _uid(key: str, user: str) -> int:
         raise Unfit(f"{key} of {user!r}: there is no such user, and it is no uid", key, user) from None
 
 
+def address(value: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; an IPv6 address is in brackets. ValueError: the value is malformed."""
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError(value)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(key: str, value: Any) -> str:
+    try:
+        address(_string(key, value))
+    except ValueError:
+        raise Unfit(f"{key} is {value!r}: write HOST:PORT", key) from None
+    return str(value)
+
+
+def _peers(key: str, given: Any) -> tuple[str, ...]:
+    """Check a list of `NAME=HOST:PORT`."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise Unfit(f"{key} is {given!r}: a list needed", key)
+    names = list[str]()
+    for each in given:
+        name, _, where = _string(key, each).partition("=")
+        try:
+            address(where)
+        except ValueError:
+            name = ""
+        if not name or name in names:
+            raise Unfit(f"{key} has {each!r}: write NAME=HOST:PORT, each name once", key)
+        names.append(name)
+    return tuple(given)
+
+
 MODEL = Kind("string", _model)
 PATH = path("PATH")
 DIRECTORY = path("DIR")
@@ -186,5 +219,7 @@ SECONDS = number("seconds", "SECONDS", math.ulp(0.0), MAX_SECONDS, "more than 0 
 TRUTH = Kind("true or false", _truth, {"action": argparse.BooleanOptionalAction})
 FLAG = Kind("true or false", _truth, {"action": "store_true", "default": None})
 WEIGHTS = Kind("table", _weights, {"metavar": "USER=N", "action": "append"}, f"{MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+ADDRESS = Kind("string", _address, {"metavar": "HOST:PORT"})
+PEERS = Kind("list", _peers, {"metavar": "NAME=HOST:PORT", "action": "append"})
 ANY_NUMBER = whole("0 (none may be started) or more", 0)
 PORT = whole("1 to 65535, or 0 for any that is free,", 0, 65_535)

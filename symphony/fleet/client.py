@@ -1,0 +1,128 @@
+"""Copies files of peers into this file system.
+
+Pages that the user's account has already are shared. Only the others cross the network, straight into frames. A worker
+checks every page against the digest of the image, as for an image that is copied in.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import trio
+
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.images.header import parse_header
+from kvfs.images.importer import ImageImport, Survey
+from kvfs.names.content import Marks, marks_within
+from kvfs.names.inode import Credentials
+from kvfs.pages.digest import DIGEST_BYTES
+from kvfs.pages.pool import PagePool
+from kvfs.pages.twins import Entries, find_twins
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Invalid, NotFound
+from symphony.fleet.link import Ask, Link, in_worker, offer_of
+
+NUM_WORKERS = 4
+"""Maximum number of files that are copied at once. Further copies wait, because steps need the cores."""
+
+Address = tuple[str, int]
+
+
+class _Remote:
+    """The image of a file of a peer. Satisfies `ByteSource`. Full pages are read in the order of `load`."""
+
+    def __init__(self, fs: FileSystem, link: Link, ask: Ask) -> None:
+        """Ask for a file. Raise the peer's error if the peer refuses, and Invalid if the image is of another model."""
+        self._link = link
+        link.send_message(ask)
+        offer = offer_of(link.receive_message())
+        self.size = offer.size
+        self._header, self._rest = link.receive(offer.header_bytes), b""
+        self.plan = plan = parse_header(fs.volume.image_format, self)
+        self._num_full = plan.num_entries // PAGE_ENTRIES
+        self._rest_at = plan.layout.pages + self._num_full * fs.pool.page_bytes
+        digests = link.receive(self._num_full * DIGEST_BYTES)
+        self._digests = np.frombuffer(digests, np.uint8).reshape(self._num_full, DIGEST_BYTES)
+        self._rest = link.receive(plan.layout.size - self._rest_at)
+        self._marks = marks_within(tuple(offer.marks), plan.num_entries)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read bytes in front of the full pages, or behind them."""
+        if offset < len(self._header):
+            return self._header[offset : offset + size]
+        return self._rest[offset - self._rest_at :][:size]
+
+    def read_into(self, offset: int, room: memoryview) -> int:
+        """Receive the next full page, or read bytes behind the full pages."""
+        if offset < self._rest_at:
+            self._link.receive_into(room)
+        else:
+            room[:] = self.read_at(offset, len(room))
+        return len(room)
+
+    def survey(self, pool: PagePool, owner: int) -> Survey:
+        """Find the full pages that the owner's account has already. The result is a guess that is checked later."""
+        numbers = np.frombuffer(self.read_at(self.plan.layout.tokens, 8 * self.plan.num_entries), "<i4")
+        of_full = numbers.reshape(2, -1)[:, : self._num_full * PAGE_ENTRIES]
+        tokens, positions = of_full.reshape(2, self._num_full, PAGE_ENTRIES)
+        entries = Entries(tokens, positions)
+        return Survey(entries, self._digests, find_twins(pool, owner, entries, self._digests))
+
+    def load(self, incoming: ImageImport) -> int:
+        """Ask for the full pages that the import has allocated, and load everything. Return the number of pages."""
+        numbers = incoming.own_numbers[incoming.own_numbers < self._num_full].astype("<u4")
+        self._link.send(len(numbers).to_bytes(4, "little"), numbers.tobytes())
+        incoming.load(self, trio.from_thread.check_cancelled)
+        return len(numbers)
+
+    def marks(self, bits: str) -> Marks:
+        """Return the marks of the new file. Entries at the end that were computed with `bits` have none."""
+        marks = self._marks
+        return marks[:-1] if marks and marks[-1][0] == bits else marks
+
+
+class Peers:
+    """The peers of a daemon, by name."""
+
+    def __init__(self, fs: FileSystem, addresses: Mapping[str, Address], context: ssl.SSLContext) -> None:
+        self._fs = fs
+        self._addresses = addresses
+        self._context = context
+        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+        self.num_pages_received = 0
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._addresses)
+
+    async def fetch(self, creds: Credentials, peer: str, path: str, new_path: str | None, mode: int) -> OpenKv:
+        """Make a file with the entries of a peer's file, and open it for writing. The peer checks that the user may
+        read its file.
+        """
+        if peer not in self._addresses:
+            known = ", ".join(self.names) or "none"
+            raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see `peers` in symphony.toml(5)")
+        if creds.root is not None:
+            raise Invalid("a connection that is confined to a domain can't fetch files of peers")
+        fs = self._fs
+        owner = fs.check_new(creds, new_path, mode)
+        connect = partial(Link.connected, self._context, peer, self._addresses[peer])
+        link = await trio.to_thread.run_sync(connect, limiter=self._workers, abandon_on_cancel=True)
+        try:
+            ask = Ask(path, creds.uid, creds.gid, sorted(creds.groups))
+            remote = await in_worker(link, self._workers, _Remote, fs, link, ask)
+            surveyed = await in_worker(link, self._workers, remote.survey, fs.pool, owner)
+            incoming = await fs.volume.begin_fetch(remote.plan, owner, surveyed)
+            try:
+                self.num_pages_received += await in_worker(link, self._workers, remote.load, incoming)
+            except BaseException:
+                fs.volume.abandon_assembly(incoming)
+                raise
+        finally:
+            link.close()
+        file = fs.finish_assembly(creds, incoming, new_path, mode)
+        file.content.marks, file.content.turns = remote.marks(fs.volume.bits), remote.plan.turns
+        return file

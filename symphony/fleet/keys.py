@@ -1,0 +1,99 @@
+"""Makes the certificates by which the daemons of a fleet know each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from libsym.errors import Exists, Invalid, SymError
+from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
+
+AUTHORITY_KEY = "ca.key"
+VALID_DAYS = 3650
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+
+
+def make_keys(directory: Path, names: list[str]) -> None:
+    """Make a directory of keys for each daemon, below `directory`. The first call makes the authority as well.
+
+    Exists: a daemon of that name has keys already.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise Invalid(f"{name!r} is no name for a daemon: use small letters, digits, dots and dashes")
+        if (directory / name).exists():
+            raise Exists(f"{directory / name} exists: remove it, or choose another name")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority, authority_key = _authority(directory)
+        for name in names:
+            key = ec.generate_private_key(ec.SECP256R1())
+            certificate = _certificate(name, key, authority.subject, authority_key)
+            place = directory / name
+            place.mkdir(mode=0o700)
+            shutil.copy(directory / AUTHORITY, place)
+            _write(place / KEY, _pem(key))
+            _write(place / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    except OSError as error:
+        raise SymError(f"can't write keys below {directory}: {error.strerror}", error.errno) from None
+
+
+def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the authority of a directory. If there is none, make it."""
+    if not (directory / AUTHORITY_KEY).exists():
+        key = ec.generate_private_key(ec.SECP256R1())
+        _write(directory / AUTHORITY_KEY, _pem(key))
+        own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Symphony fleet")])
+        certificate = _certificate("Symphony fleet", key, own, key)
+        _write(directory / AUTHORITY, certificate.public_bytes(serialization.Encoding.PEM))
+    try:
+        key_of_file = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((directory / AUTHORITY).read_bytes())
+    except (ValueError, TypeError) as error:
+        raise Invalid(f"{directory / AUTHORITY_KEY} or {AUTHORITY} is damaged: {error}") from None
+    if not isinstance(key_of_file, ec.EllipticCurvePrivateKey):
+        raise Invalid(f"{directory / AUTHORITY_KEY} holds a key of another kind")
+    return certificate, key_of_file
+
+
+def _certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, issuer_key: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
+    """Sign a certificate. If `key` signs for itself, the certificate is that of an authority."""
+    is_authority = key is issuer_key
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks of machines differ
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+    )
+    if not is_authority:
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

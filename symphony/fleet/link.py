@@ -1,0 +1,220 @@
+"""The connection between two daemons: TLS in which both sides show a certificate, and messages.
+
+A peer is another daemon whose certificate the same authority has signed. A peer is trusted: each daemon believes the
+user that the other one names.
+
+    client                                  server
+    length, Ask as JSON              ──►
+                                     ◄──    length, Offer or {"errno", "message"} as JSON
+                                     ◄──    the image's header; digests of its full pages; all behind its full pages
+    count, numbers of full pages     ──►
+                                     ◄──    the bytes of these pages, in this order
+
+Lengths, counts and numbers are u32, little-endian. The client closes the connection. Methods of `Link` block, so only
+workers call them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from kvfs.images.format import LENGTH_BYTES, MAX_HEADER_BYTES
+from libsym.errors import Invalid, NotConnected, ProtocolError, SymError, TimedOut, error_for
+
+T = TypeVar("T")
+
+CONNECT_S, IDLE_S = 5.0, 30.0
+"""Time limits: for connecting with the exchange of certificates, and for each wait for the other side."""
+MAX_MESSAGE_BYTES = 1 << 20
+AUTHORITY, CERTIFICATE, KEY = "ca.pem", "machine.pem", "machine.key"
+"""Files of a directory of keys: the certificate of the authority, and the daemon's own certificate with its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for a file, in the name of a user of the asking daemon."""
+
+    path: str
+    uid: int
+    gid: int
+    groups: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The shape of a file that may be read. `marks`: as `KvFile.marks`, with a mark for every entry."""
+
+    size: int
+    header_bytes: int
+    marks: list[tuple[str, int]]
+
+
+def ask_of(message: dict[str, Any]) -> Ask:
+    """Return a peer's message as a request."""
+    match message:
+        case {"path": str(path), "uid": int(uid), "gid": int(gid), "groups": list(groups)}:
+            if all(isinstance(each, int) for each in groups):
+                return Ask(path, uid, gid, groups)
+    raise ProtocolError(f"a peer asked for {message}")
+
+
+def offer_of(message: dict[str, Any]) -> Offer:
+    """Return a peer's message as an offer."""
+    match message:
+        case {"size": int(size), "header_bytes": int(header_bytes), "marks": list(marks)}:
+            pairs = [(mark, stop) for mark, stop in marks if isinstance(mark, str) and isinstance(stop, int)]
+            if 0 <= header_bytes <= LENGTH_BYTES + MAX_HEADER_BYTES and len(pairs) == len(marks):
+                return Offer(size, header_bytes, pairs)
+    raise ProtocolError(f"a peer offered {message}")
+
+
+def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the TLS settings of a server and of a client, with the keys in a directory.
+
+    Invalid: a key is missing or malformed, or other users may read the daemon's key.
+    """
+    try:
+        mode = (directory / KEY).stat()
+        if mode.st_uid not in {0, os.geteuid()} or stat.S_IMODE(mode.st_mode) & 0o077:
+            raise Invalid(f"{directory / KEY} must belong to the daemon's user, and only that user may read it (0600)")
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(directory / AUTHORITY)
+            context.load_cert_chain(directory / CERTIFICATE, directory / KEY)
+    except (OSError, ssl.SSLError) as error:
+        if isinstance(error, Invalid):
+            raise
+        raise Invalid(f"no keys for peers in {directory}: {error}; see symphony-fleet(1)") from None
+    return server, client
+
+
+class Link:
+    """One side of a connection. Every error of the network is raised as NotConnected or TimedOut."""
+
+    def __init__(self, connection: socket.socket, other: str) -> None:
+        self._connection = connection
+        self._other = other
+
+    @classmethod
+    def connected(cls, context: ssl.SSLContext, name: str, address: tuple[str, int]) -> Link:
+        """Connect to the peer `name`, whose certificate must have that name."""
+        try:
+            plain = socket.create_connection(address, timeout=CONNECT_S)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return cls(context.wrap_socket(plain, server_hostname=name), name)
+        except OSError as error:
+            raise _told(error, name) from None
+
+    def accept(self, context: ssl.SSLContext) -> None:
+        """Exchange certificates with the peer that has connected."""
+        try:
+            self._connection.settimeout(CONNECT_S)
+            self._connection = context.wrap_socket(self._connection, server_side=True)
+        except OSError as error:
+            raise _told(error, self._other) from None
+        self._connection.settimeout(IDLE_S)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send bytes."""
+        try:
+            for part in parts:
+                self._connection.sendall(part)
+        except OSError as error:
+            raise _told(error, self._other) from None
+
+    def receive_into(self, room: memoryview) -> None:
+        """Fill `room` with the next bytes."""
+        at = 0
+        try:
+            while at < len(room):
+                num_read = self._connection.recv_into(room[at:])
+                if not num_read:
+                    raise NotConnected(f"{self._other} ended the connection")
+                at += num_read
+        except OSError as error:
+            raise _told(error, self._other) from None
+
+    def receive(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        room = bytearray(size)
+        self.receive_into(memoryview(room))
+        return bytes(room)
+
+    def send_message(self, message: Ask | Offer | dict[str, Any]) -> None:
+        """Send a message as JSON."""
+        text = json.dumps(message if isinstance(message, dict) else asdict(message)).encode()
+        self.send(len(text).to_bytes(4, "little"), text)
+
+    def receive_message(self) -> dict[str, Any]:
+        """Return the next message. Raise the error that the message has, if it has one."""
+        size = int.from_bytes(self.receive(4), "little")
+        if size > MAX_MESSAGE_BYTES:
+            raise NotConnected(
+                f"{self._other} announced a message of {size} bytes, and {MAX_MESSAGE_BYTES} is the most"
+            )
+        try:
+            message = json.loads(self.receive(size))
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise NotConnected(f"{self._other} sent a message that is no object of JSON")
+        if "errno" in message:
+            raise error_for(int(message["errno"]), f"{self._other}: {message.get('message', '')}")
+        return message
+
+    def shut(self) -> None:
+        """End the connection. A thread that waits for it fails at once."""
+        with suppress(OSError):  # the other side may have ended it
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the descriptor. No thread may use the connection any more."""
+        self._connection.close()
+
+
+async def in_worker(link: Link, limiter: trio.CapacityLimiter, what: Callable[..., T], *arguments: object) -> T:
+    """Run a function that uses `link` in a worker. If the task is cancelled, end the connection, and wait for the
+    worker.
+    """
+    is_over, found, error = False, list[T](), None
+
+    async def shut_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if not is_over:
+                link.shut()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shut_when_cancelled)
+        try:
+            found.append(await trio.to_thread.run_sync(what, *arguments, limiter=limiter))
+        except SymError as raised:  # outside of the nursery, because a nursery raises groups
+            error = raised
+        is_over = True
+        nursery.cancel_scope.cancel()
+    if error is not None:
+        raise error
+    return found[0]
+
+
+def _told(error: OSError, other: str) -> OSError:
+    """Return an error of the network as an error of libsym."""
+    if isinstance(error, NotConnected):
+        return error
+    if isinstance(error, TimeoutError):
+        return TimedOut(f"{other} does not answer")
+    return NotConnected(f"no connection to {other}: {error.strerror or error}")

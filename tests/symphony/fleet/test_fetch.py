@@ -1,0 +1,305 @@
+"""Files of peers: two file systems in one process, real TLS between them, and a fake decoder."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.names.inode import Credentials
+from kvfs.pages.accounts import AccountLimits, Accounts
+from kvfs.pages.pool import PagePool
+from libsym.errors import Exists, Invalid, NoAccess, NotConnected, NotFound, OverQuota, SymError
+from symphony.fleet.client import Peers
+from symphony.fleet.keys import make_keys
+from symphony.fleet.link import KEY, contexts
+from symphony.fleet.server import PeerServer
+from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all
+
+USER = Credentials(1000, 1000)
+LENGTH, NUM_FULL = 100, 3
+
+
+class Machine:
+    """A file system with its memory, as a daemon has it."""
+
+    def __init__(self, directory: Path, name: str, *, bits: str = "", model: str = "fake", quota: int | None = None):
+        facts = (
+            FakeFacts(name=model) if model == "fake" else FakeFacts(identity=dict.fromkeys(FakeFacts().identity, model))
+        )
+        self.name = name
+        self.store = FakeStore(facts, 16)
+        accounts = Accounts(16, self.store.page_bytes, AccountLimits(quota, None, None)) if quota else None
+        pool = PagePool(self.store) if accounts is None else PagePool(self.store, accounts)
+        self.fs = FileSystem(pool, facts, directory / f"{name}.backing", 0, 0, bits=bits)
+        self.fs.volume.tree.root.mode = 0o777
+        self.decoder = FakeDecoder(self.store)
+
+    def append(self, file: OpenKv, tokens: range) -> None:
+        begin = file.table.next_position
+        reservation = self.fs.reserve(file, tokens, range(begin, begin + len(tokens)))
+        self.decoder.step(reservation)
+        commit_all(reservation)
+        self.fs.committed(file)
+
+    def values(self, file: OpenKv) -> list[float]:
+        frames = self.fs.pool.store.of[file.table.pages]
+        return self.decoder.entries(frames, file.table.length).tolist()
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("keys")
+    make_keys(directory, ["east", "west"])
+    return directory
+
+
+@pytest.fixture
+def east(tmp_path: Path) -> Machine:
+    """A machine with a file of three full pages and a part of one."""
+    machine = Machine(tmp_path, "east")
+    file = machine.fs.kv_create(USER, "a.kv")
+    machine.append(file, range(LENGTH))
+    machine.fs.kv_close(file)
+    return machine
+
+
+@pytest.fixture
+def west(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, "west")
+
+
+@asynccontextmanager
+async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tuple[PeerServer, Peers, trio.CancelScope]]:
+    """Serve the files of `east` until the scope is cancelled, and connect `west` to them."""
+    bound, serving = socket.create_server(("127.0.0.1", 0)), trio.CancelScope()
+    server = PeerServer(east.fs, contexts(keys / "east")[0], bound)
+
+    async def serve() -> None:
+        with serving:
+            await server.run()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        yield server, Peers(west.fs, {"east": bound.getsockname()[:2]}, contexts(keys / "west")[1]), serving
+        serving.cancel()
+    for machine in (east, west):
+        machine.fs.check()
+
+
+def run(keys: Path, east: Machine, west: Machine, what: Callable[[PeerServer, Peers], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        with trio.fail_after(30):
+            async with linked(keys, east, west) as (server, peers, _):
+                return await what(server, peers)
+
+    return trio.run(main)
+
+
+async def begins(condition: Callable[[], bool]) -> None:
+    """Wait until workers, which ring no bell, have begun."""
+    while not condition():  # noqa: ASYNC110
+        await trio.sleep(0.001)
+
+
+def test_a_fetched_file_has_the_entries_of_the_peers_file_and_goes_on(keys, east, west):
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        file = await peers.fetch(USER, "east", "a.kv", "b.kv", 0o640)
+        source = east.fs.kv_open(USER, "a.kv", write=False)
+        assert [each.tolist() for each in file.table.read()] == [each.tolist() for each in source.table.read()]
+        assert west.values(file) == east.values(source)
+        assert (file.inode.uid, file.inode.mode) == (USER.uid, 0o640)
+        west.append(file, range(7))
+        assert west.values(file)[:LENGTH] == east.values(source)
+        assert file.content.marks == ()
+
+    run(keys, east, west, main)
+
+
+def test_pages_that_the_user_has_already_do_not_cross_the_network(keys, east, west):
+    async def main(server: PeerServer, peers: Peers) -> list[int]:
+        counts = []
+        for user in (USER, USER, Credentials(0, 0)):  # pages are shared within one account alone
+            await peers.fetch(user, "east", "a.kv", None, 0o600)
+            counts.append(server.num_pages_sent)
+        source = east.fs.kv_open(USER, "a.kv", write=True)
+        east.append(source, range(32))
+        await peers.fetch(USER, "east", "a.kv", None, 0o600)
+        return [*counts, server.num_pages_sent]
+
+    assert run(keys, east, west, main) == [NUM_FULL, NUM_FULL, 2 * NUM_FULL, 2 * NUM_FULL + 1]
+
+
+def test_a_peer_gets_the_file_as_it_was_when_it_asked(keys, east, west):
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        east.store.worker_page_s = 0.02  # the server's workers read while the file changes
+        source = east.fs.kv_open(USER, "a.kv", write=True)
+        before = east.values(source)
+
+        async def change() -> None:
+            await begins(lambda: east.store.num_worker_pages > 0)
+            east.fs.kv_truncate(source, 40)
+            east.append(source, range(500, 520))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change)
+            file = await peers.fetch(USER, "east", "a.kv", None, 0o600)
+        assert west.values(file) == before
+
+    run(keys, east, west, main)
+
+
+@pytest.mark.parametrize(("mine", "theirs", "marks"), [("x", "x", ()), ("x", "y", (("y", LENGTH),))])
+def test_entries_of_another_instruction_set_are_marked(keys, tmp_path, mine, theirs, marks):
+    east, west = Machine(tmp_path, "e", bits=theirs), Machine(tmp_path, "w", bits=mine)
+    file = east.fs.kv_create(USER, "a.kv")
+    east.append(file, range(LENGTH))
+
+    async def main(_server: PeerServer, peers: Peers) -> Any:
+        return (await peers.fetch(USER, "east", "a.kv", None, 0o600)).content.marks
+
+    assert run(keys, east, west, main) == marks
+
+
+REFUSALS: dict[str, tuple[Credentials, str, str, str | None, type[SymError], str]] = {
+    "an unknown peer": (USER, "north", "a.kv", None, NotFound, "peers of this daemon: east"),
+    "no such file": (USER, "east", "none.kv", None, NotFound, "east: none.kv"),
+    "a file of another user": (Credentials(2000, 2000), "east", "a.kv", None, NoAccess, "east: a.kv"),
+    "a plain file": (USER, "east", "plain", None, Invalid, "not a KV file"),
+    "a name that is taken": (USER, "east", "a.kv", "here.kv", Exists, "the name is taken"),
+}
+
+
+@pytest.mark.parametrize(("creds", "peer", "path", "new", "error", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_says_who_refuses_and_leaves_nothing(keys, east, west, creds, peer, path, new, error, words):
+    root = east.fs.volume.tree.root
+    east.fs.volume.make_plain(root, b"plain", 0o644, USER.uid, USER.gid)
+    west.fs.kv_close(west.fs.kv_create(USER, "here.kv"))
+
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        with pytest.raises(error, match=words):
+            await peers.fetch(creds, peer, path, new, 0o600)
+
+    run(keys, east, west, main)
+    assert west.fs.pool.num_free == 16
+
+
+def test_a_fetch_needs_a_quota_and_the_peers_model(keys, east, tmp_path):
+    small = Machine(tmp_path, "small", quota=2 * east.store.page_bytes)
+    other = Machine(tmp_path, "other", model="another")
+    for west, error, words in ((small, OverQuota, "quota"), (other, Invalid, "image is of model")):
+
+        async def main(_server: PeerServer, peers: Peers) -> None:
+            with pytest.raises(error, match=words):  # noqa: B023 - run below
+                await peers.fetch(USER, "east", "a.kv", None, 0o600)
+
+        run(keys, east, west, main)
+        assert west.fs.pool.num_free == 16
+
+
+def test_a_page_that_changes_on_its_way_is_refused(keys, east, west):
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        file = east.fs.kv_open(USER, "a.kv", write=False)
+        east.fs.pool.digests_of(file.table.pages[:NUM_FULL])
+        east.store.pages[east.fs.pool.store.of[file.table.pages[1]], 0, 0, 0, 0] += 1
+        with pytest.raises(Invalid, match="damaged"):
+            await peers.fetch(USER, "east", "a.kv", None, 0o600)
+
+    run(keys, east, west, main)
+    assert west.fs.pool.num_free == 16
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_a_side_that_ends_in_the_middle_leaves_nothing(keys, east, west, side):
+    async def main() -> None:
+        east.store.worker_page_s = 0.02
+        fetching = trio.CancelScope()
+
+        async def fetch(peers: Peers) -> None:
+            with fetching, pytest.raises(NotConnected) if side == "server" else nullcontext():
+                await peers.fetch(USER, "east", "a.kv", None, 0o600)
+
+        async with linked(keys, east, west) as (_, peers, serving), trio.open_nursery() as nursery:
+            nursery.start_soon(fetch, peers)
+            await begins(lambda: west.fs.pool.num_free < 16)
+            (serving if side == "server" else fetching).cancel()
+
+    trio.run(main)
+    assert west.fs.pool.num_free == 16
+
+
+def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, east, west, tmp_path):
+    make_keys(tmp_path / "others", ["west", "east"])
+
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        address = peers._addresses["east"]
+        strangers = (
+            Peers(west.fs, {"east": address}, contexts(tmp_path / "others" / "west")[1]),
+            Peers(west.fs, {"north": address}, contexts(keys / "west")[1]),
+        )
+        for stranger, name in zip(strangers, ("east", "north"), strict=True):
+            with pytest.raises(NotConnected, match="certificate verify failed"):
+                await stranger.fetch(USER, name, "a.kv", None, 0o600)
+        context = ssl.create_default_context(cafile=str(keys / "ca.pem"))  # a client without a certificate
+
+        def talk() -> bytes:
+            plain = socket.create_connection(address, 5)
+            with plain, suppress(OSError), context.wrap_socket(plain, server_hostname="east") as tls:
+                tls.sendall(b"\2\0\0\0{}")
+                return tls.recv(1)
+            return b""
+
+        assert await trio.to_thread.run_sync(talk) == b""
+
+    run(keys, east, west, main)
+
+
+MALFORMED = [
+    b"",
+    b"\0\0\0",
+    b"\4\0\0\0null",
+    b"\2\0\0\0{}",
+    b"\xff\xff\xff\xff",
+    b'\2\0\0\0[]{"path": 1}',
+    b"\1\0\0\0{",
+]
+
+
+def test_malformed_requests_end_their_connection_alone(keys, east, west):
+    client = contexts(keys / "west")[1]
+
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        def send(data: bytes) -> None:
+            with (
+                socket.create_connection(peers._addresses["east"], 5) as plain,
+                client.wrap_socket(plain, server_hostname="east") as tls,
+            ):
+                tls.sendall(data)
+
+        for data in MALFORMED:
+            await trio.to_thread.run_sync(send, data)
+        assert (await peers.fetch(USER, "east", "a.kv", None, 0o600)).table.length == LENGTH
+
+    run(keys, east, west, main)
+
+
+def test_keys_that_others_may_read_or_that_are_missing_are_refused(keys, tmp_path):
+    make_keys(tmp_path, ["east"])
+    with pytest.raises(Exists):
+        make_keys(tmp_path, ["north", "east"])
+    with pytest.raises(Invalid, match="no name for a daemon"):
+        make_keys(tmp_path, ["../north"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.key", "ca.pem", "east"]
+    (tmp_path / "east" / KEY).chmod(0o640)
+    with pytest.raises(Invalid, match="0600"):
+        contexts(tmp_path / "east")
+    (tmp_path / "east" / KEY).unlink()
+    with pytest.raises(Invalid, match="symphony-fleet"):
+        contexts(tmp_path / "east")
