@@ -110,6 +110,13 @@ FORMS = {
         ),
         (r"(tokens|write), 0 MB",),
     ),
+    "bench/fleet.py": Form(
+        table=(
+            r"first token, 2,000 tokens, \d+ MB +[\d.]+ ms .* computed [\d.]+, ratio [\d.]+",
+            r"first token, 1,000 of them new here +[\d.]+ ms",
+            r"kv_fetch +[\d.]+ MB/s",
+        )
+    ),
     "bench/mount.py": Form(
         table=tuple(
             rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"

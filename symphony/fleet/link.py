@@ -102,7 +102,7 @@ def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class Link:
-    """One side of a connection. Every error of the network is raised as NotConnected or TimedOut."""
+    """A connection, as one of its sides uses it. Errors of the network become NotConnected or TimedOut."""
 
     def __init__(self, connection: socket.socket, other: str) -> None:
         self._connection = connection
