@@ -21,7 +21,7 @@ NUM_BEFORE = 3
 
 
 def numbers(key: int, before: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """Return the r of each token after the tokens `before`."""
+    """Return a random number in [0, 1) for each token of the vocabulary. The key and `before` are the seed."""
     return np.random.default_rng((key, *before)).random(vocab_size)
 
 

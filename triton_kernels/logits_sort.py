@@ -51,7 +51,9 @@ def draw_sorted(
     ROOM: tl.constexpr,
     LOG2_ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Return the token drawn from candidates, likeliest first. If `top_k` is 0, top_p is a share of `total`."""
+    """Sort candidates by their logits, and draw a token. `top_p` is a share of the `top_k` likeliest candidates; if
+    `top_k` is 0, of `total`.
+    """
     ranks = tl.arange(0, ROOM)
     keys = tl.load(candidate_ptr + ranks, mask=ranks < num_candidates, other=0x7FFFFFFFFFFFFFFF)
     keys = _ascending(keys, LOG2_ROOM)

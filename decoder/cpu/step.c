@@ -81,9 +81,9 @@ static struct softmax softmax_at(float *memory, long vectors) {
     return (struct softmax){memory, memory + vectors, memory + 2 * vectors};
 }
 
-/* Layout of a thread's private memory. */
+/* Layout of a thread's private memory: the offset of each part, and the size of all. */
 struct private_layout {
-    long operand, floats, q, whole, part, room, bytes; /* offsets */
+    long operand, floats, q, whole, part, room, bytes;
 };
 
 static struct private_layout private_layout(const sym_model *m) {

@@ -23,7 +23,7 @@ import trio
 from libsym.errors import WouldBlock
 
 SOME_HOLDERS = 16
-"""The most holders that `holders` lists. Thousands may share a lock."""
+"""Maximum number of holders that `holders` lists. Thousands may share a lock."""
 
 
 @dataclass(slots=True, eq=False)

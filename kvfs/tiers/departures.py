@@ -46,7 +46,7 @@ class Departures:
         self._engine, self._pressure = engine, pressure
         self._rank: Rank = least_recent
         self.max_kept_share = 0.5
-        """Share of memory that advice may keep pages in."""
+        """Maximum share of memory for pages that advice keeps there."""
         self.going: dict[int, float] = {}
         """Pages that lose their frames as soon as they are written, each with the time when its write began."""
         self.num_dropped = 0

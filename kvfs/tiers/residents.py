@@ -136,7 +136,7 @@ class Residents:
             self._gaps.fade(0.5)
 
     def end_use(self, row: int) -> None:
-        """Note that no call computes with the file any longer."""
+        """Note that the last call that computed with the file has ended."""
         self.last_use_s[row] = self._clock()
 
     def expected_s(self, row: int) -> tuple[float, float] | None:

@@ -42,7 +42,7 @@ enum sym_leave {
     SYM_LEAVE_NOW = 2,
 };
 
-/* The mask of a SYM_CALL, and the answers that it wants in place of full rows or beside them. */
+/* Optional parts of a SYM_CALL: an attention mask, a reduction in place of full rows, and attention sums. */
 typedef struct sym_asked {
     const uint8_t *mask; /* packed bits of its attention mask: see EntryMask in attention.py; null: no mask */
     int32_t mask_rows, /* rows of the mask: 1 for all tokens, or one for each */

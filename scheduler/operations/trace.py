@@ -45,7 +45,9 @@ class Tracing:
         return {Op.TRACE: Operation(self._trace, takes_payload=False, max_waiting=MAX_LATER)}
 
     def _trace(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """Begin a trace. args: its length in milliseconds (-1: until CANCEL), and the version of records (0: 1)."""
+        """Begin a trace. The first arg is its length in milliseconds (-1: until CANCEL), the second the version of the
+        records (0 means 1).
+        """
         require_operator(call, "record what it does")
         timeout_ms = call.request.args[0]
         if timeout_ms < NO_TIMEOUT:

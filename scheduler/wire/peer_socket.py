@@ -274,7 +274,7 @@ class PeerSocket:
         self._threads.begin(self.uid, partial(self._close, self.socket.detach()))
 
     def _has_no_descriptors(self) -> bool:
-        """Shut the connection, and drop packets up to one with descriptors. Return whether there is no such packet."""
+        """Shut the connection. Drop its packets until one carries descriptors. Return whether none carries any."""
         if self._is_shared or self._received:
             return False
         receiver.shut(self.socket)
