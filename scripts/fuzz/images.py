@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.kvfs.hostile import Fuzzer
+from tests.kvfs.images.hostile import Fuzzer
 
 BATCH, QUICK = 20_000, 3_000
 """Number of images of one seed. To repeat a failure, all images of its seed run again."""

@@ -40,7 +40,7 @@ def test_users_mount_where_the_device_is_open_to_them(tmp_path: Path, configurat
     done = subprocess.run(
         [
             *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER, "bash"),
-            *(tmp_path / "over", configuration, sys.executable, *tests, "tests/kvfs/test_mount_user.py"),
+            *(tmp_path / "over", configuration, sys.executable, *tests, "tests/kvfs/mount/test_mount_user.py"),
         ],
         cwd=REPOSITORY,
         env={**os.environ, "LC_ALL": "C"},

@@ -16,7 +16,7 @@ from kvfs.pages.table import PageTable
 from kvfs.pages.turns import TURN, TURNS_BYTES, fitting, with_turn
 from libsym.errors import Invalid, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, import_image
-from tests.kvfs.hostile import Fuzzer, forge, with_header
+from tests.kvfs.images.hostile import Fuzzer, forge, with_header
 
 ANN = 1001
 
