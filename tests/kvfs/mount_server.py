@@ -12,6 +12,9 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,24 +64,14 @@ class Server:
     def open(self, path: str) -> int:
         return self._keep(self.fs.kv_open(self.creds, path, write=True))
 
-    def may_open(self, uid: int, gid: int, groups: list[int], path: str, write: bool) -> int:
-        """The errno that a LIP of that user gets, 0 if none."""
-        try:
-            self.fs.kv_close(self.fs.kv_open(Credentials(uid, gid, frozenset(groups)), path, write=write))
-        except SymError as error:
-            return error.errno or 0
-        return 0
-
     def close(self, handle: int) -> None:
         self.fs.kv_close(self.handles[handle])
 
-    def append(self, handle: int, count: int, first: int = 1) -> int:
+    def append(self, handle: int, count: int, first: int = 1) -> None:
         """Append entries with tokens first, first + 1, …, as a step does; their KV holds the token id."""
         opened = self.handles[handle]
-        tokens = [(first + i) % 1000 for i in range(count)]
-        reservation = self.fs.reserve(
-            opened, tokens, range(opened.table.next_position, opened.table.next_position + count)
-        )
+        tokens, start = [(first + i) % 1000 for i in range(count)], opened.table.next_position
+        reservation = self.fs.reserve(opened, tokens, range(start, start + count))
         for page in reservation.pages_to_zero(count):
             self.store.zero(page)
         for source, target in reservation.copies:
@@ -88,28 +81,31 @@ class Server:
             self.store.entries[reservation.pages[page], :, :, :, slot] = token
         commit_all(reservation)
         self.fs.committed(opened)
-        return opened.table.length
 
-    def grow(self, handle: int, count: int) -> int:
+    def grow(self, handle: int, count: int) -> None:
         """Append without touching the KV bytes: pages stay uncommitted memory."""
         opened = self.handles[handle]
-        start = opened.table.length
-        reservation = self.fs.reserve(opened, [1] * count, range(start, start + count))
-        for page in reservation.pages_to_zero(count):
-            self.store.zero(page)
-        commit_all(reservation)
+        commit_all(self.fs.reserve(opened, [1] * count, range(opened.table.length, opened.table.length + count)))
         self.fs.committed(opened)
-        return opened.table.length
 
     def tokens(self, handle: int) -> list[int]:
         return self.handles[handle].table.read()[0].tolist()
 
-    def tokens_of(self, path: str) -> list[int]:
+    @contextmanager
+    def _table(self, path: str) -> Iterator[PageTable]:
         handle = self.fs.kv_open(self.creds, path, write=False)
         try:
-            return handle.table.read()[0].tolist()
+            yield handle.table
         finally:
             self.fs.kv_close(handle)
+
+    def tokens_of(self, path: str) -> list[int]:
+        with self._table(path) as table:
+            return table.read()[0].tolist()
+
+    def pages_of(self, path: str) -> list[int]:
+        with self._table(path) as table:
+            return table.pages.tolist()
 
     def fork(self, handle: int, path: str | None) -> int:
         return self._keep(self.fs.kv_fork(self.creds, self.handles[handle], path))
@@ -129,13 +125,6 @@ class Server:
         self.fs.check()
         assembly.fill()
         return self._keep(self.fs.finish_assembly(self.creds, assembly, path, 0o600))
-
-    def pages_of(self, path: str) -> list[int]:
-        handle = self.fs.kv_open(self.creds, path, write=False)
-        try:
-            return handle.table.pages.tolist()
-        finally:
-            self.fs.kv_close(handle)
 
     def truncate(self, handle: int, count: int) -> None:
         self.fs.kv_truncate(self.handles[handle], count)
@@ -176,13 +165,7 @@ class Server:
 
     def stat(self, path: str) -> dict[str, Any]:
         found = self.fs.kv_stat(self.creds, path)
-        return {
-            "kind": found.kind,
-            "tokens": found.tokens,
-            "size": found.size,
-            "mode": found.mode,
-            "nlink": found.nlink,
-        }
+        return {"kind": found.kind, "tokens": found.tokens}
 
     def set_busy(self, busy: bool) -> None:
         """Set whether the model seems to compute."""
@@ -231,9 +214,6 @@ class Server:
         """Whether one more of them hangs since the last look."""
         return self.trouble.entered.acquire(blocking=False)
 
-    def fail_disk(self, call: str, code: int) -> None:
-        self.trouble.fail(call, code)
-
     def mend_disk(self) -> None:
         self.trouble.mend()
         self.trouble.go_on()
@@ -257,6 +237,7 @@ class Server:
             inode.target = target.encode()
             inode.charge(len(target))
             if kind == "kv":
+                assert inode.account is not None
                 inode.content = self.fs.volume.new_kv(PageTable(self.fs.pool, inode.account.number))
 
     def everything(self) -> dict[str, tuple[int, int, int]]:
@@ -288,16 +269,14 @@ class Server:
         return [self._attempt(creds, *call) for call in calls]
 
     def _attempt(self, creds: Credentials, call: str, *arguments: Any) -> int:
-        write = {"open_to_read": False, "open_to_write": True}.get(call)
+        calls: dict[str, Callable[..., Any]] = {
+            "open_or_make": self._open_or_make,
+            "list": partial(listing, self.fs),
+            "open_to_read": partial(self.fs.kv_open, write=False),
+            "open_to_write": partial(self.fs.kv_open, write=True),
+        }
         try:
-            if call == "open_or_make":
-                opened = self._open_or_make(creds, *arguments)
-            elif call == "list":
-                opened = listing(self.fs, creds, *arguments)
-            elif write is None:
-                opened = getattr(self.fs, f"kv_{call}")(creds, *arguments)
-            else:
-                opened = self.fs.kv_open(creds, *arguments, write=write)
+            opened = (calls.get(call) or getattr(self.fs, f"kv_{call}"))(creds, *arguments)
         except SymError as error:
             return error.errno or -1
         if isinstance(opened, OpenKv):
@@ -343,17 +322,9 @@ async def main(
 ) -> None:
     """Serve until standard input is closed."""
     server = Server(Path(backing_dir), int(num_pages), int(page_bytes), float(disk_deadline_s))
+    others = allow_other == "1"
+    serve = partial(serve_mount, server.fs, Path(mountpoint), allow_other=others, is_busy=server.is_busy)
     async with trio.open_nursery() as nursery:
-
-        async def serve(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            await serve_mount(
-                server.fs,
-                Path(mountpoint),
-                allow_other=allow_other == "1",
-                is_busy=server.is_busy,
-                task_status=task_status,
-            )
-
         try:
             await nursery.start(serve)
         except SymError as error:
@@ -374,4 +345,4 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setgid(int(uid))
         os.setuid(int(uid))
-    trio.run(main, *arguments)
+    trio.run(partial(main, *arguments))

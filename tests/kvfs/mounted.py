@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,20 @@ def opened(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> Iterator[
         yield fd
     finally:
         os.close(fd)
+
+
+def refused(code: int, call: Callable[..., object], *arguments: Any) -> None:
+    with pytest.raises(OSError, match="Errno") as caught:
+        call(*arguments)
+    assert errno.errorcode[caught.value.errno or 0] == errno.errorcode[code], arguments
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll for a condition in another process, which sends no event."""
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
 
 
 def check_image(data: bytes, num_entries: int) -> None:

@@ -11,24 +11,18 @@ from kvfs.tiers import loading
 from libsym.errors import Invalid
 
 
-def test_a_fifo_is_refused_and_nobody_waits_for_its_writer(tmp_path):
-    os.mkfifo(tmp_path / "fifo.py")
+def test_what_is_no_file_or_has_no_end_is_refused_and_nobody_waits(tmp_path):
+    fifo, zero = tmp_path / "fifo.py", tmp_path / "zero.py"
+    os.mkfifo(fifo)
+    zero.symlink_to("/dev/zero")
     with pytest.raises(OSError, match="it is a FIFO") as caught:
-        read_operators_file(tmp_path / "fifo.py", 10)
+        read_operators_file(fifo, 10)
     assert caught.value.errno == errno.EINVAL
-    with pytest.raises(Invalid, match="it is a FIFO"):
-        loading.load(str(tmp_path / "fifo.py"))
-
-
-def test_a_file_without_end_is_read_to_one_byte_more_than_there_may_be():
-    assert read_operators_file(Path("/dev/zero"), 10) == bytes(11)
+    assert read_operators_file(zero, 10) == bytes(11), "one byte more than there may be"
     assert read_operators_file(Path("/dev/null"), 10) == b""
-
-
-def test_a_policy_without_end_is_refused(tmp_path):
-    (tmp_path / "zero.py").symlink_to("/dev/zero")
-    with pytest.raises(Invalid, match="it is no policy"):
-        loading.load(str(tmp_path / "zero.py"))
+    for path, reason in ((fifo, "it is a FIFO"), (zero, "it is no policy")):
+        with pytest.raises(Invalid, match=reason):
+            loading.load(str(path))
 
 
 def test_a_file_that_everybody_may_change_or_replace_is_refused(tmp_path):
@@ -37,13 +31,16 @@ def test_a_file_that_everybody_may_change_or_replace_is_refused(tmp_path):
     file, link = directory / "file", tmp_path / "link"
     file.write_text("quota = 1\n")
     link.symlink_to(file)
-    assert read_operators_file(link, 100) == b"quota = 1\n"
-    file.chmod(0o666)
-    with pytest.raises(Invalid, match=f"all may write to {file}"):
-        read_operators_file(link, 100)
-    file.chmod(0o664)
-    directory.chmod(0o777)
-    with pytest.raises(Invalid, match=f"all may write to {directory},"):
-        read_operators_file(link, 100)
-    directory.chmod(0o1777)
-    assert read_operators_file(link, 100) == b"quota = 1\n"
+    for file_mode, directory_mode, reason in (
+        (0o644, 0o755, None),
+        (0o666, 0o755, f"all may write to {file}"),
+        (0o664, 0o777, f"all may write to {directory},"),
+        (0o664, 0o1777, None),
+    ):
+        file.chmod(file_mode)
+        directory.chmod(directory_mode)
+        if reason is None:
+            assert read_operators_file(link, 100) == b"quota = 1\n"
+        else:
+            with pytest.raises(Invalid, match=reason):
+                read_operators_file(link, 100)

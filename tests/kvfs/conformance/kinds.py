@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 FILES = ("regular", "dir", "fifo", "socket", "symlink")
 DEVICES = ("block", "char")
 ALL = FILES + DEVICES
 
-over_kinds = pytest.mark.parametrize("kinds", [pytest.param(FILES, id="files"), pytest.param(DEVICES, id="devices")])
-"""Runs a test for all kinds but devices, and for devices."""
-
-OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT = "ann", "kim", "eve", "bob", "root"
-USERS = (OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT)
+USERS = ("ann", "kim", "eve", "bob", "root")
 """A user of each class towards files of ann and her group. The group has a member by primary and one by supplementary
 group.
 """
+CLASS_SHIFT = {"ann": 6, "kim": 3, "eve": 3, "bob": 0, "root": 0}
+"""Where the bits of their class lie in a mode."""
 
 NEEDS_EXISTING = {
     "chmod": "chmod {p} 0600",

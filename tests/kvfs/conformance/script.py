@@ -12,9 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
+
+from tests.kvfs.conformance.operations import OPERATIONS
 
 ANYTHING = "*"
 OK = "ok"
@@ -34,8 +38,6 @@ USERS = {
     "eve": User(65532, 65532, (65534,)),  # in ann's group, as a supplementary one
     "kim": User(65529, 65534),  # in ann's group, as the primary one
 }
-
-KINDS = ("regular", "dir", "fifo", "block", "char", "socket", "symlink")
 
 _HALF = "x" * 127
 LONG = {
@@ -89,91 +91,16 @@ class Outcome:
     after: Observation | None
 
 
-OPERATIONS = {
-    # p a path, e an entry's name, m a mode in octal, i a number, u a user or group, f flags, t a type, s a word, h a
-    # handle's name
-    "make": "sp",
-    "create": "pm",
-    "open": "pfm",
-    "mkdir": "pm",
-    "mkfifo": "pm",
-    "mknod": "ptmii",
-    "bind": "p",
-    "symlink": "sp",
-    "link": "pp",
-    "unlink": "p",
-    "rmdir": "p",
-    "rename": "pp",
-    "renameat2": "ppf",
-    "chmod": "pm",
-    "chown": "puu",
-    "lchown": "puu",
-    "truncate": "pi",
-    "utimens": "pss",
-    "lutimens": "pss",
-    "stat": "p",
-    "lstat": "p",
-    "readlink": "p",
-    "access": "pi",
-    "list": "p",
-    "read": "p",
-    "write": "ps",
-    "append": "ps",
-    "setxattr": "pss",
-    "getxattr": "ps",
-    "execute": "p",
-    "umask": "m",
-    # relative to an open directory
-    "openat": "peffm",
-    "mkdirat": "pem",
-    "mkfifoat": "pem",
-    "mknodat": "petm",
-    "symlinkat": "spe",
-    "linkat": "pepe",
-    "unlinkat": "pe",
-    "rmdirat": "pe",
-    "renameat": "pepe",
-    "fchmodat": "pem",
-    "fchownat": "peuu",
-    "fstatat": "pe",
-    "readlinkat": "pe",
-    "utimensat": "pess",
-    "faccessat": "pei",
-    # of a handle that stays open until the script ends
-    "hold": "hpfm",
-    "release": "h",
-    "fstat": "h",
-    "pread": "hii",
-    "pwrite": "his",
-    "ftruncate": "hi",
-    "fallocate": "hii",
-    "fchmod": "hm",
-    "fchown": "huu",
-    "futimens": "hss",
-    "seek": "hii",
-    "flink": "hp",
-    "flist": "h",
-    "copy": "hhi",
-    "fsync": "h",
-    # names that cannot be in memory
-    "fault": "s",
-}
-
-
 def case(text: str) -> Case:
     """A script as text."""
     lines = [line.split(" #")[0].strip() for line in text.splitlines()]
     steps = [_step(line) for line in lines if line and not line.startswith("#")]
     paths: dict[str, None] = {".": None}
     for step in steps:
-        for code, argument in zip(OPERATIONS[step.operation], step.arguments, strict=False):
+        for code, argument in zip(OPERATIONS[step.operation][0], step.arguments, strict=False):
             if code == "p" and isinstance(argument, str) and len(argument) < 3000:
                 paths[argument] = None
     return Case(tuple(steps), tuple(paths))
-
-
-def cases(*texts: str) -> list[Case]:
-    return [case(text) for text in texts]
 
 
 def _step(line: str) -> Step:
@@ -183,35 +110,26 @@ def _step(line: str) -> Step:
     if first.endswith(":"):
         user = first[:-1]
         first, *rest = rest
-    codes = OPERATIONS[first]
+    codes, _ = OPERATIONS[first]
     assert len(rest) <= len(codes), line
     arguments = tuple(_argument(code, word) for code, word in zip(codes, rest, strict=False))
     return Step(line, USERS[user], first, arguments, expected.strip() or None)
 
 
 def _argument(code: str, word: str) -> str | int:
-    if code == "m":
-        return int(word, 8)
-    if code == "i":
-        return int(word, 0)
-    if code == "u":
-        return USERS[word].uid if word in USERS else int(word)
-    if code == "f":
-        return _flags(word)
-    if code == "t":
-        return _TYPES[word]
-    return _name(word)
-
-
-def _flags(word: str) -> int:
-    value = 0
-    for flag in word.split(","):
-        value |= _FLAGS[flag] if flag in _FLAGS else int(flag, 0)
-    return value
-
-
-def _name(word: str) -> str:
-    return "/".join(_long(part) for part in word.split("/"))
+    match code:
+        case "m":
+            return int(word, 8)
+        case "i":
+            return int(word, 0)
+        case "u":
+            return USERS[word].uid if word in USERS else int(word)
+        case "f":
+            return reduce(or_, (_FLAGS[flag] if flag in _FLAGS else int(flag, 0) for flag in word.split(",")))
+        case "t":
+            return _TYPES[word]
+        case _:
+            return "/".join(_long(part) for part in word.split("/"))
 
 
 def _long(part: str) -> str:
@@ -226,9 +144,10 @@ def name_of(code: int | None) -> str:
     return {errno.EOPNOTSUPP: "EOPNOTSUPP"}.get(code or 0) or errno.errorcode.get(code or 0, str(code))
 
 
-def every(template: str, **choices: tuple[str, ...]) -> Iterator[Case]:
-    """The scripts that a template with {names} in it gives for all combinations of the choices."""
+def every(template: str, **choices: Iterable[str] | str) -> list[Case]:
+    """The scripts that a template with {names} in it gives for all combinations of the choices: words, or `a; b; c`."""
     filled = [template]
     for name, values in choices.items():
-        filled = [text.replace("{" + name + "}", value) for text in filled for value in values]
-    yield from map(case, filled)
+        words = [value.strip() for value in values.split(";")] if isinstance(values, str) else list(values)
+        filled = [text.replace("{" + name + "}", word) for text in filled for word in words]
+    return [case(text) for text in filled]

@@ -5,185 +5,144 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kvfs.conformance.kinds import DEVICES, FILES, MAKES, USERS, on, over_kinds
-from tests.kvfs.conformance.script import cases, every
+from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES, MAKES, USERS, on
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
-MODES = ("0755", "0000", "0777", "0151", "04755", "02755", "01755", "07777", "02745", "06000")
+MODES = "0755; 0000; 0777; 0151; 04755; 02755; 01755; 07777; 02745; 06000"
 MAKE_WITH_MODE = ("open d/n O_CREAT,O_WRONLY {m}", "mkdir d/n {m}", "mkfifo d/n {m}", "mknod d/n socket {m}")
+LINKABLE = tuple(kind for kind in ALL if kind != "dir")
 
 
 def test_a_new_file_has_the_mode_less_the_mask_and_its_makers_ids(twins: Twins) -> None:
-    for line in (*MAKE_WITH_MODE, "mknod d/n regular {m}"):
-        script = f"mkdir d 0777\n chmod d 0777\n umask {{umask}}\n {{user}}: {line} -> *\n umask 0 -> ok"
-        twins.compare(every(script, user=("ann", "root"), umask=("0", "022", "0777", "0143"), m=MODES))
+    script = "mkdir d 0777\n chmod d 0777\n umask {umask}\n {user}: {line} -> *\n umask 0 -> ok"
+    lines = (*MAKE_WITH_MODE, "mknod d/n regular {m}")
+    twins.compare(script, user="ann; root", umask="0; 022; 0777; 0143", line=lines, m=MODES)
 
 
 def test_a_new_file_in_a_setgid_directory_has_its_group(twins: Twins) -> None:
     script = "mkdir d 0777\n chown d bob {group}\n chmod d 02777\n {user}: {line} -> *"
-    for line in (*MAKE_WITH_MODE, "symlink test d/n"):
-        twins.compare(every(script.replace("{line}", line), user=USERS, group=("ann", "bob"), m=MODES))
+    twins.compare(script, user=USERS, group="ann; bob", line=(*MAKE_WITH_MODE, "symlink test d/n"), m=MODES)
 
 
 def test_a_link_into_a_setgid_directory_changes_nothing_of_the_file(twins: Twins) -> None:
     script = "mkdir d 02777\n chown d bob bob\n chmod d 02777\n make {kind} f\n {line} f d/g -> ok"
-    twins.compare(every(script, kind=("regular", "fifo"), line=("link", "rename")))
-    twins.compare(every(script, kind=("dir",), line=("rename",)))
+    twins.compare(script, kind="regular; fifo", line="link; rename")
+    twins.compare(script, kind="dir", line="rename")
 
 
 def test_a_new_device_has_its_number(twins: Twins) -> None:
     script = "mkdir d 0777\n mknod d/n {kind} {m} {major} {minor} -> ok\n stat d/n -> ok"
-    twins.compare(
-        every(script, kind=DEVICES, m=("0644", "0000", "04755"), major=("1", "0", "4095"), minor=("3", "1048575"))
-    )
-    twins.compare(every("mkdir d 0777\n ann: mknod d/n {kind} 0644 1 3 -> EPERM", kind=DEVICES))
-    twins.compare(every("mkdir d 0777\n mknod d/n {kind} 0666 1 3\n open d/n O_RDWR -> *", kind=DEVICES))
+    twins.compare(script, kind=DEVICES, m="0644; 0000; 04755", major="1; 0; 4095", minor="3; 1048575")
+    twins.compare("mkdir d 0777\n ann: mknod d/n {kind} 0644 1 3 -> EPERM", kind=DEVICES)
+    twins.compare("mkdir d 0777\n mknod d/n {kind} 0666 1 3\n open d/n O_RDWR -> *", kind=DEVICES)
 
 
 def test_a_name_that_is_taken(twins: Twins) -> None:
-    _expect_taken(twins, FILES)
+    twins.compare("make regular f\n make {kind} n\n {line} -> EEXIST", kind=ALL, line=on(MAKES, "n"))
+    twins.compare("make {kind} n\n bind n -> EADDRINUSE", kind=ALL)
 
 
-def test_a_name_that_a_device_has(twins: Twins) -> None:
-    _expect_taken(twins, DEVICES)
-
-
-def _expect_taken(twins: Twins, kinds: tuple[str, ...]) -> None:
-    twins.compare(every("make regular f\n make {kind} n\n {line} -> EEXIST", kind=kinds, line=on(MAKES, "n")))
-    twins.compare(every("make {kind} n\n bind n -> EADDRINUSE", kind=kinds))
-
-
-@over_kinds
-def test_links(twins: Twins, kinds: tuple[str, ...]) -> None:
+def test_links(twins: Twins) -> None:
     """A second name: the count, the file's ctime, the directory's times; and the same when names go."""
-    linkable = tuple(kind for kind in kinds if kind != "dir")
     twins.compare(
-        every(
-            """make {kind} f
-            mkdir d 0755
-            link f d/g -> ok
-            link d/g h -> ok
-            chown d/g 123 456 -> *
-            chmod h 0640 -> *
-            unlink f -> ok
-            rename d/g d/i -> ok
-            unlink h -> ok
-            unlink d/i -> ok
-            lstat d/i -> ENOENT""",
-            kind=linkable,
-        )
+        """make {kind} f
+        mkdir d 0755
+        link f d/g -> ok
+        link d/g h -> ok
+        chown d/g 123 456 -> *
+        chmod h 0640 -> *
+        unlink f -> ok
+        rename d/g d/i -> ok
+        unlink h -> ok
+        unlink d/i -> ok
+        lstat d/i -> ENOENT""",
+        kind=LINKABLE,
     )
-    twins.compare(
-        every("make {kind} f\n lchown f ann ann\n chmod . 0777\n {user}: link f g -> *", kind=linkable, user=USERS)
-    )
+    twins.compare("make {kind} f\n lchown f ann ann\n chmod . 0777\n {user}: link f g -> *", kind=LINKABLE, user=USERS)
+    twins.compare("mkdir d 0777\n chmod . 0777\n chown d ann ann\n {user}: link d e -> EPERM", user="root; ann")
 
 
-def test_directories_have_one_name(twins: Twins) -> None:
-    twins.compare(
-        cases(
-            "mkdir d 0755\n link d e -> EPERM", "mkdir d 0777\n chmod . 0777\n chown d ann ann\n ann: link d e -> EPERM"
-        )
-    )
-
-
-@over_kinds
-def test_removing(twins: Twins, kinds: tuple[str, ...]) -> None:
+def test_removing(twins: Twins) -> None:
     """unlink takes everything but directories, rmdir directories; what fails changes nothing."""
-    twins.compare(every("make {kind} f\n unlink f -> *\n rmdir f -> *\n lstat f -> ENOENT", kind=kinds))
-    twins.compare(every("make {kind} f\n rmdir f -> *\n unlinkat . f -> *\n rmdirat . f -> *", kind=kinds))
-    twins.compare(every("mkdir d 0755\n make {kind} d/f\n rmdir d -> ENOTEMPTY\n unlink d -> EISDIR", kind=kinds))
+    twins.compare("make {kind} f\n unlink f -> *\n rmdir f -> *\n lstat f -> ENOENT", kind=ALL)
+    twins.compare("make {kind} f\n rmdir f -> *\n unlinkat . f -> *\n rmdirat . f -> *", kind=ALL)
+    twins.compare("mkdir d 0755\n make {kind} d/f\n rmdir d -> ENOTEMPTY\n unlink d -> EISDIR", kind=ALL)
 
 
 def test_directories_count_their_subdirectories(twins: Twins) -> None:
     twins.compare(
-        cases(
-            """mkdir d 0755
-            mkdir d/e 0755 -> ok
-            mkdir d/e/f 0755 -> ok
-            mkdir d/e/g 0755 -> ok
-            make regular d/e/r -> ok
-            symlink e d/l -> ok
-            rename d/e/f d/f -> ok
-            rename d/f d/e/g -> ok
-            rmdir d/e/g -> ok
-            unlink d/e/r -> ok
-            rmdir d/e -> ok""",
-            "mkdir d 0755\n mkdir d/e 0755\n mkdir x 0755\n renameat2 d/e x EXCHANGE -> ok",
-            "mkdir d 0755\n mkdir d/e 0755\n make regular x\n renameat2 d/e x EXCHANGE -> ok",
-        )
+        """mkdir d 0755
+        mkdir d/e 0755 -> ok
+        mkdir d/e/f 0755 -> ok
+        mkdir d/e/g 0755 -> ok
+        make regular d/e/r -> ok
+        symlink e d/l -> ok
+        rename d/e/f d/f -> ok
+        rename d/f d/e/g -> ok
+        rmdir d/e/g -> ok
+        unlink d/e/r -> ok
+        rmdir d/e -> ok""",
+        "mkdir d 0755\n mkdir d/e 0755\n mkdir x 0755\n renameat2 d/e x EXCHANGE -> ok",
+        "mkdir d 0755\n mkdir d/e 0755\n make regular x\n renameat2 d/e x EXCHANGE -> ok",
     )
 
 
 def test_a_symbolic_link_is_its_target(twins: Twins) -> None:
-    targets = ("a", "%255", "%path4095", "%dirs", "/", ".", "d/./../x", "%bytes")
-    twins.compare(every("symlink {target} l -> ok\n readlink l -> *\n lstat l -> ok", target=targets))
-    twins.compare(cases("symlink %path4096 l -> ENAMETOOLONG", "symlink %empty l -> ENOENT"))
-    twins.compare(every("make {kind} f\n readlink f -> EINVAL", kind=("regular", "dir", "fifo", "socket")))
-    twins.compare(every("symlink t l\n {user}: readlink l -> t", user=USERS))
+    targets = "a; %255; %path4095; %dirs; /; .; d/./../x; %bytes"
+    twins.compare("symlink {target} l -> ok\n readlink l -> *\n lstat l -> ok", target=targets)
+    twins.compare("symlink %path4096 l -> ENAMETOOLONG", "symlink %empty l -> ENOENT")
+    twins.compare("make {kind} f\n readlink f -> EINVAL", kind="regular; dir; fifo; socket")
+    twins.compare("symlink t l\n {user}: readlink l -> t", user=USERS)
 
 
 def test_handles_outlive_names(twins: Twins) -> None:
     twins.compare(
-        cases(
-            """make regular f
-            hold h f O_RDWR
-            pwrite h 0 hello -> 5
-            rename f g -> ok
-            pread h 9 0 -> b'hello'
-            unlink g -> ok
-            fstat h -> ok
-            pwrite h 5 world -> 5
-            pread h 20 0 -> *
-            ftruncate h 3 -> ok
-            fchmod h 0600 -> ok
-            fchown h ann bob -> ok
-            futimens h 5 6 -> ok
-            fstat h -> ok
-            fsync h -> ok
-            flink h back -> ENOENT
-            release h -> ok""",
-            """mkdir d 0755
-            make regular d/f
-            hold h d O_RDONLY
-            rename d e -> ok
-            flist h -> ok
-            unlink e/f -> ok
-            rmdir e -> ok
-            fstat h -> ok
-            flist h -> ok
-            fchmod h 0700 -> ok
-            fsync h -> ok""",
-            """make regular f
-            make regular g
-            hold h g O_RDWR
-            rename f g -> ok
-            fstat h -> ok
-            pwrite h 0 old -> 3
-            read g -> b''""",
-            """mkdir d 0755
-            mkdir e 0755
-            hold h e O_RDONLY
-            rename d e -> ok
-            fstat h -> ok
-            flist h -> []""",
-        )
+        """make regular f
+        hold h f O_RDWR
+        pwrite h 0 hello -> 5
+        rename f g -> ok
+        pread h 9 0 -> b'hello'
+        unlink g -> ok
+        fstat h -> ok
+        pwrite h 5 world -> 5
+        pread h 20 0 -> *
+        ftruncate h 3 -> ok
+        fchmod h 0600 -> ok
+        fchown h ann bob -> ok
+        futimens h 5 6 -> ok
+        fstat h -> ok
+        fsync h -> ok
+        flink h back -> ENOENT
+        release h -> ok""",
+        """mkdir d 0755
+        make regular d/f
+        hold h d O_RDONLY
+        rename d e -> ok
+        flist h -> ok
+        unlink e/f -> ok
+        rmdir e -> ok
+        fstat h -> ok
+        flist h -> ok
+        fchmod h 0700 -> ok
+        fsync h -> ok""",
+        "make regular f\n make regular g\n hold h g O_RDWR\n rename f g -> ok\n fstat h -> ok\n pwrite h 0 old -> 3\n read g -> b''",
+        "mkdir d 0755\n mkdir e 0755\n hold h e O_RDONLY\n rename d e -> ok\n fstat h -> ok\n flist h -> []",
+        """mkdir d 0755
+        hold h d O_RDONLY
+        rmdir d -> ok
+        fstat h -> ok
+        flist h -> []
+        mkdir d 0755 -> ok
+        fstat h -> ok
+        flist h -> []""",
     )
 
 
-def test_removed_directories_are_empty_and_take_no_names(twins: Twins) -> None:
-    start = "mkdir d 0755\n hold h d O_RDONLY\n rmdir d -> ok\n fstat h -> ok\n flist h -> []\n mkdir d 0755 -> ok\n fstat h -> ok\n"
-    twins.compare(cases(start + "flist h -> []"))
-
-
 def test_the_directory_of_what_is_made_and_removed_has_new_times_and_no_other(twins: Twins) -> None:
-    for kind in FILES:
-        remove = "rmdir" if kind == "dir" else "unlink"
-        twins.compare(
-            cases(
-                f"mkdir d 0755\n mkdir d/e 0755\n utimens d 5 6\n utimens . 5 6\n make {kind} d/e/f -> ok\n stat d -> ok\n"
-                f"utimens d/e 7 8 -> ok\n {remove} d/e/f -> ok\n stat d/e -> ok"
-            )
-        )
+    start = "mkdir d 0755\n mkdir d/e 0755\n utimens d 5 6\n utimens . 5 6\n make {kind} d/e/f -> ok\n stat d -> ok\n"
+    end = "utimens d/e 7 8 -> ok\n {remove} d/e/f -> ok\n stat d/e -> ok"
+    twins.compare(start + end, kind=[kind for kind in FILES if kind != "dir"], remove="unlink")
+    twins.compare(start + end, kind="dir", remove="rmdir")

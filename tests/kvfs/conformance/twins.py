@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.kvfs.conformance.script import ANYTHING, OK, Case, Outcome
+from tests.kvfs.conformance.script import ANYTHING, OK, Case, Outcome, every
 from tests.kvfs.mounted import REPOSITORY
 
 _ENOUGH = 8
@@ -27,10 +27,12 @@ class Twins:
             cwd=REPOSITORY,
         )
 
-    def compare(self, cases: Iterable[Case]) -> list[str]:
-        """Run the cases; each must go as it says, and alike on both. Gives the results of the last steps, in order."""
-        wanted = list(cases)
-        assert wanted
+    def compare(self, *scripts: str | Case, **choices: Iterable[str] | str) -> list[str]:
+        """Run the scripts, with all combinations of the choices filled in. Each must go as it says, and alike on both.
+
+        Gives the results of the last steps, in order.
+        """
+        wanted = [case for each in scripts for case in ([each] if isinstance(each, Case) else every(each, **choices))]
         answers = self._ask(wanted)
         doubted = [i for i, case in enumerate(wanted) if _complaint(case, *answers[i])]
         told: list[str] = []
@@ -41,9 +43,9 @@ class Twins:
             told += filter(None, [_complaint(wanted[i], *answers[i])])
             if len(told) == _ENOUGH:
                 break
-        assert not told, "\n\n".join(
-            [f"of {len(wanted)} scripts {len(doubted)} went wrong at first, these always:", *told]
-        )
+        header = f"of {len(wanted)} scripts {len(doubted)} went wrong at first, these always:"
+        assert not told, "\n\n".join([header, *told])
+        assert answers
         return [str(ours[-1].result) for _right, ours in answers]
 
     def _ask(self, cases: list[Case], *, patient: bool = False) -> Any:

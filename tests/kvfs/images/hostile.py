@@ -25,7 +25,28 @@ STRANGER, NEIGHBOUR = 1001, 1002
 NUM_ENTRIES = 40
 _DATA_START = 4096
 """Offset of the data in the fake model's images."""
-_STRANGE = [0, 1, -1, 2, 40, 41, 2**31, 2**63, 10**30, 1.0, True, None, "", "F32", "I32", "F64", [], [0], {}, [[40]]]
+_STRANGE: list[object] = [
+    0,
+    1,
+    -1,
+    2,
+    40,
+    41,
+    2**31,
+    2**63,
+    10**30,
+    1.0,
+    True,
+    None,
+    "",
+    "F32",
+    "I32",
+    "F64",
+    [],
+    [0],
+    {},
+    [[40]],
+]
 _INSERTED = [b"[", b"{", b'"', b",", b"0", b"9" * 50, b"-", b"1e9", b"\\u0000", b"null"]
 _SIZES = [2**16, 2**16 + 1, 2**31, 2**32, 2**63, 2**64 - 1]
 
@@ -44,6 +65,14 @@ def forge(
     digests = b"".join(digest(pages[start : start + size]) for start in range(0, len(pages), size))
     entries = np.array([tokens, positions], "<i4").tobytes()
     return image_format.header(len(tokens), digest(digests + entries).hex()) + pages + entries
+
+
+def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
+    snapshot = Snapshot(table, image_format)
+    data = bytes(snapshot.read(0, snapshot.size))
+    assert len(data) == snapshot.size
+    snapshot.close()
+    return data
 
 
 def with_header(image_format: ImageFormat, data: bytes, text: bytes) -> bytes:
@@ -137,9 +166,9 @@ class Fuzzer:
         decoder.append(self._neighbour, list(range(100, 150)))
         table = PageTable(self._pool, STRANGER)
         decoder.append(table, list(range(NUM_ENTRIES)))
-        self._image = _image_of(table, self._format)
+        self._image = image_of(table, self._format)
         table.close()
-        self._neighbour_image = _image_of(self._neighbour, self._format)
+        self._neighbour_image = image_of(self._neighbour, self._format)
         self._num_free = self._pool.num_free
         self._ways: list[Callable[[random.Random, bytes], bytes]] = [
             *(edit_header, edit_header, scramble_header, scramble_header),
@@ -159,7 +188,7 @@ class Fuzzer:
         """The books are right, and the neighbour's image is what it was."""
         assert self._pool.num_free == self._num_free
         self._pool.check([self._neighbour])
-        assert _image_of(self._neighbour, self._format) == self._neighbour_image
+        assert image_of(self._neighbour, self._format) == self._neighbour_image
 
     def _attempt(self, data: bytes) -> None:
         self._pool.num_taken = 0
@@ -181,11 +210,11 @@ class Fuzzer:
     def _must_hold(self, table: PageTable, data: bytes) -> None:
         """An image that was taken must be what was given, all but the spelling of the header."""
         start = self._format.data_start
-        assert _image_of(table, self._format)[start:] == data[start:]
+        assert image_of(table, self._format)[start:] == data[start:]
         tokens, positions = table.read()
         facts = self._format.facts
-        assert tokens.size == 0 or (tokens.min() >= 0 and tokens.max() < facts.vocab_size)
-        assert positions.size == 0 or (positions.min() >= 0 and positions.max() < facts.max_positions)
+        assert all(0 <= token < facts.vocab_size for token in tokens.tolist())
+        assert all(0 <= position < facts.max_positions for position in positions.tolist())
 
     def _forge(self, rng: random.Random, _image: bytes) -> bytes:
         """Content of any kind, with a digest that fits it."""
@@ -195,13 +224,9 @@ class Fuzzer:
         ]
         pages = bytearray(rng.randbytes(64) * (pages_for(count) * self._format.page_bytes // 64))
         if rng.random() < 0.5 and count % 32:
-            self._clear_tail(pages, count)
+            last = np.frombuffer(pages, np.uint8)[-self._format.page_bytes :]
+            last.reshape(*self._format.facts.page_shape[:3], 32, -1)[:, :, :, count % 32 :] = 0
         return forge(self._format, numbers, None, bytes(pages))
-
-    def _clear_tail(self, pages: bytearray, count: int) -> None:
-        facts = self._format.facts
-        last = np.frombuffer(pages, np.uint8)[-self._format.page_bytes :]
-        last.reshape(*facts.page_shape[:3], 32, -1)[:, :, :, count % 32 :] = 0
 
 
 class _Watched(PagePool):
@@ -213,11 +238,3 @@ class _Watched(PagePool):
         pages = super().allocate(count, owner, frames)
         self.num_taken += count
         return pages
-
-
-def _image_of(table: PageTable, image_format: ImageFormat) -> bytes:
-    snapshot = Snapshot(table, image_format)
-    try:
-        return bytes(snapshot.read(0, snapshot.size))
-    finally:
-        snapshot.close()

@@ -7,6 +7,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,45 +30,51 @@ from tests.kvfs.fakes import (
     fake_identity,
     import_image,
 )
+from tests.kvfs.images.hostile import image_of
 
 ANN, BOB = 1001, 1002
-LENGTHS = [0, 1, 31, 32, 33, 63, 64, 70]
+over_lengths = pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 63, 64, 70])
 
 
 def tokens_for(length: int, seed: int = 0) -> list[int]:
     return [(seed * 101 + 7 * index) % 1000 for index in range(length)]
 
 
-def make_table(pool: PagePool, decoder: FakeDecoder, length: int, seed: int = 0) -> PageTable:
-    table = PageTable(pool, ANN)
-    if length:
-        decoder.append(table, tokens_for(length, seed), position=5)
-    return table
+class House:
+    """A pool, and images of tables in it."""
+
+    def __init__(self, facts: FakeFacts) -> None:
+        self.store = FakeStore(facts, num_pages=16)
+        self.pool = PagePool(self.store)
+        self.decoder = FakeDecoder(self.store)
+        self.format = ImageFormat(facts)
+
+    def table(self, length: int, seed: int = 0, owner: int = ANN) -> PageTable:
+        table = PageTable(self.pool, owner)
+        if length:
+            self.decoder.append(table, tokens_for(length, seed), position=5)
+        return table
+
+    def image(self, table: PageTable) -> bytes:
+        return image_of(table, self.format)
+
+    def load(self, source: bytes | BytesSource, owner: int = ANN) -> PageTable:
+        return import_image(self.pool, self.format, BytesSource(source) if isinstance(source, bytes) else source, owner)
+
+    def begin(self, source: BytesSource, owner: int) -> ImageImport:
+        return ImageImport(self.pool, parse_header(self.format, source), owner)
 
 
-def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
-    snapshot = Snapshot(table, image_format)
-    data = bytes(snapshot.read(0, snapshot.size))
-    assert len(data) == snapshot.size
-    snapshot.close()
-    return data
+@pytest.fixture
+def house(facts: FakeFacts) -> House:
+    return House(facts)
 
 
-def assert_same_file(decoder: FakeDecoder, table: PageTable, length: int, seed: int = 0) -> None:
-    tokens, positions = tokens_for(length, seed), list(range(5, 5 + length))
-    assert [array.tolist() for array in table.read()] == [tokens, positions]
-    assert decoder.entries(table.pages, table.length).tolist() == entry_values(
-        list(zip(tokens, positions, strict=True))
-    )
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_any_safetensors_library_reads_an_image(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat, tmp_path: Path, length: int
-):
-    table = make_table(pool, decoder, length)
-    path = tmp_path / "a.kv"
-    path.write_bytes(image_of(table, image_format))
+@over_lengths
+def test_any_safetensors_library_reads_an_image(house: House, tmp_path: Path, length: int) -> None:
+    table, path = house.table(length), tmp_path / "a.kv"
+    path.write_bytes(house.image(table))
+    assert path.stat().st_size == house.format.image_bytes(length), "known without opening it"
     with safe_open(path, framework="numpy") as image:
         assert set(image.keys()) == {"pages", "tokens", "positions"}
         metadata = image.metadata()
@@ -76,11 +83,11 @@ def test_any_safetensors_library_reads_an_image(
     assert [array.tolist() for array in (tokens, positions)] == [tokens_for(length), list(range(5, 5 + length))]
     assert tokens.dtype == positions.dtype == np.int32
     assert pages.dtype == np.float32
-    assert pages.shape == ((length + 31) // 32, *image_format.page_shape)
+    assert pages.shape == ((length + 31) // 32, *house.format.page_shape)
     full = length // 32
-    assert (pages[:full] == store.pages[table.pages[:full]]).all()
+    assert (pages[:full] == house.store.pages[table.pages[:full]]).all()
     for page in pages[full:]:
-        assert page.tobytes() == store.masked(store.view(int(table.pages[-1])), length % 32)
+        assert page.tobytes() == house.store.masked(house.store.view(int(table.pages[-1])), length % 32)
     assert {key: metadata[key] for key in fake_identity()} == fake_identity()
     assert (metadata["format"], metadata["version"]) == ("symphony.kv", "2")
     page_digests = b"".join(hashlib.blake2b(page.tobytes(), digest_size=32).digest() for page in pages)
@@ -88,60 +95,47 @@ def test_any_safetensors_library_reads_an_image(
     assert metadata["digest"] == whole.hexdigest()
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_an_image_comes_back_as_the_same_file(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat, length: int
-):
-    table = make_table(pool, decoder, length)
-    data = image_of(table, image_format)
-    copy = import_image(pool, image_format, BytesSource(data), BOB)
+@over_lengths
+def test_an_image_comes_back_as_the_same_file(house: House, length: int) -> None:
+    table = house.table(length)
+    data = house.image(table)
+    copy = house.load(data, BOB)
     assert copy.owner == BOB
     assert not set(copy.pages.tolist()) & set(table.pages.tolist())
-    assert_same_file(decoder, copy, length)
-    pool.check([table, copy])
-    assert image_of(copy, image_format) == data
-    decoder.append(copy, [3, 4])
-    assert decoder.entries(copy.pages, length + 2)[:length].tolist() == decoder.entries(table.pages, length).tolist()
-    pool.check([table, copy])
+    positions = list(range(5, 5 + length))
+    assert [array.tolist() for array in copy.read()] == [tokens_for(length), positions]
+    values = entry_values(list(zip(tokens_for(length), positions, strict=True)))
+    assert house.decoder.entries(copy.pages, length).tolist() == values
+    house.pool.check([table, copy])
+    assert house.image(copy) == data
+    house.decoder.append(copy, [3, 4])
+    assert house.decoder.entries(copy.pages, length + 2)[:length].tolist() == values
+    house.pool.check([table, copy])
 
 
-def test_data_begins_at_a_page_boundary_for_every_length(image_format: ImageFormat):
-    assert image_format.data_start % 4096 == 0
+def test_data_begins_at_a_page_boundary_for_every_length(house: House) -> None:
+    assert house.format.data_start % 4096 == 0
     for num_entries in (0, 1, 10**6, 10**12):
-        header = image_format.header(num_entries, "0" * 64)
-        assert len(header) == image_format.data_start
+        header = house.format.header(num_entries, "0" * 64)
+        assert len(header) == house.format.data_start
         assert json.loads(header[8:])["tokens"]["shape"] == [num_entries]
 
 
-def test_the_size_of_an_image_is_known_without_opening_it(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    for length in LENGTHS:
-        table = make_table(pool, decoder, length)
-        assert image_format.image_bytes(length) == len(image_of(table, image_format))
-        table.close()
-
-
-def test_truncating_to_a_size_keeps_the_most_entries_that_fit(image_format: ImageFormat):
-    sizes = [image_format.image_bytes(n) for n in range(140)]
+def test_truncating_to_a_size_keeps_the_most_entries_that_fit(house: House) -> None:
+    sizes = [house.format.image_bytes(n) for n in range(140)]
     for n in range(139):
         for size in {sizes[n], sizes[n] + 1, (sizes[n] + sizes[n + 1]) // 2, sizes[n + 1] - 1}:
-            assert image_format.entries_for(size) == n
-    assert image_format.entries_for(image_format.image_bytes(10**12)) == 10**12
+            assert house.format.entries_for(size) == n
+    assert house.format.entries_for(house.format.image_bytes(10**12)) == 10**12
+    for size in (0, 1, 4095):
+        with pytest.raises(Invalid, match=f"to {size} bytes: its header alone has 4096"):
+            house.format.entries_for(size)
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095])
-def test_no_entries_fit_below_the_header(image_format: ImageFormat, size: int):
-    with pytest.raises(Invalid, match=f"to {size} bytes: its header alone has 4096"):
-        image_format.entries_for(size)
-
-
-def test_a_page_of_the_image_is_the_page_itself(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 100)
-    snapshot = Snapshot(table, image_format)
-    view = snapshot.read(image_format.data_start + 100, 2 * store.page_bytes)
+def test_a_page_of_the_image_is_the_page_itself(house: House) -> None:
+    table, store = house.table(100), house.store
+    snapshot = Snapshot(table, house.format)
+    view = snapshot.read(house.format.data_start + 100, 2 * store.page_bytes)
     assert isinstance(view, memoryview)
     assert view.readonly
     first = int(table.pages[0]) * store.page_bytes + 100
@@ -151,110 +145,85 @@ def test_a_page_of_the_image_is_the_page_itself(
     snapshot.close()
 
 
-def test_every_range_of_an_image_reads_as_that_range_of_the_whole(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    hole = make_table(pool, decoder, 40)
-    table = make_table(pool, decoder, 40)
+def test_every_range_of_an_image_reads_as_that_range_of_the_whole(house: House) -> None:
+    hole, table = house.table(40), house.table(40)
     hole.close()
-    decoder.append(table, tokens_for(70))  # so its pages do not lie in one run
+    house.decoder.append(table, tokens_for(70))  # so its pages do not lie in one run
     assert (np.diff(table.pages) != 1).any()
-    whole = image_of(table, image_format)
-    snapshot = Snapshot(table, image_format)
+    whole, snapshot = house.image(table), Snapshot(table, house.format)
     at = snapshot.layout
-    edges = [0, 8, *range(at.pages, at.tokens + 1, image_format.page_bytes), at.tokens, at.positions, at.size]
-    offsets = sorted({max(0, edge + shift) for edge in edges for shift in (-1, 0, 1)})
-    for offset in offsets:
+    edges = [0, 8, *range(at.pages, at.tokens + 1, house.format.page_bytes), at.tokens, at.positions, at.size]
+    for offset in {max(0, edge + shift) for edge in edges for shift in (-1, 0, 1)}:
         for size in (0, 1, 7, 4096, 5000, 20_000, 10**6):
             assert bytes(snapshot.read(offset, size)) == whole[offset : offset + size]
     snapshot.close()
 
 
-def test_a_reader_keeps_seeing_the_file_as_it_was_when_opened(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    expected = image_of(table, image_format)
-    snapshot = Snapshot(table, image_format)
-    decoder.append(table, [1, 2, 3])  # in place, in the reader's tail page
-    assert table.pages[1] == snapshot.held_pages()[1]
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        pytest.param(40, [+3], id="appended in place, in the reader's tail page"),
+        pytest.param(40, [-20, +50], id="cut before anything is read"),
+        pytest.param(70, [-38, +38], id="cut and grown to as many pages"),
+        pytest.param(40, [+3, -33, +60], id="may not be in place, as the reader still looks at the page"),
+    ],
+)
+def test_a_reader_keeps_seeing_the_file_as_it_was_when_opened(house: House, length: int, changes: list[int]) -> None:
+    table = house.table(length)
+    expected, snapshot = house.image(table), Snapshot(table, house.format)
+    for change in changes:
+        if change > 0:
+            house.decoder.append(table, tokens_for(change, seed=5))
+        else:
+            table.truncate(table.length + change)
+    house.pool.check([table], [snapshot])
+    if changes == [+3]:
+        assert table.pages[1] == snapshot.held_pages()[1]
     assert bytes(snapshot.read(0, snapshot.size)) == expected
-    table.truncate(10)
-    decoder.append(table, tokens_for(60, seed=5))  # may not be in place: the reader still looks at the page
     table.close()
-    stranger = PageTable(pool, BOB)
-    decoder.append(stranger, tokens_for(12 * 32, seed=6))
+    stranger = house.table(12 * 32, 6, BOB)
     assert bytes(snapshot.read(0, snapshot.size)) == expected
-    pool.check([stranger], [snapshot])
+    house.pool.check([stranger], [snapshot])
     snapshot.close()
-    pool.check([stranger])
+    for use in (snapshot.close, lambda: snapshot.read(0, 1)):
+        with pytest.raises(AssertionError):
+            use()
+    house.pool.check([stranger])
 
 
-def test_a_reader_that_reads_nothing_before_the_file_changes_sees_the_same(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    expected = image_of(table, image_format)
-    snapshot = Snapshot(table, image_format)
-    table.truncate(20)
-    decoder.append(table, tokens_for(50, seed=5))
-    pool.check([table], [snapshot])
-    assert bytes(snapshot.read(0, snapshot.size)) == expected
-
-
-def test_a_reader_keeps_its_pages_when_the_file_is_cut_and_grows_again(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 70)
-    expected = image_of(table, image_format)
-    snapshot = Snapshot(table, image_format)
-    table.truncate(32)
-    decoder.append(table, tokens_for(38, seed=5))  # as many pages as before, in the same places of the table
-    pool.check([table], [snapshot])
-    assert bytes(snapshot.read(0, snapshot.size)) == expected
-
-
-def test_a_reader_of_a_file_with_an_open_reservation_sees_committed_entries(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 31)
-    expected = image_of(table, image_format)
-    reservation = table.reserve([1, 2], [0, 1])
-    decoder.step(reservation)
-    assert image_of(table, image_format) == expected
+def test_a_reader_of_a_file_with_an_open_reservation_sees_committed_entries(house: House) -> None:
+    table = house.table(31)
+    expected, reservation = house.image(table), table.reserve([1, 2], [0, 1])
+    house.decoder.step(reservation)
+    assert house.image(table) == expected
     reservation.abort()
-    assert image_of(table, image_format) == expected
+    assert house.image(table) == expected
 
 
-def test_slots_past_the_end_read_as_zero(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat
-):
-    marker = b"what the fork said afterwards"
-    table = make_table(pool, decoder, 3)
-    fork = table.fork()
-    decoder.append(fork, [8, 9])
+def test_slots_past_the_end_read_as_zero(house: House) -> None:
+    marker, table, store = b"what the fork said afterwards", house.table(3), house.store
+    house.decoder.append(table.fork(), [8, 9])
     last_slot = store.entries[int(table.pages[0]), 0, 0, 0].reshape(-1)[-8:].view(np.uint8)
     last_slot[: len(marker)] = np.frombuffer(marker, np.uint8)
+    image = house.image(table)
     assert marker in bytes(store.view(int(table.pages[0])))
-    assert marker not in image_of(table, image_format)
-    pages = np.frombuffer(image_of(table, image_format)[image_format.data_start :][: store.page_bytes], np.float32)
-    entries = pages.reshape(store.entries.shape[1:])
+    assert marker not in image
+    entries = np.frombuffer(image[house.format.data_start :][: store.page_bytes], np.float32)
+    entries = entries.reshape(store.entries.shape[1:])
     assert not entries[:, :, :, 3:].any()
     assert entries[:, :, :, :3].all()
 
 
-def test_equal_content_gives_equal_bytes(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat):
-    one, other = make_table(pool, decoder, 40), make_table(pool, decoder, 10)
-    decoder.append(other, tokens_for(40)[10:])
-    assert image_of(one, image_format) == image_of(other, image_format)
+def test_equal_content_gives_equal_bytes(house: House) -> None:
+    one, other = house.table(40), house.table(10)
+    house.decoder.append(other, tokens_for(40)[10:])
+    assert house.image(one) == house.image(other)
 
 
-def test_many_threads_may_prepare_one_snapshot(
-    facts: FakeFacts, pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    other_store = FakeStore(facts, num_pages=16)
-    expected = image_of(make_table(PagePool(other_store), FakeDecoder(other_store), 300), image_format)
-    snapshot = Snapshot(make_table(pool, decoder, 300), image_format)  # nothing of it was hashed before
+def test_many_threads_may_prepare_one_snapshot(house: House, facts: FakeFacts) -> None:
+    other = House(facts)
+    expected = other.image(other.table(300))
+    snapshot = Snapshot(house.table(300), house.format)  # nothing of it was hashed before
     start = threading.Barrier(8)
 
     def prepare() -> None:
@@ -268,124 +237,71 @@ def test_many_threads_may_prepare_one_snapshot(
     snapshot.close()
 
 
-def test_a_snapshot_is_closed_once_and_then_read_no_more(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    snapshot = Snapshot(make_table(pool, decoder, 3), image_format)
-    snapshot.close()
-    with pytest.raises(AssertionError):
-        snapshot.close()
-    with pytest.raises(AssertionError):
-        snapshot.read(0, 1)
-
-
-def test_an_image_for_which_there_is_no_room_takes_none(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 9 * 32)
-    source = BytesSource(image_of(table, image_format))
-    with pytest.raises(NoSpace, match="9 pages wanted, 7 of 16 free"):
-        import_image(pool, image_format, source, BOB)
-    pool.check([table])
-
-
-def test_an_import_under_way_is_in_the_books_and_can_be_abandoned(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    source = BytesSource(image_of(table, image_format))
-    incoming = ImageImport(pool, parse_header(image_format, source), BOB)
-    pool.check([table], [incoming])
+def test_an_import_under_way_is_in_the_books_and_one_that_was_abandoned_shows_another_owner_nothing(
+    house: House,
+) -> None:
+    table = house.table(40)
+    source = BytesSource(house.image(table))
+    incoming = house.begin(source, BOB)
+    house.pool.check([table], [incoming])
     with ThreadPoolExecutor(1) as worker:
         worker.submit(incoming.load, source).result()
-    pool.check([table], [incoming])
+    house.pool.check([table], [incoming])
     incoming.abandon()
-    pool.check([table])
-    assert pool.num_pages - pool.num_free == 2
-
-
-def test_what_an_abandoned_import_read_is_not_shown_to_another_owner(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    source = BytesSource(image_of(table, image_format))
+    house.pool.check([table])
+    assert house.pool.num_pages - house.pool.num_free == 2
     table.close()
-    incoming = ImageImport(pool, parse_header(image_format, source), ANN)
-    incoming.load(source)
-    incoming.abandon()
-    allocate(pool, 16, BOB)
-    assert not store.pages.any()
+    allocate(house.pool, 16, 1003)
+    assert not house.store.pages.any()
 
 
-def test_an_imported_tail_is_at_its_frontier(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat):
-    data = image_of(make_table(pool, decoder, 35), image_format)
-    table = import_image(pool, image_format, BytesSource(data), ANN)
-    fork = table.fork()
-    reservation = fork.reserve([1], [0])
+def test_an_imported_tail_is_at_its_frontier(house: House) -> None:
+    table = house.load(house.image(house.table(35)))
+    reservation = table.fork().reserve([1], [0])
     assert reservation.copies == ()
     assert reservation.pages.tolist() == table.pages.tolist()
     reservation.abort()
 
 
-def test_imported_pages_are_their_owners_and_need_no_zeroing_for_it(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    source = BytesSource(image_of(table, image_format))
+def test_imported_pages_are_their_owners_and_need_no_zeroing_for_it(house: House) -> None:
+    table = house.table(40)
+    image = house.image(table)
     table.close()
-    import_image(pool, image_format, source, ANN).close()
-    allocate(pool, 16, ANN)
-    assert store.num_zeroed == 0
+    house.load(image).close()
+    allocate(house.pool, 16, ANN)
+    assert house.store.num_zeroed == 0
 
 
-def test_an_imported_page_needs_no_second_hash(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_imported_page_needs_no_second_hash(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
-    keep = pool.keep_digests
-    monkeypatch.setattr(pool, "keep_digests", lambda pages, values: (hashed.extend(pages), keep(pages, values)))
-    data = image_of(make_table(pool, decoder, 64), image_format)
+    keep = house.pool.keep_digests
+
+    def kept(pages: Any, values: Any) -> None:
+        hashed.extend(pages)
+        keep(pages, values)
+
+    monkeypatch.setattr(house.pool, "keep_digests", kept)
+    data = house.image(house.table(64))
     assert len(hashed) == 2, "of pages that were computed"
-    table = import_image(pool, image_format, BytesSource(data), ANN)
+    table = house.load(data)
     assert len(hashed) == 4, "which the image tells"
-    hashed.clear()
-    assert image_of(table, image_format) == data
-    assert hashed == []
+    assert house.image(table) == data
+    assert len(hashed) == 4
+
+
+# Refusals
 
 
 @pytest.mark.parametrize("key", list(fake_identity()))
-def test_an_image_of_another_model_says_what_differs(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat, key: str
-):
-    identity = {**fake_identity(), key: "d1ff" * 8}
-    other = ImageFormat(FakeFacts(identity=identity))
-    source = BytesSource(image_of(make_table(pool, decoder, 3), image_format))
-    ours = "d1ffd1ffd1ff…"
+def test_an_image_of_another_model_says_what_differs(house: House, key: str) -> None:
+    other = ImageFormat(FakeFacts(identity={**fake_identity(), key: "d1ff" * 8}))
     theirs = fake_identity()[key][:12]
-    with pytest.raises(
-        Invalid, match=rf"^image is of {key} {theirs}…? \(this daemon runs {ours}\): it can't be used here$"
-    ):
+    message = rf"^image is of {key} {theirs}…? \(this daemon runs d1ffd1ffd1ff…\): it can't be used here$"
+    source = BytesSource(house.image(house.table(3)))
+    with pytest.raises(Invalid, match=message):
         parse_header(other, source)
-
-
-def test_an_image_of_another_shape_of_page_is_refused(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat):
-    source = BytesSource(image_of(make_table(pool, decoder, 3), image_format))
     with pytest.raises(Invalid, match="tensor pages does not fit 3 entries of this model"):
         parse_header(ImageFormat(FakeFacts(head_dim=8)), source)
-
-
-@pytest.mark.parametrize("length", [1, 33])
-def test_an_image_cut_short_anywhere_is_refused(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat, length: int
-):
-    table = make_table(pool, decoder, length)
-    data = image_of(table, image_format)
-    for size in [*range(0, len(data), 97), len(data) - 1]:
-        with pytest.raises(Invalid, match="cut short"):
-            import_image(pool, image_format, BytesSource(data[:size]), ANN)
-    with pytest.raises(Invalid, match="too long"):
-        import_image(pool, image_format, BytesSource(data + b"\0"), ANN)
-    pool.check([table])
 
 
 class ShrinkingSource(BytesSource):
@@ -393,15 +309,6 @@ class ShrinkingSource(BytesSource):
 
     def read_at(self, offset: int, size: int) -> bytes:
         return super().read_at(offset, size)[: max(0, 6000 - offset)]
-
-
-def test_a_source_that_shrinks_while_it_is_read_is_refused(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 40)
-    with pytest.raises(Invalid, match="cut short: 1904 of 4096 bytes at offset 4096"):
-        import_image(pool, image_format, ShrinkingSource(image_of(table, image_format)), ANN)
-    pool.check([table])
 
 
 class BrokenSource(BytesSource):
@@ -413,36 +320,35 @@ class BrokenSource(BytesSource):
         return super().read_at(offset, size)
 
 
-def test_a_read_error_ends_the_import_and_gives_the_pages_back(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
-):
-    table = make_table(pool, decoder, 70)
-    with pytest.raises(OSError, match="Input/output"):
-        import_image(pool, image_format, BrokenSource(image_of(table, image_format)), ANN)
-    pool.check([table])
+def test_an_image_that_is_not_whole_is_refused_and_its_pages_given_back(house: House) -> None:
+    table = house.table(64)
+    data = house.image(table)
+
+    def refused(source: bytes | BytesSource, message: str, error: type[Exception] = Invalid) -> None:
+        with pytest.raises(error, match=message):
+            house.load(source)
+        house.pool.check([table])
+
+    for size in [*range(0, len(data), 97), len(data) - 1]:
+        refused(data[:size], "cut short")
+    refused(data + b"\0", "too long")
+    refused(ShrinkingSource(data), "cut short: 1904 of 4096 bytes at offset 4096")
+    refused(BrokenSource(data), "Input/output", OSError)
+    for part in ("pages", "tokens", "positions"):
+        flipped = bytearray(data)
+        flipped[getattr(house.format.layout(64), part) + 40] ^= 1
+        refused(bytes(flipped), "image is damaged: its content has another digest")
+    house.decoder.append(table, [1] * (9 * 32 - 64))
+    refused(house.image(table), "9 pages wanted, 7 of 16 free", NoSpace)
 
 
-@pytest.mark.parametrize("part", ["pages", "tokens", "positions"])
-def test_one_flipped_bit_is_found(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat, part: str):
-    table = make_table(pool, decoder, 64)
-    data = bytearray(image_of(table, image_format))
-    data[getattr(image_format.layout(64), part) + 40] ^= 1
-    with pytest.raises(Invalid, match="image is damaged: its content has another digest"):
-        import_image(pool, image_format, BytesSource(bytes(data)), ANN)
-    pool.check([table])
-
-
-def test_a_claim_is_seen_in_the_first_bytes(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat):
-    data = image_of(make_table(pool, decoder, 3), image_format)
+def test_a_claim_is_seen_in_the_first_bytes(house: House) -> None:
+    data = house.image(house.table(3))
     assert claims_to_be_image(data[:CLAIM_BYTES], len(data))
     assert claims_to_be_image(data[:1000], 1000)  # cut short, but it claims
     spaced = json.dumps({"__metadata__": {"format": "symphony.kv"}}).encode()  # as other writers space it
     assert claims_to_be_image(len(spaced).to_bytes(8, "little") + spaced, 8 + len(spaced))
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
+    for head in (
         b"",
         b"{}",
         b"Once upon a time there was a format called symphony.kv",
@@ -451,7 +357,5 @@ def test_a_claim_is_seen_in_the_first_bytes(pool: PagePool, decoder: FakeDecoder
         (20).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}"format":"symphony.kv"',  # in the data, not the header
         (1 << 40).to_bytes(8, "little") + b'{"__metadata__":{"format":"symphony.kv"}}',
         (50).to_bytes(8, "little") + b'["format":"symphony.kv"]',
-    ],
-)
-def test_other_files_claim_nothing(head: bytes):
-    assert not claims_to_be_image(head, len(head))
+    ):
+        assert not claims_to_be_image(head, len(head)), head

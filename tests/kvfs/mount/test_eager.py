@@ -20,21 +20,16 @@ def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:
 
 
 @in_trio
-async def test_what_waits_for_nothing_is_done_at_once(eager: Eager) -> None:
-    async def handler() -> str:
+async def test_what_waits_for_nothing_is_done_or_raised_at_once(eager: Eager) -> None:
+    async def handler(error: OSError | None = None) -> str:
         async with Mutex(eager):
+            if error:
+                raise error
             return "done"
 
     assert eager.start(handler()) == "done"
-
-
-@in_trio
-async def test_what_it_raises_comes_out_of_start(eager: Eager) -> None:
-    async def handler() -> None:
-        raise OSError(5, "planted")
-
     with pytest.raises(OSError, match="planted"):
-        eager.start(handler())
+        eager.start(handler(OSError(5, "planted")))
 
 
 @in_trio
@@ -46,18 +41,20 @@ async def test_a_waiter_goes_on_as_a_task(eager: Eager) -> None:
     started = handler()
     assert eager.start(started) is LEFT
     assert await eager.finish(started) not in {None, threading.get_ident()}
-
-
-@in_trio
-async def test_leaving_in_a_task_is_nothing(eager: Eager) -> None:
-    await eager.leave()
+    await eager.leave()  # a task has nothing to leave
 
 
 @in_trio
 async def test_waiting_without_leaving_is_a_defect_that_is_named(eager: Eager) -> None:
+    async def value() -> int:
+        return 3
+
+    async def yields() -> None:
+        await trio.lowlevel.checkpoint()
+
     with pytest.raises(AssertionError, match="before it has left"):
-        eager.start(_yields())
-    assert eager.start(_value(3)) == 3, "and others go on"
+        eager.start(yields())
+    assert eager.start(value()) == 3, "and others go on"
 
 
 @in_trio
@@ -117,14 +114,6 @@ async def test_a_long_job_ends_at_its_next_checkpoint(eager: Eager) -> None:
             scope.cancel()
     assert scope.cancelled_caught
     assert num_steps > 0
-
-
-async def _value(number: int) -> int:
-    return number
-
-
-async def _yields() -> None:
-    await trio.lowlevel.checkpoint()
 
 
 @in_trio

@@ -8,11 +8,10 @@ import os
 import shutil
 import stat
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors import safe_open
 
 from kvfs.images.format import ImageFormat
 from tests.kvfs.mount_server import facts_for
@@ -25,9 +24,12 @@ from tests.kvfs.mounted import (
     mounted,
     needs_mount,
     opened,
+    refused,
 )
 
 pytestmark = needs_mount
+
+FORMAT = ImageFormat(facts_for(PAGE_BYTES))
 
 
 def test_a_kv_file_shows_its_image(mount: Mount) -> None:
@@ -35,22 +37,9 @@ def test_a_kv_file_shows_its_image(mount: Mount) -> None:
     data = (mount.path / "a.kv").read_bytes()
     check_image(data, 100)
     found = os.stat(mount.path / "a.kv")
-    assert found.st_size == len(data) == ImageFormat(facts_for(PAGE_BYTES)).image_bytes(100)
+    assert found.st_size == len(data) == FORMAT.image_bytes(100)
     assert found.st_blocks * 512 >= found.st_size, "less would look like a hole to cp"
     assert stat.S_IMODE(found.st_mode) == 0o600
-
-
-def test_safetensors_reads_a_mounted_file(mount: Mount) -> None:
-    a_kv_file(mount)
-    with safe_open(mount.path / "a.kv", framework="numpy") as image:
-        assert list(image.get_tensor("tokens")) == list(range(1, 101))
-        assert list(image.get_tensor("positions")) == list(range(100))
-        pages = image.get_tensor("pages")
-        assert image.metadata()["format"] == "symphony.kv"
-    assert pages.shape == (4, *facts_for(PAGE_BYTES).page_shape)
-    entries = pages.reshape(4, 2, 2, 2, 32, -1)
-    assert (entries[3, :, :, :, 3] == 100).all()
-    assert not entries[3, :, :, :, 4:].any()
 
 
 def test_cp_inside_is_a_fork(mount: Mount) -> None:
@@ -82,8 +71,7 @@ def test_os_copy_file_range_forks_a_whole_file_and_copies_a_part(mount: Mount) -
             assert os.copy_file_range(source, target, 5000, 1000, 0) == 5000
             assert os.copy_file_range(source, target, 100, 0, 5000) == 100
             assert os.pread(target, 10_000, 0) == data[1000:6000] + data[:100]
-    assert mount.call("stat", "fork")["kind"] == "kv"
-    assert mount.call("stat", "part")["kind"] == "file"
+    assert [mount.call("stat", name)["kind"] for name in ("fork", "part")] == ["kv", "file"]
     with opened(mount.path / "part") as source, opened(mount.path / "copy", os.O_CREAT | os.O_RDWR) as target:
         assert os.copy_file_range(source, target, 1 << 20, 0, 0) == 5100
     mount.sh("cmp part copy")
@@ -93,19 +81,14 @@ def test_export_and_import_keep_every_byte(mount: Mount) -> None:
     a_kv_file(mount)
     a_kv_file(mount, "empty.kv", 1)
     mount.sh("mkdir d; cp a.kv d; cp a.kv $OUT/x; cp $OUT/x back.kv; cmp a.kv back.kv; cmp a.kv $OUT/x")
-    assert mount.call("tokens_of", "back.kv") == list(range(1, 101))
-    assert mount.call("stat", "back.kv")["kind"] == "kv"
     mount.sh("tar cf $OUT/t.tar a.kv empty.kv d; mkdir t; tar xf $OUT/t.tar -C t; cmp a.kv t/a.kv; cmp a.kv t/d/a.kv")
-    assert mount.call("stat", "t/d/a.kv")["kind"] == "kv"
     with tarfile.open(mount.outside / "t.tar") as tar:
         assert tar.getmember("a.kv").size == os.stat(mount.path / "a.kv").st_size
     mount.sh("cat $OUT/x > cat.kv; dd if=$OUT/x of=dd.kv bs=777 status=none; cp --sparse=always $OUT/x sparse.kv")
     shutil.copyfile(mount.outside / "x", mount.path / "sendfile.kv")
-    for name in ("cat", "dd", "sparse", "sendfile"):
+    mount.sh("rsync -a $OUT/x rsync.kv || cp $OUT/x rsync.kv")
+    for name in ("back", "t/d/a", "cat", "dd", "sparse", "sendfile", "rsync"):
         assert mount.call("tokens_of", f"{name}.kv") == list(range(1, 101)), name
-    if shutil.which("rsync"):
-        mount.sh("rsync -a $OUT/x rsync.kv")
-        assert mount.call("stat", "rsync.kv")["kind"] == "kv"
 
 
 def test_rm_frees_pages_and_df_tells(mount: Mount) -> None:
@@ -113,8 +96,8 @@ def test_rm_frees_pages_and_df_tells(mount: Mount) -> None:
         mount.settle()
         return int(mount.sh("df -B1 --output=avail .").split()[-1])
 
-    assert int(mount.sh("df -B1 --output=size .").split()[-1]) == NUM_PAGES * PAGE_BYTES
     before = free_bytes()
+    assert before == NUM_PAGES * PAGE_BYTES
     a_kv_file(mount)
     mount.call("reset")
     mount.sh("cp a.kv $OUT/x; cp $OUT/x b.kv; cp a.kv c.kv")
@@ -125,25 +108,30 @@ def test_rm_frees_pages_and_df_tells(mount: Mount) -> None:
     assert free_bytes() == before
 
 
-def test_xattrs(mount: Mount) -> None:
+@pytest.fixture
+def a(mount: Mount) -> Iterator[Path]:
+    """A KV file of 100 entries."""
     a_kv_file(mount)
-    mount.sh("cp a.kv b.kv; echo hi > plain; ln -s a.kv link")
-    a, b = mount.path / "a.kv", mount.path / "b.kv"
-    values = {name: os.getxattr(a, name) for name in os.listxattr(a)}
-    assert values["user.kv.tokens"] == b"100"
-    assert values["user.kv.model"] == b"fake"
-    assert values["user.kv.exclusive"] == b"0"
-    assert values["user.kv.shared"] == b"4"
-    hits = int(values["user.kv.hits"])
+    yield mount.path / "a.kv"
+    mount.call("reset")
+
+
+def test_what_a_kv_file_is_shows_in_its_attributes(mount: Mount, a: Path) -> None:
+    mount.sh("cp a.kv b.kv")
+    values = {name[8:]: os.getxattr(a, name) for name in os.listxattr(a)}
+    expected = {"tokens": b"100", "model": b"fake", "exclusive": b"0", "shared": b"4", "positions": b"0-99"}
+    assert {**values, **expected} == values
     mount.sh("cat a.kv > /dev/null")
-    assert int(os.getxattr(mount.path / "a.kv", "user.kv.hits")) == hits + 1
-    assert values["user.kv.positions"] == b"0-99"
-    os.unlink(b)
+    assert int(os.getxattr(a, "user.kv.hits")) == int(values["hits"]) + 1
+    os.unlink(mount.path / "b.kv")
     mount.settle()
     assert os.getxattr(a, "user.kv.exclusive") == b"4"
+
+
+def test_advice_is_set_copied_and_removed(mount: Mount, a: Path) -> None:
     advice = {"user.kv.pinned": b"1", "user.kv.ttl": b"3600", "user.kv.priority": b"-3"}
-    assert [values[name] for name in advice] == [b"0", b"0", b"0"]
     for name, value in advice.items():
+        assert os.getxattr(a, name) == b"0"
         os.setxattr(a, name, value)
         assert os.getxattr(a, name) == value
     mount.sh("cp -a a.kv kept.kv; cp a.kv new.kv")
@@ -152,61 +140,66 @@ def test_xattrs(mount: Mount) -> None:
     for name in advice:
         os.removexattr(a, name)
         assert os.getxattr(a, name) == b"0"
+
+
+def test_attributes_of_users_are_kept_and_others_refused(mount: Mount, a: Path) -> None:
+    mount.sh("echo hi > plain; ln -s a.kv link")
     os.setxattr(a, "user.note", b"a note")
     assert os.getxattr(a, "user.note") == b"a note"
     os.setxattr(a, "user.large", bytes(65536))  # the longest that Linux takes, beside others
     assert os.getxattr(a, "user.large") == bytes(65536)
-    for action, code in (
-        (lambda: os.setxattr(a, "user.note", b"", os.XATTR_CREATE), errno.EEXIST),
-        (lambda: os.setxattr(a, "user.other", b"", os.XATTR_REPLACE), errno.ENODATA),
-        (lambda: os.setxattr(a, "user.kv.tokens", b"7"), errno.EOPNOTSUPP),
-        (lambda: os.setxattr(a, "user.kv.ttl", b"soon"), errno.EINVAL),
-        (lambda: os.setxattr(mount.path / "plain", "user.kv.ttl", b"soon"), errno.EINVAL),
-        (lambda: os.setxattr(mount.path, "user.kv.ttl", b"1"), errno.EOPNOTSUPP),
-        (lambda: os.removexattr(mount.path / "plain", "user.kv.ttl"), errno.ENODATA),
-        (lambda: os.setxattr(a, "user.larger", bytes(65536)), errno.ENOSPC),
-        (lambda: os.setxattr(a, "trusted.x", b"x"), errno.EOPNOTSUPP),
-        (lambda: os.getxattr(a, "system.posix_acl_access"), errno.EOPNOTSUPP),
-        (lambda: os.getxattr(mount.path / "plain", "user.kv.tokens"), errno.ENODATA),
-        (lambda: os.getxattr(a, "user.none"), errno.ENODATA),
-        (lambda: os.getxattr(a, "security.selinux"), errno.ENODATA),
-    ):
-        with pytest.raises(OSError, match="Errno") as caught:
-            action()
-        assert caught.value.errno == code
+    plain = mount.path / "plain"
+    assert os.listxattr(plain) == []
+    refused(errno.EEXIST, os.setxattr, a, "user.note", b"", os.XATTR_CREATE)
+    refused(errno.ENODATA, os.setxattr, a, "user.other", b"", os.XATTR_REPLACE)
+    refused(errno.EOPNOTSUPP, os.setxattr, a, "user.kv.tokens", b"7")
+    refused(errno.EINVAL, os.setxattr, a, "user.kv.ttl", b"soon")
+    refused(errno.EINVAL, os.setxattr, plain, "user.kv.ttl", b"soon")
+    refused(errno.EOPNOTSUPP, os.setxattr, mount.path, "user.kv.ttl", b"1")
+    refused(errno.ENODATA, os.removexattr, plain, "user.kv.ttl")
+    refused(errno.ENOSPC, os.setxattr, a, "user.larger", bytes(65536))
+    refused(errno.EOPNOTSUPP, os.setxattr, a, "trusted.x", b"x")
+    refused(errno.EOPNOTSUPP, os.getxattr, a, "system.posix_acl_access")
+    refused(errno.ENODATA, os.getxattr, plain, "user.kv.tokens")
+    refused(errno.ENODATA, os.getxattr, a, "user.none")
+    refused(errno.ENODATA, os.getxattr, a, "security.selinux")
+    refused(errno.EOPNOTSUPP, os.removexattr, a, "user.kv.tokens")
     os.removexattr(a, "user.note")
     assert "user.note" not in os.listxattr(a)
-    assert os.listxattr(mount.path / "plain") == []
 
 
-def test_attributes_are_refused_before_there_are_too_many_to_list(mount: Mount) -> None:
-    a_kv_file(mount)
-    a = mount.path / "a.kv"
-    computed = os.listxattr(a)
+def test_attributes_are_refused_before_there_are_too_many_to_list(a: Path) -> None:
+    computed, num_set = os.listxattr(a), 0
     names = [f"user.{number:0250}" for number in range(300)]
-    set_names: list[str] = []
-
-    def set_all() -> None:
-        for name in names:
+    with pytest.raises(OSError, match="No space left"):  # noqa: PT012 - one of them is one too many
+        for num_set, name in enumerate(names):  # noqa: B007
             os.setxattr(a, name, b"")
-            set_names.append(name)
-
-    with pytest.raises(OSError, match="No space left"):
-        set_all()
-    assert set(os.listxattr(a)) == {*computed, *set_names}
-    os.setxattr(a, set_names[0], b"one that is there may still change")
-    os.removexattr(a, set_names[0])
+    assert set(os.listxattr(a)) == {*computed, *names[:num_set]}
+    os.setxattr(a, names[0], b"one that is there may still change")
+    os.removexattr(a, names[0])
     os.setxattr(a, names[-1], b"")
+
+
+def test_advice_waits_on_a_plain_file(mount: Mount, a: Path) -> None:
+    b, c = mount.path / "b.kv", mount.path / "c.kv"
+    for path in (b, c):
+        path.write_bytes(b"not yet")
+    for name, value in (("ttl", b"100"), ("tokens", b"7"), ("tier", b"disk"), ("lost", b"3")):
+        os.setxattr(b, f"user.kv.{name}", value)
+    assert os.listxattr(b) == ["user.kv.ttl"]
+    mount.sh("cp a.kv b.kv")
+    mount.settle()
+    assert [os.getxattr(b, f"user.kv.{name}") for name in ("ttl", "tokens", "tier")] == [b"100", b"100", b"memory"]
+    os.setxattr(c, "user.kv.priority", b"100")
+    os.removexattr(c, "user.kv.priority")
+    assert os.listxattr(c) == []
 
 
 def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
     handle = a_kv_file(mount)
-    sizes = ImageFormat(facts_for(PAGE_BYTES))
-    mount.sh(f"truncate -s {sizes.image_bytes(40)} a.kv")
+    mount.sh(f"truncate -s {FORMAT.image_bytes(40)} a.kv")
     assert mount.call("tokens", handle) == list(range(1, 41))
-    mount.sh(f"truncate -s {sizes.image_bytes(40) - 1} a.kv")
-    assert mount.call("tokens", handle) == list(range(1, 40))
-    mount.sh("truncate -s +100000 a.kv")
+    mount.sh(f"truncate -s {FORMAT.image_bytes(40) - 1} a.kv; truncate -s +100000 a.kv")
     assert mount.call("tokens", handle) == list(range(1, 40)), "nothing can be added this way"
     check_image((mount.path / "a.kv").read_bytes(), 39)
     assert "Invalid argument" in mount.run("truncate -s 100 a.kv").stderr
@@ -217,39 +210,21 @@ def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
 
 def test_writing_over_a_kv_file(mount: Mount) -> None:
     handle = a_kv_file(mount)
-    assert "not supported" in mount.run("echo x >> a.kv").stderr
-    assert "not supported" in mount.run("dd if=/dev/zero of=a.kv count=1 conv=notrunc").stderr
+    for command in ("echo x >> a.kv", "dd if=/dev/zero of=a.kv count=1 conv=notrunc"):
+        assert "not supported" in mount.run(command).stderr
     mount.sh("echo hello > a.kv")
-    assert mount.sh("cat a.kv") == "hello\n"
     assert mount.call("tokens", handle) == list(range(1, 101)), "the LIP keeps its version"
     mount.call("append", handle, 1, 7)
     assert mount.sh("cat a.kv") == "hello\n"
-    b = a_kv_file(mount, "b.kv", 3)
+    a_kv_file(mount, "b.kv", 3)
     mount.sh("cp b.kv a.kv; cmp a.kv b.kv")
-    assert mount.call("stat", "a.kv")["kind"] == "kv"
-    assert mount.call("tokens", b) == [1, 2, 3]
+    assert mount.call("tokens_of", "a.kv") == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_a_fork_of_a_gib_takes_no_page(tmp_path: Path) -> None:
-    with mounted(tmp_path, num_pages=1030, page_bytes=1 << 20) as mount:
-        mount.call("grow", mount.call("create", "gib.kv"), 32 * 1024)
-        free = mount.call("free")
-        assert free < 1024, "a copy would not fit"
-        with opened(mount.path / "gib.kv") as source, opened(mount.path / "f.kv", os.O_CREAT | os.O_WRONLY) as target:
-            copied = os.copy_file_range(source, target, 1 << 40)
-        assert copied == os.stat(mount.path / "gib.kv").st_size
-        mount.sh("cp gib.kv copy.kv; cp -a gib.kv kept.kv")
-        assert mount.call("free") == free
-        for name in ("f.kv", "copy.kv", "kept.kv"):
-            assert mount.call("pages_of", name) == mount.call("pages_of", "gib.kv")
-
-
-@pytest.mark.slow
-def test_a_fork_larger_than_the_kernel_copies_at_once(tmp_path: Path) -> None:
+def test_a_fork_larger_than_the_kernel_copies_at_once_takes_no_page(tmp_path: Path) -> None:
     with mounted(tmp_path, num_pages=5 * 1024, page_bytes=1 << 20) as mount:
-        handle = mount.call("create", "a.kv")
-        mount.call("grow", handle, 32 * 5 * 1024)
+        mount.call("grow", mount.call("create", "a.kv"), 32 * 5 * 1024)
         size = os.stat(mount.path / "a.kv").st_size
         assert size > 5 << 30
         with opened(mount.path / "a.kv") as source, opened(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY) as target:
@@ -258,15 +233,7 @@ def test_a_fork_larger_than_the_kernel_copies_at_once(tmp_path: Path) -> None:
                 counts.append(count)
         assert sum(counts) == size
         assert len(counts) == 2
-        mount.sh("cp a.kv c.kv")
+        mount.sh("cp a.kv c.kv; cp -a a.kv d.kv")
         assert mount.call("free") == 0
-        assert mount.call("stat", "c.kv")["tokens"] == 32 * 5 * 1024
-
-
-def test_values_in_pages_come_through(mount: Mount) -> None:
-    a_kv_file(mount, count=64)
-    mount.sh("cp a.kv $OUT/x; cp $OUT/x b.kv")
-    with safe_open(mount.path / "b.kv", framework="numpy") as image:
-        entries = image.get_tensor("pages").reshape(2, 2, 2, 2, 32, -1)
-    expected = np.arange(1, 65).reshape(2, 32)
-    assert (entries[:, 0, 0, 0, :, 0] == expected).all()
+        for name in ("b.kv", "c.kv", "d.kv"):
+            assert mount.call("pages_of", name) == list(range(5 * 1024))

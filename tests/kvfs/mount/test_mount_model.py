@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import hypothesis.strategies as st
 import pytest
@@ -80,6 +82,25 @@ def image_of(entries: list[Entry]) -> bytes:
     return FORMAT.header(len(entries), whole.hex()) + b"".join(pages) + tokens + positions
 
 
+Data: TypeAlias = st.DataObject
+
+
+def when(what: str, **strategies: Any) -> Callable[[Callable[..., None]], Any]:
+    """A rule for when the machine has some of these: it gets one of them."""
+
+    def decorated(function: Callable[..., None]) -> Any:
+        wants_data = "data" in inspect.signature(function).parameters
+
+        def act(self: Machine, data: Data, **given: Any) -> None:
+            one = data.draw(st.sampled_from(sorted(getattr(self, what)) if "names" in what else getattr(self, what)))
+            function(self, one, **({"data": data} if wants_data else {}), **given)
+
+        act.__name__ = function.__name__
+        return precondition(lambda self: getattr(self, what))(rule(data=st.data(), **strategies)(act))
+
+    return decorated
+
+
 class Machine(RuleBasedStateMachine):
     """The mount on one side, `self.names` and what hangs on it on the other."""
 
@@ -105,14 +126,14 @@ class Machine(RuleBasedStateMachine):
     def path(self, name: str) -> Path:
         return self.mount.path / name
 
+    @property
     def kv_names(self) -> list[str]:
         return sorted(name for name, file in self.names.items() if file.content is not None)
 
-    def pick(self, data: st.DataObject, what: list[str]) -> str:
-        return data.draw(st.sampled_from(what))
-
-    def pick_handle(self, data: st.DataObject) -> Handle:
-        return self.handles[data.draw(st.integers(0, len(self.handles) - 1))]
+    def content(self, name: str) -> Content:
+        content = self.names[name].content
+        assert content is not None
+        return content
 
     def has_room(self, count: int) -> bool:
         return sum(len(each.content.entries) for each in self.handles) + count <= 32 * NUM_PAGES // 4
@@ -146,16 +167,12 @@ class Machine(RuleBasedStateMachine):
     def create_anonymous(self) -> None:
         self.keep(self.mount.call("create", None), Content())
 
-    @precondition(lambda self: self.kv_names())
-    @rule(data=st.data())
-    def open(self, data: st.DataObject) -> None:
-        name = self.pick(data, self.kv_names())
-        self.keep(self.mount.call("open", name), self.names[name].content)
+    @when("kv_names")
+    def open(self, name: str) -> None:
+        self.keep(self.mount.call("open", name), self.content(name))
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data(), count=COUNTS)
-    def append(self, data: st.DataObject, count: int) -> None:
-        handle = self.pick_handle(data)
+    @when("handles", count=COUNTS)
+    def append(self, handle: Handle, count: int) -> None:
         entries = handle.content.entries
         if not self.has_room(count):
             return
@@ -165,19 +182,15 @@ class Machine(RuleBasedStateMachine):
         tokens = [(first + index) % 1000 for index in range(count)]
         entries += [Entry(token, position + index, float(token)) for index, token in enumerate(tokens)]
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data(), name=NAMES)
-    def fork(self, data: st.DataObject, name: str) -> None:
-        handle = self.pick_handle(data)
+    @when("handles", name=NAMES)
+    def fork(self, handle: Handle, name: str) -> None:
         if name not in self.names:
             content = Content(list(handle.content.entries))
             self.keep(self.mount.call("fork", handle.number, name), content)
             self.bind(name, File(content, 0o600))
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data(), name=NAMES, rebase=st.booleans())
-    def kv_extract(self, data: st.DataObject, name: str, *, rebase: bool) -> None:
-        handle = self.pick_handle(data)
+    @when("handles", name=NAMES, rebase=st.booleans())
+    def kv_extract(self, handle: Handle, data: Data, name: str, *, rebase: bool) -> None:
         entries = handle.content.entries
         ends = st.integers(0, len(entries))
         ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(ends, ends), max_size=3))]
@@ -186,10 +199,9 @@ class Machine(RuleBasedStateMachine):
             number = self.mount.call("extract", handle.number, ranges, name, rebase)
             self.assembled(number, name, picked, rebase=rebase)
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data(), name=NAMES, rebase=st.booleans())
-    def kv_merge(self, data: st.DataObject, name: str, *, rebase: bool) -> None:
-        handles = [self.pick_handle(data) for _ in range(data.draw(st.integers(1, 3)))]
+    @when("handles", name=NAMES, rebase=st.booleans())
+    def kv_merge(self, handle: Handle, data: Data, name: str, *, rebase: bool) -> None:
+        handles = [handle, *data.draw(st.lists(st.sampled_from(self.handles), max_size=2))]
         joined = [entry for handle in handles for entry in handle.content.entries]
         if name not in self.names and self.has_room(len(joined)):
             number = self.mount.call("merge", [handle.number for handle in handles], name, rebase)
@@ -201,28 +213,22 @@ class Machine(RuleBasedStateMachine):
         self.keep(number, content)
         self.bind(name, File(content, 0o600))
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data())
-    def kv_truncate(self, data: st.DataObject) -> None:
-        handle = self.pick_handle(data)
+    @when("handles")
+    def kv_truncate(self, handle: Handle, data: Data) -> None:
         count = data.draw(st.integers(0, len(handle.content.entries)))
         self.mount.call("truncate", handle.number, count)
         del handle.content.entries[count:]
 
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data())
-    def kv_close(self, data: st.DataObject) -> None:
-        handle = self.pick_handle(data)
+    @when("handles")
+    def kv_close(self, handle: Handle) -> None:
         self.handles.remove(handle)
         self.mount.call("close", handle.number)
 
     # A shell
 
-    @precondition(lambda self: self.kv_names())
-    @rule(data=st.data(), name=NAMES, by_bytes=st.booleans())
-    def cp(self, data: st.DataObject, name: str, *, by_bytes: bool) -> None:
+    @when("kv_names", name=NAMES, by_bytes=st.booleans())
+    def cp(self, source: str, name: str, *, by_bytes: bool) -> None:
         """A fork by copy_file_range, or an import of what was read: the same file in the end."""
-        source = self.pick(data, self.kv_names())
         target = self.names.get(name)
         if target is self.names[source]:
             return
@@ -235,28 +241,22 @@ class Machine(RuleBasedStateMachine):
             target = File(None, self.path(name).stat().st_mode & 0o7777)
             self.bind(name, target)
         self.emptied(target)
-        target.content = Content(list(self.names[source].content.entries))
+        target.content = Content(list(self.content(source).entries))
 
-    @precondition(lambda self: self.kv_names())
-    @rule(data=st.data(), spare=st.integers(0, 7))
-    def truncate(self, data: st.DataObject, spare: int) -> None:
-        name = self.pick(data, self.kv_names())
-        entries = self.names[name].content.entries
+    @when("kv_names", spare=st.integers(0, 7))
+    def truncate(self, name: str, data: Data, spare: int) -> None:
+        entries = self.content(name).entries
         count = data.draw(st.integers(0, len(entries)))
         os.truncate(self.path(name), min(FORMAT.image_bytes(count) + spare, FORMAT.image_bytes(len(entries))))
         del entries[count:]
 
-    @precondition(lambda self: self.names)
-    @rule(data=st.data())
-    def empty_it(self, data: st.DataObject) -> None:
-        name = self.pick(data, sorted(self.names))
+    @when("names")
+    def empty_it(self, name: str) -> None:
         os.truncate(self.path(name), 0)
         self.emptied(self.names[name])
 
-    @precondition(lambda self: self.names)
-    @rule(data=st.data(), name=NAMES)
-    def rename(self, data: st.DataObject, name: str) -> None:
-        source = self.pick(data, sorted(self.names))
+    @when("names", name=NAMES)
+    def rename(self, source: str, name: str) -> None:
         self.path(source).rename(self.path(name))
         moved, replaced = self.names[source], self.names.get(name)
         if replaced is moved:
@@ -266,41 +266,33 @@ class Machine(RuleBasedStateMachine):
         self.unbind(source)
         self.bind(name, moved)
 
-    @precondition(lambda self: self.names)
-    @rule(data=st.data(), name=NAMES)
-    def link(self, data: st.DataObject, name: str) -> None:
-        source = self.pick(data, sorted(self.names))
+    @when("names", name=NAMES)
+    def link(self, source: str, name: str) -> None:
         if name not in self.names:
             self.path(name).hardlink_to(self.path(source))
             self.bind(name, self.names[source])
 
-    @precondition(lambda self: self.names)
-    @rule(data=st.data())
-    def unlink(self, data: st.DataObject) -> None:
-        name = self.pick(data, sorted(self.names))
+    @when("names")
+    def unlink(self, name: str) -> None:
         self.path(name).unlink()
         self.unbind(name)
 
-    @precondition(lambda self: self.names)
-    @rule(data=st.data(), mode=MODES)
-    def chmod(self, data: st.DataObject, mode: int) -> None:
-        name = self.pick(data, sorted(self.names))
+    @when("names", mode=MODES)
+    def chmod(self, name: str, mode: int) -> None:
         self.path(name).chmod(mode)
         self.names[name].mode = mode
 
-    @precondition(lambda self: self.kv_names())
-    @rule(data=st.data())
-    def open_to_read(self, data: st.DataObject) -> None:
+    @when("kv_names")
+    def open_to_read(self, name: str) -> None:
         """Open a file to read; the reader keeps this content, whatever happens to the file and its names."""
-        name = self.pick(data, self.kv_names())
         file = self.names[name]
         fd = os.open(self.path(name), os.O_RDONLY)
-        self.readers.append(Reader(fd, file, image_of(file.content.entries)))
+        self.readers.append(Reader(fd, file, image_of(self.content(name).entries)))
 
-    @precondition(lambda self: self.readers)
-    @rule(data=st.data())
-    def read_and_close(self, data: st.DataObject) -> None:
-        self.readers.pop(data.draw(st.integers(0, len(self.readers) - 1))).check_and_close()
+    @when("readers")
+    def read_and_close(self, reader: Reader) -> None:
+        self.readers.remove(reader)
+        reader.check_and_close()
 
     # The comparison
 
@@ -328,12 +320,10 @@ class Machine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         self.mount.call("check")
 
-    @precondition(lambda self: self.kv_names())
-    @rule(data=st.data())
-    def images_agree(self, data: st.DataObject) -> None:
-        name = self.pick(data, self.kv_names())
+    @when("kv_names")
+    def images_agree(self, name: str) -> None:
         """Read by whoever trusts the size, and by the page cache: whatever older readers hold."""
-        image = image_of(self.names[name].content.entries)
+        image = image_of(self.content(name).entries)
         assert self.path(name).read_bytes() == image
         shutil.copyfile(self.path(name), self.mount.outside / "copy")  # by sendfile(2)
         assert (self.mount.outside / "copy").read_bytes() == image
@@ -352,8 +342,7 @@ def machine(tmp_path: Path) -> Iterator[type[Machine]]:
         yield Bound
 
 
-@pytest.mark.timeout(300)  # most of a minute alone
-@pytest.mark.parametrize("examples", [8, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_random_programs_agree_with_plain_lists(machine: type[Machine], examples: int) -> None:
     run_state_machine_as_test(
         machine,

@@ -28,8 +28,8 @@ exec "$@"
 """
 
 
-@pytest.mark.parametrize(("configuration", "num_passed"), [("mount_max = 100\\n", 2), ("user_allow_other\\n", 2)])
-def test_users_mount_where_the_device_is_open_to_them(tmp_path: Path, configuration: str, num_passed: int) -> None:
+@pytest.mark.parametrize("configuration", ["mount_max = 100\\n", "user_allow_other\\n"])
+def test_users_mount_where_the_device_is_open_to_them(tmp_path: Path, configuration: str) -> None:
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("NOT TESTED: no mount namespaces here")
     for directory in (tmp_path, *tmp_path.parents):
@@ -40,7 +40,7 @@ def test_users_mount_where_the_device_is_open_to_them(tmp_path: Path, configurat
     done = subprocess.run(
         [
             *("unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER, "bash"),
-            *(tmp_path / "over", configuration, sys.executable, *tests, "tests/kvfs/mount/test_mount_user.py"),
+            *(str(tmp_path / "over"), configuration, sys.executable, *tests, "tests/kvfs/mount/test_mount_user.py"),
         ],
         cwd=REPOSITORY,
         env={**os.environ, "LC_ALL": "C"},
@@ -49,4 +49,4 @@ def test_users_mount_where_the_device_is_open_to_them(tmp_path: Path, configurat
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{num_passed} passed" in done.stdout, done.stdout
+    assert "1 passed" in done.stdout, done.stdout

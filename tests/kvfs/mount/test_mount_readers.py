@@ -7,19 +7,13 @@ import json
 import mmap
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 from safetensors import safe_open
 
-from tests.kvfs.mounted import (
-    Mount,
-    a_kv_file,
-    check_image,
-    header_of,
-    needs_mount,
-    opened,
-)
+from tests.kvfs.mounted import Mount, a_kv_file, check_image, header_of, needs_mount, opened
 
 pytestmark = needs_mount
 
@@ -27,14 +21,13 @@ pytestmark = needs_mount
 def test_a_reader_keeps_what_it_opened_while_a_lip_appends(mount: Mount) -> None:
     handle = a_kv_file(mount)
     path = mount.path / "a.kv"
-    with opened(path) as old:
+    with opened(path) as old, mmap.mmap(old, 0, mmap.MAP_SHARED, mmap.PROT_READ) as old_mapping:
         size = os.fstat(old).st_size
         first = os.pread(old, 4096, 0)
         mount.call("append", handle, 50, 200)
         assert os.fstat(old).st_size == size, "attributes stay while the page cache is in use"
         with opened(path) as new, opened(path) as again:
-            data = first + os.pread(old, 1 << 20, 4096)
-            check_image(data, 100)
+            check_image(first + os.pread(old, 1 << 20, 4096), 100)
             check_image(os.pread(new, 1 << 20, 0), 150)
             with mmap.mmap(new, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
                 check_image(mapping[:], 150)
@@ -45,56 +38,34 @@ def test_a_reader_keeps_what_it_opened_while_a_lip_appends(mount: Mount) -> None
             check_image(os.pread(old, 1 << 20, 0), 100)
         mount.sh("cp a.kv fork.kv; cat a.kv > $OUT/x; rsync a.kv $OUT/y; tar c a.kv | tar xO > $OUT/z")
         assert mount.call("stat", "fork.kv")["tokens"] == 151, "a fork is of the newest"
-        for copy in "xyz":  # rsync and tar trust the size that stat says
-            check_image((mount.outside / copy).read_bytes(), 151)
         shutil.copyfile(path, mount.outside / "s")  # sendfile(2) goes through the page cache
-        check_image((mount.outside / "s").read_bytes(), 151)
+        for copy in "xyzs":  # rsync and tar trust the size that stat says
+            check_image((mount.outside / copy).read_bytes(), 151)
         check_image(os.pread(old, 1 << 20, 0), 100)
+        check_image(old_mapping[:], 100)
     assert os.stat(path).st_size > size
     check_image(path.read_bytes(), 151)
     with safe_open(path, framework="numpy") as image:
         assert image.get_tensor("tokens")[-1] == 300
 
 
-def test_a_mapping_does_not_change_while_a_lip_appends(mount: Mount) -> None:
-    handle = a_kv_file(mount)
-    with opened(mount.path / "a.kv") as fd, mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
-        mount.call("append", handle, 28 + 32, 200)
-        check_image(mapping[:], 100)
-    check_image((mount.path / "a.kv").read_bytes(), 160)
-
-
 def test_readers_beside_an_appending_lip_always_see_a_whole_image(mount: Mount) -> None:
-    handle = a_kv_file(mount, count=1)
-    lengths: list[int] = []
-    stop = threading.Event()
+    handle, stop = a_kv_file(mount, count=1), Event()
 
-    def read() -> None:
+    def lengths() -> set[int]:
+        found = set[int]()
         while not stop.is_set():
             data = (mount.path / "a.kv").read_bytes()
-            num_entries = json.loads(header_of(data))["tokens"]["shape"][0]
-            check_image(data, num_entries)
-            lengths.append(num_entries)
+            found.add(json.loads(header_of(data))["tokens"]["shape"][0])
+            check_image(data, max(found))
+        return found
 
-    failures: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            read()
-        except BaseException as error:  # noqa: BLE001 - of a thread: raised in the test below
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for i in range(150):
-        mount.call("append", handle, 1, i)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    assert lengths
-    assert len(set(lengths)) > 1, "the readers saw the file grow"
+    with ThreadPoolExecutor(2) as readers:
+        reading = [readers.submit(lengths) for _ in range(2)]
+        for i in range(150):
+            mount.call("append", handle, 1, i)
+        stop.set()
+    assert len(reading[0].result() | reading[1].result()) > 1, "the readers saw the file grow"
 
 
 def test_what_lips_do_shows_at_once(mount: Mount) -> None:
@@ -157,8 +128,7 @@ def test_a_writable_mapping_cannot_change_what_others_read(mount: Mount) -> None
 
 def test_what_a_mapping_wrote_into_an_image_is_gone_with_it(mount: Mount) -> None:
     a_kv_file(mount)
-    image = (mount.path / "a.kv").read_bytes()
-    path = mount.path / "b.kv"
+    image, path = (mount.path / "a.kv").read_bytes(), mount.path / "b.kv"
     with opened(path, os.O_CREAT | os.O_RDWR) as fd:
         os.ftruncate(fd, len(image))
         with mmap.mmap(fd, 0, mmap.MAP_SHARED) as mapping:

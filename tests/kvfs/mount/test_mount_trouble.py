@@ -4,24 +4,16 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kvfs.mounted import (
-    PAGE_BYTES,
-    CommandFailed,
-    Mount,
-    a_kv_file,
-    mounted,
-    needs_mount,
-    opened,
-)
+from tests.kvfs.mounted import PAGE_BYTES, CommandFailed, Mount, a_kv_file, mounted, needs_mount, opened
 
 pytestmark = needs_mount
 
@@ -43,58 +35,76 @@ class _FileHandle(ctypes.Structure):
     _fields_ = (("num_bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
 
 
-@pytest.mark.parametrize("name", ["d", "d/plain", "d/a.kv"])
-def test_a_file_is_found_again_by_its_handle_when_the_kernel_has_forgotten_it(mount: Mount, name: str) -> None:
+def test_a_file_is_found_again_by_its_handle_when_the_kernel_has_forgotten_it(mount: Mount) -> None:
     mount.sh("mkdir d; echo text > d/plain")
     a_kv_file(mount, "d/a.kv")
     libc = ctypes.CDLL(None, use_errno=True)
-    handle, mount_id = _FileHandle(num_bytes=128), ctypes.c_int()
-    path = os.fsencode(mount.path / name)
-    assert libc.name_to_handle_at(-1, path, ctypes.byref(handle), ctypes.byref(mount_id), 0) == 0
+    handles = {name: _FileHandle(num_bytes=128) for name in ("d", "d/plain", "d/a.kv")}
+    for name, handle in handles.items():
+        path = os.fsencode(mount.path / name)
+        assert libc.name_to_handle_at(-1, path, ctypes.byref(handle), ctypes.byref(ctypes.c_int()), 0) == 0
     Path("/proc/sys/vm/drop_caches").write_text("2")
     mount.settle()
-    with opened(mount.path) as directory:
-        fd = libc.open_by_handle_at(directory, ctypes.byref(handle), os.O_RDONLY)
+    for name, handle in handles.items():
+        with opened(mount.path) as directory:
+            fd = libc.open_by_handle_at(directory, ctypes.byref(handle), os.O_RDONLY)
         assert fd >= 0, os.strerror(ctypes.get_errno())
-    try:
-        assert os.fstat(fd).st_ino == os.stat(mount.path / name).st_ino
-        assert name != "d/plain" or os.read(fd, 10) == b"text\n"
-    finally:
-        os.close(fd)
+        try:
+            assert os.fstat(fd).st_ino == os.stat(mount.path / name).st_ino
+            assert name != "d/plain" or os.read(fd, 10) == b"text\n"
+        finally:
+            os.close(fd)
 
 
-def test_unknown_controls_and_seeks(mount: Mount) -> None:
-    a_kv_file(mount)
-    with opened(mount.path / "a.kv") as fd:
-        with pytest.raises(OSError, match="Inappropriate ioctl"):
-            fcntl.ioctl(fd, 0x5401, bytes(64))
-        size = os.fstat(fd).st_size
-        assert os.lseek(fd, 0, os.SEEK_DATA) == 0
-        assert os.lseek(fd, 0, os.SEEK_HOLE) == size
-        assert os.lseek(fd, -10, os.SEEK_END) == size - 10
-
-
-@pytest.mark.slow
-def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path: Path) -> None:
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Mount]:
+    """A daemon of its own, which a test may end in any way."""
     mount = Mount(tmp_path, 16, PAGE_BYTES)
     try:
         mount.wait_mounted()
-        mount.sh("echo x > f")
-        mount.process.send_signal(signal.SIGKILL)
-        mount.process.wait()
-        with pytest.raises(OSError, match="not connected"):
-            os.stat(mount.path)
-        with mounted(tmp_path, num_pages=16) as again:
-            assert again.sh("ls") == ""
-            assert "daemon that is gone" in again.log()
+        yield mount
     finally:
         mount.dismiss()
 
 
 @pytest.mark.slow
-def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
-    with mounted(tmp_path, num_pages=16) as mount:
+def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(daemon: Mount, tmp_path: Path) -> None:
+    daemon.sh("echo x > f")
+    daemon.process.send_signal(signal.SIGKILL)
+    daemon.process.wait()
+    with pytest.raises(OSError, match="not connected"):
+        os.stat(daemon.path)
+    with mounted(tmp_path, num_pages=16) as again:
+        assert again.sh("ls") == ""
+        assert "daemon that is gone" in again.log()
+
+
+@pytest.mark.slow
+def test_a_mount_that_somebody_else_takes_away_ends_the_daemon_with_a_reason(daemon: Mount) -> None:
+    subprocess.run(["umount", daemon.path], check=True)
+    assert daemon.process.wait(timeout=20) == 1
+    assert "was unmounted by somebody else" in daemon.log()
+
+
+@pytest.mark.slow
+def test_a_mount_is_known_by_its_real_path_and_by_the_one_that_was_given_and_ends_with_files_open(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "sub").mkdir()
+    with mounted(tmp_path / "link" / "sub" / "..", num_pages=16) as mount:
         a_kv_file(mount)
+        real = tmp_path / "real" / "kv"
+        assert mount.call("mountpoint") == str(real)
+        for path in (real, tmp_path / "link" / "kv", mount.path):
+            assert mount.call("stat", str(path / "a.kv"))["tokens"] == 100
+        with pytest.raises(CommandFailed, match="does not lie in"):
+            mount.call("stat", str(tmp_path / "other" / "kv" / "a.kv"))
+        for name in ("second", "deep"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "second" / "kv").symlink_to(real)
+        assert "something is mounted there" in refusal(tmp_path / "second")
         mount.call("reset")
         fd = os.open(mount.path / "a.kv", os.O_RDONLY)
         os.pread(fd, 10, 0)
@@ -103,6 +113,14 @@ def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
     os.close(fd)
     assert "unmounting" in mount.log()
     assert os.listdir(mount.path) == []
+    (real / "x").touch()
+    assert "not empty" in refusal(tmp_path / "real")
+    (real / "x").unlink()
+    real.rmdir()
+    real.touch()
+    assert "not a directory" in refusal(tmp_path / "real")
+    (tmp_path / "deep" / "kv").symlink_to(tmp_path / "no" / "where")
+    assert "can't make the mount point" in refusal(tmp_path / "deep")
 
 
 def refusal(base: Path) -> str:
@@ -127,49 +145,3 @@ def test_root_without_the_capability_to_mount_is_told_its_name(tmp_path: Path, m
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     assert "give the container the capability (--cap-add SYS_ADMIN)" in refusal(tmp_path)
-
-
-@pytest.mark.slow
-def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
-    (tmp_path / "kv").mkdir()
-    (tmp_path / "kv" / "x").touch()
-    assert "not empty" in refusal(tmp_path)
-    (tmp_path / "kv" / "x").unlink()
-    with mounted(tmp_path, num_pages=16):
-        second = tmp_path / "second"
-        second.mkdir()
-        (second / "kv").symlink_to(tmp_path / "kv")
-        assert "something is mounted there" in refusal(second)
-    (tmp_path / "kv").rmdir()
-    (tmp_path / "kv").touch()
-    assert "not a directory" in refusal(tmp_path)
-    deep = tmp_path / "deep"
-    deep.mkdir()
-    (deep / "kv").symlink_to(tmp_path / "no" / "where")
-    assert "can't make the mount point" in refusal(deep)
-
-
-@pytest.mark.slow
-def test_a_mount_is_known_by_its_real_path_and_by_the_one_that_was_given(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "real" / "sub").mkdir()
-    with mounted(tmp_path / "link" / "sub" / "..", num_pages=16) as mount:
-        a_kv_file(mount)
-        assert mount.call("mountpoint") == str(tmp_path / "real" / "kv")
-        for path in (tmp_path / "real" / "kv", tmp_path / "link" / "kv", mount.path):
-            assert mount.call("stat", str(path / "a.kv"))["tokens"] == 100
-        with pytest.raises(CommandFailed, match="does not lie in"):
-            mount.call("stat", str(tmp_path / "other" / "kv" / "a.kv"))
-
-
-@pytest.mark.slow
-def test_a_mount_that_somebody_else_takes_away_ends_the_daemon_with_a_reason(tmp_path: Path) -> None:
-    mount = Mount(tmp_path, 16, PAGE_BYTES)
-    try:
-        mount.wait_mounted()
-        subprocess.run(["umount", mount.path], check=True)
-        assert mount.process.wait(timeout=20) == 1
-        assert "was unmounted by somebody else" in mount.log()
-    finally:
-        mount.dismiss()

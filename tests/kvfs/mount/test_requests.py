@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import trio
@@ -77,15 +77,10 @@ class Mount:
             await trio.lowlevel.checkpoint()
 
 
-Test: TypeAlias = Callable[[Mount], Coroutine[Any, Any, None]]
+def beside_a_mount(test: Callable[[Mount], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "shim", Shim())
 
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
-    """Runs a test beside a mount."""
-    monkeypatch.setattr(module, "shim", Shim())
-
-    def run(test: Test) -> None:
         async def main() -> None:
             mount = Mount()
             await mount.requests.serve(lambda: test(mount))
@@ -95,76 +90,66 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
     return run
 
 
-def test_users_who_share_a_bucket_are_answered_in_turn(beside: Callable[[Test], None]) -> None:
+@beside_a_mount
+async def test_users_who_share_a_bucket_are_answered_in_turn(mount: Mount) -> None:
     """A user keeps every bucket in use, and queues hundreds of requests under another uid."""
-
-    async def test(mount: Mount) -> None:
-        async with trio.open_nursery() as nursery:
-            for uid in range(1000, 1000 + MAX_BUCKETS):
-                mount.use_up(uid)
-                nursery.start_soon(mount.keep_busy, uid)
-            mount.use_up(SYBIL)
-            queue = [mount.ask(SYBIL) for _ in range(400)]
-            for _ in range(3):
-                request = mount.ask(STRANGER)
-                before = sum(each.answered.is_set() for each in queue)
-                await request.answered.wait()
-                assert sum(each.answered.is_set() for each in queue) - before <= 2 * QUANTUM
-            assert not queue[-1].answered.is_set()
-            nursery.cancel_scope.cancel()
-
-    beside(test)
-
-
-def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[Test], None]) -> None:
-    async def test(mount: Mount) -> None:
+    async with trio.open_nursery() as nursery:
+        for uid in range(1000, 1000 + MAX_BUCKETS):
+            mount.use_up(uid)
+            nursery.start_soon(mount.keep_busy, uid)
         mount.use_up(SYBIL)
-        first, second = mount.ask(SYBIL), mount.ask(SYBIL)
-        assert mount.holdings.core.num_of[Kind.REQUEST] == 3
-        for request in (first, second):
-            mount.requests.interrupted(request)
+        queue = [mount.ask(SYBIL) for _ in range(400)]
+        for _ in range(3):
+            request = mount.ask(STRANGER)
+            before = sum(each.answered.is_set() for each in queue)
             await request.answered.wait()
-            assert request.status < 0
-        third = mount.ask(SYBIL)
-        await third.answered.wait()
-        assert third.status == 0
-        await mount.requests_are_answered()
-        assert mount.holdings.num_bytes == 0
-
-    beside(test)
+            assert sum(each.answered.is_set() for each in queue) - before <= 2 * QUANTUM
+        assert not queue[-1].answered.is_set()
+        nursery.cancel_scope.cancel()
 
 
-def test_a_request_that_waits_weighs_what_it_brings_until_it_is_answered(beside: Callable[[Test], None]) -> None:
-    async def test(mount: Mount) -> None:
-        may_end = trio.Event()
-
-        async def write(fh: int, value: bytes, data: memoryview) -> int:
-            await mount.eager.leave()
-            await may_end.wait()
-            return fh + len(value) + len(data)
-
-        request = Request(SYBIL)
-        assert mount.requests.begin(write, request, 1, bytes(65536), memoryview(bytes(1 << 20))) == Shim.LATER
-        await trio.testing.wait_all_tasks_blocked()
-        assert mount.holdings.num_bytes == WEIGHTS[Kind.REQUEST] + 65536 + (1 << 20)
-        may_end.set()
+@beside_a_mount
+async def test_a_user_without_requests_keeps_no_turn_after_a_signal(mount: Mount) -> None:
+    mount.use_up(SYBIL)
+    first, second = mount.ask(SYBIL), mount.ask(SYBIL)
+    assert mount.holdings.core.num_of[Kind.REQUEST] == 3
+    for request in (first, second):
+        mount.requests.interrupted(request)
         await request.answered.wait()
-        assert (request.status, mount.holdings.num_bytes) == (1 + 65536 + (1 << 20), 0)
+        assert request.status < 0
+    third = mount.ask(SYBIL)
+    await third.answered.wait()
+    assert third.status == 0
+    await mount.requests_are_answered()
+    assert mount.holdings.num_bytes == 0
 
-    beside(test)
+
+@beside_a_mount
+async def test_a_request_that_waits_weighs_what_it_brings_until_it_is_answered(mount: Mount) -> None:
+    may_end = trio.Event()
+
+    async def write(fh: int, value: bytes, data: memoryview) -> int:
+        await mount.eager.leave()
+        await may_end.wait()
+        return fh + len(value) + len(data)
+
+    request = Request(SYBIL)
+    assert mount.requests.begin(write, request, 1, bytes(65536), memoryview(bytes(1 << 20))) == Shim.LATER
+    await trio.testing.wait_all_tasks_blocked()
+    assert mount.holdings.num_bytes == WEIGHTS[Kind.REQUEST] + 65536 + (1 << 20)
+    may_end.set()
+    await request.answered.wait()
+    assert (request.status, mount.holdings.num_bytes) == (1 + 65536 + (1 << 20), 0)
 
 
-def test_what_was_put_off_is_answered_as_soon_as_the_model_rests(beside: Callable[[Test], None]) -> None:
+@beside_a_mount
+async def test_what_was_put_off_is_answered_as_soon_as_the_model_rests(mount: Mount) -> None:
     """However many users share the rate: the next token of each is most of a second away."""
-
-    async def test(mount: Mount) -> None:
-        mount.use_up(*range(1000, 1000 + MAX_BUCKETS + 1))
-        requests = [mount.ask(uid) for uid in range(1000, 1000 + MAX_BUCKETS + 1)]
-        await trio.sleep(STAYS_BUSY_S)
-        mount.is_busy = False
-        began_s = trio.current_time()
-        for request in requests:
-            await request.answered.wait()
-        assert trio.current_time() - began_s < 10 * STAYS_BUSY_S
-
-    beside(test)
+    mount.use_up(*range(1000, 1000 + MAX_BUCKETS + 1))
+    requests = [mount.ask(uid) for uid in range(1000, 1000 + MAX_BUCKETS + 1)]
+    await trio.sleep(STAYS_BUSY_S)
+    mount.is_busy = False
+    began_s = trio.current_time()
+    for request in requests:
+        await request.answered.wait()
+    assert trio.current_time() - began_s < 10 * STAYS_BUSY_S

@@ -1,100 +1,79 @@
 """Changes that wait for calls on their file: the length of the wait, and the fate of abandoned changes."""
 
+from typing import Any, cast
+
 import pytest
 import trio
 import trio.testing
 
 from kvfs.mount.eager import Eager
 from kvfs.mount.waiting_changes import PATIENCE_S, WaitingChanges, at_once
+from kvfs.names.content import KvFile
 from libsym.errors import Busy, Invalid
+
+FILE = cast(KvFile, "the file")
 
 
 class Appending:
-    """A call on the file is in flight until `end`."""
+    """A file with a call on it that is in flight until `end`, and the changes that it had."""
 
     def __init__(self):
-        self.actions = []
+        self.done = []
+        self._actions: list[Any] = []
+        self._changes = WaitingChanges(Eager(), lambda _file, action: self._actions.append(action))
 
-    def exclusive(self, _file, action):
-        self.actions.append(action)
+    async def cut(self):
+        await self._changes.change(FILE, "a.kv", lambda: self.done.append("cut"))
+
+    async def cut_too_long(self):
+        def refuse():
+            raise Invalid("too long")
+
+        with pytest.raises(Invalid, match="too long"):
+            await self._changes.change(FILE, "a.kv", refuse)
 
     def end(self):
-        for action in self.actions:
+        for action in self._actions:
             action()
-        self.actions.clear()
+        self._actions.clear()
 
 
-@pytest.fixture
-def appending():
-    return Appending()
-
-
-@pytest.fixture
-def changes(appending):
-    return WaitingChanges(Eager(), appending.exclusive)
-
-
-def run(main):
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+def beside_a_call(test):
+    return lambda: trio.run(test, Appending(), clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_file_that_nobody_appends_to_is_changed_without_a_task():
     done, eager = [], Eager()
-    change = WaitingChanges(eager, at_once).change("the file", "a.kv", lambda: done.append("cut"))
+    change = WaitingChanges(eager, at_once).change(FILE, "a.kv", lambda: done.append("cut"))
     assert eager.start(change) is None
     assert done == ["cut"]
 
 
-def test_a_change_is_made_when_no_call_appends_any_more(changes, appending):
-    async def main():
-        done = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(changes.change, "the file", "a.kv", lambda: done.append("cut"))
-            await trio.sleep(PATIENCE_S * 0.9)
-            assert done == []
-            appending.end()
-            assert done == ["cut"], "at once, before any other call begins"
-
-    run(main)
+@beside_a_call
+async def test_a_change_is_made_when_no_call_appends_any_more_and_its_error_told_to_who_waits(file):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(file.cut)
+        nursery.start_soon(file.cut_too_long)
+        await trio.sleep(PATIENCE_S * 0.9)
+        assert file.done == []
+        file.end()
+        assert file.done == ["cut"], "at once, before any other call begins"
 
 
-def test_what_a_change_raises_is_told_to_who_waits(changes, appending):
-    async def main():
-        def refuse():
-            raise Invalid("too long")
-
-        async with trio.open_nursery() as nursery:
-
-            async def change():
-                with pytest.raises(Invalid, match="too long"):
-                    await changes.change("the file", "a.kv", refuse)
-
-            nursery.start_soon(change)
-            await trio.sleep(1)
-            appending.end()
-
-    run(main)
+@beside_a_call
+async def test_a_wait_in_vain_is_busy_and_nothing_is_changed_later(file):
+    began_s = trio.current_time()
+    with pytest.raises(Busy, match=r"a\.kv: .* try again"):
+        await file.cut()
+    assert trio.current_time() - began_s == pytest.approx(PATIENCE_S)
+    file.end()
+    assert file.done == []
 
 
-def test_a_wait_in_vain_is_busy_and_nothing_is_changed_later(changes, appending):
-    async def main():
-        done, began_s = [], trio.current_time()
-        with pytest.raises(Busy, match=r"a\.kv: .* try again"):
-            await changes.change("the file", "a.kv", lambda: done.append("cut"))
-        assert trio.current_time() - began_s == pytest.approx(PATIENCE_S)
-        appending.end()
-        assert done == []
-
-    run(main)
-
-
-def test_a_wait_that_is_interrupted_changes_nothing(changes, appending):
-    async def main():
-        done = []
-        with trio.move_on_after(1) as scope:
-            await changes.change("the file", "a.kv", lambda: done.append("cut"))
-        assert scope.cancelled_caught
-        appending.end()
-        assert done == []
-
-    run(main)
+@beside_a_call
+async def test_a_wait_that_is_interrupted_changes_nothing(file):
+    with trio.move_on_after(1) as scope:
+        await file.cut()
+    assert scope.cancelled_caught
+    file.end()
+    assert file.done == []

@@ -36,45 +36,35 @@ def failing(code: int) -> Callable[..., Any]:
 
 def a_file(directory: Path, **calls: Callable[..., Any]) -> PlainFile:
     """Make a plain file that contains WHOLE, with these calls in place of the real ones."""
-    file = PlainFile(directory, "1.1.plain")
-    file.write_at(0, WHOLE)
-    return PlainFile.existing(directory, "1.1.plain", len(WHOLE), disk=dataclasses.replace(Disk(), **calls))
-
-
-def read_with(directory: Path, change: Callable[[PlainFile], None]) -> tuple[PlainFile, bytes]:
-    """Read a file; `change` happens when the worker has decided what to read, but has not read it yet."""
-    changes = [change]
-
-    def late(fd: int, rooms: list[memoryview], offset: int) -> int:
-        if changes:
-            changes.pop()(file)
-        return os.preadv(fd, rooms, offset)
-
-    file = a_file(directory, pread=late)
-    return file, file.read_at(0, len(WHOLE))
+    PlainFile(directory, "1.1.plain").write_at(0, WHOLE)
+    calls_of: Any = calls
+    return PlainFile.existing(directory, "1.1.plain", len(WHOLE), disk=dataclasses.replace(Disk(), **calls_of))
 
 
 def test_gaps_are_the_bytes_that_nobody_wrote(tmp_path: Path) -> None:
     file, written, dice = PlainFile(tmp_path, "2.1.plain"), bytearray(), random.Random(3)
     for _ in range(500):
         start, size = dice.randrange(200), dice.randrange(1, 60)
-        match dice.randrange(4):
+        match dice.randrange(5):
             case 0:
                 file.resize(start)
                 written = written[:start].ljust(start, b"-")
+                continue
             case 1:
                 file.allocate(start, size)
                 written = written.ljust(start + size, b"-")
+                continue
+            case 2:
+                file.write_at(start, b"+" * size)
             case _:
-                write = file.write_at if dice.random() < 0.5 else file.write_nowait
-                done = write(start, b"+" * size) if write == file.write_nowait else (write(start, b"+" * size), size)[1]
-                if done:
-                    written = written.ljust(start, b"-")
-                    written[start : start + done] = b"+" * done
-        assert file.size == len(written)
-        gaps = list(file.gaps)
-        assert {at for gap in gaps for at in gap} == {at for at, byte in enumerate(written) if byte == ord("-")}
-        assert all(one.stop < next_one.start for one, next_one in pairwise(gaps)), "none touch"
+                size = file.write_nowait(start, b"+" * size)
+        if size:
+            written = written.ljust(start, b"-")
+            written[start : start + size] = b"+" * size
+    assert file.size == len(written)
+    gaps = list(file.gaps)
+    assert {at for gap in gaps for at in gap} == {at for at, byte in enumerate(written) if byte == ord("-")}
+    assert all(one.stop < next_one.start for one, next_one in pairwise(gaps)), "none touch"
 
 
 def test_gaps_are_bounded() -> None:
@@ -88,9 +78,17 @@ def test_gaps_are_bounded() -> None:
 
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_file_that_is_cut_while_it_is_read_ends_where_it_was_cut(tmp_path: Path, size: int) -> None:
-    file, found = read_with(tmp_path, lambda file: file.resize(size))
-    assert found == WHOLE[:size]
-    assert file.read_at(0, len(WHOLE)) == WHOLE[:size]
+    """The cut comes when the worker has decided what to read, but has not read it yet."""
+    cuts = [size]
+
+    def late(fd: int, rooms: list[memoryview], offset: int) -> int:
+        if cuts:
+            file.resize(cuts.pop())
+        return os.preadv(fd, rooms, offset)
+
+    file = a_file(tmp_path, pread=late)
+    for _ in range(2):
+        assert file.read_at(0, len(WHOLE)) == WHOLE[:size]
 
 
 def test_no_read_begins_that_expects_what_is_about_to_be_cut(tmp_path: Path) -> None:
@@ -125,19 +123,17 @@ def test_bytes_that_are_missing_below_are_an_error(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize(
-    ("code", "level"),
-    [(errno.EFBIG, "DEBUG"), (errno.EINVAL, "DEBUG"), (errno.EIO, "WARNING"), (errno.ENOSPC, "WARNING")],
-)
 def test_the_log_is_for_what_is_wrong_with_the_disk_not_for_what_a_caller_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int, level: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = a_file(tmp_path, pwritev=failing(code))
     caplog.set_level("DEBUG")
-    with pytest.raises(SymError) as caught:
-        file.write_at(0, b"x")
-    assert caught.value.errno == code
-    assert [record.levelname for record in caplog.records] == [level]
+    levels = {errno.EFBIG: "DEBUG", errno.EINVAL: "DEBUG", errno.EIO: "WARNING", errno.ENOSPC: "WARNING"}
+    for code, level in levels.items():
+        with pytest.raises(SymError) as caught:
+            a_file(tmp_path, pwritev=failing(code)).write_at(0, b"x")
+        assert caught.value.errno == code
+        assert [record.levelname for record in caplog.records] == [level]
+        caplog.clear()
 
 
 # Without waiting
@@ -166,29 +162,27 @@ def test_what_is_in_memory_is_read_at_once_and_nothing_else(tmp_path: Path) -> N
 def test_a_file_system_that_may_wait_in_any_call_is_asked_once(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def refuse(*_arguments: object) -> int:
-        asked.append("")
+    def refuse(name: str) -> int:
+        asked.append(name)
         raise OSError(errno.EOPNOTSUPP, "")
 
-    disk = dataclasses.replace(Disk(), preadv=refuse)
+    disk = dataclasses.replace(
+        Disk(),
+        preadv=lambda *_rest: refuse("preadv"),
+        pwritev=lambda *rest: refuse("pwritev") if rest[-1] else os.pwritev(*rest),
+    )
     for number in range(2):
         file = PlainFile(tmp_path, f"{number}.plain", disk=disk)
         file.write_at(0, WHOLE)
         assert file.read_nowait(0, 10) is None
-    assert len(asked) == 1
-    asked.clear()
-    disk = dataclasses.replace(Disk(), pwritev=lambda *rest: refuse() if rest[-1] else os.pwritev(*rest))
-    for number in range(2):
-        file = PlainFile(tmp_path, f"{number}.plain", disk=disk)
-        file.write_at(0, WHOLE)
         assert file.write_nowait(0, b"x") == 0
-    assert len(asked) == 1
+    assert asked == ["preadv", "pwritev"]
 
 
 def test_as_much_is_written_at_once_as_the_file_system_takes(tmp_path: Path) -> None:
     taken = [3]
 
-    def pwritev(fd: int, data: list[bytes], offset: int, flags: int) -> int:
+    def pwritev(fd: int, data: list[bytes | memoryview], offset: int, flags: int) -> int:
         if flags and not taken[0]:
             raise BlockingIOError(errno.EAGAIN, "")
         return os.pwrite(fd, data[0][: taken[0]] if flags else data[0], offset)
@@ -214,16 +208,13 @@ def test_a_late_reader_of_a_file_that_is_gone_does_not_bring_it_back(tmp_path: P
         path.unlink(missing_ok=True)
         return os.open(path, flags)
 
+    disk = dataclasses.replace(Disk(), open=late)
     file = PlainFile.existing(
-        tmp_path,
-        "1.1.plain",
-        100,
-        disk=dataclasses.replace(Disk(), open=late),
-        remove=lambda path, _descriptor: removed.append(path),
+        tmp_path, "1.1.plain", 100, disk=disk, remove=lambda path, _descriptor: removed.append(path)
     )
     assert file.read_at(0, len(WHOLE)) == b""
     assert removed == [file.path]
-    fresh = file = PlainFile(tmp_path, "1.2.plain", disk=dataclasses.replace(Disk(), open=late))
+    fresh = file = PlainFile(tmp_path, "1.2.plain", disk=disk)
     with pytest.raises(SymError, match="it was removed"):
         fresh.write_at(0, b"x")
     assert not fresh.path.exists(), "whoever made it after it was removed has removed it"
@@ -239,35 +230,31 @@ def test_what_unlinks_a_file_gets_its_descriptor_too_and_may_take_its_time(tmp_p
     assert path.read_bytes() == WHOLE
     assert descriptor is not None
     assert os.pread(descriptor.number, 4, 0) == WHOLE[:4]
-    never_written = PlainFile(tmp_path, "2.2.plain", remove=lambda *what: removed.append(what))
-    never_written.discard()
-    assert len(removed) == 1
+    PlainFile(tmp_path, "2.2.plain", remove=lambda *what: removed.append(what)).discard()
+    assert len(removed) == 1, "the other one was never written"
 
 
-def test_files_are_unlinked_and_closed_in_the_background(tmp_path: Path) -> None:
+def test_files_are_unlinked_and_closed_in_the_background(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trouble = TroubledDisk()
     removals = Removals(trouble.disk)
-    files = [PlainFile(tmp_path, f"{number}.plain", disk=trouble.disk, removals=removals) for number in range(3)]
-    for file in files:
-        file.write_at(0, WHOLE)
+
+    def files(count: int) -> list[PlainFile]:
+        files = [PlainFile(tmp_path, f"{each}.plain", disk=trouble.disk, removals=removals) for each in range(count)]
+        for file in files:
+            file.write_at(0, WHOLE)
+        return files
+
     trouble.stall("unlink")
-    for file in files:
+    for file in files(3):
         file.discard()
     trouble.entered.acquire()
     assert not removals.wait(0)
-    assert all(file.path.exists() for file in files)
+    assert len(list(tmp_path.iterdir())) == 3
     trouble.go_on()
     assert removals.wait(20)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_cant_be_unlinked_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trouble = TroubledDisk()
     trouble.fail("unlink", errno.EIO)
-    removals = Removals(trouble.disk)
-    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk, removals=removals)
-    file.write_at(0, WHOLE)
-    file.discard()
+    files(1)[0].discard()
     assert removals.wait(20)
     assert "can't remove /" in caplog.text
 
@@ -275,16 +262,21 @@ def test_a_file_that_cant_be_unlinked_is_in_the_log(tmp_path: Path, caplog: pyte
 # To last
 
 
-def test_a_file_is_dirty_from_its_first_change_to_the_end_of_a_sync(tmp_path: Path) -> None:
-    trouble = TroubledDisk()
-    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+@pytest.fixture
+def trouble() -> TroubledDisk:
+    return TroubledDisk()
+
+
+@pytest.fixture(name="file")
+def _file(tmp_path: Path, trouble: TroubledDisk) -> PlainFile:
+    """A file on the troubled disk, which was never synced."""
+    return PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+
+
+def test_a_file_is_dirty_from_its_first_change_to_the_end_of_a_sync(file: PlainFile, trouble: TroubledDisk) -> None:
     assert not file.is_dirty
-    for change in (
-        lambda: file.write_at(0, WHOLE),
-        lambda: file.resize(100),
-        lambda: file.allocate(0, 200),
-    ):
-        change()
+    for change, *arguments in ((file.write_at, 0, WHOLE), (file.resize, 100), (file.allocate, 0, 200)):
+        change(*arguments)
         assert file.is_dirty
         file.sync()
         assert not file.is_dirty
@@ -297,44 +289,51 @@ def test_bytes_that_come_during_a_sync_are_for_the_next_one(tmp_path: Path) -> N
     file = a_file(tmp_path, fdatasync=lambda _fd: file.write_at(0, b"x") if once.pop() else None)
     once = [False, True]
     file.write_at(0, b"y")
-    file.sync()
-    assert file.is_dirty
-    file.sync()
-    assert not file.is_dirty
+    for is_dirty in (True, False):
+        file.sync()
+        assert file.is_dirty == is_dirty
 
 
 def test_a_change_that_ends_after_a_sync_is_for_the_next_one(tmp_path: Path) -> None:
     """The change may have begun before the sync."""
-    file = a_file(tmp_path, pwritev=lambda fd, data, offset, _flags: file.sync() or os.pwritev(fd, data, offset))
+
+    def pwritev(fd: int, data: list[bytes], offset: int, _flags: int) -> int:
+        file.sync()
+        return os.pwritev(fd, data, offset)
+
+    file = a_file(tmp_path, pwritev=pwritev)
     file.write_at(0, b"y")
     assert file.is_dirty
 
 
 def test_a_file_of_an_earlier_daemon_is_synced_once_more_and_ends_where_it_was_said_to(tmp_path: Path) -> None:
-    (tmp_path / "1.1.plain").write_bytes(WHOLE)
+    for name in ("1.1.plain", "2.1.plain"):
+        (tmp_path / name).write_bytes(WHOLE)
     file = PlainFile.existing(tmp_path, "1.1.plain", 100)
     assert (file.size, file.is_dirty) == (100, True), "that daemon may have been killed before it could sync"
     file.sync()
     assert not file.is_dirty
     file.resize(200)
     assert file.read_at(0, 300) == WHOLE[:100] + bytes(100)
-    (tmp_path / "2.1.plain").write_bytes(WHOLE)
     file = PlainFile.existing(tmp_path, "2.1.plain", 0)
     file.write_at(10, b"x")
     assert file.read_at(0, 300) == bytes(10) + b"x"
 
 
-def test_a_sync_that_failed_fails_until_every_byte_was_written_anew(tmp_path: Path) -> None:
-    trouble = TroubledDisk()
-    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
-    file.write_at(0, WHOLE)
-    trouble.fail("fdatasync", errno.ENOSPC)
+def fail_sync(file: PlainFile, trouble: TroubledDisk, code: int = errno.EIO) -> None:
+    trouble.fail("fdatasync", code)
     with pytest.raises(SymError, match="can't sync") as caught:
         file.sync()
-    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.errno == code
     trouble.mend()
-    for change in (lambda: None, lambda: file.write_at(2048, WHOLE[2048:]), lambda: file.write_at(0, WHOLE[:2048])):
-        change()
+
+
+def test_a_sync_that_failed_fails_until_every_byte_was_written_anew(file: PlainFile, trouble: TroubledDisk) -> None:
+    file.write_at(0, WHOLE)
+    fail_sync(file, trouble, errno.ENOSPC)
+    for at, data in ((0, b""), (2048, WHOLE[2048:]), (0, WHOLE[:2048])):
+        if data:
+            file.write_at(at, data)
         with pytest.raises(SymError, match="was not written anew") as caught:
             file.sync()
         assert caught.value.errno == errno.EIO
@@ -344,17 +343,17 @@ def test_a_sync_that_failed_fails_until_every_byte_was_written_anew(tmp_path: Pa
     file.sync()
     assert not file.is_dirty
     assert not file.sync_failed
+    file.write_at(0, WHOLE)
+    fail_sync(file, trouble)
+    file.resize(0)
+    file.sync()
+    assert not file.sync_failed, "of bytes that were cut off"
 
 
-def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path: Path) -> None:
-    trouble = TroubledDisk()
-
+def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path: Path, trouble: TroubledDisk) -> None:
     def pwritev(*arguments: Any) -> int:
         written = trouble.disk.pwritev(*arguments)
-        trouble.fail("fdatasync", errno.EIO)
-        with pytest.raises(SymError, match="can't sync"):
-            file.sync()
-        trouble.mend()
+        fail_sync(file, trouble)
         return written
 
     file = PlainFile(tmp_path, "1.1.plain", disk=dataclasses.replace(trouble.disk, pwritev=pwritev))
@@ -364,50 +363,39 @@ def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path
     assert file.sync_failed
 
 
+class Noticed:
+    """A lock that tells when two want it."""
+
+    def __init__(self) -> None:
+        self.both = threading.Event()
+        self._lock, self._num = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        self._num += 1
+        if self._num == 2:
+            self.both.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
 def test_two_syncs_at_once_both_fail_where_linux_tells_one_of_the_error(tmp_path: Path) -> None:
     """A program may sync a file that is being written back."""
-    both, errors = threading.Event(), [OSError(errno.EIO, "planted")]
-
-    class Noticed:
-        """A lock that tells when two want it."""
-
-        def __init__(self) -> None:
-            self._lock, self._num = threading.Lock(), 0
-
-        def __enter__(self) -> None:
-            self._num += 1
-            if self._num == 2:
-                both.set()
-            self._lock.acquire()
-
-        def __exit__(self, *_error: object) -> None:
-            self._lock.release()
+    noticed, errors = Noticed(), [OSError(errno.EIO, "planted")]
 
     def fdatasync(_fd: int) -> None:
-        assert both.wait(10)
+        assert noticed.both.wait(10)
         if errors:
             raise errors.pop()
 
     file = a_file(tmp_path, fdatasync=fdatasync)
-    file._syncing = Noticed()  # type: ignore[assignment]
+    file._syncing = noticed  # type: ignore[assignment]  # a lock of another type
     file.write_at(0, WHOLE)
     with ThreadPoolExecutor() as pool:
         found = [each.exception() for each in [pool.submit(file.sync), pool.submit(file.sync)]]
     assert [type(each) for each in found] == [SymError, SymError]
     assert file.is_dirty
-
-
-def test_bytes_that_were_cut_off_are_in_doubt_no_longer(tmp_path: Path) -> None:
-    trouble = TroubledDisk()
-    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
-    file.write_at(0, WHOLE)
-    trouble.fail("fdatasync", errno.EIO)
-    with pytest.raises(SymError):
-        file.sync()
-    trouble.mend()
-    file.resize(0)
-    file.sync()
-    assert not file.sync_failed
 
 
 def test_an_open_file_does_not_hold_up_the_end_of_its_process(tmp_path: Path) -> None:

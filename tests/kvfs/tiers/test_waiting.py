@@ -27,21 +27,24 @@ def served(waiting: Waiting) -> list[Ticket]:
     return found
 
 
-def test_users_take_turns_and_priority_goes_first_among_ones_own() -> None:
+def waiting_of(*tickets: Ticket) -> Waiting:
     waiting = Waiting()
-    a_low, a_high, b, a_middle, b_later = ticket(1), ticket(1, 100), ticket(2), ticket(1, 50), ticket(2)
-    for each in (a_low, a_high, b, a_middle, b_later):
+    for each in tickets:
         waiting.add(each)
+    return waiting
+
+
+def test_users_take_turns_and_priority_goes_first_among_ones_own() -> None:
+    a_low, a_high, b, a_middle, b_later = ticket(1), ticket(1, 100), ticket(2), ticket(1, 50), ticket(2)
+    waiting = waiting_of(a_low, a_high, b, a_middle, b_later)
     assert len(waiting) == 5
     assert served(waiting) == [a_high, b, a_middle, b_later, a_low]
     assert not waiting
 
 
 def test_a_user_who_comes_with_ever_more_keeps_nobody_waiting() -> None:
-    waiting = Waiting()
     patient = ticket(2, -100)
-    waiting.add(ticket(1, 100))
-    waiting.add(patient)
+    waiting = waiting_of(ticket(1, 100), patient)
     num_before = 0
     while (first := waiting.first()) is not patient:
         assert first is not None
@@ -52,19 +55,14 @@ def test_a_user_who_comes_with_ever_more_keeps_nobody_waiting() -> None:
 
 
 def test_what_was_cancelled_takes_no_turn() -> None:
-    waiting = Waiting()
     gone, other, next_one = ticket(1, 5), ticket(2), ticket(1)
-    for each in (gone, other, next_one):
-        waiting.add(each)
+    waiting = waiting_of(gone, other, next_one)
     gone.is_over = True
     assert len(waiting) == 2
     assert served(waiting) == [next_one, other]
 
 
 def test_who_shrinks_a_file_for_others_goes_before_them() -> None:
-    waiting = Waiting()
     first, answer = ticket(1, 100), ticket(2, -100)
-    waiting.add(first)
     answer.is_answer = True
-    waiting.add(answer)
-    assert served(waiting) == [answer, first]
+    assert served(waiting_of(first, answer)) == [answer, first]

@@ -1,0 +1,195 @@
+# ruff: noqa: PTH102, PTH208, PTH211 - the system calls are what is tested
+"""Operations of scripts: the letters of their arguments, see `script`, and the system calls that they are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW = -100, 0x100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _check(result: int) -> None:
+    if result:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+@contextmanager
+def _opened(path: str, flags: int, *mode: int) -> Iterator[int]:
+    handle = os.open(path, flags, *mode)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _directory(path: str, how: int = os.O_PATH) -> Any:
+    return _opened(path, how | os.O_DIRECTORY)
+
+
+def _at(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The call relative to a directory, which is its first argument."""
+
+    def run(directory: str, *arguments: Any) -> Any:
+        with _directory(directory) as at:
+            return call(*arguments, dir_fd=at, **options)
+
+    return run
+
+
+def _make(kind: str, path: str) -> None:
+    """A file of a kind, as most cases need one."""
+    makers: dict[str, Callable[[], None]] = {
+        "none": lambda: None,
+        "regular": lambda: _open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK, 0o644),
+        "dir": lambda: os.mkdir(path, 0o755),
+        "symlink": lambda: os.symlink("test", path),
+        "socket": lambda: _bind(path),
+    }
+    kinds = {"fifo": stat.S_IFIFO, "block": stat.S_IFBLK, "char": stat.S_IFCHR}
+    makers.get(kind, lambda: os.mknod(path, kinds[kind] | 0o644, os.makedev(1, 2)))()
+
+
+def _open(path: str, flags: int, mode: int = 0o777) -> None:
+    os.close(os.open(path, flags, mode))
+
+
+def _mknod(path: str, kind: int, mode: int, major: int = 0, minor: int = 0) -> None:
+    os.mknod(path, kind | mode, os.makedev(major, minor))
+
+
+def _bind(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(path)
+
+
+def _renameat2(old: str, new: str, flags: int) -> None:
+    _check(_libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags))
+
+
+def _read(path: str) -> bytes:
+    with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # lest a fifo stops us
+        return os.read(handle, 1 << 20)
+
+
+def _write(path: str, data: str, flags: int = 0) -> None:
+    with _opened(path, os.O_WRONLY | os.O_NONBLOCK | flags) as handle:
+        os.write(handle, data.encode())
+
+
+def _openat(directory: str, name: str, flags: int, how: int = 0, mode: int = 0o777) -> None:
+    with _directory(directory, how) as at:
+        os.close(os.open(name, flags, mode, dir_fd=at))
+
+
+def _symlinkat(target: str, directory: str, name: str) -> None:
+    with _directory(directory) as at:
+        os.symlink(target, name, dir_fd=at)
+
+
+def _both_at(call: Callable[..., None], **options: Any) -> Callable[[str, str, str, str], None]:
+    def run(old: str, old_name: str, new: str, new_name: str) -> None:
+        with _directory(old) as source, _directory(new) as target:
+            call(old_name, new_name, src_dir_fd=source, dst_dir_fd=target, **options)
+
+    return run
+
+
+def _flink(handle: int, path: str) -> None:
+    source = os.fsencode(f"/proc/self/fd/{handle}")
+    _check(_libc.linkat(_AT_FDCWD, source, _AT_FDCWD, os.fsencode(path), 0x400))
+
+
+def _utimens(path: str, atime: str, mtime: str, *, flags: int = 0, dir_fd: int = _AT_FDCWD) -> None:
+    _check(_libc.utimensat(dir_fd, os.fsencode(path), _timespecs(atime, mtime), flags))
+
+
+def _timespecs(*words: str) -> Any:
+    """Two times: seconds.nanoseconds, `now` or `omit`; two times `null` for none at all."""
+    if words == ("null", "null"):
+        return None
+    times = (_Timespec * 2)()
+    for i, word in enumerate(words):
+        text = {"now": f"0.{_UTIME_NOW}", "omit": f"0.{_UTIME_OMIT}"}.get(word, word)
+        seconds, _, nanoseconds = text.partition(".")
+        times[i] = _Timespec(int(seconds), int(nanoseconds or "0"))
+    return times
+
+
+OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    # p a path, e an entry's name, m a mode in octal, i a number, u a user or group, f flags, t a type, s a word, h a
+    # handle's name
+    "make": ("sp", _make),
+    "open": ("pfm", _open),
+    "mkdir": ("pm", os.mkdir),
+    "mkfifo": ("pm", os.mkfifo),
+    "mknod": ("ptmii", _mknod),
+    "bind": ("p", _bind),
+    "symlink": ("sp", os.symlink),
+    "link": ("pp", lambda old, new: os.link(old, new, follow_symlinks=False)),
+    "unlink": ("p", os.unlink),
+    "rmdir": ("p", os.rmdir),
+    "rename": ("pp", os.rename),
+    "renameat2": ("ppf", _renameat2),
+    "chmod": ("pm", os.chmod),
+    "chown": ("puu", os.chown),
+    "lchown": ("puu", os.lchown),
+    "truncate": ("pi", os.truncate),
+    "utimens": ("pss", _utimens),
+    "lutimens": ("pss", lambda path, *times: _utimens(path, *times, flags=_AT_SYMLINK_NOFOLLOW)),
+    "stat": ("p", os.stat),
+    "lstat": ("p", os.lstat),
+    "readlink": ("p", os.readlink),
+    "access": ("pi", lambda path, wanted: os.access(path, wanted, effective_ids=True)),
+    "list": ("p", lambda path: sorted(os.listdir(path))),
+    "read": ("p", _read),
+    "write": ("ps", _write),
+    "append": ("ps", lambda path, data: _write(path, data, os.O_APPEND)),
+    "setxattr": ("pss", lambda path, name, value: os.setxattr(path, name, value.encode())),
+    "getxattr": ("ps", os.getxattr),
+    "umask": ("m", os.umask),
+    # relative to an open directory
+    "openat": ("peffm", _openat),
+    "mkdirat": ("pem", _at(os.mkdir)),
+    "mkfifoat": ("pem", _at(os.mkfifo)),
+    "mknodat": ("petm", lambda at, name, kind, mode: _at(os.mknod, device=os.makedev(1, 2))(at, name, kind | mode)),
+    "symlinkat": ("spe", _symlinkat),
+    "linkat": ("pepe", _both_at(os.link, follow_symlinks=False)),
+    "unlinkat": ("pe", _at(os.unlink)),
+    "rmdirat": ("pe", _at(os.rmdir)),
+    "renameat": ("pepe", _both_at(os.rename)),
+    "fchmodat": ("pem", _at(os.chmod)),
+    "fchownat": ("peuu", _at(os.chown, follow_symlinks=False)),
+    "fstatat": ("pe", _at(os.stat)),
+    "readlinkat": ("pe", _at(os.readlink)),
+    "utimensat": ("pess", _at(_utimens, flags=_AT_SYMLINK_NOFOLLOW)),
+    # of a handle that stays open until the script ends
+    "hold": ("spfm", lambda _handle, path, flags, mode=0o777: os.open(path, flags, mode)),
+    "release": ("h", os.close),
+    "fstat": ("h", os.fstat),
+    "pread": ("hii", os.pread),
+    "pwrite": ("his", lambda handle, offset, data: os.pwrite(handle, data.encode(), offset)),
+    "ftruncate": ("hi", os.ftruncate),
+    "fallocate": ("hii", os.posix_fallocate),
+    "fchmod": ("hm", os.fchmod),
+    "fchown": ("huu", os.fchown),
+    "futimens": ("hss", lambda handle, *times: _check(_libc.futimens(handle, _timespecs(*times)))),
+    "seek": ("hii", os.lseek),
+    "flink": ("hp", _flink),
+    "flist": ("h", lambda handle: sorted(os.listdir(handle))),
+    "copy": ("hhi", os.copy_file_range),
+    "fsync": ("h", os.fsync),
+}
