@@ -64,9 +64,6 @@ class Server:
     def open(self, path: str) -> int:
         return self._keep(self.fs.kv_open(self.creds, path, write=True))
 
-    def close(self, handle: int) -> None:
-        self.fs.kv_close(self.handles[handle])
-
     def append(self, handle: int, count: int, first: int = 1) -> None:
         """Append entries with tokens first, first + 1, …, as a step does; their KV holds the token id."""
         opened = self.handles[handle]
@@ -87,9 +84,6 @@ class Server:
         opened = self.handles[handle]
         commit_all(self.fs.reserve(opened, [1] * count, range(opened.table.length, opened.table.length + count)))
         self.fs.committed(opened)
-
-    def tokens(self, handle: int) -> list[int]:
-        return self.handles[handle].table.read()[0].tolist()
 
     @contextmanager
     def _table(self, path: str) -> Iterator[PageTable]:
@@ -126,15 +120,6 @@ class Server:
         assembly.fill()
         return self._keep(self.fs.finish_assembly(self.creds, assembly, path, 0o600))
 
-    def truncate(self, handle: int, count: int) -> None:
-        self.fs.kv_truncate(self.handles[handle], count)
-
-    def remove(self, path: str) -> None:
-        self.fs.kv_remove(self.creds, path)
-
-    def num_inodes(self) -> int:
-        return len(self.fs.volume.tree)
-
     def make_many(self, path: str, count: int) -> None:
         directory = self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode())
         for i in range(count):
@@ -151,18 +136,6 @@ class Server:
             if not handle.closed:
                 self.fs.kv_close(handle)
 
-    def mountpoint(self) -> str:
-        return str(self.fs.mountpoint)
-
-    def all_free(self) -> bool:
-        return self.fs.pool.num_free == self.fs.pool.num_pages
-
-    def free(self) -> int:
-        return self.fs.pool.num_free
-
-    def check(self) -> None:
-        self.fs.check()
-
     def stat(self, path: str) -> dict[str, Any]:
         found = self.fs.kv_stat(self.creds, path)
         return {"kind": found.kind, "tokens": found.tokens}
@@ -175,29 +148,10 @@ class Server:
         self.num_busy_looks += self.busy
         return self.busy
 
-    def num_paced(self) -> int:
-        """Requests that had to be admitted while the model was computing: it is looked at for each."""
-        return self.num_busy_looks
-
     def slow_down(self, page_s: float) -> None:
         """Have a worker take this long for each page that it looks at; 0: full speed."""
         self.store.worker_page_s = page_s
         self.store.num_worker_pages = 0
-
-    def num_worker_pages(self) -> int:
-        """Pages that workers have looked at since."""
-        return self.store.num_worker_pages
-
-    def lock(self, path: str, owner: str) -> None:
-        """Take the exclusive flock as a LIP would, or EWOULDBLOCK."""
-        self.fs.volume.locks.acquire_nowait(self._number(path), owner, exclusive=True)
-
-    def unlock(self, path: str, owner: str) -> None:
-        self.fs.volume.locks.release(self._number(path), owner)
-
-    def num_locks(self) -> int:
-        """Files with a lock, held or waited for."""
-        return len(self.fs.volume.locks)
 
     def num_lock_waiters(self, path: str) -> int:
         lock = self.fs.volume.locks._locks.get(self._number(path))
@@ -205,14 +159,6 @@ class Server:
 
     def _number(self, path: str) -> int:
         return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
-
-    def stall_disk(self, calls: list[str], whose: int) -> None:
-        """Have these system calls hang for the backing file of an inode."""
-        self.trouble.stall(*calls, whose=f"{whose}.")
-
-    def has_stalled(self) -> bool:
-        """Whether one more of them hangs since the last look."""
-        return self.trouble.entered.acquire(blocking=False)
 
     def mend_disk(self) -> None:
         self.trouble.mend()
@@ -294,6 +240,27 @@ class Server:
         return made
 
 
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "close": lambda self, handle: self.fs.kv_close(self.handles[handle]),
+    "truncate": lambda self, handle, count: self.fs.kv_truncate(self.handles[handle], count),
+    "remove": lambda self, path: self.fs.kv_remove(self.creds, path),
+    "num_inodes": lambda self: len(self.fs.volume.tree),
+    "tokens": lambda self, handle: self.handles[handle].table.read()[0].tolist(),
+    "mountpoint": lambda self: str(self.fs.mountpoint),
+    "all_free": lambda self: self.fs.pool.num_free == self.fs.pool.num_pages,
+    "free": lambda self: self.fs.pool.num_free,
+    "check": lambda self: self.fs.check(),
+    "num_paced": lambda self: self.num_busy_looks,
+    "num_worker_pages": lambda self: self.store.num_worker_pages,
+    "num_locks": lambda self: len(self.fs.volume.locks),  # files with a lock, held or waited for
+    "has_stalled": lambda self: self.trouble.entered.acquire(blocking=False),
+    "stall_disk": lambda self, calls, whose: self.trouble.stall(*calls, whose=f"{whose}."),
+    "unlock": lambda self, path, owner: self.fs.volume.locks.release(self._number(path), owner),
+    "lock": lambda self, path, owner: self.fs.volume.locks.acquire_nowait(self._number(path), owner, exclusive=True),
+}
+"""Commands of one line each; the methods of `Server` are the others."""
+
+
 class Defect:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"planted for {name}")
@@ -307,7 +274,8 @@ async def _commands(server: Server, cancel: trio.CancelScope) -> None:
         for line in complete:
             name, *arguments = json.loads(line)
             try:
-                answer = {"result": getattr(server, name)(*arguments)}
+                command = partial(COMMANDS[name], server) if name in COMMANDS else getattr(server, name)
+                answer = {"result": command(*arguments)}
             except SymError as error:
                 answer = {"error": str(error), "errno": error.errno}
             except Exception as error:

@@ -19,8 +19,6 @@ from kvfs.names.disk import DISK_DEADLINE_S
 from kvfs.pages.digest import digest
 
 REPOSITORY = Path(__file__).parents[2]
-
-
 NUM_PAGES = 256
 PAGE_BYTES = 4096
 """Bytes of a page on the mount that most tests share."""
@@ -92,15 +90,8 @@ class Mount:
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "OUT": str(self.outside), "LC_ALL": "C"}
-        return subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run(["bash", "-c", command], cwd=self.path, env=environment, check=False, **options)
 
     def settle(self) -> None:
         """Return when the server has seen every RELEASE and FORGET so far: nobody waits for those."""
@@ -145,17 +136,9 @@ class Mount:
 
 
 @contextmanager
-def mounted(
-    base: Path,
-    *,
-    num_pages: int = NUM_PAGES,
-    page_bytes: int = PAGE_BYTES,
-    user: int | None = None,
-    allow_other: bool = True,
-    disk_deadline_s: float = DISK_DEADLINE_S,
-) -> Iterator[Mount]:
+def mounted(base: Path, *, num_pages: int = NUM_PAGES, page_bytes: int = PAGE_BYTES, **options: Any) -> Iterator[Mount]:
     """A mount for one test or module; it must end cleanly if the test did."""
-    mount = Mount(base, num_pages, page_bytes, user=user, allow_other=allow_other, disk_deadline_s=disk_deadline_s)
+    mount = Mount(base, num_pages, page_bytes, **options)
     try:
         mount.wait_mounted()
         yield mount

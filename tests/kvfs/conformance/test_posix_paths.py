@@ -33,15 +33,15 @@ def test_what_is_no_directory_holds_no_names(twins: Twins) -> None:
         pytest.param(EVERY_PATH_OPERATION, "%path4096", "ENAMETOOLONG", id="a path of 4096 bytes"),
     ],
 )
-def test_a_path(twins: Twins, operations: dict[str, str], path: str, expected: str) -> None:
+def test_a_path(twins: Twins, operations: str, path: str, expected: str) -> None:
     twins.compare(f"make regular f\n mkdir d 0755\n {{line}} -> {expected}", line=on(operations, path))
 
 
 def test_names_and_paths_at_their_limits_are_as_good_as_any(twins: Twins) -> None:
     twins.compare("make {kind} %255\n {line} -> *", kind="regular; dir", line=on(NEEDS_EXISTING, "%255"))
     twins.compare("make regular %bytes\n {line} -> *", line=on(NEEDS_EXISTING, "%bytes"))
-    existing = {name: line for name, line in NEEDS_EXISTING.items() if "rmdir" not in name}
-    twins.compare("make regular f\n {line} -> *", line=on(existing, "%path4095"))
+    existing = [line for line in on(NEEDS_EXISTING, "%path4095") if "rmdir" not in line]
+    twins.compare("make regular f\n {line} -> *", line=existing)
     names = LONG["%dirs"].split("/")
     deep = "\n".join(f"mkdir {'/'.join(names[: i + 1])} 0755" for i in range(len(names)))
     script = f"make regular f\n {deep}\n {{line}} -> ok\n stat %dirs/f -> ENOENT"
@@ -55,13 +55,13 @@ def test_every_directory_on_the_way_must_be_searchable(twins: Twins, user: str) 
     start = f"mkdir d 0777\n make regular f\n chown f {user} {user}\n chmod . 0777\n chown d ann ann\n"
     existing = f"make regular d/x\n chown d/x {user} {user}\n chmod d {{mode}}\n {user}: {{line}} -> *"
     new = f"chmod d {{mode}}\n {user}: {{line}} -> *"
-    for digit in (1, 3, 6, 7):
+    for digit in (1, 3, 6):
         modes = (f"{0o777 & ~(7 << shift) | digit << shift:04o}", f"{digit << shift:04o}")
         found = twins.compare(start + existing, mode=modes, line=on(NEEDS_EXISTING, "d/x"))
         found += twins.compare(start + new, mode=modes, line=on(MAKES, "d/x"))
         if digit == 6 and user != "root":
             assert set(found) == {"EACCES"}
-        elif digit in {3, 7} or user == "root":
+        elif digit == 3 or user == "root":
             assert "EACCES" not in found
 
 
@@ -90,13 +90,13 @@ def test_links_are_followed_by_those_who_follow(twins: Twins) -> None:
     twins.compare(script, target=targets, line=on(EVERY_PATH_OPERATION, "m/t"))
 
 
-@pytest.mark.parametrize("path", ["x/", "x/.", "x/..", "x//", ".", "..", "./x", "x/../x", "l/", "l/."])
+@pytest.mark.parametrize("path", ["x/", "x/.", "x/..", ".", "..", "x/../x", "l/", "l/."])
 def test_slashes_and_dots(twins: Twins, path: str) -> None:
-    lines = EVERY_PATH_OPERATION
+    lines = on(EVERY_PATH_OPERATION, path)
     if path in {".", ".."}:  # the harness's own directories are of no use to compare
-        lines = {name: line for name, line in lines.items() if line.split()[0] in _HARMLESS_ON_DOTS}
+        lines = [line for line in lines if line.split()[0] in _HARMLESS_ON_DOTS]
     script = "make regular f\n make {kind} x\n symlink x l\n {line} -> *"
-    twins.compare(script, kind="regular; dir; none", line=on(lines, path))
+    twins.compare(script, kind="regular; dir; none", line=lines)
 
 
 _HARMLESS_ON_DOTS = {"rename", "rmdir", "unlink", "mkdir", "link", "symlink", "mkfifo", "open", "readlink", "truncate"}

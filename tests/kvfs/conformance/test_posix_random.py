@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.kvfs.conformance.kinds import EVERY_PATH_OPERATION, FILES
+from tests.kvfs.conformance.kinds import EVERY_PATH_OPERATION, FILES, on
 from tests.kvfs.conformance.script import USERS, Case, case
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
@@ -55,7 +55,7 @@ MORE = [
     "getxattr {p} user.x",
     "utimens {p} now omit",
 ]
-LINES = [line for line in EVERY_PATH_OPERATION.values() if line != "readlinkat . {p}"] + 4 * OFTEN + 2 * MORE
+LINES = [line for line in on(EVERY_PATH_OPERATION, "{p}") if line != "readlinkat . {p}"] + 4 * OFTEN + 2 * MORE
 
 
 def script(seed: int, num_steps: int) -> Case:

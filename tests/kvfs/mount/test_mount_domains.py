@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, a_kv_file, needs_mount, opened, refused
+from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, a_kv_file, needs_mount, opened
 
 ANN = 12345
 pytestmark = [needs_mount, pytest.mark.usefixtures("domain")]
@@ -81,15 +80,6 @@ def test_at_the_quota_a_file_is_made_as_soon_as_one_was_removed(
         make(name)
 
 
-def test_mv_across_the_boundary_copies_and_ln_does_not_cross(mount: Mount) -> None:
-    before = (mount.path / "a.kv").stat().st_ino
-    mount.sh("cp -p a.kv keep.kv; mv a.kv d/a.kv; cmp keep.kv d/a.kv; [ ! -e a.kv ]")
-    assert (mount.path / "d/a.kv").stat().st_ino != before
-    assert mount.call("pages_of", "d/a.kv")[:3] == mount.call("pages_of", "keep.kv")[:3], "mv forks"
-    mount.sh("mkdir -p sub/x; touch sub/x/y; mv sub d/; [ -e d/sub/x/y ]; mv d/sub .")
-    refused(errno.EXDEV, os.link, mount.path / "d/a.kv", mount.path / "hard.kv")
-
-
 def test_the_quota_is_its_owners_to_set(mount: Mount) -> None:
     mount.sh("chmod 777 d")
     assert "Operation not permitted" in as_user(mount, "setfattr -n user.kv.quota -v 1G d", ANN + 1).stderr
@@ -116,34 +106,6 @@ def test_pages_are_shared_by_content_within_an_account_alone(mount: Mount) -> No
     mount.sh("chmod 755 .")
     files = [mount.call("pages_of", name) for name in ("a.kv", "d/x.kv", "ann.kv")]
     assert len({page for pages in files for page in pages}) == sum(map(len, files))
-
-
-def test_chown_moves_a_file_to_its_new_owners_account_also_while_it_is_imported(mount: Mount) -> None:
-    mount.sh("mkdir e; setfattr -n user.kv.quota -v 1M e; cp a.kv e/a.kv")
-    mount.sh(f"chown {ANN} a.kv e e/a.kv; chown 0 a.kv e; chown {ANN}:{ANN} e")
-    mount.call("check")
-    mount.sh("cat a.kv > /dev/null; rm -r e")
-    mount.sh(f"for i in $(seq 30); do cp $OUT/x $i.kv & chown {ANN} $i.kv 2> /dev/null; done; wait")
-    mount.call("check")
-    assert {mount.call("stat", f"{index}.kv")["kind"] for index in range(1, 31)} == {"kv"}
-
-
-def test_many_copies_at_once_into_a_domain_at_its_quota_end_and_hurt_nobody_else(mount: Mount) -> None:
-    mount.sh(f"setfattr -n user.kv.quota_files -v 100 d; setfattr -n user.kv.quota -v {10 * PAGE_BYTES} d; cp $OUT/x y")
-    mount.call("close", a_kv_file(mount, "other.kv", count=150))
-    mount.sh("cat other.kv > $OUT/other; rm other.kv y")
-    storm = "for i in $(seq 12); do { cp $OUT/x d/$i.kv; cp $OUT/other d/o$i.kv; rm -f d/o$i.kv; } & done; wait"
-    with subprocess.Popen(
-        ["bash", "-c", storm], cwd=mount.path, env={**os.environ, "OUT": str(mount.outside)}, stderr=subprocess.PIPE
-    ) as process:
-        for index in range(10):
-            mount.sh(f"cp $OUT/x out{index}.kv; cmp $OUT/x out{index}.kv")
-        _, err = process.communicate(timeout=60)
-    assert b"Disk quota exceeded" in err
-    assert used(mount) <= 10 * PAGE_BYTES
-    mount.call("check")
-    mount.sh("rm d/*; cp $OUT/other d/; cmp $OUT/other d/other")
-    assert mount.call("stat", "d/other")["kind"] == "kv"
 
 
 def test_no_byte_of_a_plain_file_is_written_beyond_the_quota(mount: Mount) -> None:

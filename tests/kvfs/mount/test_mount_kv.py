@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import stat
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import pytest
 from kvfs.images.format import ImageFormat
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import (
-    NUM_PAGES,
     PAGE_BYTES,
     Mount,
     a_kv_file,
@@ -30,16 +26,6 @@ from tests.kvfs.mounted import (
 pytestmark = needs_mount
 
 FORMAT = ImageFormat(facts_for(PAGE_BYTES))
-
-
-def test_a_kv_file_shows_its_image(mount: Mount) -> None:
-    a_kv_file(mount)
-    data = (mount.path / "a.kv").read_bytes()
-    check_image(data, 100)
-    found = os.stat(mount.path / "a.kv")
-    assert found.st_size == len(data) == FORMAT.image_bytes(100)
-    assert found.st_blocks * 512 >= found.st_size, "less would look like a hole to cp"
-    assert stat.S_IMODE(found.st_mode) == 0o600
 
 
 def test_cp_inside_is_a_fork(mount: Mount) -> None:
@@ -75,37 +61,6 @@ def test_os_copy_file_range_forks_a_whole_file_and_copies_a_part(mount: Mount) -
     with opened(mount.path / "part") as source, opened(mount.path / "copy", os.O_CREAT | os.O_RDWR) as target:
         assert os.copy_file_range(source, target, 1 << 20, 0, 0) == 5100
     mount.sh("cmp part copy")
-
-
-def test_export_and_import_keep_every_byte(mount: Mount) -> None:
-    a_kv_file(mount)
-    a_kv_file(mount, "empty.kv", 1)
-    mount.sh("mkdir d; cp a.kv d; cp a.kv $OUT/x; cp $OUT/x back.kv; cmp a.kv back.kv; cmp a.kv $OUT/x")
-    mount.sh("tar cf $OUT/t.tar a.kv empty.kv d; mkdir t; tar xf $OUT/t.tar -C t; cmp a.kv t/a.kv; cmp a.kv t/d/a.kv")
-    with tarfile.open(mount.outside / "t.tar") as tar:
-        assert tar.getmember("a.kv").size == os.stat(mount.path / "a.kv").st_size
-    mount.sh("cat $OUT/x > cat.kv; dd if=$OUT/x of=dd.kv bs=777 status=none; cp --sparse=always $OUT/x sparse.kv")
-    shutil.copyfile(mount.outside / "x", mount.path / "sendfile.kv")
-    mount.sh("rsync -a $OUT/x rsync.kv || cp $OUT/x rsync.kv")
-    for name in ("back", "t/d/a", "cat", "dd", "sparse", "sendfile", "rsync"):
-        assert mount.call("tokens_of", f"{name}.kv") == list(range(1, 101)), name
-
-
-def test_rm_frees_pages_and_df_tells(mount: Mount) -> None:
-    def free_bytes() -> int:
-        mount.settle()
-        return int(mount.sh("df -B1 --output=avail .").split()[-1])
-
-    before = free_bytes()
-    assert before == NUM_PAGES * PAGE_BYTES
-    a_kv_file(mount)
-    mount.call("reset")
-    mount.sh("cp a.kv $OUT/x; cp $OUT/x b.kv; cp a.kv c.kv")
-    assert free_bytes() == before - 5 * PAGE_BYTES, "the fork shares all pages, the import all but its tail"
-    mount.sh("rm a.kv")
-    assert free_bytes() == before - 5 * PAGE_BYTES, "the fork holds the pages"
-    mount.sh("rm c.kv b.kv")
-    assert free_bytes() == before
 
 
 @pytest.fixture
@@ -197,6 +152,8 @@ def test_advice_waits_on_a_plain_file(mount: Mount, a: Path) -> None:
 
 def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
     handle = a_kv_file(mount)
+    found = os.stat(mount.path / "a.kv")
+    assert found.st_blocks * 512 >= found.st_size, "less would look like a hole to cp"
     mount.sh(f"truncate -s {FORMAT.image_bytes(40)} a.kv")
     assert mount.call("tokens", handle) == list(range(1, 41))
     mount.sh(f"truncate -s {FORMAT.image_bytes(40) - 1} a.kv; truncate -s +100000 a.kv")

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from kvfs.images.format import ImageFormat
-from kvfs.pages.digest import digest
 from kvfs.pages.pool import pages_for
 from tests.kvfs.fakes import Entry, FakeStore
+from tests.kvfs.images.hostile import forge
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, mounted, needs_mount
 
@@ -75,11 +75,8 @@ def image_of(entries: list[Entry]) -> bytes:
     for index, entry in enumerate(entries):
         store.entries[index // 32, :, :, :, index % 32] = entry.value
         store.entries[index // 32, :, 0, :, index % 32] += entry.moved
-    pages = [bytes(store.view(page)) for page in range(pages_for(len(entries)))]
-    tokens = b"".join(entry.token.to_bytes(4, "little") for entry in entries)
-    positions = b"".join(entry.position.to_bytes(4, "little") for entry in entries)
-    whole = digest(b"".join(map(digest, pages)) + tokens + positions)
-    return FORMAT.header(len(entries), whole.hex()) + b"".join(pages) + tokens + positions
+    pages = b"".join(bytes(store.view(page)) for page in range(pages_for(len(entries))))
+    return forge(FORMAT, [entry.token for entry in entries], [entry.position for entry in entries], pages)
 
 
 Data: TypeAlias = st.DataObject

@@ -118,20 +118,6 @@ def test_rsync_finds_nothing_left_to_do(mount: Mount, tree: Path) -> None:
     assert (mount.path / "again/deep/er/text").read_text() == "another text\n"
 
 
-def test_find_finds(mount: Mount, tree: Path) -> None:
-    assert mount.sh("find tree | wc -l").strip() == str(len(manifest(tree)) + 1 + 1), "a name holds a newline"
-    for what, expected in {
-        "-name '*.kv'": "tree/a.kv tree/deep/b.kv tree/empty.kv tree/fork.kv",
-        "-type p -o -type l -name 'd*'": "tree/dangling tree/fifo",
-        "-links 2 -type f": "tree/deep/hard tree/program",
-        "-perm -4000 -user 0 -newermt 2001-01-01 -type f": "tree/deep/hard tree/program",
-        "-empty -type d": "tree/0555 tree/empty tree/ümläut ☃",
-        "-xdev -samefile tree/program": "tree/deep/hard tree/program",
-    }.items():
-        assert mount.sh(f"find tree {what} | sort").split() == expected.split(), what
-    mount.sh("chmod 755 tree/0555; find tree -depth -delete; [ ! -e tree ]")
-
-
 BORG = """
 import os, sys
 source, target = sys.argv[1:]
@@ -197,17 +183,6 @@ def test_a_backup_goes_out_and_comes_back(tmp_path: Path, out: str, back: str) -
         mount.sh(settings + back)
         assert mount.call("stat", "a.kv")["kind"] == "kv"
         assert hashlib.blake2b((mount.path / "a.kv").read_bytes()).digest() == before
-
-
-def test_programs_run_from_the_mount(mount: Mount) -> None:
-    mount.sh("printf '#!/bin/sh\necho it runs\n' > program; chmod 755 program; cp /bin/true /bin/sleep .")
-    assert mount.sh("./program; ./true") == "it runs\n"
-    with subprocess.Popen([mount.path / "sleep", "100"]) as sleeper:
-        with pytest.raises(OSError, match="Text file busy"):
-            (mount.path / "sleep").open("r+b")
-        sleeper.kill()
-    with (mount.path / "program").open("ab"), pytest.raises(OSError, match="Text file busy"):
-        subprocess.run([mount.path / "program"], check=True)
 
 
 @needs("git")

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH116, PTH123 - the system calls themselves are what is tested here
+# ruff: noqa: PTH116 - the system calls themselves are what is tested here
 """Calls on the mount that wait: a signal ends them at once, they leave nothing, and nobody else waits for them."""
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.kvfs.mounted import (
-    NUM_PAGES,
     CommandFailed,
     Mount,
     a_kv_file,
@@ -276,16 +275,6 @@ def test_what_moves_bytes_is_not_paced_while_the_model_computes(busy: Mount) -> 
 
 
 # The kernel's memory of names
-
-
-def test_device_nodes_take_no_page_and_are_not_opened(mount: Mount) -> None:
-    mount.sh("mknod zero c 1 5; mknod disk b 259 1048575; chmod 666 zero disk")
-    found = os.stat(mount.path / "disk")
-    assert (os.major(found.st_rdev), os.minor(found.st_rdev)) == (259, 1048575)
-    assert mount.call("free") == NUM_PAGES
-    with pytest.raises(PermissionError):
-        open(mount.path / "zero").close()  # the mount is nodev
-    assert mount.sh("find . -printf '%y '").split() == ["d", "c", "b"]
 
 
 def test_the_kernel_forgets_a_file_that_a_program_has_removed(mount: Mount) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from kvfs.mount import wire
 
+TIMES_NS = (-1, (1 << 33) * 10**9 + 7, 1_700_000_000_123_456_789)  # the first is a nanosecond before 1970
+ATTRIBUTES = wire.attributes((1 << 40) + 5, stat.S_IFCHR | 0o4755, 3, 1001, 1002, 513, *TIMES_NS, 0x80000001, 1 << 20)
 STRUCTURES = {
     "fuse_entry_out": lambda answers: answers.entry(ATTRIBUTES, ATTRIBUTES[0]),
     "fuse_attr_out": lambda answers: answers.attr(ATTRIBUTES),
@@ -20,27 +22,8 @@ STRUCTURES = {
         block_bytes=1, num_blocks=2, num_free=3, num_available=3, num_files=4, num_free_files=5, name_bytes=6
     ),
 }
-ATTRIBUTES = wire.attributes(
-    (1 << 40) + 5,
-    stat.S_IFCHR | 0o4755,
-    3,
-    1001,
-    1002,
-    513,
-    -1,  # a nanosecond before 1970
-    (1 << 33) * 10**9 + 7,
-    1_700_000_000_123_456_789,
-    0x80000001,
-    1 << 20,
-)
 
 PRINT_FIELDS = r"""
-#include <linux/fuse.h>
-#include <stdio.h>
-#include <unistd.h>
-#define SHOW(field) printf(#field "=%lld\n", (long long)out.attr.field)
-int main(void)
-{
     struct fuse_entry_out out;
     if (read(0, &out, sizeof out) != sizeof out)
         return 1;
@@ -48,20 +31,15 @@ int main(void)
     printf("valid=%lld\n", (long long)(out.entry_valid | out.attr_valid | out.entry_valid_nsec | out.attr_valid_nsec));
     SHOW(ino); SHOW(size); SHOW(blocks); SHOW(atime); SHOW(mtime); SHOW(ctime); SHOW(atimensec); SHOW(mtimensec);
     SHOW(ctimensec); SHOW(mode); SHOW(nlink); SHOW(uid); SHOW(gid); SHOW(rdev); SHOW(blksize);
-    return 0;
-}
-"""
-PRINT_SIZES = """
-#include <linux/fuse.h>
-#include <stdio.h>
-int main(void) { %s return 0; }
 """
 
 
 def run_c(base: Path, source: str, stdin: bytes = b"") -> dict[str, int]:
     if not Path("/usr/include/linux/fuse.h").exists():
         pytest.skip("ANSWERS NOT COMPARED: no linux/fuse.h here (apt-get install linux-libc-dev)")
-    (base / "p.c").write_text(source)
+    head = "#include <linux/fuse.h>\n#include <stdio.h>\n#include <unistd.h>\n"
+    show = r'#define SHOW(field) printf(#field "=%lld\n", (long long)out.attr.field)'
+    (base / "p.c").write_text(f"{head}{show}\nint main(void) {{ {source} return 0; }}")
     subprocess.run(["cc", "-o", base / "p", base / "p.c"], check=True)
     out = subprocess.run([base / "p"], input=stdin, capture_output=True, check=True).stdout.decode()
     return {name: int(value) for name, _, value in (line.partition("=") for line in out.split())}
@@ -79,7 +57,7 @@ def answers(out: bytearray) -> wire.Answers:
 
 def test_every_answer_is_as_long_as_its_structure(tmp_path: Path, answers: wire.Answers) -> None:
     names = (*STRUCTURES, "fuse_direntplus")
-    sizes = run_c(tmp_path, PRINT_SIZES % "".join(f'printf("{n}=%zu\\n", sizeof(struct {n}));' for n in names))
+    sizes = run_c(tmp_path, "".join(f'printf("{n}=%zu\\n", sizeof(struct {n}));' for n in names))
     assert {name: pack(answers) for name, pack in STRUCTURES.items()} | {"fuse_direntplus": 152} == sizes
     assert answers.created(ATTRIBUTES, 1, 0) == sizes["fuse_entry_out"] + sizes["fuse_open_out"]
     for name in (b"a", b"seven77", b"eight888", b"n" * 255):
