@@ -22,6 +22,7 @@ from kvfs.pages.pool import PagePool
 from libsym.errors import SymError
 from tests.kvfs.disks import TroubledDisk
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore
+from tests.kvfs.images.hostile import image_of
 
 UID = 1000
 DEADLINE_S = 30.0
@@ -58,9 +59,7 @@ class Bench:
     def image(self, num_entries: int) -> bytes:
         handle = self.fs.kv_create(Credentials(0, 0), None)
         self.append(handle, range(num_entries))
-        snapshot = self.volume.open_snapshot(handle.content)
-        image = bytes(snapshot.read(0, snapshot.size))
-        self.volume.close_snapshot(snapshot)
+        image = image_of(handle.table, self.volume.image_format)
         self.fs.kv_close(handle)
         return image
 

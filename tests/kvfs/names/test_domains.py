@@ -21,6 +21,7 @@ from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.pool import PagePool
 from libsym.errors import CrossDevice, Invalid, NotEmpty, NotFound, NotPermitted, NotSupported, OverQuota, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, listing
+from tests.kvfs.images.hostile import image_of
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
@@ -102,10 +103,7 @@ class House:
         return self.volume.make_plain(*self.place(path), 0o600, who.uid, who.gid)
 
     def image(self, handle: OpenKv) -> bytes:
-        snapshot = self.volume.open_snapshot(handle.content)
-        image = bytes(snapshot.read(0, snapshot.size))
-        self.volume.close_snapshot(snapshot)
-        return image
+        return image_of(handle.table, self.volume.image_format)
 
     def fill(self, inode: Inode, data: bytes) -> None:
         with self.volume.charged_for(inode, content(inode), len(data)):
@@ -424,22 +422,20 @@ def test_bytes_left_in_a_page_never_cross_into_or_out_of_a_domain(house: House, 
     house.domain("d", size="1M")
     house.domain("e", size="1M")
     marker = 123456.0
-    for first, second in ((None, "d/a.kv"), ("d/a.kv", "e/a.kv"), ("e/a.kv", None), ("d/a.kv", "b.kv")):
+    for first, second in (("out.kv", "d/a.kv"), ("d/a.kv", "e/a.kv"), ("e/a.kv", "out.kv"), ("d/a.kv", "out.kv")):
         before = house.kv(first, 32 * 7)
         store.pages[before.table.pages] = marker
         pages = set(before.table.pages.tolist())
         house.fs.kv_close(before)
-        if first:
-            house.fs.kv_remove(ANN, first)
-        after = house.fs.kv_create(ANN, second)
+        house.fs.kv_remove(ANN, first)
+        after = house.kv(second, 0)
         reservation = house.fs.reserve(after, range(32 * 7), range(32 * 7))
         assert set(reservation.needed().tolist()) == pages
         house.decoder.step(reservation)
         assert not (store.pages[reservation.needed()] == marker).any()
         reservation.abort()
         house.fs.kv_close(after)
-        if second:
-            house.fs.kv_remove(ANN, second)
+        house.fs.kv_remove(ANN, second)
 
 
 # Confined connections
