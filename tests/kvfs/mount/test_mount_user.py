@@ -6,11 +6,12 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kvfs.mounted import CommandFailed, Mount, mounted
+from tests.kvfs.mounted import REPOSITORY, CommandFailed, Mount, mounted, needs_mount
 
 NOBODY = 65534
 
@@ -82,3 +83,41 @@ def _expect_refusal(base: Path, reason: str) -> None:
             mount.wait_mounted()
     finally:
         mount.dismiss()
+
+
+_ENTER = """
+set -e
+mount -t tmpfs -o mode=755 tmpfs "$1"
+mknod -m 666 "$1/fuse" c 10 229
+mount --bind "$1/fuse" /dev/fuse
+printf "$2" > "$1/fuse.conf"
+mount --bind "$1/fuse.conf" /etc/fuse.conf
+shift 2
+exec "$@"
+"""
+
+
+@needs_mount
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", ["mount_max = 100\\n", "user_allow_other\\n"])
+def test_users_mount_where_the_device_is_open_to_them(base: Path, configuration: str) -> None:
+    """The tests above run in a mount namespace, in which the device is open and the configuration says what it does."""
+    if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("NOT TESTED: no mount namespaces here")
+    (base / "over").mkdir()
+    enter = [
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "bash",
+        "-c",
+        _ENTER,
+        "bash",
+        str(base / "over"),
+        configuration,
+    ]
+    nested = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", f"--basetemp={base / 'nested'}", __file__]
+    done = subprocess.run([*enter, *nested], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout, done.stdout
