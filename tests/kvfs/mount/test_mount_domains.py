@@ -62,7 +62,9 @@ def test_no_file_of_any_kind_is_made_beyond_the_quota(mount: Mount) -> None:
     makes = ["touch d/5", "mkdir d/5", "ln -s x d/5", "mkfifo d/5", "cp a.kv d/5", "mknod d/5 p", "ln d/1 d/5"]
     denied(mount, *makes)
     assert mount.sh("ls d").split() == ["1", "2", "3", "4"]
-    mount.sh("rm d/4; " + "; ".join(f"{make}; rm -r d/5" for make in makes))
+    mount.sh("echo x > f; chmod 666 f; chmod 777 .")
+    assert "Operation not permitted" in as_user(mount, "ln f g").stderr, "a name is charged to the file's owner"
+    mount.sh("chmod 755 .; rm d/4; " + "; ".join(f"{make}; rm -r d/5" for make in makes))
 
 
 @pytest.mark.parametrize(

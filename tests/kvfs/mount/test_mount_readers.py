@@ -38,6 +38,17 @@ def test_a_reader_keeps_what_it_opened_while_a_lip_appends(mount: Mount) -> None
     check_image(path.read_bytes(), 151)
 
 
+def test_a_reader_of_a_file_that_is_emptied_sees_it_empty(mount: Mount) -> None:
+    a_kv_file(mount)
+    path = mount.path / "a.kv"
+    with opened(path) as reader:
+        assert os.pread(reader, 8, 0) != b""
+        os.truncate(path, 0)
+        assert os.pread(reader, 8, 0) == b""
+        path.write_bytes(b"text")
+        assert os.pread(reader, 8, 0) == b"text"
+
+
 def test_readers_beside_an_appending_lip_always_see_a_whole_image(mount: Mount) -> None:
     handle, stop = a_kv_file(mount, count=1), Event()
 
