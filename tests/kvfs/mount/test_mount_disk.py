@@ -1,12 +1,10 @@
 # ruff: noqa: PTH116 - the system calls themselves are what is tested here
-"""Programs on the mount while the disk below plain files hangs: see test_disk_work.py for each kind of request."""
+"""Programs on the mount while the disk below plain files hangs: test_disk_work.py has each request, and signals."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -53,15 +51,3 @@ def test_a_hung_disk_is_an_error_in_time_and_everything_else_goes_on(mount: Moun
         mount.call("mend_disk")
         wait_until(lambda: os.pread(fd, 10, 0) == b"new\n")
     assert mount.sh("cat a; mv a c; cat c; : > c; stat -c %s c; rm c; ls") == "new\nnew\n0\nb\n"
-    before = mount.log()
-    for number in (signal.SIGINT, signal.SIGKILL):
-        hang(mount, "b", "pwritev")
-        with subprocess.Popen(["sh", "-c", "exec cat >> b"], cwd=mount.path, stdin=subprocess.PIPE) as program:
-            assert program.stdin is not None
-            program.stdin.write(bytes(100))
-            program.stdin.close()
-            wait_until(lambda: mount.call("has_stalled"))
-            program.send_signal(number)
-            assert program.wait(20) == -number
-        mount.call("mend_disk")
-    assert "was given up after" not in mount.log()[len(before) :], "the programs waited for the disk's deadline"
