@@ -1,6 +1,7 @@
 """Fixtures: a daemon with a tiny model for the tests of a module."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import libsym as sym
 from tests.symphony.daemons import Daemon
-from tests.symphony.launchers import Launchers
+from tests.symphony.launchers import Launchers, eventually
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,42 @@ def connected(daemon, monkeypatch):
     yield daemon
     sym.daemon_check()
     sym.close()
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(tmp_path_factory):
+    """A daemon for all modules whose tests leave it as they found it. In the end nothing of them is left in it."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
+    daemon = Daemon(tmp_path_factory.mktemp("shared"), "--model", "tiny", "--kv-memory", "64M")
+    try:
+        yield daemon
+        sym.connect(str(daemon.socket))
+        eventually(lambda: (stat := sym.daemon_stat())["num_free_pages"] == stat["num_pages"])
+        assert sym.daemon_check()["num_locked_files"] == 0
+        sym.close()
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert not os.path.ismount(daemon.mount)
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+@pytest.fixture
+def shared(shared_daemon, monkeypatch):
+    """The daemon of the session, as `connected`. After the test its accounts balance, and its mount is emptied."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(shared_daemon.socket))
+    sym.connect(str(shared_daemon.socket))
+    eventually(lambda: sym.daemon_stat()["lips"] == 1)  # those of the test before are gone
+    yield shared_daemon
+    sym.connect(str(shared_daemon.socket))  # the test may be connected to another one
+    sym.daemon_check()
+    sym.close()
+    for path in shared_daemon.mount.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 @pytest.fixture

@@ -12,23 +12,19 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def domains(connected):
+def domains(shared):
     """Two, with a program's file in each."""
     for name in ("ann", "bob"):
-        (connected.mount / name).mkdir()
-        os.setxattr(connected.mount / name, "user.kv.quota", b"1M")
-    yield ["ann", "bob"]
-    for name in ("ann", "bob"):
-        for file in (connected.mount / name).iterdir():
-            file.unlink()
-        (connected.mount / name).rmdir()
+        (shared.mount / name).mkdir()
+        os.setxattr(shared.mount / name, "user.kv.quota", b"1M")
+    return ["ann", "bob"]
 
 
 def names():
     return {entry.name for entry in sym.kv_list()}
 
 
-def test_each_is_confined_to_its_domain_and_the_programs_own_to_none(connected, domains):
+def test_each_is_confined_to_its_domain_and_the_programs_own_to_none(shared, domains):
     with sym.connection(domain="ann") as ann, sym.connection(domain="bob") as bob:
         sym.kv_create("of_bob.kv").write([1, 2])  # the inner one is in use
         with ann.use():
@@ -41,7 +37,7 @@ def test_each_is_confined_to_its_domain_and_the_programs_own_to_none(connected, 
             assert names() == {"of_ann.kv"}
         assert (ann.domain, bob.domain) == ("ann", "bob")
     assert names() == {"ann", "bob"}
-    assert (connected.mount / "ann" / "of_ann.kv").exists()
+    assert (shared.mount / "ann" / "of_ann.kv").exists()
     assert not ann.is_open
     assert not bob.is_open
 
@@ -129,7 +125,7 @@ def test_in_a_child_by_fork_it_can_not_be_used_and_nothing_else_takes_its_place(
         assert names() == {"a.kv"}, "the parent's goes on"
 
 
-def test_what_can_not_be_connected_is_refused(connected):
+def test_what_can_not_be_shared_is_refused(shared):
     with pytest.raises(sym.NotConnected, match=r"nowhere\.sock"):
         sym.connection("/nowhere.sock")
     with pytest.raises(sym.NotFound):

@@ -1,10 +1,11 @@
-"""`generate` is the loop over `pred`, token for token, with all options; and the ends of a generation."""
+"""`generate` is the loop over `pred`, token for token, with all options, in threads and in event loops."""
 
 import json
-import threading
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import anyio
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -12,9 +13,12 @@ from llguidance.numpy import fill_next_token_bitmask
 
 import libsym as sym
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 VOCAB_SIZE = 259
 EOS = 257
 PROMPT = list(b"the cat sat on the mat; the cat sat on the ")
+WARM = sym.Sampler(temperature=20.0)
 
 SAMPLERS = {
     "greedy": sym.Sampler.greedy(),
@@ -51,13 +55,13 @@ SAMPLERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    sym.connect(daemon.socket)
-    yield
-    sym.connect(daemon.socket)
-    assert sym.daemon_check()["num_locked_files"] == 0
-    sym.close()
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request):
+    return lambda main: anyio.run(main, backend=request.param)
+
+
+def generate(**how):
+    return sym.generate(sym.kv_create(), PROMPT, **how)
 
 
 def loop(kv, tokens, sampler, seed, max_tokens, stop=(EOS,)):
@@ -72,12 +76,11 @@ def loop(kv, tokens, sampler, seed, max_tokens, stop=(EOS,)):
     return made
 
 
-def check_file(kv, tokens, generation):
+def check_file(kv, generation, tokens=PROMPT):
     """The file holds what was given and generated but for what is pending."""
-    all_tokens = [*tokens, *generation.tokens]
-    num_pending = len(generation.pending)
-    assert generation.pending == all_tokens[len(all_tokens) - num_pending :]
-    assert sym.kv_read(kv) == (all_tokens[: len(all_tokens) - num_pending], list(range(len(all_tokens) - num_pending)))
+    held, positions = sym.kv_read(kv)
+    assert held + generation.pending == [*tokens, *generation.tokens]
+    assert positions == list(range(len(held)))
 
 
 @pytest.mark.slow
@@ -86,22 +89,15 @@ def check_file(kv, tokens, generation):
 )
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
 def test_it_gives_what_the_loop_over_pred_gives(sampler, draft):
+    """Drafts leave no trace in the file: what is computed on top of it is bit for bit the same."""
     by_hand, kv = sym.kv_create(), sym.kv_create()
     expected = loop(by_hand, PROMPT, sampler, 7, 60)
     generation = sym.generate(kv, PROMPT, sampler=sampler, seed=7, max_tokens=60, draft=draft)
     assert list(generation) == expected
     assert generation.seed == 7
     assert sym.kv_read(kv) == sym.kv_read(by_hand)
-    check_file(kv, PROMPT, generation)
-
-
-def test_the_rows_after_it_are_those_of_the_loop():
-    """Drafts leave no trace in the file: what is computed on top of it is bit for bit the same."""
-    by_hand, kv = sym.kv_create(), sym.kv_create()
-    loop(by_hand, PROMPT, SAMPLERS["greedy"], 0, 40)
-    generation = sym.generate(kv, PROMPT, max_tokens=40, draft="ngram")
-    list(generation)
-    assert bytes(sym.pred(kv, generation.pending).logits) == bytes(sym.pred(by_hand, generation.pending).logits)
+    check_file(kv, generation)
+    assert bytes(sym.pred(kv, [7]).logits) == bytes(sym.pred(by_hand, [7]).logits)
 
 
 def test_it_goes_on_where_it_ended():
@@ -114,71 +110,81 @@ def test_it_goes_on_where_it_ended():
 
 
 def test_what_goes_on_with_the_number_of_its_draw_is_one_sequence():
-    tokens, warm = sym.tokenize("Once"), sym.Sampler(temperature=20.0, seed=5)
-    whole = list(sym.generate(sym.kv_create(), tokens, sampler=warm, max_tokens=30, stop_at_end=False))
-    kv = sym.kv_create()
-    first = list(sym.generate(kv, tokens, sampler=warm, max_tokens=10, stop_at_end=False))
-    [row] = sym.pred(kv, first[-1:], rows="all", sampler=warm, first_draw=10)
-    rest = sym.generate(kv, [row.token], sampler=warm, max_tokens=19, stop_at_end=False, first_draw=11)
+    how = {"sampler": replace(WARM, seed=5), "stop_at_end": False}
+    whole, kv = list(generate(max_tokens=30, **how)), sym.kv_create()
+    first = list(sym.generate(kv, PROMPT, max_tokens=10, **how))
+    [row] = sym.pred(kv, first[-1:], rows="all", sampler=how["sampler"], first_draw=10)
+    rest = sym.generate(kv, [row.token], max_tokens=19, first_draw=11, **how)
     assert [*first, row.token, *rest] == whole
-    with pytest.raises(sym.errors.Invalid, match="first_draw=-1"):
-        sym.generate(kv, [65], first_draw=-1)
-    with pytest.raises(sym.errors.Invalid, match="give a sampler"):
+    with pytest.raises(sym.Invalid, match="give a sampler"):
         sym.pred(kv, [65], first_draw=3)
 
 
 def test_a_row_that_is_drawn_from_sees_the_repetitions_of_what_was_given():
-    kv, prone = sym.kv_create(), sym.Sampler(temperature=0, logit_bias={ord("m"): 90.0})  # as behind the first "the "
+    prone = sym.Sampler(temperature=0, logit_bias={ord("m"): 90.0})  # as behind the first "the "
     sampler = replace(prone, dry=sym.Dry(multiplier=1000.0))
-    [first] = sym.generate(kv, PROMPT, sampler=sampler, max_tokens=1)
+    [first] = generate(sampler=sampler, max_tokens=1)
     drawn = [sym.pred(sym.kv_create(), PROMPT, sampler=each).token for each in (prone, sampler)]
     assert drawn == [ord("m"), first]
     assert first != ord("m")
     unheard = replace(sampler, dry=sym.Dry(breakers=["a", "no such token"]))
-    for call in (lambda: sym.pred(kv, PROMPT, sampler=unheard), lambda: list(sym.generate(kv, [65], sampler=unheard))):
+    for call in (sym.pred, lambda *words, **how: list(sym.generate(*words, **how))):
         with pytest.raises(sym.Invalid, match="the breaker 'no such token' is in no token of the model"):
-            call()
-
-
-def test_answers_of_several_draw_with_seeds_of_their_own_that_are_no_sum():
-    def answers(seed):
-        started = sym.generate_n(sym.kv_create(), tokens, 4, sampler=warm, seed=seed, max_tokens=20)
-        return [(answer.seed, list(answer)) for answer in started]
-
-    tokens, warm = sym.tokenize("Once"), sym.Sampler(temperature=20.0)
-    found = answers(5)
-    assert found[0][0] == 5
-    assert len({tuple(drawn) for _, drawn in found}) == 4
-    assert {seed for seed, _ in found[1:]}.isdisjoint(seed for seed, _ in answers(6))
-    for seed, drawn in found:
-        assert list(sym.generate(sym.kv_create(), tokens, sampler=warm, seed=seed, max_tokens=20)) == drawn
+            call(sym.kv_create(), PROMPT, sampler=unheard)
 
 
 def test_without_a_seed_one_is_chosen_that_gives_the_same_again():
-    sampler = sym.Sampler(temperature=1.5)
-    first = sym.generate(sym.kv_create(), PROMPT, sampler=sampler, max_tokens=30)
+    first = generate(sampler=WARM, max_tokens=30)
     tokens = list(first)
-    assert list(sym.generate(sym.kv_create(), PROMPT, sampler=sampler, seed=first.seed, max_tokens=30)) == tokens
-    others = [sym.generate(sym.kv_create(), PROMPT, sampler=sampler, max_tokens=30).seed for _ in range(4)]
-    assert len({first.seed, *others}) == 5
-    seeded = replace(sampler, seed=first.seed)
-    assert list(sym.generate(sym.kv_create(), PROMPT, sampler=seeded, max_tokens=30)) == tokens
+    assert list(generate(sampler=WARM, seed=first.seed, max_tokens=30)) == tokens
+    assert list(generate(sampler=replace(WARM, seed=first.seed), max_tokens=30)) == tokens
+    assert len({first.seed, *(generate(sampler=WARM, max_tokens=1).seed for _ in range(4))}) == 5
 
 
-def test_positions_are_those_that_are_given():
-    kv = sym.kv_create()
-    generation = sym.generate(kv, [1, 2, 3], positions=10, max_tokens=3)
-    list(generation)
-    assert sym.kv_read(kv)[1] == [10, 11, 12, 13, 14]
+def test_positions_are_those_that_are_given_and_numbers_of_numpy_are_numbers():
+    one, kv = np.int64(1), sym.kv_create()
+    how = {"stop": one * EOS, "draft": sym.Ngram(one * 4, one), "seed": one, "priority": one}
+    drafted = sym.generate(kv, np.array(PROMPT), max_tokens=one * 20, positions=one, **how)
+    assert list(drafted) == list(generate(max_tokens=20, positions=1))
+    assert sym.kv_read(kv)[1] == list(range(1, len(PROMPT) + 20))
+
+
+# ---- several from one text
+
+
+def test_several_go_on_from_one_text_that_is_computed_once_with_seeds_that_are_no_sum(run):
+    sampler = sym.Sampler(temperature=9, repetition_penalty=1.2, seed=11)
+    kv, before = sym.kv_create(), sym.getrusage().tokens
+    answers = sym.generate_n(kv, PROMPT, 4, sampler=sampler, max_tokens=8)
+    found = [list(answer) for answer in answers]
+    assert sym.getrusage().tokens - before <= len(PROMPT) + 4 * 8
+    assert len({tuple(each) for each in found}) == 4, "each has a seed of its own"
+    assert kv.len() == len(PROMPT) - 1
+    for answer, tokens in zip(answers, found, strict=True):
+        assert list(generate(sampler=sampler, seed=answer.seed, max_tokens=8)) == tokens, "as if it were alone"
+        check_file(answer.kv, answer)
+    assert answers[0].seed == 11
+    others = sym.generate_n(sym.kv_create(), PROMPT, 2, sampler=sampler, seed=12, max_tokens=1)
+    assert {answer.seed for answer in answers}.isdisjoint(answer.seed for answer in others)
+
+    async def in_a_loop():
+        answers = await sym.aio.generate_n(await sym.aio.kv_create(), PROMPT, 2, sampler=sampler, max_tokens=8)
+        return [[token async for token in answer] for answer in answers]
+
+    assert run(in_a_loop) == found[:2]
+
+
+def test_several_of_nothing_are_refused():
+    for tokens, count, how, words in (
+        *((PROMPT, count, {}, "n=") for count in (0, -1, 257)),
+        ([], 2, {}, "no tokens"),
+        ([1], 2, {"logprobs": -1}, "logprobs"),
+    ):
+        with pytest.raises(sym.Invalid, match=words):
+            sym.generate_n(sym.kv_create(), tokens, count, **how)
 
 
 # ---- how it ends
-
-
-def test_it_ends_after_max_tokens():
-    generation = sym.generate(sym.kv_create(), PROMPT, max_tokens=5)
-    assert len(list(generation)) == 5
-    assert (generation.finish, generation.stopped_by, len(generation.pending)) == ("length", None, 1)
 
 
 def test_without_max_tokens_it_fills_the_context():
@@ -190,75 +196,59 @@ def test_without_max_tokens_it_fills_the_context():
 
 
 def test_a_stop_token_is_neither_given_out_nor_in_the_file():
-    kv, by_hand = sym.kv_create(), sym.kv_create()
-    sampler = SAMPLERS["temperature"]
-    free = loop(by_hand, PROMPT, sampler, 3, 40, stop=())
+    kv, sampler = sym.kv_create(), SAMPLERS["temperature"]
+    free = loop(sym.kv_create(), PROMPT, sampler, 3, 40, stop=())
     stop = free[20]
     generation = sym.generate(kv, PROMPT, sampler=sampler, seed=3, max_tokens=40, stop=[stop], stop_at_end=False)
     assert list(generation) == free[: free.index(stop)]
     assert (generation.finish, generation.stopped_by, generation.pending) == ("stop_token", stop, [])
-    check_file(kv, PROMPT, generation)
+    check_file(kv, generation)
 
 
 def test_the_models_end_token_stops_it_unless_told_otherwise():
     always_end = sym.Sampler(temperature=0, logit_bias={EOS: 1e6})
-    generation = sym.generate(sym.kv_create(), PROMPT, sampler=always_end, max_tokens=3)
+    generation = generate(sampler=always_end, max_tokens=3)
     assert (list(generation), generation.finish, generation.stopped_by) == ([], "stop_token", EOS)
-    generation = sym.generate(sym.kv_create(), PROMPT, sampler=always_end, max_tokens=3, stop_at_end=False)
-    assert (list(generation), generation.finish) == ([EOS] * 3, "length")
+    generation = generate(sampler=always_end, max_tokens=3, stop_at_end=False)
+    assert (list(generation), generation.finish, generation.stopped_by) == ([EOS] * 3, "length", None)
+    assert generation.pending == [EOS]
 
 
-def test_a_stop_text_ends_it_and_is_not_in_the_text():
-    kv = sym.kv_create()
-    grammar = sym.Grammar.regex("Hello, w[o0]rld[.] END of it")
-    generation = sym.generate(kv, PROMPT, grammar=grammar, stop=["xyz", "END"])
-    assert "".join(generation.text()) in {"Hello, world. ", "Hello, w0rld. "}
-    assert (generation.finish, generation.stopped_by) == ("stop_text", "END")
+def test_a_stop_text_ends_it_and_is_not_in_the_text(run):
+    kv, how = sym.kv_create(), {"grammar": sym.Grammar.regex("na[ïi]ve w[o0]rld[.] END of it"), "stop": ["xyz", "END"]}
+    generation = sym.generate(kv, PROMPT, **how)
+    text = generation.full_text()
+    assert text in {f"na{i}ve w{o}rld. " for i in "ïi" for o in "o0"}
+    assert (generation.finish, generation.stopped_by, generation.is_complete) == ("stop_text", "END", False)
     assert bytes(generation.tokens).endswith(b". END")
-    check_file(kv, PROMPT, generation)
+    check_file(kv, generation)
+
+    async def in_a_loop():
+        twin = await sym.aio.generate(await sym.aio.kv_create(), PROMPT, **how)
+        return "".join([piece async for piece in twin.text()]), twin.finish, twin.stopped_by
+
+    assert run(in_a_loop) == (text, "stop_text", "END")
 
 
-def test_text_comes_in_pieces_of_whole_characters():
-    generation = sym.generate(sym.kv_create(), PROMPT, grammar=sym.Grammar.regex("na[ïi]ve … [€$]uro [ab]"))
+def test_text_comes_in_pieces_of_whole_characters_and_what_might_begin_a_stop_text_in_the_end():
+    generation = generate(grammar=sym.Grammar.regex("na[ïi]ve … [€$]uro EN[D]?[.]"), stop="ENDE")
     pieces = list(generation.text())
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces).encode() == bytes(generation.tokens)
     assert "".join(generation.text()) == "".join(pieces)  # again from the beginning
-
-
-def test_what_might_begin_a_stop_text_is_held_back_and_comes_in_the_end():
-    generation = sym.generate(sym.kv_create(), PROMPT, grammar=sym.Grammar.regex("say EN[D]?[.]"), stop="ENDE")
-    assert "".join(generation.text()) in {"say EN.", "say END."}
-    assert generation.finish == "grammar"
-
-
-def test_cancelled_in_the_middle_it_leaves_a_file_that_goes_on():
-    kv = sym.kv_create()
-    generation = sym.generate(kv, PROMPT, stop_at_end=False)
-    for _ in range(5):
-        next(generation)
-    generation.cancel()
-    rest = list(generation)
-    assert generation.finish == "cancelled"
-    assert len(generation.tokens) == 5 + len(rest) < sym.model_info().max_positions - len(PROMPT)
-    check_file(kv, PROMPT, generation)
-    following = sym.generate(kv, generation.pending, max_tokens=10)
-    expected = loop(sym.kv_create(), PROMPT, SAMPLERS["greedy"], 0, len(generation.tokens) + 10, stop=())
-    assert [*generation.tokens, *following] == expected
+    assert (generation.finish, generation.is_complete) == ("grammar", True)
 
 
 def test_a_with_block_and_an_object_that_is_dropped_cancel_it():
-    kv = sym.kv_create()
-    with sym.generate(kv, PROMPT, stop_at_end=False) as generation:
+    kvs = [sym.kv_create(), sym.kv_create()]
+    with sym.generate(kvs[0], PROMPT, stop_at_end=False) as generation:
         next(generation)
-    sym.kv_write(kv, [1])  # does not wait for a context full of tokens
-    assert len(kv) < sym.model_info().max_positions
-    other = sym.kv_create()
-    dropped = sym.generate(other, PROMPT, stop_at_end=False)
+    dropped = sym.generate(kvs[1], PROMPT, stop_at_end=False)
     next(dropped)
     del dropped
-    sym.kv_write(other, [1])
-    assert len(other) < sym.model_info().max_positions
+    for kv in kvs:
+        sym.kv_write(kv, [1])  # does not wait for a context full of tokens
+        assert len(kv) < sym.model_info().max_positions
 
 
 # ---- grammars
@@ -297,18 +287,14 @@ def grammar_loop(kv, tokens, sampler, seed, matcher, max_tokens):
             return made[:max_tokens]
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "size": {"enum": ["small", "large"]}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
 GRAMMARS = {
-    "json": (
-        sym.Grammar.json(
-            {
-                "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 6}, "size": {"enum": ["small", "large"]}},
-                "required": ["name", "size"],
-                "additionalProperties": False,
-            }
-        ),
-        LLMatcher.grammar_from_json_schema,
-    ),
+    "json": (sym.Grammar.json(SCHEMA), LLMatcher.grammar_from_json_schema),
     "regex": (sym.Grammar.regex("(yes|no|maybe), [a-f]{3,8}( and so on)?"), LLMatcher.grammar_from_regex),
     "lark": (
         sym.Grammar.lark('start: sum\nsum: NUMBER ("+" NUMBER)+ "=" NUMBER\nNUMBER: /[0-9]{1,3}/\n'),
@@ -323,70 +309,86 @@ GRAMMARS = {
 def test_with_a_grammar_it_gives_what_the_loop_with_llguidance_gives(name, sampler, draft):
     grammar, compile_grammar = GRAMMARS[name]
     matcher = LLMatcher(tokenizer(), compile_grammar(grammar.source))
-    by_hand, kv = sym.kv_create(), sym.kv_create()
-    expected = grammar_loop(by_hand, PROMPT, SAMPLERS[sampler], 11, matcher, 80)
-    generation = sym.generate(
-        kv, PROMPT, sampler=SAMPLERS[sampler], seed=11, grammar=grammar, max_tokens=80, draft=draft
-    )
+    by_hand, kv, how = sym.kv_create(), sym.kv_create(), {"seed": 11, "max_tokens": 80}
+    expected = grammar_loop(by_hand, PROMPT, SAMPLERS[sampler], matcher=matcher, **how)
+    generation = sym.generate(kv, PROMPT, sampler=SAMPLERS[sampler], grammar=grammar, draft=draft, **how)
     assert list(generation) == expected
     assert sym.kv_read(kv) == sym.kv_read(by_hand)
-    check_file(kv, PROMPT, generation)
-
-
-def test_a_generation_that_ends_in_the_middle_of_a_schema_is_not_complete():
-    grammar = sym.Grammar.json({"const": {"a": "END", "b": 2}}, compact=True)
-    ends = []
-    for options in ({"max_tokens": 5}, {"stop": "END"}, {}):
-        generation = sym.generate(sym.kv_create(), PROMPT, grammar=grammar, **options)
-        list(generation)
-        ends.append((generation.finish, generation.is_complete))
-    assert ends == [("length", False), ("stop_text", False), ("grammar", True)]
+    check_file(kv, generation)
 
 
 def test_any_compact_json_may_be_asked_for_without_a_schema():
     warm = sym.Sampler(temperature=3.0, seed=1, logit_bias={ord("}"): 9.0, ord('"'): 9.0})
-    text = "".join(sym.generate(sym.kv_create(), [65], grammar=sym.Grammar.json(compact=True), sampler=warm).text())
-    assert isinstance(json.loads(text), dict | list | str | int | float | bool | None), text
-    assert json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False).count(" ") == text.count(" ")
+    text = generate(grammar=sym.Grammar.json(compact=True), sampler=warm).full_text()
+    compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    assert compact.count(" ") == text.count(" ")
 
 
 def test_what_a_grammar_forces_takes_no_steps():
     before = sym.daemon_stat()["num_steps"]
-    generation = sym.generate(
-        sym.kv_create(), PROMPT, grammar=sym.Grammar.regex("a long text that leaves no choice at all[.!]")
-    )
-    assert len(list(generation)) == 41
-    assert generation.finish == "grammar"
+    assert len(list(generate(grammar=sym.Grammar.regex("a long text that leaves no choice at all[.!]")))) == 41
     # The prompt; what was drawn first; what is forced; and what was drawn last, before it was known to be the end.
     assert sym.daemon_stat()["num_steps"] - before <= 4
 
 
-@pytest.mark.parametrize(
-    ("grammar", "words"),
-    [
-        (sym.Grammar.regex("("), "unclosed"),
-        (sym.Grammar.json({"type": "frob"}), "frob"),
-        (sym.Grammar.lark("start: nothing"), "nothing"),
-        (sym.Grammar("yaml", "a: b"), "yaml"),
-    ],
-)
-def test_a_grammar_that_is_none_is_invalid_and_nothing_is_appended(grammar, words):
-    kv = sym.kv_create()
-    with pytest.raises(sym.Invalid, match=words):
-        list(sym.generate(kv, PROMPT, grammar=grammar))
-    assert len(kv) == 0
+# ---- how likely its tokens were
 
 
-def test_a_grammar_that_costs_too_much_ends_its_own_generation():
-    source = "start: a\na: a a | a a a | LETTER | LETTER a\nLETTER: /x/\n"
-    kv, other = sym.kv_create(), sym.kv_create()
-    generation = sym.generate(kv, PROMPT, grammar=sym.Grammar.lark(source), sampler=sym.Sampler(logit_bias={EOS: -1e9}))
-    beside = sym.generate(other, PROMPT, max_tokens=300, stop_at_end=False)
-    with pytest.raises(sym.Invalid, match="grammar"):
+@pytest.mark.parametrize("draft", [None, "ngram"])
+@pytest.mark.parametrize("top", [0, 1, 7])
+def test_each_token_has_the_numbers_of_the_row_that_it_was_drawn_from(top, draft):
+    how = {"sampler": sym.Sampler(temperature=6, frequency_penalty=0.5, seed=3), "max_tokens": 24, "draft": draft}
+    generation = generate(logprobs=top, **how)
+    tokens = list(generation)
+    assert tokens == list(generate(**how)) == [dist.token for dist in generation.dists]
+    rows = sym.pred(sym.kv_create(), PROMPT + tokens[:-1], rows="all")
+    for found, dist in zip(generation.dists, list(rows)[len(PROMPT) - 1 :], strict=True):
+        assert 0 >= found.logprob(found.token) == pytest.approx(dist.logprob(found.token), abs=1e-4)
+        assert found.entropy() == pytest.approx(dist.entropy(), abs=1e-4)
+        if top:
+            assert found.topk(top).tokens == dist.topk(top).tokens
+            assert found.topk(top).logprobs == pytest.approx(dist.topk(top).logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_tokens_that_a_grammar_forces_have_none(draft):
+    generation = generate(grammar=sym.Grammar.regex("(yes|no), it (is|was) so"), logprobs=2, draft=draft)
+    text = generation.full_text()
+    assert len(generation.dists) == len(generation.tokens) == len(text)
+    drawn = [dist is not None for dist in generation.dists]
+    assert drawn[0], "yes or no"
+    assert not any(drawn[1 : text.index("it ") + 3])
+    assert all(dist.token == token for dist, token in zip(generation.dists, generation.tokens, strict=True) if dist)
+
+
+def test_a_stop_token_has_no_place_among_them_and_a_stop_text_has():
+    tokens = list(generate(max_tokens=4))
+    stopped = generate(stop=tokens[-1], logprobs=0)
+    assert len(list(stopped)) == len(stopped.dists) == tokens.index(tokens[-1])
+    by_text = generate(stop=bytes(tokens[:2]).decode(), max_tokens=9, logprobs=0)
+    assert len(list(by_text)) == len(by_text.dists) == 2
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_read_has_all_of_them_in_the_end_and_delays_nobody():
+    """The ring is full long before the end, so the daemon keeps tokens, and draws by itself."""
+    how = {"sampler": sym.Sampler(seed=5), "max_tokens": 1500, "stop_at_end": False}
+    generation = generate(logprobs=100, **how)
+    expected = list(generate(**how))
+    assert list(generation) == expected == [dist.token for dist in generation.dists]
+    assert all(len(dist.topk(100)) == 100 and math.isfinite(dist.logprob(dist.token)) for dist in generation.dists)
+
+
+def test_an_interrupt_leaves_as_many_distributions_as_tokens(monkeypatch):
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("libsym.calls.generate.drawn_dists", interrupted)
+    generation = generate(max_tokens=5, logprobs=2)
+    with pytest.raises(KeyboardInterrupt):
         list(generation)
-    assert set(generation.tokens) == {ord("x")}
-    assert len(list(beside)) == 300
-    check_file(kv, PROMPT, generation)
+    assert ": 0 tokens," in repr(generation)
+    assert generation.dists == []
 
 
 # ---- beside others
@@ -397,13 +399,11 @@ def test_calls_on_the_file_wait_for_its_end():
     generation = sym.generate(kv, PROMPT, max_tokens=50, stop_at_end=False)
     assert sym.kv_write(kv, [1, 2]) == len(PROMPT) + 49 + 2
     assert len(list(generation)) == 50
-    assert generation.finish == "length"
 
 
 def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
-    kv = sym.kv_create()
+    kv, forks = sym.kv_create(), []
     generation = sym.generate(kv, PROMPT, max_tokens=400, stop_at_end=False)
-    forks = []
     for _ in range(10):
         next(generation)
         forks.append(sym.kv_fork(kv))
@@ -416,130 +416,116 @@ def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
         assert bytes(sym.pred(fork, [7]).logits) == bytes(sym.pred(again, [7]).logits)
 
 
-@pytest.mark.slow
-def test_a_pool_that_runs_dry_in_the_middle_is_an_error_after_the_tokens(start_daemon):
-    small = start_daemon("--model", "tiny", "--kv-memory", "256K")
-    sym.connect(small.socket)
-    kv = sym.kv_create()
-    generation = sym.generate(kv, [65], stop_at_end=False)
-    with pytest.raises(sym.NoSpace):
-        list(generation)
-    assert len(generation.tokens) > 32
-    check_file(kv, [65], generation)
-    sym.kv_truncate(kv, 10)
-    assert sym.pred(kv, [1]).argmax() >= 0
+@pytest.mark.parametrize("how", ["threads", "trio", "asyncio"])
+def test_many_threads_and_tasks_generate_at_once(how):
+    def given(number):
+        return {"sampler": SAMPLERS["temperature"], "seed": number % 8, "max_tokens": 40, "logprobs": 0}
 
-
-@pytest.mark.slow
-def test_a_daemon_that_dies_in_the_middle_is_an_error_and_no_wait(start_daemon):
-    mortal = start_daemon("--model", "tiny", "--kv-memory", "64M")
-    sym.connect(mortal.socket)
-    kv = sym.kv_create()
-    generation = sym.generate(kv, [65], stop_at_end=False)
-    next(generation)
-    mortal.process.kill()
-    with pytest.raises(sym.NotConnected):
-        list(generation)
-
-
-def test_many_threads_generate_at_once():
-    expected = {seed: loop(sym.kv_create(), PROMPT, SAMPLERS["temperature"], seed, 40) for seed in range(8)}
-
-    def generated(number):
+    def in_a_thread(number):
         kv = sym.kv_create()
-        generation = sym.generate(kv, PROMPT, sampler=SAMPLERS["temperature"], seed=number % 8, max_tokens=40)
-        tokens = list(generation)
-        check_file(kv, PROMPT, generation)
-        return tokens
+        generation = sym.generate(kv, PROMPT, **given(number))
+        made[number] = list(generation)
+        check_file(kv, generation)
 
-    with ThreadPoolExecutor(32) as threads:
-        made = list(threads.map(generated, range(32)))
-    assert made == [expected[number % 8] for number in range(32)]
+    async def in_a_task(number):
+        async with await sym.aio.kv_create() as kv:
+            generation = await sym.aio.generate(kv, PROMPT, **given(number))
+            made[number] = [token async for token in generation]
+            assert made[number] == generation.tokens == [dist.token for dist in generation.dists]
+            assert (await sym.aio.kv_read(kv))[0] + generation.pending == PROMPT + made[number]
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            for number in range(32):
+                tasks.start_soon(in_a_task, number)
+
+    expected = [loop(sym.kv_create(), PROMPT, SAMPLERS["temperature"], seed, 40) for seed in range(8)]
+    made: dict[int, list[int]] = {}
+    if how == "threads":
+        with ThreadPoolExecutor(32) as threads:
+            list(threads.map(in_a_thread, range(32)))
+    else:
+        anyio.run(main, backend=how)
+    assert made == {number: expected[number % 8] for number in range(32)}
 
 
-def test_generations_that_were_begun_together_run_together():
-    before = sym.daemon_stat()["num_steps"]
-    generations = [sym.generate(sym.kv_create(), PROMPT, max_tokens=400, stop_at_end=False) for _ in range(16)]
-    assert len({tuple(generation) for generation in generations}) == 1
-    assert sym.daemon_stat()["num_steps"] - before < 16 * 400 / 2
+def test_pred_in_all_its_forms_and_batches_in_event_loops(run):
+    async def main():
+        kvs = [await sym.aio.kv_create() for _ in range(8)]
+        dists = await sym.aio.pred_batch([sym.Pred(kv, PROMPT) for kv in kvs])
+        reduced = await sym.aio.pred(kvs[0], [1, 2], rows="all", top_k=3)
+        masked = await sym.aio.pred(kvs[1], [1], mask=[True] * len(PROMPT), priority=3)
+        return {bytes(dist.logits) for dist in dists}, len(reduced), bytes(masked.logits), await sym.aio.vocabulary()
 
-
-def test_a_reader_that_stops_loses_nothing_and_delays_nobody():
     kv = sym.kv_create()
-    sleepy = sym.generate(kv, PROMPT, max_tokens=3000, stop_at_end=False)
-    next(sleepy)
-    for _ in range(20):
-        sym.pred(sym.kv_create(), [1])
-    assert len(list(sleepy)) == 2999
-    check_file(kv, PROMPT, sleepy)
+    rows = {bytes(sym.pred(kv, PROMPT).logits)}
+    assert run(main) == (rows, 2, bytes(sym.pred(kv, [1]).logits), sym.vocabulary())
+
+
+@pytest.mark.slow
+def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them(run):
+    got, refused = [], []
+
+    async def wait(call, all_refused):
+        try:
+            got.append(await call())
+        except sym.WouldBlock as error:
+            refused.append(str(error))
+            if len(refused) == 4:
+                all_refused.set()
+
+    async def main():
+        all_refused = anyio.Event()
+        kv = await sym.aio.kv_create("waits.kv")
+        async with anyio.create_task_group() as tasks, await sym.aio.kv_lock(kv):
+            for _ in range(1000):
+                tasks.start_soon(wait, lambda: sym.aio.recv("news"), all_refused)
+            await anyio.wait_all_tasks_blocked()
+            other = await sym.aio.kv_open("waits.kv")
+            for _ in range(2):
+                tasks.start_soon(wait, lambda: sym.aio.recv("news"), all_refused)
+                tasks.start_soon(wait, lambda: sym.aio.kv_lock(other), all_refused)
+            with anyio.fail_after(20):
+                await all_refused.wait()
+                for number in range(1000):
+                    assert await sym.aio.send("news", number) == 1
+
+    run(main)
+    assert sorted(got) == list(range(1000))
+    assert set(refused) == {"1000 calls of this program wait already: let some of them end"}
 
 
 # ---- arguments
 
+WRONG = [
+    *({"max_tokens": wrong} for wrong in (0, -1, 1.5)),
+    *({"stop": wrong} for wrong in ([""], [1.5], 1.5, b"END", [VOCAB_SIZE], [-1], ["x"] * 65, "half \ud800")),
+    *({"logprobs": wrong} for wrong in (-1, 257, 1.5, True, "5")),
+    {"grammar": "{}"},
+    {"grammar": sym.Grammar("yaml", "a: b")},
+    {"draft": "clever"},
+    {"priority": 101},
+    {"positions": [1, 2]},
+    {"seed": 1.5},
+    {"first_draw": -1},
+    {"sampler": sym.Sampler(logit_bias={VOCAB_SIZE: 1.0})},
+]
+WORDS = {"logprobs": "logprobs=", "first_draw": "first_draw=-1"}
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_tokens": 0},
-        {"max_tokens": -1},
-        {"max_tokens": 1.5},
-        {"stop": [""]},
-        {"stop": [1.5]},
-        {"stop": 1.5},
-        {"stop": b"END"},
-        {"stop": [VOCAB_SIZE]},
-        {"stop": [-1]},
-        {"stop": ["x"] * 65},
-        {"stop": "half \ud800"},
-        {"grammar": "{}"},
-        {"draft": "clever"},
-        {"priority": 101},
-        {"positions": [1, 2]},
-        {"seed": 1.5},
-        {"sampler": sym.Sampler(logit_bias={VOCAB_SIZE: 1.0})},
-    ],
-)
-def test_what_is_out_of_range_is_invalid_and_appends_nothing(wrong):
+
+def test_what_is_out_of_range_is_invalid_and_appends_nothing(run):
     kv = sym.kv_create()
-    with pytest.raises(sym.Invalid):
-        list(sym.generate(kv, PROMPT, **wrong))
-    assert len(kv) == 0
-
-
-def test_what_is_no_number_of_64_bits_is_named():
+    for wrong in WRONG:
+        with pytest.raises(sym.Invalid, match=WORDS.get(next(iter(wrong)), ".")):
+            list(sym.generate(kv, PROMPT, **wrong))
+        assert len(kv) == 0, wrong
     with pytest.raises(sym.Invalid, match=str(2**63)):
-        sym.generate(sym.kv_create(), PROMPT, max_tokens=2**63)
+        generate(max_tokens=2**63)
+    with pytest.raises(sym.Invalid, match="give generate"):
+        _ = generate(max_tokens=1).dists
 
+    async def in_a_loop():
+        with pytest.raises(sym.Invalid, match="unclosed"):
+            await sym.aio.generate(await sym.aio.kv_create(), PROMPT, grammar=sym.Grammar.regex("("))
 
-def test_numbers_of_numpy_are_numbers():
-    one = np.int64(1)
-    drafted = sym.generate(
-        sym.kv_create(),
-        np.array(PROMPT),
-        max_tokens=one * 20,
-        stop=one * EOS,
-        draft=sym.Ngram(one * 4, one),
-        seed=one,
-        priority=one,
-        positions=one,
-    )
-    assert list(drafted) == list(sym.generate(sym.kv_create(), PROMPT, max_tokens=20, positions=1))
-
-
-def test_a_file_that_is_open_for_reading_generates_nothing():
-    sym.kv_create("read.kv").close()
-    with pytest.raises(sym.NoAccess):
-        list(sym.generate(sym.kv_open("read.kv"), PROMPT))
-    sym.kv_remove("read.kv")
-
-
-def test_one_generation_waits_with_one_thread_at_a_time():
-    """Another thread's calls go on while one waits for tokens."""
-    generation = sym.generate(sym.kv_create(), PROMPT, max_tokens=500, stop_at_end=False)
-    done = []
-    other = threading.Thread(target=lambda: done.append(sym.pred(sym.kv_create(), [1]).argmax()))
-    next(generation)
-    other.start()
-    other.join(20)
-    assert done
-    assert len(list(generation)) == 499
+    run(in_a_loop)
