@@ -17,7 +17,7 @@ from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import eventually
 
 TINY = ("--model", "tiny", "--kv-memory", "16M")
-TURNS = 4
+TURNS = 3
 AT_ONCE_S = 20
 """Time for an immediate end on any machine; an end that waited for something else would take longer."""
 
@@ -30,56 +30,44 @@ pytestmark = [
 ]
 
 HELD_BUILD = """
-import sys, threading
 import symphony.daemon.daemon
-from symphony.cli import main
-
 def load_model(name):
     print("symphony: is building", flush=True)
     threading.Event().wait()
-
 symphony.daemon.daemon.load_model = load_model
-sys.exit(main())
 """
 HUNG_STEP = """
-import sys, threading
 import symphony.daemon.backends as backends
-from symphony.cli import main
-
 class HungDecoder(backends.CpuDecoder):
     native = None
-
     def step(self, batch):
         print("in a step", flush=True)
         threading.Event().wait()
-
 backends.CpuDecoder = HungDecoder
-sys.exit(main())
 """
 FAILING_COMMIT = """
-import sys
 from kvfs.durable.cut import Cutter
-from symphony.cli import main
-
 take = Cutter.take
-
 def planted(cutter, wanted, *rest, **named):
     if any(name == b"planted" for inode in wanted for _, name in inode.names):
         raise RuntimeError("planted")
     return take(cutter, wanted, *rest, **named)
-
 Cutter.take = planted
-sys.exit(main())
 """
+HANGUP = "signal.signal(signal.SIGHUP, signal.{})"
 
 
-HANGUP = """
-import signal, sys
-from symphony.cli import main
+@pytest.fixture
+def start(start_daemon):
+    """Start a daemon in which something was replaced before."""
 
-signal.signal(signal.SIGHUP, signal.{})
-sys.exit(main())
-"""
+    def start_planted(planted, *options):
+        lines = ("import signal, sys, threading", "from symphony.cli import main", planted, "sys.exit(main())")
+        daemon = start_daemon(*TINY, *options, command=[sys.executable, "-c", "\n".join(lines)])
+        daemon.process.stdin.close()
+        return daemon
+
+    return start_planted
 
 
 def assert_nothing_is_left(mount: Path, socket: Path, state: Path) -> None:
@@ -114,21 +102,20 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     assert daemon.stop() == 0
 
 
-def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start_daemon, tmp_path):
-    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HANGUP.format("SIG_IGN")])
+def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start, tmp_path):
+    daemon = start(HANGUP.format("SIG_IGN"))
     daemon.process.send_signal(signal.SIGHUP)
     assert daemon.run("sym.kv_create('a.kv').close(); print(len(sym.kv_list()))") == "1\n"
     assert daemon.stop() == 0
-    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HANGUP.format("SIG_DFL")])
+    daemon = start(HANGUP.format("SIG_DFL"))
     daemon.process.send_signal(signal.SIGHUP)
     assert daemon.process.wait(AT_ONCE_S) == 0
     assert "SIGHUP: closing" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
-def test_what_is_being_built_is_left_at_once(start_daemon, tmp_path):
-    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HELD_BUILD])
-    daemon.process.stdin.close()
+def test_what_is_being_built_is_left_at_once(start, tmp_path):
+    daemon = start(HELD_BUILD)
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(AT_ONCE_S) == 0
     assert "SIGTERM: closing" in daemon.log.read_text()
@@ -136,9 +123,8 @@ def test_what_is_being_built_is_left_at_once(start_daemon, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start_daemon, tmp_path):
-    daemon = start_daemon(*TINY, "--drain=1", command=[sys.executable, "-c", HUNG_STEP])
-    daemon.process.stdin.close()
+def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
+    daemon = start(HUNG_STEP, "--drain=1")
     program = daemon.program("sym.pred(sym.kv_create(), [1])")
     while daemon.process.stdout.readline() != "in a step\n":
         pass
@@ -194,14 +180,11 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert daemon.stop() == 0
 
 
-def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start_daemon, tmp_path):
-    daemon = start_daemon(*TINY, command=[sys.executable, "-c", FAILING_COMMIT])
-    daemon.process.stdin.close()
+def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start, start_daemon, tmp_path):
+    daemon = start(FAILING_COMMIT)
     daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")
-    began_s = time.monotonic()
     assert daemon.shell("sync kv/planted", check=False).returncode
-    assert daemon.process.wait(AT_ONCE_S) == 1
-    assert time.monotonic() - began_s < AT_ONCE_S, "and does not wait --drain for commits that never come"
+    assert daemon.process.wait(AT_ONCE_S) == 1, "and does not wait --drain for commits that never come"
     log = daemon.log.read_text()
     assert "RuntimeError: planted" in log
     assert "not kept: /planted: an error has ended the storage" in log

@@ -66,10 +66,9 @@ DESCRIBED = {**dict(described("sym.", sym)), **dict(described("sym.aio.", sym.ai
 
 
 @pytest.fixture
-def mount(daemon, monkeypatch):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+def mount(shared):
     sym.close()
-    return daemon.mount
+    return shared.mount
 
 
 class Awaiting(ast.NodeTransformer):

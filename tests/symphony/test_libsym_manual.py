@@ -55,10 +55,9 @@ ADVICE = {"TTL", "PRIORITY"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_its_example_does_what_it_says(name, daemon, monkeypatch):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+def test_its_example_does_what_it_says(name, shared):
     sym.close()
-    run_examples(EXAMPLES[name], f"the manual of libsym, {name}", daemon.mount)
+    run_examples(EXAMPLES[name], f"the manual of libsym, {name}", shared.mount)
 
 
 @pytest.mark.parametrize("page", SOURCES)
@@ -72,6 +71,7 @@ def test_every_call_has_an_entry_with_an_example():
     assert set(headings()) - set(sym.__all__) == set()
     assert FUNCTIONS - set(headings()) == ADVICE
     assert set(headings()) - set(EXAMPLES) == set()
+    assert set(sym.__all__) - set(re.findall(r"\w+", plain(SOURCE))) == set(), "every name is mentioned"
 
 
 def test_the_entries_name_the_arguments_that_there_are():
@@ -95,10 +95,6 @@ def test_classes_are_described_with_all_that_they_have():
         assert public - words == set(), cls
 
 
-def test_every_name_is_mentioned():
-    assert set(sym.__all__) - set(re.findall(r"\w+", plain(SOURCE))) == set()
-
-
 def test_every_error_is_listed_with_its_errno_and_what_its_docstring_says():
     section = SOURCES["libsym-errors"].partition("\n.SH ERRORS\n")[2].partition("\n.SH ")[0]
     listed = {
@@ -117,16 +113,26 @@ def test_it_is_about_this_version_of_the_abi():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NO C COMPILER: apt-get install gcc")
-@pytest.mark.parametrize("page", ["libsym-abi", "libsym-operations"])
-def test_the_client_in_c_of_a_page_is_built_and_writes_the_likeliest_text(page, daemon, tmp_path, monkeypatch):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    text = plain((MAN / f"{page}.7").read_text(encoding="utf-8"))
-    build, run = re.findall(r"^\.EX\n\$ (.*)\n\$ (.*)\n\.EE$", text, re.MULTILINE)[0]
-    subprocess.run(build.replace(" greedy", f" {tmp_path}/greedy"), shell=True, check=True, cwd=MAN.parent)
-    done = subprocess.run(run, shell=True, check=True, cwd=tmp_path, capture_output=True, text=True)
-    with sym.connection(daemon.socket), sym.kv_create() as kv:
-        likeliest = sym.generate(kv, sym.tokenize("Once upon a time"), max_tokens=32)
-        assert done.stdout == likeliest.full_text() + "\n"
+def test_the_client_in_c_of_the_pages_is_built_and_writes_the_likeliest_text(shared, tmp_path):
+    pages = [plain((MAN / f"libsym-{page}.7").read_text(encoding="utf-8")) for page in ("abi", "operations")]
+    ((build, run),) = {re.search(r"^\.EX\n\$ (.*)\n\$ (.*)\n\.EE$", page, re.MULTILINE).groups() for page in pages}
+    greedy = tmp_path / "greedy"
+    build = build.replace(" greedy", f" {greedy}").replace("cc ", "cc -Wall -Wextra -Werror ", 1)
+    subprocess.run(build, shell=True, check=True, cwd=MAN.parent)
+    assert re.sub("[^ ]+", "", run, count=1) == ' "$SYMPHONY_SOCKET" "Once upon a time" 32'
+
+    def likeliest(prompt, count):
+        return sym.generate(sym.kv_create(), sym.tokenize(prompt), max_tokens=count, stop_at_end=False).full_text()
+
+    for socket, prompt, count, status, out, err in (
+        (shared.socket, "Once upon a time", 32, 0, likeliest("Once upon a time", 32) + "\n", ""),
+        (shared.socket, "Once upon a time, 世界", 40, 0, likeliest("Once upon a time, 世界", 40) + "\n", ""),
+        (tmp_path / "none.sock", "Once", 1, 1, "", "greedy: no daemon listens there\n"),
+        (shared.socket, "", 1, 1, "", "at least one token"),
+    ):
+        done = subprocess.run([greedy, socket, prompt, str(count)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (status, out)
+        assert err in done.stderr
 
 
 def test_the_page_of_operations_has_every_operation_once():
