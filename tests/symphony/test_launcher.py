@@ -20,6 +20,13 @@ def detached(launchers, source, *options, name="prog.py") -> str:
     return launchers.symphony("run", "-d", *options, launchers.script(source, name)).stdout.strip()
 
 
+def run_two(launchers):
+    """A command that runs a program of two processes, and their pids."""
+    program = launchers.script("os.write(1, b'%d\\n' % (os.fork() or os.getpid()))\ntime.sleep(600)")
+    run = launchers.client("run", "--isolation", "none", program)
+    return run, [int(run.stdout.readline()) for _ in range(2)]
+
+
 def ended(launchers, name) -> tuple[int, str]:
     """Status and reason of a program, when it has ended."""
     launchers.symphony("wait", name, check=False)
@@ -31,27 +38,23 @@ def test_a_detached_program_is_named_listed_signalled_and_waited_for(launchers):
     assert detached(launchers, SLEEP) == "prog"
     assert detached(launchers, SLEEP) == "prog-2"
     assert detached(launchers, SLEEP, "--name", "mine") == "mine"
-    assert [each["name"] for each in launchers.ps()] == ["prog", "prog-2", "mine"]
+    (launchers.directory / "pack").mkdir()
+    assert detached(launchers, SLEEP, name="pack/__main__.py") == "pack"
+    assert [each["name"] for each in launchers.ps()] == ["prog", "prog-2", "mine", "pack"]
     done = launchers.symphony("ps", check=False)
     assert done.returncode == 1
-    assert [line.split()[1] for line in done.stdout.splitlines()] == ["NAME", "prog", "prog-2", "mine"]
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["NAME", "prog", "prog-2", "mine", "pack"]
     assert "what the daemon knows of programs is missing" in done.stderr
     launchers.symphony("kill", "prog-2", launchers.program("mine")["id"])
     assert (ended(launchers, "prog-2"), ended(launchers, "mine")) == ((143, "killed"), (143, "killed"))
-    launchers.symphony("kill", "-s", "KILL", launchers.program("prog")["pid"])
+    launchers.symphony("kill", "-s", "KILL", launchers.program("prog")["pid"], "pack")
     done = launchers.symphony("wait", "prog", "mine", check=False)
     assert (done.stdout, done.returncode) == ("prog 137\nmine 143\n", 143)
+    launchers.symphony("wait", "pack", check=False)
     assert launchers.ps() == []
-    assert {each["name"] for each in launchers.ps("--all")} == {"prog-2", "mine", "prog"}
+    assert {each["name"] for each in launchers.ps("--all")} == {"prog-2", "mine", "prog", "pack"}
     assert launchers.symphony("kill", "prog", check=False).stderr == "symphony: prog has ended already\n"
     assert "no program nobody" in launchers.symphony("logs", "nobody", check=False).stderr
-
-
-def test_a_package_has_its_own_name(launchers):
-    (launchers.directory / "pack").mkdir()
-    assert detached(launchers, SLEEP, name="pack/__main__.py") == "pack"
-    launchers.symphony("kill", "pack")
-    assert ended(launchers, "pack") == (143, "killed")
 
 
 def test_logs_keep_both_streams_and_follow_to_the_end(launchers):
@@ -94,29 +97,38 @@ def test_a_client_comes_and_goes(launchers):
     assert launchers.symphony("logs", "prog").stdout == "ONE\nTWO\nTHREE\n"
 
 
+GROWS = "kept = [b'x' * (1 << 20) for _ in range(80)]"
+OF_MEMORY = "used more bytes of memory than its limit of 104,857,600, and was ended"
 LIMITS = {
-    "time": (["--time", "0.3s"], "time.sleep(60)", 124, "ran for more seconds than its limit of 0.3"),
+    "time": ("--time=0.3s", "time.sleep(60)", 124, "ran for more seconds than its limit of 0.3"),
     "time, stubborn": (
-        ["--time", "300ms"],
+        "--time=300ms",
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
         124,
         "limit of 0.3,",
     ),
-    "memory": (["--memory", "100M"], "kept = [b'x' * (1 << 20) for _ in range(400)]; time.sleep(60)", 120, "memory"),
-    "memory at once": (["--memory", "100M"], "bytearray(1 << 30)", 120, "\nMemoryError\n"),
+    "memory": ("--memory=100M", f"{GROWS}; {GROWS.replace('kept', 'more')}; time.sleep(60)", 120, OF_MEMORY),
+    "memory at once": ("--memory=100M", "bytearray(1 << 30)", 120, "\nMemoryError\n"),
+    "memory at once, after some": ("--memory=100M", "bytearray(1 << 20); kept = b'x' * (150 << 20)", 120, OF_MEMORY),
+    "memory of a child": (
+        "--memory=100M",
+        "if os.fork() == 0:\n    kept = b'x' * (150 << 20)\ntime.sleep(600)",
+        120,
+        OF_MEMORY,
+    ),
     "memory of children": (
-        ["--memory", "100M"],
+        "--memory=100M",
         "for _ in range(4): os.fork() or (b'x' * (60 << 20), time.sleep(60))\ntime.sleep(60)",
         120,
-        "used more bytes of memory than its limit of 104,857,600",
+        OF_MEMORY,
     ),
-    "processes": (["--processes", "3"], "for _ in range(4): os.fork() or time.sleep(60)\ntime.sleep(60)", 123, "of 3"),
+    "processes": ("--processes=3", "for _ in range(4): os.fork() or time.sleep(60)\ntime.sleep(60)", 123, "of 3"),
 }
 
 
-@pytest.mark.parametrize(("options", "source", "status", "said"), LIMITS.values(), ids=LIMITS.keys())
-def test_a_limit_ends_a_program_with_a_line_and_its_own_status(launchers, options, source, status, said):
-    done = launchers.symphony("run", *options, launchers.script(source), check=False)
+@pytest.mark.parametrize(("option", "source", "status", "said"), LIMITS.values(), ids=LIMITS.keys())
+def test_a_limit_ends_a_program_with_a_line_and_its_own_status(launchers, option, source, status, said):
+    done = launchers.symphony("run", option, launchers.script(source), check=False)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stderr.splitlines()[-1].startswith("symphony: prog ")
@@ -155,29 +167,20 @@ def test_a_program_that_fails_is_started_again_so_often(launchers):
     assert launchers.program("prog")["restarts"] == 2
 
 
-def test_a_program_that_was_started_again_and_succeeds_has_ended_well(launchers):
+def test_one_that_succeeds_then_has_ended_well_and_one_that_somebody_ends_is_not_started_again(launchers):
     program = launchers.script("open('runs', 'a').write('x'); sys.exit(len(open('runs').read()) < 2)")
     assert launchers.symphony("run", "--isolation", "none", "--restart", "on-failure", program).returncode == 0
-
-
-def test_a_program_that_somebody_ends_is_not_started_again(launchers):
-    detached(launchers, SLEEP, "--restart", "on-failure")
-    launchers.symphony("kill", "prog")
-    assert ended(launchers, "prog") == (143, "killed")
-    assert launchers.program("prog")["restarts"] == 0
+    detached(launchers, SLEEP, "--restart", "on-failure", name="killed.py")
+    launchers.symphony("kill", "killed")
+    assert ended(launchers, "killed") == (143, "killed")
+    assert launchers.program("killed")["restarts"] == 0
 
 
 def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(launchers):
     fifo = launchers.directory / "fifo"
     os.mkfifo(fifo)
-    detached(
-        launchers,
-        "open('fifo').read(); open('runs', 'a').write('x'); sys.exit(1)",
-        "--isolation",
-        "none",
-        "--restart",
-        "on-failure:1",
-    )
+    source = "open('fifo').read(); open('runs', 'a').write('x'); sys.exit(1)"
+    detached(launchers, source, "--isolation", "none", "--restart", "on-failure:1")
     start = launchers.daemon.wait_for("start")
     launchers.daemon.stop()
     fifo.write_text("")
@@ -272,13 +275,7 @@ def test_what_a_program_leaves_behind_ends_with_it(launchers):
 
 
 def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_so(launchers):
-    run = launchers.client(
-        "run",
-        "--isolation",
-        "none",
-        launchers.script("os.write(1, b'%d\\n' % (os.fork() or os.getpid()))\ntime.sleep(600)"),
-    )
-    pids = [int(run.stdout.readline()) for _ in range(2)]
+    run, pids = run_two(launchers)
     first = launchers.program("prog")["pid"]
     end_process(launchers.pid)
     err = run.communicate(timeout=20)[1]
@@ -290,9 +287,7 @@ def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_
 
 
 def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(launchers):
-    program = launchers.script("os.write(1, b'%d\\n' % (os.fork() or os.getpid()))\ntime.sleep(600)")
-    run = launchers.client("run", "--isolation", "none", program)
-    pids = [int(run.stdout.readline()) for _ in range(2)]
+    _, pids = run_two(launchers)
     zygote, launcher = launchers.zygote, launchers.pid
     os.kill(launcher, signal.SIGSTOP)
     end_process(zygote)
@@ -302,13 +297,7 @@ def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(la
 
 
 def test_a_zygote_that_is_killed_ends_its_programs_and_the_next_one_starts_others(launchers):
-    run = launchers.client(
-        "run",
-        "--isolation",
-        "none",
-        launchers.script("os.write(1, b'%d\\n' % (os.fork() or os.getpid()))\ntime.sleep(600)"),
-    )
-    pids = [int(run.stdout.readline()) for _ in range(2)]
+    run, pids = run_two(launchers)
     zygote = launchers.zygote
     end_process(zygote)
     assert run.wait(20) == 137

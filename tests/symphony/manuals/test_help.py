@@ -10,18 +10,12 @@ from pathlib import Path
 import pytest
 
 from libsym.errors import NotFound
+from symphony.cli import main
 from symphony.manuals import manual
 from symphony.manuals.manual import directories, find_page, find_pages
 from symphony.manuals.manual_text import plain_text
-from tests.symphony.daemons import SYMPHONY
 
 PAGES = find_pages(directories())
-
-
-def symphony_help(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ if path is None else {**os.environ, "PATH": path}
-    command = [*SYMPHONY, "help", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
 
 
 def not_bold(text: str) -> str:
@@ -30,22 +24,18 @@ def not_bold(text: str) -> str:
 
 
 @pytest.fixture
-def only(tmp_path):
-    """Return a function that makes a PATH with one command, and with the programs that it needs."""
+def asked(capfd):
+    """Return a function that asks for help, and gives the status and what was shown."""
 
-    def path(command: str) -> str:
-        if not shutil.which(command):
-            pytest.skip(f"HELP NOT TESTED WITH {command}: it is not installed")
-        found = Path(shutil.which(command)).resolve()
-        (tmp_path / command).write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {found} "$@"\n')
-        (tmp_path / command).chmod(0o755)
-        return str(tmp_path)
+    def ask(*words: str) -> tuple[int, str, str]:
+        status = main(["help", *words])
+        return (status, *capfd.readouterr())
 
-    return path
+    return ask
 
 
-def test_it_lists_commands_and_topics_with_what_they_are():
-    lines = symphony_help().stdout.splitlines()
+def test_it_lists_commands_and_topics_with_what_they_are(asked):
+    lines = asked()[1].splitlines()
     commands, topics = lines[: lines.index("")], lines[lines.index("") + 1 :]
     assert [commands[0], topics[0]] == ["Commands:", "Other topics:"]
     assert any(" ".join(line.split()) == "run run a program beside the model" for line in commands)
@@ -54,12 +44,18 @@ def test_it_lists_commands_and_topics_with_what_they_are():
 
 
 @pytest.mark.parametrize("command", ["man", "mandoc", "none"])
-def test_a_page_is_shown_with_what_there_is(command, only, tmp_path):
-    done = symphony_help("kvfs", path=str(tmp_path) if command == "none" else only(command))
-    assert done.returncode == 0, done.stderr
-    shown = not_bold(done.stdout)
-    assert "PROMISES" in shown
-    assert "state directory" in " ".join(shown.split())
+def test_a_page_is_shown_with_what_there_is(command, asked, tmp_path, monkeypatch):
+    """A PATH has one command, which has the programs that it needs."""
+    if command != "none":
+        if not (found := shutil.which(command)):
+            pytest.skip(f"HELP NOT TESTED WITH {command}: it is not installed")
+        (tmp_path / command).write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {Path(found).resolve()} "$@"\n')
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, shown, errors = asked("kvfs")
+    assert status == 0, errors
+    assert "PROMISES" in not_bold(shown)
+    assert "state directory" in " ".join(not_bold(shown).split())
 
 
 @pytest.mark.parametrize(
@@ -106,25 +102,24 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
     ],
 )
-def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, first, says):
-    shown = symphony_help(*topic.split()).stdout
+def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, first, says, asked):
+    shown = asked(*topic.split())[1]
     assert shown.startswith(first)
     assert says in " ".join(shown.split())
 
 
-def test_a_page_of_libsym_is_found_by_its_subject():
-    shown = symphony_help("async").stdout
-    assert "libsym in event loops, notebooks, threads and forks" in " ".join(not_bold(shown).split())
+def test_a_page_of_libsym_is_found_by_its_subject(asked):
+    assert "libsym in event loops, notebooks, threads and forks" in " ".join(not_bold(asked("async")[1]).split())
 
 
 @pytest.mark.parametrize(
     ("topic", "hint"), [("rnu", "did you mean run?"), ("9", "symphony help"), ("", "symphony help")]
 )
-def test_an_unknown_topic_names_what_is_near(topic, hint):
-    done = symphony_help(topic)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"symphony: the manual has nothing on {topic!r}: ")
-    assert hint in done.stderr
+def test_an_unknown_topic_names_what_is_near(topic, hint, asked):
+    status, shown, said = asked(topic)
+    assert (status, shown) == (1, "")
+    assert said.startswith(f"symphony: the manual has nothing on {topic!r}: ")
+    assert hint in said
 
 
 def test_an_installation_has_its_pages_in_share_man_among_those_of_others(tmp_path, monkeypatch):

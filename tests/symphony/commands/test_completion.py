@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
+from symphony.cli import main
 from symphony.commands.completing import MODELS, WORDS
 from symphony.settings.loading import load
-from tests.symphony.daemons import SYMPHONY
+from tests.symphony.launchers import ROOT
 
 FUNCTION = """\
 symphony() {
@@ -47,6 +48,7 @@ LINES = {
     "kill ticker": "kill tick\t",
     "attach ticker": "attach ti\t",
 }
+OF_PROGRAMS = {"run --detach ask --resume --max-tokens": "run --det\task --res\t--max-t\t"}
 
 
 class Shell:
@@ -95,18 +97,8 @@ def place(daemon, tmp_path_factory):
     for shell in ("bash", "zsh", "fish"):
         script = daemon.symphony("completion", shell).stdout
         (directory / {"zsh": "_symphony"}.get(shell, f"symphony.{shell}")).write_text(script)
-    root = str(Path(__file__).resolve().parents[2])
-    yield (
-        directory,
-        {
-            **daemon.environment,
-            "HOME": str(directory),
-            "ZDOTDIR": str(directory),
-            "PATH": f"{commands}:{os.environ['PATH']}",
-            "PYTHONPATH": root,
-            "TERM": "dumb",
-        },
-    )
+    places = {"HOME": str(directory), "ZDOTDIR": str(directory), "PATH": f"{commands}:{os.environ['PATH']}"}
+    yield directory, {**daemon.environment, **places, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
     daemon.symphony("kill", "-s", "KILL", "ticker")
 
 
@@ -118,29 +110,19 @@ def need(shell: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
+    """Behind the name of a program bash completes the program's own options."""
     need(name)
     directory, environment = place
     head = f"PS1='{PROMPT}'\n{HEADS[name]}{FUNCTION}"
     (directory / {"bash": "head", "zsh": ".zshrc"}[name]).write_text(head)
     shell = Shell(COMMANDS[name], directory, environment)
+    lines = LINES | (OF_PROGRAMS if name == "bash" else {})
     try:
-        found = {words: shell.types(f"symphony {typed}") for words, typed in LINES.items()}
+        found = {words: shell.types(f"symphony {typed}") for words, typed in lines.items()}
     finally:
         shell.end()
-    assert found == {words: words for words in LINES}
+    assert found == {words: words for words in lines}
     assert not (directory / "evil").exists(), "a file's name was expanded"
-
-
-@pytest.mark.slow
-def test_behind_the_name_of_a_program_bash_completes_the_programs_own_options(place):
-    need("bash")
-    directory, environment = place
-    (directory / "head").write_text(f"PS1='{PROMPT}'\n{HEADS['bash']}{FUNCTION}")
-    shell = Shell(COMMANDS["bash"], directory, environment)
-    try:
-        assert shell.types("symphony run --det\task --res\t--max-t\t") == "run --detach ask --resume --max-tokens"
-    finally:
-        shell.end()
 
 
 @pytest.mark.slow
@@ -174,16 +156,11 @@ def test_the_words_of_options_are_those_that_a_daemon_takes():
     assert all(load(None, {"model": word}).model == word for word in MODELS)
 
 
-def test_a_name_that_is_asked_for_needs_no_library_that_writes_scripts(daemon):
-    hidden = "import sys; sys.modules['shtab'] = None; from symphony.cli import main; sys.exit(main({words}))"
-    asked = [sys.executable, "-c", hidden.format(words=["completion", "--names", "shipped"])]
-    assert "ask" in daemon.shell(asked).stdout.splitlines()
-    refused = daemon.shell([sys.executable, "-c", hidden.format(words=["completion", "bash"])], check=False)
-    assert refused.returncode == 1
-    assert "shtab" in refused.stderr
-
-
-def test_without_a_daemon_no_names_of_the_mount_are_told(tmp_path):
-    command = [*SYMPHONY, "completion", "--names", "kv", "--socket", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert (done.returncode, done.stdout) == (1, "")
+def test_a_name_that_is_asked_for_needs_no_library_that_writes_scripts(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "--names", "shipped"]) == 0
+    assert "ask" in capsys.readouterr().out.splitlines()
+    assert main(["completion", "bash"]) == 1
+    assert "shtab" in capsys.readouterr().err
+    assert main(["completion", "--names", "kv", "--socket", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().out == "", "without a daemon"

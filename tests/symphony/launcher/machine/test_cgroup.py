@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from symphony.launcher.asking import client
-from symphony.launcher.common.places import Places, Refused, find_places
+from symphony.launcher.common.places import Places, Refused
 from symphony.launcher.machine.cgroup import Cgroups
 from tests.symphony.launchers import ROOT, cgroups_of, end_process, eventually
 
@@ -125,39 +124,41 @@ def test_a_group_that_is_there_is_refused_in_a_line(cgroups):
 
 # Version 2, of which the kernel's part is played: its files appear in each new directory.
 
+FILES = {
+    "cgroup.procs": "",
+    "cgroup.subtree_control": "",
+    "memory.max": "max",
+    "memory.swap.max": "max",
+    "memory.current": "4096",
+    "memory.oom.group": "0",
+    "memory.events": "oom 0\noom_kill 0\n",
+    "pids.max": "max",
+    "pids.current": "1",
+}
+
 
 class Kernel:
     """A hierarchy in which the process is at /own."""
 
     def __init__(self, base: Path, monkeypatch, controllers: str, *, busy: bool = False) -> None:
-        self.own = base / "cgroup" / "own"
-        (self.own / "..").resolve().mkdir(parents=True)
-        (base / "proc").mkdir()
-        (base / "proc" / "cgroup").write_text("0::/own\n")
+        self.own, self.proc, self.moved = base / "cgroup" / "own", base / "proc", []
+        self.own.parent.mkdir()
+        self.proc.mkdir()
+        (self.proc / "cgroup").write_text("0::/own\n")
         line = f"31 23 0:28 / {base}/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
-        (base / "proc" / "mountinfo").write_text(line)
-        self.proc = base / "proc"
-        self._files = {"cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.controllers": controllers}
-        self._files |= {
-            "memory.max": "max",
-            "memory.swap.max": "max",
-            "memory.current": "4096",
-            "memory.oom.group": "0",
-        }
-        self._files |= {"memory.events": "oom 0\noom_kill 0\n", "pids.max": "max", "pids.current": "1"}
+        (self.proc / "mountinfo").write_text(line)
+        files = {**FILES, "cgroup.controllers": controllers}
         real_mkdir, real_rmdir, real_write = Path.mkdir, Path.rmdir, os.write
 
         def mkdir(path, *words, **how):
             real_mkdir(path, *words, **how)
-            for name, text in self._files.items():
+            for name, text in files.items():
                 (path / name).write_text(text)
 
         def rmdir(path):
-            for name in self._files:
+            for name in files:
                 (path / name).unlink(missing_ok=True)
             real_rmdir(path)
-
-        self.moved = []
 
         def write(file, raw):
             if raw.isdigit():
@@ -222,78 +223,30 @@ def test_no_hierarchy_is_no_error(tmp_path):
     assert Cgroups.find("k", tmp_path).kinds == frozenset()
 
 
-# Programs.
+# Programs. Those that run into their limits are in test_launcher.py.
 
 
-def start(launchers, monkeypatch, source: str, **limits) -> str:
-    """An isolated program; its name."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(launchers.runtime))
-    spec = {
-        "path": str(launchers.script(source)),
-        "python": True,
-        "env": {"PATH": os.environ["PATH"]},
-        "isolation": "standard",
-        "shows": [(str(launchers.directory), str(launchers.directory), False)],
-        "has_input": False,
-        "limits": limits,
-    }
-    places = find_places(str(launchers.socket))
-    return client.request(places, {"do": "run", "spec": spec, "detach": True})["name"]
-
-
-def ended(launchers, name) -> tuple[int, str]:
-    """Return a program's status, and the last line of its log."""
-    status = int(launchers.symphony("wait", name, check=False).stdout)
-    return status, launchers.symphony("logs", name).stderr.splitlines()[-1:]
-
-
-GROWS = "kept = [b'x' * (1 << 20) for _ in range(80)]"
-
-
-def test_an_isolated_program_lives_in_its_cgroups_and_leaves_none(launchers, monkeypatch, cgroups):
-    name = start(launchers, monkeypatch, "print(open('/proc/self/cgroup').read(), flush=True); time.sleep(600)")
-    inside = eventually(lambda: launchers.symphony("logs", name).stdout)
-    pid = launchers.program(name)["pid"]
-    told = Path(f"/proc/{pid}/cgroup").read_text()
+def test_an_isolated_program_lives_in_its_cgroups_with_half_of_the_memory_and_1024_tasks_and_leaves_none(
+    launchers, cgroups
+):
+    program = launchers.script("print(open('/proc/self/cgroup').read(), flush=True); time.sleep(600)")
+    assert launchers.symphony("run", "-d", program).stdout == "prog\n"
+    inside = eventually(lambda: launchers.symphony("logs", "prog").stdout)
     assert "symphony-" not in inside
+    pid, limits = launchers.program("prog")["pid"], {}
+    told = Path(f"/proc/{pid}/cgroup").read_text()
     assert told.count("/symphony-") == len(cgroups.kinds)
-    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
-    assert launchers.log.count("limits by cgroups: ") == 1
-    end_process(pid)
-    launchers.symphony("wait", name, check=False)
-    eventually(lambda: not cgroups_of(Places(launchers.state, "").key))
-
-
-@pytest.mark.parametrize(
-    "source", ["bytearray(1 << 20); kept = b'x' * (150 << 20)", f"{GROWS}; {GROWS.replace('kept', 'more')}"]
-)
-def test_a_program_that_runs_into_its_memory_ends_with_120_and_a_line(launchers, monkeypatch, cgroups, source):
-    needs(cgroups, "memory")
-    name = start(launchers, monkeypatch, source, memory=MEMORY)
-    words = f"symphony: prog used more bytes of memory than its limit of {MEMORY:,}, and was ended"
-    assert ended(launchers, name) == (120, [words])
-
-
-def test_a_child_that_runs_into_the_memory_of_its_program_ends_it(launchers, monkeypatch, cgroups):
-    needs(cgroups, "memory")
-    source = "if os.fork() == 0:\n    kept = b'x' * (150 << 20)\ntime.sleep(600)"
-    assert ended(launchers, start(launchers, monkeypatch, source, memory=MEMORY))[0] == 120
-
-
-def test_an_isolated_program_that_gives_no_limit_has_half_of_the_memory_and_1024_tasks(launchers, monkeypatch, cgroups):
-    told = {}
-    pid = launchers.program(start(launchers, monkeypatch, "time.sleep(600)"))["pid"]
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    for line in told.splitlines():
         kind, path = line.split(":")[1:]
         for name in ("memory.limit_in_bytes", "memory.max", "pids.max"):
             file = Path(f"/sys/fs/cgroup/{kind}{path}/{name}")
             if "symphony-" in path and file.exists():
-                told[name.partition(".")[0]] = file.read_text().strip()
+                limits[name.partition(".")[0]] = file.read_text().strip()
     half = os.sysconf("SC_PHYS_PAGES") // 2 * 4096
     wanted = {"memory": str(half), "pids": "1024"}
-    assert told == {kind: limit for kind, limit in wanted.items() if kind in cgroups.kinds}
-
-
-def test_a_limit_on_processes_still_ends_an_isolated_program(launchers, monkeypatch):
-    source = "for _ in range(4): os.fork() or time.sleep(60)\ntime.sleep(60)"
-    assert ended(launchers, start(launchers, monkeypatch, source, processes=3))[0] == 123
+    assert limits == {kind: limit for kind, limit in wanted.items() if kind in cgroups.kinds}
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+    assert launchers.log.count("limits by cgroups: ") == 1
+    end_process(pid)
+    launchers.symphony("wait", "prog", check=False)
+    eventually(lambda: not cgroups_of(Places(launchers.state, "").key))

@@ -1,7 +1,6 @@
 """The configuration file: the places of errors, the possible keys, and the agreement of its two descriptions."""
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,14 +10,14 @@ from hypothesis import strategies as st
 
 from kvfs.tiers import loading
 from libsym.errors import Invalid
+from symphony.cli import main
 from symphony.manuals.manual_text import plain_text
 from symphony.settings.config import NO_POLICY, POLICIES, SETTINGS
 from symphony.settings.config_file import lines_of, read_config_file
 from symphony.settings.described import list_of_keys, shipped_file
 from symphony.settings.loading import load, problems_of
-from tests.symphony.daemons import SYMPHONY
+from tests.symphony.launchers import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 AWKWARD = '''\
 # model = "nobody"
 "model" = "tiny"   # = quota
@@ -97,8 +96,6 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('drain = 1\nweight = ["root=2"]\n', 2, "weight is ['root=2']: a table of users and numbers needed"),
         ("[weight]\nroot = 900\n", 2, "weight of root: "),
         ('device = "cpu"\nprecision = "fp9"\n', 2, "precision 'fp9' is not one of"),
-        ('device = "tpu"\n', 1, "device 'tpu'"),
-        ('gpu_memory = "4G"\n', 1, "gpu_memory is for --device cuda"),
         ('log = "paper"\n', 1, "log 'paper' is not one of auto, text, json, journal"),
         ('mount_helper = "/run/h"\nallow_other = false\n', 2, "allow_other is false"),
         ("metrics_port = 70000\n", 1, "metrics_port is 70000"),
@@ -129,11 +126,26 @@ def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize("key", ["model", "mount", "state", "socket", "policy"])
-def test_what_is_no_text_in_utf_8_is_refused(key):
-    """A word of the command line that is none has surrogates in it, which no log and no status file takes."""
-    with pytest.raises(Invalid, match=f"^{key} is '/a.udcff': a text in UTF-8 needed"):
-        load(None, {key: "/a\udcff"})
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # A word of the command line that is no UTF-8 has surrogates in it, which no log and no status file takes.
+        *(({key: "/a\udcff"}, f"^{key} is '/a.udcff': a text") for key in ("model", "mount", "state", "policy")),
+        ({"kv_memory": "lots"}, "'lots' is no size"),
+        ({"kv_memory": "1e20"}, "no machine has so much"),
+        ({"precision": "fp8"}, "'fp8' is not one of float32, bf16, int8, int4"),
+        ({"device": "tpu"}, "device 'tpu' is not one of cpu, cuda"),
+        ({"device": "cuda", "precision": "int8"}, "'int8' is not one of float32, bf16, float16 on a GPU"),
+        ({"device": "cuda", "kv_dtype": "float32"}, "'float32' is not one of bf16 .*fp8"),
+        ({"gpu_memory": "4G"}, "gpu_memory is for --device cuda"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is for --device cuda"),
+        ({"invariant": False}, "--no-invariant is for --device cuda"),
+    ],
+    ids=str,
+)
+def test_options_that_can_not_be_or_contradict_each_other_are_named(words, message):
+    with pytest.raises(Invalid, match=message):
+        load(None, words)
 
 
 def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
@@ -148,20 +160,13 @@ def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
         load(path, {"threads": 2})
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["x = " + "[" * 5000 + "]" * 5000, ".".join("a" * 2000) + " = 1", f"threads = {'1' * 5000}"],
-    ids=["deep", "deep key", "long"],
-)
-def test_what_python_s_parser_can_not_take_is_an_error_like_others(tmp_path, text):
-    """Else a reload of such a file would end the daemon."""
+def test_what_python_s_parser_can_not_take_is_an_error_like_others(tmp_path):
+    """Else a reload of such a file would end the daemon. A file without end is not read to it."""
     path = tmp_path / "symphony.toml"
-    path.write_text(text)
-    with pytest.raises(Invalid, match="no configuration"):
-        load(path, {})
-
-
-def test_a_file_without_end_is_not_read_to_it():
+    for text in ("x = " + "[" * 5000 + "]" * 5000, ".".join("a" * 2000) + " = 1", f"threads = {'1' * 5000}"):
+        path.write_text(text)
+        with pytest.raises(Invalid, match="no configuration"):
+            load(path, {})
     with pytest.raises(Invalid, match="it is no configuration file"):
         load(Path("/dev/zero"), {})
 
@@ -191,27 +196,26 @@ def test_a_long_value_or_key_costs_no_square_of_its_length(tmp_path, text, line,
         load(path, {})
 
 
-def config(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SYMPHONY, "config", *map(str, words)], capture_output=True, text=True, check=False, timeout=60
-    )
-
-
-def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path):
+def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path, capsys):
     path = tmp_path / "symphony.toml"
+
+    def config(*words: str) -> tuple[int, str, str]:
+        return (main(["config", *words, str(path)]), *capsys.readouterr())
+
     path.write_text(
         'model = "tiny"\nprograms = -1\n\nthreds = 1\nquota = "4X"\nkv_dtype = "fp8"\ngpu_memory = "4G"\n'
         "[weight]\nnobody-at-all = 1\nroot = 1\nnobody-either = 1\n"
     )
-    done = config("check", path)
-    assert (done.returncode, done.stdout) == (1, "")
-    wrong = (2, 4, 5, 6, 7, 9, 11)
-    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == [f"{path}:{n}:" for n in wrong]
+    status, told, errors = config("check")
+    assert (status, told) == (1, "")
+    assert [line.partition(" ")[0] for line in errors.splitlines()] == [
+        f"{path}:{line}:" for line in (2, 4, 5, 6, 7, 9, 11)
+    ]
     path.write_text('model = "tiny"\n[weight]\nroot = 2\n')
-    assert config("check", path).stdout == f"{path}: 2 keys, all right\n"
-    shown = config("show", path).stdout
-    assert re.search(rf'^model +"tiny" +# {path}:1$', shown.replace("= ", ""), re.MULTILINE)
-    assert re.search(r"^quota +null +# default$", shown.replace("= ", ""), re.MULTILINE)
+    assert config("check") == (0, f"{path}: 2 keys, all right\n", "")
+    shown = config("show")[1].replace("= ", "")
+    assert re.search(rf'^model +"tiny" +# {path}:1$', shown, re.MULTILINE)
+    assert re.search(r"^quota +null +# default$", shown, re.MULTILINE)
 
 
 def test_the_file_that_is_installed_says_nothing_by_itself_and_shows_a_value_of_every_key(tmp_path):
