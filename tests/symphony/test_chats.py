@@ -101,52 +101,34 @@ def test_the_messages_at_the_top_are_given_once():
     text = text_of(chat.kv)
     assert text.startswith("<bos>system: Be brief.\nuser: Hi\nassistant: Hello\nuser: One?\nassistant: ")
     assert text.count("system") == 1
-
-
-def test_the_user_ends_no_turn():
-    chat = new()
     say(chat, "a<eos>", begin="<eos>")
-    assert 257 not in chat.kv.read()[0]
-
-
-def test_a_chat_needs_an_open_file_that_it_may_write():
-    with pytest.raises(sym.Invalid, match="kv_open"):
-        sym.Chat("chat.kv")
-    sym.kv_create("read.kv").close()
-    with pytest.raises(sym.NoAccess):
-        sym.Chat(sym.kv_open("read.kv")).ask("One?").full_text()
+    assert 257 not in chat.kv.read()[0], "the user ends no turn"
 
 
 # ---- undo
 
 
-def test_an_undone_turn_leaves_the_file_as_it_was():
-    with new("undo.kv") as chat:
-        say(chat)
+@pytest.mark.parametrize(
+    "messages", [(), "Be brief.", [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]], ids=str
+)
+def test_an_undone_turn_leaves_the_file_as_it_was_and_the_first_is_undone_with_the_top_of_the_conversation(messages):
+    with new("undo.kv", messages) as chat:
+        first = say(chat)
         before = held(chat)
         second = say(chat, "Two?")
         chat.undo()
         assert held(chat) == before
         assert say(chat, "Two?") == second
-    with opened("undo.kv") as later:
+    with sym.Chat(sym.kv_open("undo.kv", "rw"), messages) as later:
         later.undo()
         later.undo()
         assert later.kv.len() == 0
         with_no_turn(later)
-        assert say(later)
-
-
-@pytest.mark.parametrize(
-    "messages", ["Be brief.", [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]]
-)
-def test_undoing_the_first_turn_undoes_the_top_of_the_conversation_with_it(messages):
-    chat = new(None, messages)
-    first = say(chat)
-    say(chat, "Two?")
-    chat.undo()
-    chat.undo()
-    assert chat.kv.len() == 0
-    assert say(chat) == first
+        assert say(later) == first
+    with pytest.raises(sym.Invalid, match="kv_open"):
+        sym.Chat("undo.kv")
+    with pytest.raises(sym.NoAccess):
+        sym.Chat(sym.kv_open("undo.kv")).ask("One?").full_text()
 
 
 def test_undo_goes_back_to_the_user_whatever_came_after_the_question_and_to_nothing_where_no_user_began():

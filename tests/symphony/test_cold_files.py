@@ -30,11 +30,8 @@ def image_of(path: Path) -> bytes:
 
 
 @pytest.fixture
-def small(start_daemon, monkeypatch):
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
+def small(start_daemon):
     daemon = start_daemon("--model", "tiny", "--precision", "float32", "--kv-memory", "1M")
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     sym.connect(str(daemon.socket))
     yield daemon
     sym.daemon_check()
@@ -84,13 +81,6 @@ def test_images_go_out_and_come_in_while_programs_use_what_does_not_fit(small, t
     for number, file in enumerate(files):
         file.close()
         assert image_of(small.mount / f"{number}.kv") == images[number]
-
-
-def test_an_image_larger_than_memory_is_refused_with_the_numbers(small, tmp_path):
-    with sym.kv_create() as source:
-        sym.kv_write(source, [each % 250 for each in range(1_000)])
-        with pytest.raises(sym.NoSpace, match="pages are needed in memory at once, and there is room for"):
-            sym.kv_extract(source, [(1, None)] * 4, "large.kv", rebase=False)
-    with sym.kv_create("small.kv") as kv:
-        sym.kv_write(kv, [1, 2, 3])
-        assert sym.kv_stat(kv).tokens == 3
+    with pytest.raises(sym.NoSpace, match="pages are needed in memory at once, and there is room for"):
+        sym.kv_extract("0.kv", [(1, None)] * 6, "large.kv", rebase=False)
+    assert sym.kv_write(sym.kv_create(), [1, 2, 3]) == 3

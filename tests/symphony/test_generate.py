@@ -100,15 +100,6 @@ def test_it_gives_what_the_loop_over_pred_gives(sampler, draft):
     assert bytes(sym.pred(kv, [7]).logits) == bytes(sym.pred(by_hand, [7]).logits)
 
 
-def test_it_goes_on_where_it_ended():
-    kv, whole = sym.kv_create(), sym.kv_create()
-    first = sym.generate(kv, PROMPT, max_tokens=10)
-    list(first)
-    second = sym.generate(kv, first.pending, max_tokens=10)
-    assert [*first.tokens, *second] == loop(whole, PROMPT, SAMPLERS["greedy"], 0, 20)
-    assert sym.kv_read(kv) == sym.kv_read(whole)
-
-
 def test_what_goes_on_with_the_number_of_its_draw_is_one_sequence():
     how = {"sampler": replace(WARM, seed=5), "stop_at_end": False}
     whole, kv = list(generate(max_tokens=30, **how)), sym.kv_create()
@@ -239,18 +230,6 @@ def test_text_comes_in_pieces_of_whole_characters_and_what_might_begin_a_stop_te
     assert (generation.finish, generation.is_complete) == ("grammar", True)
 
 
-def test_a_with_block_and_an_object_that_is_dropped_cancel_it():
-    kvs = [sym.kv_create(), sym.kv_create()]
-    with sym.generate(kvs[0], PROMPT, stop_at_end=False) as generation:
-        next(generation)
-    dropped = sym.generate(kvs[1], PROMPT, stop_at_end=False)
-    next(dropped)
-    del dropped
-    for kv in kvs:
-        sym.kv_write(kv, [1])  # does not wait for a context full of tokens
-        assert len(kv) < sym.model_info().max_positions
-
-
 # ---- grammars
 
 
@@ -324,13 +303,6 @@ def test_any_compact_json_may_be_asked_for_without_a_schema():
     assert compact.count(" ") == text.count(" ")
 
 
-def test_what_a_grammar_forces_takes_no_steps():
-    before = sym.daemon_stat()["num_steps"]
-    assert len(list(generate(grammar=sym.Grammar.regex("a long text that leaves no choice at all[.!]")))) == 41
-    # The prompt; what was drawn first; what is forced; and what was drawn last, before it was known to be the end.
-    assert sym.daemon_stat()["num_steps"] - before <= 4
-
-
 # ---- how likely its tokens were
 
 
@@ -394,13 +366,6 @@ def test_an_interrupt_leaves_as_many_distributions_as_tokens(monkeypatch):
 # ---- beside others
 
 
-def test_calls_on_the_file_wait_for_its_end():
-    kv = sym.kv_create()
-    generation = sym.generate(kv, PROMPT, max_tokens=50, stop_at_end=False)
-    assert sym.kv_write(kv, [1, 2]) == len(PROMPT) + 49 + 2
-    assert len(list(generation)) == 50
-
-
 def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
     kv, forks = sym.kv_create(), []
     generation = sym.generate(kv, PROMPT, max_tokens=400, stop_at_end=False)
@@ -449,21 +414,8 @@ def test_many_threads_and_tasks_generate_at_once(how):
     assert made == {number: expected[number % 8] for number in range(32)}
 
 
-def test_pred_in_all_its_forms_and_batches_in_event_loops(run):
-    async def main():
-        kvs = [await sym.aio.kv_create() for _ in range(8)]
-        dists = await sym.aio.pred_batch([sym.Pred(kv, PROMPT) for kv in kvs])
-        reduced = await sym.aio.pred(kvs[0], [1, 2], rows="all", top_k=3)
-        masked = await sym.aio.pred(kvs[1], [1], mask=[True] * len(PROMPT), priority=3)
-        return {bytes(dist.logits) for dist in dists}, len(reduced), bytes(masked.logits), await sym.aio.vocabulary()
-
-    kv = sym.kv_create()
-    rows = {bytes(sym.pred(kv, PROMPT).logits)}
-    assert run(main) == (rows, 2, bytes(sym.pred(kv, [1]).logits), sym.vocabulary())
-
-
 @pytest.mark.slow
-def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them(run):
+def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them():
     got, refused = [], []
 
     async def wait(call, all_refused):
@@ -490,7 +442,7 @@ def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them(run)
                 for number in range(1000):
                     assert await sym.aio.send("news", number) == 1
 
-    run(main)
+    anyio.run(main)
     assert sorted(got) == list(range(1000))
     assert set(refused) == {"1000 calls of this program wait already: let some of them end"}
 

@@ -95,7 +95,7 @@ def test_one_whose_grammar_is_being_compiled_is_ended_too(how):
         assert sym.kv_read("compiling.kv") == ([], [])
 
 
-def test_another_handles_end_leaves_it_alone_and_waits_for_it_only_to_cut():
+def test_the_end_of_another_handle_leaves_it_alone_and_waits_for_it_only_to_cut():
     kv, other, third = sym.kv_create("two.kv"), sym.kv_open("two.kv", "rw"), sym.kv_open("two.kv", "rw")
     generation = sym.generate(kv, PROMPT, max_tokens=4000, stop_at_end=False)
     first = next(generation)
@@ -107,16 +107,10 @@ def test_another_handles_end_leaves_it_alone_and_waits_for_it_only_to_cut():
     third.truncate(0)
     assert len([first, *generation]) == 4000
     assert (generation.finish, len(kv)) == ("length", 0)
-
-
-def test_closing_a_handle_waits_for_its_own_generation_and_not_for_those_behind_it():
-    kv = sym.kv_create("queue.kv")
-    other = sym.kv_open("queue.kv", "rw")
-    own = endless(kv)
+    own, behind = endless(kv), endless(third, [1])
     next(own)
-    behind = endless(other, [1])
-    kv.close()
-    assert is_cut_off(other)
+    kv.close()  # waits for its own, and not for those behind it
+    assert is_cut_off(third)
     next(behind)
     behind.cancel()
 

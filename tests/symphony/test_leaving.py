@@ -75,19 +75,10 @@ ENDS = {
 
 
 EXTENSIONS = [
-    *(
-        "aiohttp",
-        "charset_normalizer",
-        "cryptography.hazmat.bindings._rust",
-        "frozenlist",
-        "jiter",
-        "llguidance",
-        "lxml.etree",
-        "markupsafe",
-    ),
-    *("mcp", "msgpack", "multidict", "numpy", "orjson", "pandas", "PIL.Image", "propcache"),
-    *("psutil", "pydantic_core", "regex", "rpds", "safetensors", "scipy", "sqlite3", "tiktoken"),
-    *("tokenizers", "torch", "xxhash", "yaml", "yarl", "zmq", "zstandard"),
+    *("aiohttp", "charset_normalizer", "cryptography.hazmat.bindings._rust", "frozenlist", "jiter", "llguidance"),
+    *("lxml.etree", "markupsafe", "mcp", "msgpack", "multidict", "numpy", "orjson", "pandas", "PIL.Image", "propcache"),
+    *("psutil", "pydantic_core", "regex", "rpds", "safetensors", "scipy", "sqlite3", "tiktoken", "tokenizers", "torch"),
+    *("xxhash", "yaml", "yarl", "zmq", "zstandard"),
 ]
 
 

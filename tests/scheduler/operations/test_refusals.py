@@ -26,9 +26,9 @@ class House(Bench):
         super().__init__(directory, limits=StepLimits())
         self.most = self.model.config.max_positions
 
-    def ask(self, request):
+    def ask(self, request, uid=0):
         """The error of a request."""
-        lip = self.lip()
+        lip = self.lip(uid)
 
         async def scenario():
             file = self.fs.kv_create(ME, "a.kv")
@@ -108,6 +108,8 @@ REFUSED = [
     (Op.KV_MERGE, 0, (0o600, 2), b"\xff" * 16, errno.EBADF, "handle"),
     (Op.DETOKENIZE, 0, (0, 0), b"abc", errno.EINVAL, "32-bit token ids"),
     (Op.DETOKENIZE, 0, (0, 0), int32(300), errno.EINVAL, "token 300"),
+    (Op.SCRUB, 0, (-1, 0), b"", errno.EINVAL, "-1 bytes a second"),
+    (Op.SCRUB, 0, (0, 0), b"", errno.ENOTSUP, "keeps nothing on disk"),
     *(
         (op, 0, (0, 0), form.encode(), errno.EINVAL, "")
         for op in (Op.CHAT_TEMPLATE, Op.CHAT_TOKENS)
@@ -125,3 +127,10 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(bench, r
     assert words in str(error)
     assert str(error).isprintable()
     assert len(str(error)) > 10
+
+
+@pytest.mark.parametrize("op", [Op.CHECK, Op.SCRUB, Op.TRACE])
+def test_what_is_for_those_who_run_the_daemon_is_refused_to_others(bench, op):
+    error = bench.ask(Request(op, 0, 1, 0, (0, 0, 0, 0), b""), uid=4242)
+    assert error.errno == errno.EPERM
+    assert "uid 4242" in str(error)
