@@ -1,6 +1,7 @@
 """Attention of `pred` over a daemon: its numbers, its forms, its limits, and what programs keep by it."""
 
 import heapq
+from typing import Any
 
 import anyio
 import numpy as np
@@ -83,7 +84,7 @@ def test_a_call_that_asks_has_the_bits_of_one_that_does_not(how):
 def test_a_loop_may_ask_now_and_then():
     plain, asking, tokens = file(PROMPT), file(PROMPT), [5]
     for step in range(12):
-        dist = sym.pred(asking, tokens, **({"attention": "entries"} if step % 3 == 2 else {}))
+        dist = sym.pred(asking, tokens, attention="entries" if step % 3 == 2 else None)
         tokens = [sym.pred(plain, tokens).argmax()]
         assert dist.argmax() == tokens[0]
         if step % 3 == 2:
@@ -100,7 +101,8 @@ def test_attention_comes_with_rows_that_are_answered_by_numbers():
 
 
 def test_calls_of_a_batch_ask_each_for_itself():
-    asked = [{}, {"attention": "pages"}, {"attention": "entries", "by": "layer"}, {"attention": "entries", "top_k": 2}]
+    asked: list[dict[str, Any]] = [{}, {"attention": "pages"}, {"attention": "entries", "by": "layer"}]
+    asked.append({"attention": "entries", "top_k": 2})
     dists = sym.pred_batch([sym.Pred(file(PROMPT), [1, 2, index], **how) for index, how in enumerate(asked)])
     with pytest.raises(sym.Invalid, match="no attention"):
         _ = dists[0].attention

@@ -84,7 +84,7 @@ def test_a_quarter_of_a_million_malformed_frames_neither_end_the_daemon_nor_show
     """The region changes under the daemon's hands meanwhile."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    command = [sys.executable, ROOT / "scripts/fuzz/frames.py", "--frames", "250000", "--json"]
+    command = [sys.executable, str(ROOT / "scripts/fuzz/frames.py"), "--frames", "250000", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = json.loads(done.stdout)
     assert (found["broken"], done.returncode) == ([], 0)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import anyio
 import pytest
@@ -125,8 +126,9 @@ def test_an_undone_turn_leaves_the_file_as_it_was_and_the_first_is_undone_with_t
         assert later.kv.len() == 0
         with_no_turn(later)
         assert say(later) == first
+    path: Any = "undo.kv"
     with pytest.raises(sym.Invalid, match="kv_open"):
-        sym.Chat("undo.kv")
+        sym.Chat(path)
     with pytest.raises(sym.NoAccess):
         sym.Chat(sym.kv_open("undo.kv")).ask("One?").full_text()
 
@@ -282,17 +284,17 @@ def test_an_answer_that_fills_the_context_is_kept_and_its_file_is_closed():
 
 @pytest.mark.parametrize("backend", [None, "asyncio", "trio"])
 def test_a_finished_answer_is_kept_by_a_block_that_an_exception_or_a_cancellation_ends(backend):
-    yes = {"grammar": sym.Grammar.regex("yes")}
+    yes = sym.Grammar.regex("yes")
 
     def talk():
         with new("kept.kv") as chat:
-            say(chat, **yes)
+            say(chat, grammar=yes)
             raise KeyboardInterrupt
 
     async def talk_in_a_task():
         with anyio.CancelScope() as scope:
             async with sym.aio.Chat(await sym.aio.kv_create("kept.kv")) as chat:
-                await (await chat.ask("One?", **yes)).full_text()
+                await (await chat.ask("One?", grammar=yes)).full_text()
                 scope.cancel()
                 await anyio.sleep_forever()
         assert chat.kv.closed
@@ -392,6 +394,7 @@ def holder(shared):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         processes.append(process)
+        assert process.stdout
         assert process.stdout.readline() == "talks\n"
         return process
 

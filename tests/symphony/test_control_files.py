@@ -36,8 +36,9 @@ def names(directory):
 def as_another_user(command):
     if os.geteuid() != 0:
         pytest.skip("other users need root")
-    how = {"capture_output": True, "text": True, "cwd": "/"}
-    return subprocess.run(["sh", "-c", command], check=False, user=1234, group=1234, **how)
+    return subprocess.run(
+        ["sh", "-c", command], check=False, user=1234, group=1234, capture_output=True, text=True, cwd="/"
+    )
 
 
 # ---- the text view
@@ -62,7 +63,8 @@ def test_the_usual_tools_write_and_read_texts_that_answer_as_those_of_programs(s
     shared.shell(f"cp -r {text} {tmp_path}/out; cmp {tmp_path}/out/docs/a.kv {handbook}")
     shared.shell(f"tar cf {tmp_path}/text.tar -C {text} .")
     with tarfile.open(tmp_path / "text.tar") as archive:
-        assert archive.extractfile("./docs/a.kv").read() == HANDBOOK.encode()
+        assert (member := archive.extractfile("./docs/a.kv"))
+        assert member.read() == HANDBOOK.encode()
         assert "./plain.txt" not in archive.getnames()
 
 
@@ -70,6 +72,7 @@ def test_tail_follows_a_context_that_a_program_appends_to(text):
     kv = sym.kv_create("log.kv")
     kv.write(sym.tokenize("first\n"))
     with subprocess.Popen(["tail", "-s", "0.01", "-f", text / "log.kv"], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout
         assert tail.stdout.readline() == b"first\n"
         kv.write(sym.tokenize("second\n"))
         assert tail.stdout.readline() == b"second\n"
@@ -101,6 +104,7 @@ def test_a_text_longer_than_the_context_fails_and_leaves_nothing(shared, kv, tex
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_writer_that_is_interrupted_leaves_nothing(kv, text, number):
     writer = subprocess.Popen(["tee", text / "a.kv"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert writer.stdin
     writer.stdin.write(b"half of the text")
     writer.stdin.flush()
     eventually(lambda: (text / "a.kv").exists() and (text / "a.kv").stat().st_size > 5)

@@ -89,11 +89,11 @@ def test_a_loop_can_fork_cut_and_position_its_file_in_the_middle():
 def test_a_full_pool_is_told_at_the_same_entry_and_takes_nothing(start_daemon):
     sym.connect(start_daemon("--model", "tiny", "--kv-memory", "128K", "--policy", "none").socket)
     lengths = []
-    for options in ({}, {"priority": 1}):
+    for priority in (None, 1):
         with sym.kv_create() as kv:
             with pytest.raises(sym.NoSpace):  # noqa: PT012 - in whichever call
                 while True:
-                    sym.pred(kv, [7], 0, **options)
+                    sym.pred(kv, [7], 0, priority=priority)
             lengths.append(kv.len())
     assert lengths == [32 * sym.daemon_stat()["num_pages"]] * 2
     sym.daemon_check()

@@ -4,6 +4,7 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import numpy as np
@@ -66,7 +67,8 @@ def generate(**how):
 
 def loop(kv, tokens, sampler, seed, max_tokens, stop=(EOS,)):
     """Return the tokens that `generate` has to equal, from a loop over `pred`."""
-    draws, pending, made = replace(sampler, seed=seed).start(before=tokens), list(tokens), []
+    draws, pending = replace(sampler, seed=seed).start(before=tokens), list(tokens)
+    made: list[int] = []
     while len(made) < max_tokens:
         token = draws.draw(sym.pred(kv, pending))
         if token in stop:
@@ -101,7 +103,7 @@ def test_it_gives_what_the_loop_over_pred_gives(sampler, draft):
 
 
 def test_what_goes_on_with_the_number_of_its_draw_is_one_sequence():
-    how = {"sampler": replace(WARM, seed=5), "stop_at_end": False}
+    how: dict[str, Any] = {"sampler": replace(WARM, seed=5), "stop_at_end": False}
     whole, kv = list(generate(max_tokens=30, **how)), sym.kv_create()
     first = list(sym.generate(kv, PROMPT, max_tokens=10, **how))
     [row] = sym.pred(kv, first[-1:], rows="all", sampler=how["sampler"], first_draw=10)
@@ -133,8 +135,8 @@ def test_without_a_seed_one_is_chosen_that_gives_the_same_again():
 
 
 def test_positions_are_those_that_are_given_and_numbers_of_numpy_are_numbers():
-    one, kv = np.int64(1), sym.kv_create()
-    how = {"stop": one * EOS, "draft": sym.Ngram(one * 4, one), "seed": one, "priority": one}
+    one: Any = np.int64(1)
+    kv, how = sym.kv_create(), {"stop": one * EOS, "draft": sym.Ngram(one * 4, one), "seed": one, "priority": one}
     drafted = sym.generate(kv, np.array(PROMPT), max_tokens=one * 20, positions=one, **how)
     assert list(drafted) == list(generate(max_tokens=20, positions=1))
     assert sym.kv_read(kv)[1] == list(range(1, len(PROMPT) + 20))
@@ -166,13 +168,13 @@ def test_several_go_on_from_one_text_that_is_computed_once_with_seeds_that_are_n
 
 
 def test_several_of_nothing_are_refused():
-    for tokens, count, how, words in (
-        *((PROMPT, count, {}, "n=") for count in (0, -1, 257)),
-        ([], 2, {}, "no tokens"),
-        ([1], 2, {"logprobs": -1}, "logprobs"),
-    ):
-        with pytest.raises(sym.Invalid, match=words):
-            sym.generate_n(sym.kv_create(), tokens, count, **how)
+    for count in (0, -1, 257):
+        with pytest.raises(sym.Invalid, match="n="):
+            sym.generate_n(sym.kv_create(), PROMPT, count)
+    with pytest.raises(sym.Invalid, match="no tokens"):
+        sym.generate_n(sym.kv_create(), [], 2)
+    with pytest.raises(sym.Invalid, match="logprobs"):
+        sym.generate_n(sym.kv_create(), [1], 2, logprobs=-1)
 
 
 # ---- how it ends
@@ -206,7 +208,8 @@ def test_the_models_end_token_stops_it_unless_told_otherwise():
 
 
 def test_a_stop_text_ends_it_and_is_not_in_the_text(run):
-    kv, how = sym.kv_create(), {"grammar": sym.Grammar.regex("na[ïi]ve w[o0]rld[.] END of it"), "stop": ["xyz", "END"]}
+    kv, grammar = sym.kv_create(), sym.Grammar.regex("na[ïi]ve w[o0]rld[.] END of it")
+    how: dict[str, Any] = {"grammar": grammar, "stop": ["xyz", "END"]}
     generation = sym.generate(kv, PROMPT, **how)
     text = generation.full_text()
     assert text in {f"na{i}ve w{o}rld. " for i in "ïi" for o in "o0"}
@@ -243,12 +246,14 @@ def tokenizer():
         def __call__(self, text):
             return list(text.encode() if isinstance(text, str) else text)
 
-    return LLTokenizer(Bytes(), n_vocab=VOCAB_SIZE, eos_token=EOS)
+    wrapper: Any = Bytes()  # has what a TokenizerWrapper has
+    return LLTokenizer(wrapper, n_vocab=VOCAB_SIZE, eos_token=EOS)
 
 
 def grammar_loop(kv, tokens, sampler, seed, matcher, max_tokens):
     """The loop over `pred` with llguidance as a program would use it."""
-    draws, pending, made = replace(sampler, seed=seed).start(before=tokens), list(tokens), []
+    draws, pending = replace(sampler, seed=seed).start(before=tokens), list(tokens)
+    made: list[int] = []
     words = np.zeros((1, -(-VOCAB_SIZE // 32)), np.int32)
     while True:
         fill_next_token_bitmask(matcher, words)
@@ -272,7 +277,7 @@ SCHEMA = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
-GRAMMARS = {
+GRAMMARS: dict[str, tuple[sym.Grammar, Any]] = {
     "json": (sym.Grammar.json(SCHEMA), LLMatcher.grammar_from_json_schema),
     "regex": (sym.Grammar.regex("(yes|no|maybe), [a-f]{3,8}( and so on)?"), LLMatcher.grammar_from_regex),
     "lark": (
@@ -288,7 +293,8 @@ GRAMMARS = {
 def test_with_a_grammar_it_gives_what_the_loop_with_llguidance_gives(name, sampler, draft):
     grammar, compile_grammar = GRAMMARS[name]
     matcher = LLMatcher(tokenizer(), compile_grammar(grammar.source))
-    by_hand, kv, how = sym.kv_create(), sym.kv_create(), {"seed": 11, "max_tokens": 80}
+    by_hand, kv = sym.kv_create(), sym.kv_create()
+    how: dict[str, Any] = {"seed": 11, "max_tokens": 80}
     expected = grammar_loop(by_hand, PROMPT, SAMPLERS[sampler], matcher=matcher, **how)
     generation = sym.generate(kv, PROMPT, sampler=SAMPLERS[sampler], grammar=grammar, draft=draft, **how)
     assert list(generation) == expected
@@ -396,7 +402,7 @@ def test_many_threads_and_tasks_generate_at_once(how):
         async with await sym.aio.kv_create() as kv:
             generation = await sym.aio.generate(kv, PROMPT, **given(number))
             made[number] = [token async for token in generation]
-            assert made[number] == generation.tokens == [dist.token for dist in generation.dists]
+            assert made[number] == generation.tokens == [dist and dist.token for dist in generation.dists]
             assert (await sym.aio.kv_read(kv))[0] + generation.pending == PROMPT + made[number]
 
     async def main():
@@ -449,12 +455,13 @@ def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them():
 
 # ---- arguments
 
-WRONG = [
+YAML: Any = ("yaml", "a: b")
+WRONG: list[dict[str, Any]] = [
     *({"max_tokens": wrong} for wrong in (0, -1, 1.5)),
     *({"stop": wrong} for wrong in ([""], [1.5], 1.5, b"END", [VOCAB_SIZE], [-1], ["x"] * 65, "half \ud800")),
     *({"logprobs": wrong} for wrong in (-1, 257, 1.5, True, "5")),
     {"grammar": "{}"},
-    {"grammar": sym.Grammar("yaml", "a: b")},
+    {"grammar": sym.Grammar(*YAML)},
     {"draft": "clever"},
     {"priority": 101},
     {"positions": [1, 2]},

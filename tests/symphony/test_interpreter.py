@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,6 +224,7 @@ def writes(message, then="while True: pass"):
 def test_code_that_only_says_that_it_is_over_computes_no_more():
     with sym.Interpreter(seconds=0.5) as python:
         assert python.run(writes({"output": "all is well", "raised": None})) == "all is well"
+        assert python._child is not None
         state = Path(f"/proc/{python._child.pid}/stat")
         while state.read_text().rpartition(")")[2].split()[0] == "R":
             continue
@@ -268,8 +270,9 @@ def test_wrong_arguments_are_named():
     for wrong in ({"seconds": 0}, {"memory": 1}, {"functions": {"not a name": print}}):
         with pytest.raises(sym.Invalid):
             sym.Interpreter(**wrong)
+    code: Any = b"1"
     with sym.Interpreter() as python, pytest.raises(sym.Invalid):
-        python.run(b"1")
+        python.run(code)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def plain(line: str) -> str:
 
 def headings() -> dict[str, str]:
     found = [plain(line) for line in re.findall(r'^\.SS "?(.*?)"?$', SOURCE, re.MULTILINE)]
-    return {re.match(r"\w+", heading).group(): heading for heading in found}
+    return {re.findall(r"\w+", heading)[0]: heading for heading in found}
 
 
 def examples() -> dict[str, str]:
@@ -82,7 +83,7 @@ def test_the_entries_name_the_arguments_that_there_are():
         found = getattr(sym, name)
         if "(" not in heading or inspect.isclass(found):
             continue
-        described: dict[str, object] = {}
+        described: dict[str, Any] = {}
         exec(f"def {heading.partition(' ->')[0]}: pass", {"detokenize": sym.detokenize}, described)
         assert arguments(inspect.signature(described[name])) == arguments(inspect.signature(found)), heading
 
@@ -115,7 +116,7 @@ def test_it_is_about_this_version_of_the_abi():
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NO C COMPILER: apt-get install gcc")
 def test_the_client_in_c_of_the_pages_is_built_and_writes_the_likeliest_text(shared, tmp_path):
     pages = [plain((MAN / f"libsym-{page}.7").read_text(encoding="utf-8")) for page in ("abi", "operations")]
-    ((build, run),) = {re.search(r"^\.EX\n\$ (.*)\n\$ (.*)\n\.EE$", page, re.MULTILINE).groups() for page in pages}
+    ((build, run),) = {re.findall(r"^\.EX\n\$ (.*)\n\$ (.*)\n\.EE$", page, re.MULTILINE)[0] for page in pages}
     greedy = tmp_path / "greedy"
     build = build.replace(" greedy", f" {greedy}").replace("cc ", "cc -Wall -Wextra -Werror ", 1)
     subprocess.run(build, shell=True, check=True, cwd=MAN.parent)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ class House(Bench):
     def ask(self, request, uid=0):
         """The error of a request."""
         lip = self.lip(uid)
+        answers: Any = lip.channel
 
         async def scenario():
             file = self.fs.kv_create(ME, "a.kv")
@@ -40,7 +42,7 @@ class House(Bench):
             self.fs.volume.make_plain(self.tree.root, b"note.txt", 0o600, 0, 0)
             async with trio.open_nursery() as nursery:
                 self.gate.handle(lip, request, nursery)
-                while request.id not in lip.channel.over:
+                while request.id not in answers.over:
                     await trio.testing.wait_all_tasks_blocked()
                     await trio.sleep(0.001)
             assert file.table.read()[0].tolist() == TOKENS
@@ -53,8 +55,8 @@ class House(Bench):
             assert self.fs.pool.num_free == self.fs.pool.num_pages
 
         self.run(scenario)
-        assert len(lip.channel.free) == NUM_SLOTS
-        return lip.channel.replies[1][-1][2]
+        assert len(answers.free) == NUM_SLOTS
+        return answers.replies[1][-1][2]
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def test_what_is_not_the_mount_where_the_daemon_says_it_is_fails(tmp_path):
 def test_a_running_daemon_its_mount_and_its_books_are_found(shared):
     check, info = check_daemon()
     assert check.ok, check
+    assert info is not None
     assert str(shared.process.pid) in check.detail
     mount = check_mount(Path(info["mount"]))
     assert mount.ok, mount

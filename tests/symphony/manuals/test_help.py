@@ -77,7 +77,7 @@ def test_a_page_is_shown_with_what_there_is(command, asked, tmp_path, monkeypatc
     ],
 )
 def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, name):
-    assert find_page(PAGES, topic).file.name == name
+    assert [page.file.name for page in (find_page(PAGES, topic),) if page] == [name]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_installation_has_its_pages_in_share_man_among_those_of_others(tmp_pa
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     found = find_pages(directories())
     assert [(page.name, page.section) for page in found] == [(page.name, page.section) for page in PAGES]
-    assert find_page(found, "kill").file == share / "man1" / "symphony-ps.1"
+    assert share / "man1" / "symphony-ps.1" in {each.file for each in (find_page(found, "kill"),) if each}
 
 
 def test_without_pages_it_says_so(tmp_path, monkeypatch):

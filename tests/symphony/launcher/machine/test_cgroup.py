@@ -92,6 +92,7 @@ def test_a_group_is_removed_as_soon_as_the_kernel_lets_go(cgroups):
     async def see() -> None:
         command = entering(group, "print(flush=True); time.sleep(60)")
         sleeper = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+        assert sleeper.stdout is not None
         await sleeper.stdout.readline()
         assert group.num_tasks() in (1, None)
         removal = asyncio.create_task(group.remove())
@@ -141,7 +142,8 @@ class Kernel:
     """A hierarchy in which the process is at /own."""
 
     def __init__(self, base: Path, monkeypatch, controllers: str, *, busy: bool = False) -> None:
-        self.own, self.proc, self.moved = base / "cgroup" / "own", base / "proc", []
+        self.own, self.proc = base / "cgroup" / "own", base / "proc"
+        self.moved: list[int] = []
         self.own.parent.mkdir()
         self.proc.mkdir()
         (self.proc / "cgroup").write_text("0::/own\n")

@@ -59,7 +59,7 @@ def test_a_connection_that_takes_no_descriptors_needs_no_thread():
 def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
     async def scenario():
         program = LaunchedProgram(tmp_path / "p", RECORD, None)
-        accepted = asyncio.Queue()
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
         program.listen(lambda _program, connection: accepted.put_nowait(connection))
         with socket.socket(socket.AF_UNIX) as client:
             with lingering() as weapon:
