@@ -61,15 +61,6 @@ def test_a_call_on_an_open_file_takes_the_files_connection(domains):
         assert names() == {"a.kv", "b.kv"}
 
 
-def test_a_second_connect_of_the_program_closes_none_of_them(domains):
-    with sym.connection(domain="ann"):
-        kv = sym.kv_create("a.kv")
-        sym.close()
-        sym.connect()
-        kv.write([1])
-        assert kv.len() == 1
-
-
 def test_threads_and_tasks_use_their_own(domains):
     connections = {name: sym.connection(domain=name) for name in domains}
 
@@ -92,27 +83,27 @@ def test_threads_and_tasks_use_their_own(domains):
                 tasks.start_soon(list_one, name)
         return found
 
+    async def open_one():
+        with await sym.aio.connection(domain="ann"):
+            async with await sym.aio.kv_create("a.kv") as kv:
+                return (await sym.aio.pred(kv, [65])).argmax(), {each.name for each in await sym.aio.kv_list()}
+
     expected = {name: {f"{name}{number}.kv" for number in range(20)} for name in domains}
     with ThreadPoolExecutor(2) as pool:
         assert dict(zip(domains, pool.map(write, domains), strict=True)) == expected
     assert anyio.run(list_all) == expected
     assert anyio.run(list_all, backend="trio") == expected
+    assert anyio.run(open_one) == (65, expected["ann"] | {"a.kv"})
     for connection in connections.values():
         connection.close()
 
 
-def test_a_task_opens_one_of_its_own(domains):
-    async def main():
-        with await sym.aio.connection(domain="ann"):
-            async with await sym.aio.kv_create("a.kv") as kv:
-                return (await sym.aio.pred(kv, [65])).argmax(), [each.name for each in await sym.aio.kv_list()]
-
-    assert anyio.run(main) == (65, ["a.kv"])
-
-
 def test_in_a_child_by_fork_it_can_not_be_used_and_nothing_else_takes_its_place(domains):
     with sym.connection(domain="ann"):
-        sym.kv_create("a.kv")
+        kv = sym.kv_create("a.kv")
+        sym.close()
+        sym.connect()
+        assert kv.write([1]) == 1, "a second connect of the program closes none of the others"
         pid = os.fork()
         if pid == 0:
             try:
@@ -125,7 +116,7 @@ def test_in_a_child_by_fork_it_can_not_be_used_and_nothing_else_takes_its_place(
         assert names() == {"a.kv"}, "the parent's goes on"
 
 
-def test_what_can_not_be_shared_is_refused(shared):
+def test_what_can_not_be_connected_is_refused(shared):
     with pytest.raises(sym.NotConnected, match=r"nowhere\.sock"):
         sym.connection("/nowhere.sock")
     with pytest.raises(sym.NotFound):

@@ -28,6 +28,13 @@ def test_a_pool_of_nearly_all_memory_is_warned_of_and_one_of_more_is_refused(mon
     assert len([record for record in caplog.records if "of all memory" in record.message]) == warnings
 
 
+def test_the_precision_is_in_the_description_of_the_backend():
+    config = load(None, {"model": "tiny", "kv_memory": "1M", "precision": "int8"})
+    backend = backends.build_backend(config, load_model("tiny"))
+    assert "int8" in backend.description
+    backend.close()
+
+
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="the options are those of the interpreter of kernels"
 )
