@@ -182,16 +182,18 @@ def test_a_turn_that_failed_is_not_noted_whatever_is_written_in_its_place():
 
 def test_what_others_append_is_no_part_of_the_turn_that_is_noted():
     """Then the file's tokens say where its last turn begins, as they do of files that nothing is noted with."""
-    with new() as chat:
+    with new(None, "Be brief.") as chat:
         say(chat)
         assert sym.kv_stat(chat.kv).turns == [0]
         before = held(chat)
         turn = sym.chat_tokens([{"role": "user", "content": "Two?"}], after_answer=True)
         sym.generate(chat.kv, [*chat.pending, *turn], max_tokens=3).full_text()
         assert sym.kv_stat(chat.kv).turns == []
-        with sym.Chat(chat.kv.fork()) as other:
+        with sym.Chat(chat.kv.fork(), "Be brief.") as other:
             other.undo()
             assert text_of(other.kv) == before
+            other.undo()
+            assert other.kv.len() == 0, "the top is part of the first turn"
 
 
 def test_a_file_without_a_turn_stays_as_it_is_when_the_last_turn_is_undone():
