@@ -110,7 +110,9 @@ class Found:
 
     definitions: list[Definition] = field(default_factory=list)
     uses: Counter[str] = field(default_factory=Counter)
-    """Number of uses by key: a name with its module, an attribute (`.name`), or a word in another text."""
+    """Number of uses by key. In Python a key is a name with its module, or an attribute (`.name`). In files of other
+    languages a key is a word.
+    """
     aliases: dict[str, str] = field(default_factory=dict)
     """Full names of imported names."""
     bases: dict[str, set[str]] = field(default_factory=dict)

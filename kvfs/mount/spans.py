@@ -40,7 +40,7 @@ memory, a third of that rate.
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """Pages of one file that are in a room."""
+    """Pages of one file that were read into one buffer, `room`."""
 
     owner: Spans
     number: int

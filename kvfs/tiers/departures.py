@@ -37,7 +37,7 @@ class Departures:
         engine: Callable[[], Engine],
         pressure: Callable[[], Pressure],
     ) -> None:
-        """`went` is called with a file's row when the first of the file's pages is evicted after a use."""
+        """`went` is called with a file's row at the first eviction of any of its pages after a use."""
         self._pool = pool
         self._residents = residents
         self._moves = moves

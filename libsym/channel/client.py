@@ -213,8 +213,8 @@ class Stream:
     def next(self, take: Callable[[Reply], None] = _nothing) -> Reply:
         """Wait for the next reply and return it, or raise the call's error. `reply.more`: other replies follow.
 
-        Ctrl-C ends the wait, not the call. Later replies are kept. If Ctrl-C came before `take` got the reply, the next
-        call returns this reply.
+        Ctrl-C ends the wait, not the system call. Later replies are kept. If Ctrl-C came before `take` got the reply,
+        the next `next()` returns this reply.
         """
         # A flag, not a lock: Ctrl-C could leave a lock held. No other thread runs between the test and the assignment.
         if self._is_awaited:

@@ -223,8 +223,8 @@ static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *ca
     return fits;
 }
 
-/* Set the service that a row, a wanted row and a seen entry count for: their parts of the expected time of the step. So
- * the services in a step add up to its time. */
+/* Set how much service is charged for a row, for a wanted row and for a seen entry: the part of the step's expected time
+ * that each takes. So the charges of a step add up to its time. */
 static void set_prices(struct plan *p) {
     int64_t num_decodes = at_most(p->num_of[DECODE], p->limits->max_calls), left = 0, prefills = 0;
     sym_work work = {.num_wanted = num_decodes}, decodes = {0};

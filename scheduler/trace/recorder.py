@@ -93,7 +93,9 @@ class Recorder:
     # Recordings
 
     def begin(self, tell: Callable[[], None], version: int = VERSION) -> Recording:
-        """Begin a recording of all events from now on. `tell` reports calls under way to this recording alone."""
+        """Begin a recording of all events from now on. `tell` reports the calls that are under way; no other recording
+        gets these reports.
+        """
         self.flush()
         self._told.clear()
         recording = Recording(version=version)

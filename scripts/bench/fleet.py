@@ -63,7 +63,7 @@ def computed(num_tokens: int) -> tuple[float, float]:
 
 
 def make_contexts(first: Daemon, num_tokens: int, known: int) -> int:
-    """Compute the contexts on the first daemon. Return the bytes of the whole one."""
+    """Compute the whole context and its beginning on the first daemon. Return the size of the whole file in bytes."""
     sym.connect(first.socket)
     try:
         with sym.kv_create(NAME) as kv:

@@ -226,7 +226,7 @@ def free_ms(here: Setting) -> float:
 
 
 def kill_many(here: Setting, number: int) -> None:
-    """Kill programs from several threads at once, each at a random time in its calls."""
+    """Kill programs, several at once. Each program is killed at a random time during its calls."""
 
     def kill(turn: int) -> None:
         with here.running(CALLS, ("pred", "generate")[turn % 2]) as (connection, pid):

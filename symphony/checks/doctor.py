@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -331,7 +332,7 @@ def check_mount(named: Path | None) -> Check:
             "mount", False if named else None, f"{place} holds another mount ({kind})", "serve --mount elsewhere"
         )
     done = run_bounded(["stat", "--file-system", "--format=%b %f %S", str(place)])
-    unmount = f"fusermount3 -uz {place}"
+    unmount = f"fusermount3 -uz {shlex.quote(str(place))}"
     if done is None:
         detail = f"{place} gives no answer in {PROBE_TIMEOUT_S:.0f} s"
         return Check("mount", False, detail, f"end the daemon, then {unmount}")

@@ -101,7 +101,7 @@ class Config:
         text="Policy that chooses the files whose pages go to disk first (with none, calls that do not fit are "
             "refused; a change from or to none needs a restart)")
     grace_ms: float = _setting(100.0, number("milliseconds", "MS", 0.0, 60_000.0), reload=True,
-        text="How long programs that wait in kv_pressure() have to free memory before pages of their files go to disk")
+        text="Time that programs in kv_pressure() get to free memory before pages of their files go to disk")
     pin_share: float = _setting(0.5, number("number", "PART", 0.0, 1.0), reload=True,
         text="Share of the KV memory that advice may pin; each user may pin half of that share")
     disk_timeout: float = _setting(30.0, kinds.SECONDS, reload=True,

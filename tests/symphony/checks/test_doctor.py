@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -130,9 +131,9 @@ def test_mounts_of_odd_names_are_found_and_that_of_a_killed_daemon_is_named_with
     daemon.stop(signal.SIGKILL)
     check = check_mount(daemon.mount)
     assert is_failure(check)
-    command = check.advice.partition("  ")[0].partition(" -uz ")
-    assert command == ("fusermount3", " -uz ", str(daemon.mount))
-    assert run_bounded([command[0], "-uz", command[2]]) == (0, "", "")
+    command = shlex.split(check.advice.partition("  ")[0])
+    assert command == ["fusermount3", "-uz", str(daemon.mount)]
+    assert run_bounded(command) == (0, "", "")
     assert mounted_kind(daemon.mount) is None
 
 
