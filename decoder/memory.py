@@ -62,7 +62,8 @@ def _limits_upwards(root: Path, path: str, limit: str, usage: str, reclaimable: 
 
 
 def _limit(limit: Path, usage: Path, statistics: Path, reclaimable: str) -> tuple[int, int] | None:
-    """Return the group's limit, and its limit minus its use, in bytes. None: the group has no limit or no such file.
+    """Return the group's limit, and its limit minus its use, in bytes. None: the group has no limit, or no
+    file `limit`.
 
     Cache that the kernel can reclaim does not count as use.
     """

@@ -406,7 +406,7 @@ static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, f
     }
 }
 
-/* ---- attention, in blocks of BLOCK entries; a vector's scores and weights are BLOCK words ---- */
+/* ---- attention, in blocks of BLOCK entries; in each block a query has BLOCK scores, one word each ---- */
 
 /* Return a bit for each entry of a page: whether a row sees it. */
 OP uint32_t FN(seen)(const struct attention *a, long row, long page) {

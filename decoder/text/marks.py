@@ -43,7 +43,7 @@ _MOST_SEARCHED = 40 << 20
 _TEXT_LETTERS = 1000
 """Cost of each text in messages or tools, in letters, in addition to the letters of the text."""
 _MOST_LOOKED_AT = 4
-"""Maximum number of letters at the beginning of a mark that the search compares to find where a mark may begin."""
+"""Number of first letters of each mark that the search compares, at most, to find where a mark may begin."""
 _SCANNED_LETTERS = 1 << 14
 """Maximum number of letters that one search scans. The search holds the interpreter's lock for at most a millisecond.
 """

@@ -515,7 +515,9 @@ class Journal(Changes):
 
 
 class _Counts:
-    """Counts of the changes that the index lacks, up to each mark. A mark is the number of a change."""
+    """Counts of the changes that the index lacks, up to each mark. Changes are numbered in order, and a mark is such a
+    number.
+    """
 
     def __init__(self) -> None:
         self._marks: list[int] = []

@@ -192,7 +192,9 @@ async def _computing(tenant: Tenant, asked: Asked, charge: Charge) -> AsyncItera
 
 
 async def _known_file(session: Session | None) -> sym.KV | None:
-    """Return a fork of the session's file, if it exists. The name keeps the old file until a longer file is saved."""
+    """Return a fork of the session's file, if it exists. The session's path names the old file until a longer file
+    is saved there.
+    """
     if session is None:
         return None
     try:

@@ -27,7 +27,7 @@
  * comes the program with less virtual time, and then the earlier call.
  *
  * Longest wait. Take a share and its siblings. Let W be the sum of all their weights, w the weight of the share, and K
- * their number. If the parent has a place for one kind of call in every T plans, the share has one in every
+ * their number. Take one kind of call. If the parent gets a place for it in every T plans, the share gets a place in every
  *
  *     OVERDUE * W / w + K * T     plans (T, if it has no siblings)
  *
@@ -38,8 +38,8 @@
  *     max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
  *
  * no call that arrives later is served before the waiting call; the highest priority is that of the account during the
- * wait. The call then has a place within as many places of its account as there were calls of its kind at that time. A
- * prefill counts once for each min_chunk rows that it still needs. While all decodes have seats, a decode waits for the
+ * wait. Let N be the number of the account's calls of this kind when that time is over. The call gets one of the
+ * account's next N places. A prefill counts once for each min_chunk rows that it still needs. While all decodes have seats, a decode waits for the
  * step under way only. tests/scheduler/fake_machine.py tests these bounds. */
 #include "plan.h"
 

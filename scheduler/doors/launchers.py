@@ -1,10 +1,10 @@
 """The programs socket: launchers register their programs, and pass on the programs' connections.
 
 A launcher is a process of one user, with one connection of packets for all its programs. A packet is a JSON object,
-with at most one descriptor. A launcher may manage only its own programs. The kernel tells the daemon the launcher's
-user. The daemon serves a connection that a launcher passes on as if it had accepted the connection itself. The kernel
-also tells the user of the connection's peer. The peer must belong to the launcher's user, unless the launcher belongs
-to root.
+with at most one descriptor. A launcher may manage only its own programs. The daemon learns from the kernel which user a
+launcher belongs to. The daemon serves a connection that a launcher passes on as if it had accepted the connection
+itself, and learns from the kernel which user the program belongs to. This must be the launcher's user, unless the
+launcher belongs to root.
 
 A launcher lives as long as its programs, so it outlives a daemon that is upgraded. `start` has the version of these
 messages that the launcher speaks (PROTOCOL; without a version, the first one). The answer has the version that both

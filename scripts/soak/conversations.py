@@ -498,7 +498,7 @@ class Conversation:
         field `session_id`.
         """
         if any("+" in question for question, _ in self.state):
-            return self.whole()  # an undo cannot find the beginning of a turn of this kind
+            return self.whole()  # an undo cannot find the beginning of a turn that has a system message ("+")
         question = self.world.question()
         said = [message for each in self.state for message in messages(*each)]
         body = {**self._body(question, FORM), "session_id": self.name}

@@ -26,7 +26,8 @@ ARENA_PAGES = 1024
 """Pages of the arena, enough for 64 sequences of a few hundred entries and a long prefix. Unused pages cost nothing."""
 
 VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 34 / 32}
-"""Bytes of a weight by precision. In int4, matrices of 8 bits have a float16 scale for each 32 codes.
+"""Bytes of a weight by precision. The figure for int4 is that of its matrices with 8 bits (see FOUR_BITS): a float16
+scale for each 32 codes of one byte.
 
 int8 has a scale for each row, which is not counted.
 """

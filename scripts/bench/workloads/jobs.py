@@ -28,7 +28,7 @@ def scaled(count: int, scale: float) -> int:
 
 
 def prompts(words: Words, count: int, length: int, num_tokens: int, **more: Any) -> list[Job]:
-    """Make one job of `count` prompts at once. own_programs.py describes `prefix`, `name` and `schema`."""
+    """Make one job that completes `count` prompts side by side. own_programs.py describes the other arguments."""
     work = {"prompts": [words.take(length) for _ in range(count)], "num_tokens": num_tokens}
     return [Job("prompts", work | more, count * num_tokens)]
 
