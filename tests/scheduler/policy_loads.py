@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -88,11 +88,3 @@ class Steps:
         candidates = self.candidates(calls)
         num_now = self.policy.plan(candidates, self.shares, round(now_s * SECOND))
         return {call.name: int(now) for call, now in zip(calls, num_now, strict=True) if now}
-
-
-def after(calls, plan):
-    """The same calls when the step is over; what is complete begins anew."""
-    return [
-        replace(call, left=call.left - plan.get(call.name, 0)) if plan.get(call.name, 0) < call.left else call
-        for call in calls
-    ]

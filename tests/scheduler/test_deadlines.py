@@ -92,108 +92,87 @@ def test_a_deadline_that_is_kept_changes_nothing(bench):
     assert len(bench.batches._calls.deadlines) == 0, "nothing refers to a call that is over"
 
 
-def test_a_deadline_that_has_passed_at_once_is_missed(bench):
-    async def scenario():
-        file = bench.file()
-        assert (await ended(bench.submit(file, [1, 2], deadline_s=at(-1)))).errno == errno.ETIMEDOUT
-        assert file.table.length == 0
-        assert bench.steps.batches == [], "no step began with it"
-
-    bench.run(scenario)
+async def test_a_deadline_that_has_passed_at_once_is_missed(bench):
+    file = bench.file()
+    assert (await ended(bench.submit(file, [1, 2], deadline_s=at(-1)))).errno == errno.ETIMEDOUT
+    assert file.table.length == 0
+    assert bench.steps.batches == [], "no step began with it"
 
 
-def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
-    async def scenario():
-        bench.steps.hold()
-        held = bench.submit(bench.file(), [9])
-        await bench.steps.wait_entered()
-        file = bench.file()
-        await ended(bench.submit(file, [1, 2], deadline_s=at(SOON_S)))  # before the step has ended
-        assert not held.is_over
-        assert file.table.reservation is None
-        bench.steps.gate.set()
-        await held.wait()
-        assert file.table.length == 0
-
-    bench.run(scenario)
+async def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
+    bench.steps.hold()
+    held = bench.submit(bench.file(), [9])
+    await bench.steps.wait_entered()
+    file = bench.file()
+    await ended(bench.submit(file, [1, 2], deadline_s=at(SOON_S)))  # before the step has ended
+    assert not held.is_over
+    assert file.table.reservation is None
+    bench.steps.gate.set()
+    await held.wait()
+    assert file.table.length == 0
 
 
-def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(bench):
-    async def scenario():
-        file = bench.file()
-        bench.steps.hold()
-        first = bench.submit(file, [1])
-        await bench.steps.wait_entered()
-        late = bench.submit(file, [2], deadline_s=at(SOON_S))
-        third = bench.submit(file, [3])
-        await ended(late)
-        assert not first.is_over
-        bench.steps.gate.set()
-        await third.wait()
-        assert file.table.read()[0].tolist() == [1, 3]
-
-    bench.run(scenario)
+async def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(bench):
+    file = bench.file()
+    bench.steps.hold()
+    first = bench.submit(file, [1])
+    await bench.steps.wait_entered()
+    late = bench.submit(file, [2], deadline_s=at(SOON_S))
+    third = bench.submit(file, [3])
+    await ended(late)
+    assert not first.is_over
+    bench.steps.gate.set()
+    await third.wait()
+    assert file.table.read()[0].tolist() == [1, 3]
 
 
-def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
-    async def scenario():
-        file = bench.file()
-        bench.steps.hold()
-        call = bench.submit(file, [1, 2, 3], deadline_s=at(SOON_S))
-        await bench.steps.wait_entered()
-        await trio.sleep(2 * SOON_S)
-        bench.steps.gate.set()
-        await call.wait()
-        assert file.table.length == 3
-
-    bench.run(scenario)
+async def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
+    file = bench.file()
+    bench.steps.hold()
+    call = bench.submit(file, [1, 2, 3], deadline_s=at(SOON_S))
+    await bench.steps.wait_entered()
+    await trio.sleep(2 * SOON_S)
+    bench.steps.gate.set()
+    await call.wait()
+    assert file.table.length == 3
 
 
-def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
-    async def scenario():
-        file = bench.file()
-        bench.steps.hold()
-        call = bench.submit(file, list(range(100)), deadline_s=at(SOON_S))
-        await bench.steps.wait_entered()
-        await trio.sleep(2 * SOON_S)
-        assert not call.is_over, "a step is computing some of it"
-        bench.steps.gate.set()
-        await ended(call)
-        assert file.table.length == 0
-        assert bench.steps.batches == [[(0, 64)]]
-        await bench.submit(file, [5]).wait()
-
-    bench.run(scenario)
+async def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
+    file = bench.file()
+    bench.steps.hold()
+    call = bench.submit(file, list(range(100)), deadline_s=at(SOON_S))
+    await bench.steps.wait_entered()
+    await trio.sleep(2 * SOON_S)
+    assert not call.is_over, "a step is computing some of it"
+    bench.steps.gate.set()
+    await ended(call)
+    assert file.table.length == 0
+    assert bench.steps.batches == [[(0, 64)]]
+    await bench.submit(file, [5]).wait()
 
 
-def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
-    async def scenario():
-        bench.steps.hold()
-        held = bench.submit(bench.file(), [9])
-        await bench.steps.wait_entered()
-        prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(SOON_S))
-        bench.batches.cancel(prefill.call)
-        bench.steps.gate.set()
-        with pytest.raises(OSError, match="cancelled") as caught:
-            await prefill.wait()
-        assert caught.value.errno == errno.ECANCELED
-        await held.wait()
-
-    bench.run(scenario)
+async def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
+    bench.steps.hold()
+    held = bench.submit(bench.file(), [9])
+    await bench.steps.wait_entered()
+    prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(SOON_S))
+    bench.batches.cancel(prefill.call)
+    bench.steps.gate.set()
+    with pytest.raises(OSError, match="cancelled") as caught:
+        await prefill.wait()
+    assert caught.value.errno == errno.ECANCELED
+    await held.wait()
 
 
-def test_a_program_that_goes_takes_its_deadlines_along(bench):
-    async def scenario():
-        bench.steps.hold()
-        held = bench.submit(bench.file(), [9])
-        await bench.steps.wait_entered()
-        call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))
-        bench.batches.drop(call.call.caller)
-        assert len(bench.batches._calls.deadlines) == 0
-        bench.steps.gate.set()
-        await held.wait()
-
-    bench.run(scenario)
+async def test_a_program_that_goes_takes_its_deadlines_along(bench):
+    bench.steps.hold()
+    held = bench.submit(bench.file(), [9])
+    await bench.steps.wait_entered()
+    call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))
+    bench.batches.drop(call.call.caller)
+    assert len(bench.batches._calls.deadlines) == 0
+    bench.steps.gate.set()
+    await held.wait()
 
 
 # ---- through the gate

@@ -57,18 +57,15 @@ def port():
     return Port()
 
 
-def test_the_text_is_told_with_its_type_and_the_connection_is_closed(port):
-    async def scenario():
-        head, _, text = (await port.ask(get())).partition("\r\n\r\n")
-        assert head.startswith("HTTP/1.1 200 OK\r\n")
-        assert f"Content-Type: {CONTENT_TYPE}" in head
-        assert "Content-Length: 7" in head
-        assert text == "made 1\n"
-        head, _, text = (await port.ask(get(method="HEAD"))).partition("\r\n\r\n")
-        assert "Content-Length: 7" in head
-        assert text == ""
-
-    port.run(scenario)
+async def test_the_text_is_told_with_its_type_and_the_connection_is_closed(port):
+    head, _, text = (await port.ask(get())).partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 OK\r\n")
+    assert f"Content-Type: {CONTENT_TYPE}" in head
+    assert "Content-Length: 7" in head
+    assert text == "made 1\n"
+    head, _, text = (await port.ask(get(method="HEAD"))).partition("\r\n\r\n")
+    assert "Content-Length: 7" in head
+    assert text == ""
 
 
 @pytest.mark.parametrize(
@@ -93,91 +90,67 @@ def test_the_text_is_told_with_its_type_and_the_connection_is_closed(port):
         (4 * MAX_REQUEST_BYTES * "x", 431),
     ],
 )
-def test_what_is_asked_for_is_answered_with_its_status(port, request_text, status):
-    async def scenario():
-        answer = await port.ask(request_text)
-        assert answer.startswith(f"HTTP/1.1 {status} "), answer
-        assert answer.count("HTTP/1.1") == 1
-
-    port.run(scenario)
+async def test_what_is_asked_for_is_answered_with_its_status(port, request_text, status):
+    answer = await port.ask(request_text)
+    assert answer.startswith(f"HTTP/1.1 {status} "), answer
+    assert answer.count("HTTP/1.1") == 1
 
 
-def test_the_text_is_made_only_some_times_a_second_however_often_it_is_asked_for(port):
-    async def scenario():
-        began_s = trio.current_time()
-        for _ in range(20):
-            await port.ask(get())
-        took_s = trio.current_time() - began_s
-        assert 1 <= port.num_made <= 1 + took_s / FRESH_S
-
-    port.run(scenario)
+async def test_the_text_is_made_only_some_times_a_second_however_often_it_is_asked_for(port):
+    began_s = trio.current_time()
+    for _ in range(20):
+        await port.ask(get())
+    took_s = trio.current_time() - began_s
+    assert 1 <= port.num_made <= 1 + took_s / FRESH_S
 
 
-def test_those_who_say_nothing_are_closed_when_somebody_else_comes(port):
-    async def scenario():
-        silent = [await port.connected() for _ in range(2 * MAX_CONNECTIONS)]
-        half = await port.connected()
-        await half.send_all(b"GET /metrics HTTP/1.1\r\nHost: ")
-        for _ in range(MAX_CONNECTIONS):
-            assert "made" in await port.ask(get())
-        assert await rest_of(silent[0]) == ""
-        for stream in (*silent, half):
-            await stream.aclose()
+async def test_those_who_say_nothing_are_closed_when_somebody_else_comes(port):
+    silent = [await port.connected() for _ in range(2 * MAX_CONNECTIONS)]
+    half = await port.connected()
+    await half.send_all(b"GET /metrics HTTP/1.1\r\nHost: ")
+    for _ in range(MAX_CONNECTIONS):
         assert "made" in await port.ask(get())
+    assert await rest_of(silent[0]) == ""
+    for stream in (*silent, half):
+        await stream.aclose()
+    assert "made" in await port.ask(get())
 
-    port.run(scenario)
 
-
-def test_connections_to_both_addresses_at_once_are_no_more_than_there_may_be(port):
+async def test_connections_to_both_addresses_at_once_are_no_more_than_there_may_be(port):
     if len(port.served._bound) < 2:
         pytest.skip("NOT TESTED ON BOTH: this machine has no IPv6")
-
-    async def scenario():
-        silent = [await port.connected(host) for _ in range(2 * MAX_CONNECTIONS) for host in HOSTS]
-        assert "made" in await port.ask(get())
-        open_ones = 0
-        for stream in silent:
-            with trio.move_on_after(0.05) as waited:
-                await rest_of(stream)
-            open_ones += waited.cancelled_caught
-        assert open_ones < MAX_CONNECTIONS
-        for stream in silent:
-            await stream.aclose()
-
-    port.run(scenario)
+    silent = [await port.connected(host) for _ in range(2 * MAX_CONNECTIONS) for host in HOSTS]
+    assert "made" in await port.ask(get())
+    open_ones = 0
+    for stream in silent:
+        with trio.move_on_after(0.05) as waited:
+            await rest_of(stream)
+        open_ones += waited.cancelled_caught
+    assert open_ones < MAX_CONNECTIONS
+    for stream in silent:
+        await stream.aclose()
 
 
-def test_who_says_nothing_is_closed_after_a_time(port, monkeypatch):
+async def test_who_says_nothing_is_closed_after_a_time(port, monkeypatch):
     monkeypatch.setattr("scheduler.status.metrics_port.DEADLINE_S", 0.1)
-
-    async def scenario():
-        async with await port.connected() as stream:
-            assert await rest_of(stream) == ""
-
-    port.run(scenario)
+    async with await port.connected() as stream:
+        assert await rest_of(stream) == ""
 
 
-def test_who_goes_in_the_middle_of_everything_does_no_harm(port):
-    async def scenario():
-        for begun in (b"", b"GET /met", get().encode(), 3 * get().encode()):
-            raw = socket.create_connection(("127.0.0.1", port.served.number))
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, at once
-            raw.sendall(begun)
-            raw.close()
-        assert "made" in await port.ask(get())
-
-    port.run(scenario)
+async def test_who_goes_in_the_middle_of_everything_does_no_harm(port):
+    for begun in (b"", b"GET /met", get().encode(), 3 * get().encode()):
+        raw = socket.create_connection(("127.0.0.1", port.served.number))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset, at once
+        raw.sendall(begun)
+        raw.close()
+    assert "made" in await port.ask(get())
 
 
-def test_it_is_there_on_the_loopback_of_both_families_and_nowhere_else(port):
+async def test_it_is_there_on_the_loopback_of_both_families_and_nowhere_else(port):
     if len(port.served._bound) < 2:
         pytest.skip("NOT TESTED ON ::1: this machine has no IPv6")
-
-    async def scenario():
-        assert "made" in await port.ask(get(), host="::1")
-        assert {each.getsockname()[0] for each in port.served._bound} == {"127.0.0.1", "::1"}
-
-    port.run(scenario)
+    assert "made" in await port.ask(get(), host="::1")
+    assert {each.getsockname()[0] for each in port.served._bound} == {"127.0.0.1", "::1"}
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it():
@@ -198,15 +171,11 @@ BAD_BODY = "Transfer-Encoding: chunked\r\n"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_a_body_that_is_none_harms_nobody(port, method):
+async def test_a_body_that_is_none_harms_nobody(port, method):
     """A HEAD has no room for what is wrong with its body: the answer ended the daemon."""
-
-    async def scenario():
-        answer = await port.ask(get(method=method, more=BAD_BODY) + "no size\r\n")
-        assert answer.startswith("HTTP/1.1 400 ")
-        assert "made" in await port.ask(get())
-
-    port.run(scenario)
+    answer = await port.ask(get(method=method, more=BAD_BODY) + "no size\r\n")
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert "made" in await port.ask(get())
 
 
 def test_a_text_that_can_not_be_made_costs_that_connection_alone(port, caplog):

@@ -9,190 +9,137 @@ import pytest
 
 from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, SHARE, StepLimits
-from tests.scheduler.policy_loads import MS, Call, Steps, after, decodes, new_cost, prefills
+from tests.scheduler.policy_loads import MS, Call, Steps, decodes, new_cost, prefills
 
 AGING_PER_S = 20
 PATIENCE_S = 5
+LONG = Call("long", 100)
+OTHERS = [Call(f"o{index}", 1, user=1) for index in range(6)]
+DIGESTED = [Call(name, 5, is_digested=True) for name in "abc"]
+OF_FOUR = {f"d{index}": 1 for index in range(4)}
+HALF_AND_HALF = {"d0": 1, "d1": 1, "o0": 1, "o1": 1}
+
+PLANS = {
+    "nothing waiting gives an empty step": ([], {}),
+    "a lone prefill gets all rows": ([LONG], {"long": 64}),
+    "a prefill that fits is not cut": ([Call("a", 10)], {"a": 10}),
+    "prefills share the rows in order of arrival": (prefills(3, 40), {"p0": 40, "p1": 24}),
+    "beside decodes a prefill gets the rows that 20 ms have time for": (
+        [LONG, *decodes(2)], {"long": 18, "d0": 1, "d1": 1}
+    ),
+    "more of quick rows": ([LONG, *decodes(2)], {"long": 64, "d0": 1, "d1": 1}, {"row_ms": 0.1}),
+    "of slow rows its least chunk": ([LONG, *decodes(2)], {"long": 8, "d0": 1, "d1": 1}, {"row_ms": 10}),
+    "the entries of a decode take their 5 ms": (
+        [replace(LONG, length=1000), Call("d", 1, length=1000)], {"long": 14, "d": 1}, {"entry_us": 5}
+    ),
+    "each row of a prefill sees a thousand entries": (
+        [replace(LONG, length=1000), Call("d", 1, length=1000)], {"long": 12, "d": 1}, {"pair_us": 0.5}
+    ),
+    "12 ms for the decodes leave three quarters more": (
+        [LONG, *decodes(2, length=1000)], {"long": 9, "d0": 1, "d1": 1}, {"entry_us": 5}
+    ),
+    "entries that decodes share are read once": (
+        [LONG, Call("d0", 1, length=1000), Call("d1", 1, length=1000, num_shared=1000)],
+        {"long": 13, "d0": 1, "d1": 1},
+        {"entry_us": 5},
+    ),
+    "short prefills fill the step together": (
+        [Call("d", 1), *prefills(3, 8)], {"d": 1, "p0": 8, "p1": 8, "p2": 3}
+    ),
+    "what a grammar forces is computed whole beside any prefill": (
+        [*decodes(2), Call("forced", 12, is_forced=True), Call("p", 100)], {"d0": 1, "d1": 1, "forced": 12, "p": 10}
+    ),
+    "a step never holds more calls than allowed": (decodes(6), OF_FOUR),
+    "a prefill has a seat and rows beside any number of decodes": (
+        [*decodes(600, priority=100), replace(LONG, priority=-100)], {"d0": 1, "d1": 1, "d2": 1, "long": 17}
+    ),
+    "decodes have their seats beside any number of prefills": (
+        [*prefills(600, 2, priority=100), *decodes(3)], {"d0": 1, "d1": 1, "d2": 1, "p0": 2}
+    ),
+    "where seats are short users share them whatever their priorities": (
+        [*decodes(600, priority=100), *(replace(each, priority=-100) for each in OTHERS)], HALF_AND_HALF
+    ),
+    "accounts share within their users": (
+        [*(Call(f"d{index}", 1, account=7 + index) for index in range(600)), *OTHERS[:2]], HALF_AND_HALF
+    ),
+    "programs of one account share its seats": (
+        [*decodes(600), Call("x", 1, program=1), Call("y", 1, program=2)], {"d0": 1, "d1": 1, "x": 1, "y": 1}
+    ),
+    "priority decides among the calls of one account": (
+        [*decodes(6), Call("urgent", 1, priority=1)], {"urgent": 1, "d0": 1, "d1": 1, "d2": 1}
+    ),
+    "the earliest deadline goes first and none goes last": (
+        [*decodes(3), *(Call(f"due{at}", 1, deadline_s=at) for at in (9, 5, 7, 6, 8))],
+        {"due5": 1, "due6": 1, "due7": 1, "due8": 1},
+    ),
+    "deadlines order within an account only": ([*decodes(6, deadline_s=1), *OTHERS], HALF_AND_HALF),
+}  # fmt: skip
 
 
-def planned(calls, now_s=0.0, **settings):
-    return Steps(**settings).plan(calls, now_s)
+@pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+def test_a_step_holds(case):
+    calls, expected, *cost = case
+    assert Steps(cost=new_cost(**dict(*cost))).plan(calls) == expected
 
 
-def test_nothing_waiting_gives_an_empty_step():
-    assert planned([]) == {}
-
-
-def test_a_lone_prefill_gets_all_rows():
-    assert planned([Call("a", 100)]) == {"a": 64}
-
-
-def test_a_prefill_that_fits_is_not_cut():
-    assert planned([Call("a", 10)]) == {"a": 10}
-
-
-def test_prefills_share_the_rows_in_order_of_arrival():
-    assert planned(prefills(3, 40)) == {"p0": 40, "p1": 24}
-
-
-def test_a_prefill_beside_decodes_gets_the_rows_that_the_step_has_time_for():
-    calls = [Call("long", 100), *decodes(2)]
-    assert planned(calls) == {"long": 18, "d0": 1, "d1": 1}, "20 ms, of which a row takes one"
-    assert planned(calls, cost=new_cost(row_ms=0.1)) == {"long": 64, "d0": 1, "d1": 1}
-    assert planned(calls, cost=new_cost(row_ms=10)) == {"long": 8, "d0": 1, "d1": 1}, "slow: but its least chunk"
-
-
-def test_what_a_prefill_and_the_decodes_read_takes_time_from_its_rows():
-    calls = [Call("long", 100, length=1000), Call("d", 1, length=1000)]
-    assert planned(calls, cost=new_cost(entry_us=5)) == {"long": 14, "d": 1}, "5 ms for the entries of the decode"
-    assert planned(calls, cost=new_cost(pair_us=0.5)) == {"long": 12, "d": 1}, "each row sees a thousand entries"
-
-
-def test_entries_that_decodes_share_are_read_once():
-    calls = [Call("long", 100), *decodes(2, length=1000)]
-    shared = [*calls[:2], replace(calls[2], num_shared=1000)]
-    cost = new_cost(entry_us=5)
-    assert planned(calls, cost=cost) == {"long": 9, "d0": 1, "d1": 1}, "12 ms for the decodes, three quarters more"
-    assert planned(shared, cost=cost) == {"long": 13, "d0": 1, "d1": 1}
+def test_rows_of_ours_are_bounded_and_others_go_on():
+    steps = Steps(StepLimits(max_tokens=64, max_calls=4, max_digested=6, min_chunk=6))
+    assert steps.plan([*DIGESTED, Call("d", 5)]) == {"a": 5, "b": 1, "d": 5}
 
 
 def test_what_decodes_read_is_in_the_price_of_a_row():
     steps = Steps(cost=new_cost(base_ms=10, entry_us=5))
-    assert steps.plan([Call("long", 100), *decodes(2, length=1000)]) == {"long": 16, "d0": 1, "d1": 1}
+    assert steps.plan([LONG, *decodes(2, length=1000)]) == {"long": 16, "d0": 1, "d1": 1}
     assert steps.shares["used"][steps.share(0)] == pytest.approx(38 * MS), "the calls pay for the time of their step"
 
 
-def test_short_prefills_fill_the_step_together():
-    assert planned([Call("d", 1), *prefills(3, 8)]) == {"d": 1, "p0": 8, "p1": 8, "p2": 3}
-
-
 def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_them():
-    begun = decodes(2, begun_s=3.0)
-    assert planned([*begun, Call("p", 30, since_s=2.0), Call("q", 30, since_s=2.5)], 4) == {
-        "d0": 1,
-        "d1": 1,
-        "p": 30,
-        "q": 30,
-    }
-    assert planned([*begun, Call("p", 30, since_s=3.5)], 4)["p"] == 18, "it came later"
-    older = Call("older", 1, begun_s=1.0)
-    assert planned([*begun, older, Call("p", 30, since_s=2.0)], 4)["p"] == 17, "one has gone on for longer"
+    begun, p, q = decodes(2, begun_s=3.0), Call("p", 30, since_s=2.0), Call("q", 30, since_s=2.5)
+    both = {"d0": 1, "d1": 1}
+    assert Steps().plan([*begun, p, q], 4) == both | {"p": 30, "q": 30}
+    assert Steps().plan([*begun, replace(p, since_s=3.5)], 4)["p"] == 18, "it came later"
+    assert Steps().plan([*begun, Call("older", 1, begun_s=1.0), p], 4)["p"] == 17, "one has gone on for longer"
+    plan = Steps().plan([*begun, Call("long", 500, since_s=0.0), p], 4)
+    assert plan == both | {"long": 18, "p": 30}, "a long one is held back, and who came behind it is not"
 
 
-def test_a_prefill_that_came_before_the_decodes_but_is_long_is_held_back():
-    long = Call("long", 500, since_s=0.0)
-    plan = planned([*decodes(2, begun_s=3.0), long, Call("p", 30, since_s=2.0)], 4)
-    assert plan == {"d0": 1, "d1": 1, "long": 18, "p": 30}, "and who came behind it is not"
+def is_planned(name, calls, now_s):
+    return name in Steps().plan(calls, now_s)
 
 
-def test_what_a_grammar_forces_is_computed_whole_beside_any_prefill():
-    forced = Call("forced", 12, is_forced=True)
-    assert planned([*decodes(2), forced, Call("p", 100)]) == {"d0": 1, "d1": 1, "forced": 12, "p": 10}
-
-
-def test_a_step_never_holds_more_calls_than_allowed():
-    assert planned(decodes(6)) == {"d0": 1, "d1": 1, "d2": 1, "d3": 1}
-
-
-def test_a_prefill_has_a_seat_and_rows_beside_any_number_of_decodes():
-    plan = planned([*decodes(600, priority=100), Call("p", 100, priority=-100)])
-    assert plan == {"d0": 1, "d1": 1, "d2": 1, "p": 17}
-
-
-def test_decodes_have_their_seats_beside_any_number_of_prefills():
-    plan = planned([*prefills(600, 2, priority=100), *decodes(3)])
-    assert plan == {"d0": 1, "d1": 1, "d2": 1, "p0": 2}
-
-
-def test_rows_of_ours_are_bounded_and_others_go_on():
-    limits = StepLimits(max_tokens=64, max_calls=4, max_digested=6, min_chunk=6)
-    calls = [Call("a", 5, is_digested=True), Call("b", 5, is_digested=True), Call("c", 5, is_digested=True)]
-    assert planned([*calls, Call("d", 5)], limits=limits) == {"a": 5, "b": 1, "d": 5}
-
-
-def test_where_seats_are_short_users_share_them_whatever_their_priorities():
-    calls = [*decodes(600, priority=100), *(Call(f"o{index}", 1, user=1, priority=-100) for index in range(600))]
-    assert sorted(planned(calls)) == ["d0", "d1", "o0", "o1"]
-
-
-def test_accounts_share_within_their_users():
-    many = [Call(f"a{index}", 1, account=7 + index) for index in range(600)]
-    assert sorted(planned([*many, Call("b0", 1, user=1), Call("b1", 1, user=1)])) == ["a0", "a1", "b0", "b1"]
-
-
-def test_programs_of_one_account_share_its_seats():
-    calls = [*decodes(600), Call("x", 1, program=1), Call("y", 1, program=2)]
-    assert sorted(planned(calls)) == ["d0", "d1", "x", "y"]
-
-
-def test_priority_decides_among_the_calls_of_one_account():
-    assert "urgent" in planned([*decodes(6), Call("urgent", 1, priority=1)])
-
-
-def test_equal_priorities_differ_in_nothing_however_long_they_wait():
-    calls = [*decodes(4, since_s=0), Call("due", 1, since_s=3.9, deadline_s=9)]
-    assert "due" in planned(calls, now_s=4)
-
-
-def test_a_call_rises_in_priority_while_it_waits():
-    now_s = 200 / AGING_PER_S + 1
-    calls = [*decodes(6, priority=100, since_s=now_s), Call("patient", 1, priority=-100)]
-    assert "patient" in planned(calls, now_s)
-    early = [replace(call, since_s=now_s - 3 if call.name == "patient" else now_s) for call in calls]
-    assert "patient" not in planned(early, now_s)
-
-
-def test_it_rises_to_those_that_are_there_and_not_above():
-    calls = [*decodes(4, since_s=3, deadline_s=8), Call("old", 1, since_s=0)]
-    assert "old" not in planned(calls, now_s=4), "its level is theirs, and they have deadlines"
-
-
-def test_the_earliest_deadline_goes_first_and_none_goes_last():
-    calls = [*decodes(3), *(Call(f"due{at}", 1, deadline_s=at) for at in (9, 5, 7, 6, 8))]
-    assert sorted(planned(calls)) == ["due5", "due6", "due7", "due8"]
-
-
-def test_deadlines_order_within_an_account_only():
-    calls = [*decodes(6, deadline_s=1), *(Call(f"o{index}", 1, user=1) for index in range(6))]
-    assert sorted(planned(calls)) == ["d0", "d1", "o0", "o1"]
+def test_a_call_rises_in_priority_while_it_waits_to_those_that_are_there_and_not_above():
+    now_s, patient = 200 / AGING_PER_S + 1, Call("patient", 1, priority=-100)
+    crowd = decodes(6, priority=100, since_s=now_s)
+    assert is_planned("patient", [*crowd, patient], now_s)
+    assert not is_planned("patient", [*crowd, replace(patient, since_s=now_s - 3)], now_s)
+    with_deadlines = decodes(4, since_s=3, deadline_s=8)
+    assert not is_planned("old", [*with_deadlines, Call("old", 1)], 4), "its level is theirs"
+    due = Call("due", 1, since_s=3.9, deadline_s=9)
+    assert is_planned("due", [*decodes(4, since_s=0), due], 4), "equal ones differ in nothing, however long they wait"
 
 
 def test_a_call_without_deadline_is_due_when_it_has_waited_long():
-    def calls(now_s):
-        return [*decodes(4, since_s=now_s - 0.1, deadline_s=now_s + 0.1), Call("patient", 1)]
-
-    assert "patient" not in planned(calls(PATIENCE_S - 1), PATIENCE_S - 1)
-    assert "patient" in planned(calls(PATIENCE_S + 1), PATIENCE_S + 1)
-
-
-def test_a_deadline_far_away_is_no_worse_than_none():
-    calls = [*decodes(4, since_s=1), Call("patient", 1, deadline_s=3600)]
-    assert "patient" in planned(calls, PATIENCE_S + 2)
+    for now_s, is_due in ((PATIENCE_S - 1, False), (PATIENCE_S + 1, True)):
+        calls = [*decodes(4, since_s=now_s - 0.1, deadline_s=now_s + 0.1), Call("patient", 1)]
+        assert is_planned("patient", calls, now_s) == is_due
+    later = [*decodes(4, since_s=1), Call("patient", 1, deadline_s=3600)]
+    assert is_planned("patient", later, PATIENCE_S + 2), "a deadline far away is no worse than none"
 
 
 def test_rows_go_to_the_account_that_had_less():
-    steps = Steps()
-    calls = [Call("long", 1000), Call("short", 10, user=1)]
+    steps, calls = Steps(), [Call("long", 1000), Call("short", 10, user=1)]
     assert steps.plan(calls[:1]) == {"long": 64}
     assert steps.plan(calls) == {"short": 10, "long": 54}
 
 
 def served(steps, calls, num_steps, step_s=0.01):
     """Entries of each call when all of them begin anew whenever they are complete."""
-    counts = Counter()
-    now = calls
+    counts, left = Counter(), [call.left for call in calls]
     for step in range(num_steps):
-        plan = steps.plan(now, step * step_s)
+        plan = steps.plan([replace(call, left=count) for call, count in zip(calls, left, strict=True)], step * step_s)
         counts.update(plan)
-        now = after_all(now, calls, plan)
+        left = [count - plan.get(call.name, 0) or call.left for call, count in zip(calls, left, strict=True)]
     return counts
-
-
-def after_all(now, calls, plan):
-    left = {call.name: call.left for call in after(now, plan)}
-    whole = {call.name: call.left for call in calls}
-    complete = {call.name for call in now if plan.get(call.name) == call.left}
-    return [replace(call, left=whole[call.name] if call.name in complete else left[call.name]) for call in now]
 
 
 @pytest.mark.parametrize("left", [1, 500])
@@ -210,21 +157,14 @@ def test_service_is_as_the_weights(left):
     assert counts["11"] / counts["00"] == pytest.approx(2, rel=0.05)
 
 
-def test_who_was_idle_has_no_more_than_others_when_it_comes_back():
-    steps = Steps()
-    always, back = [Call("always", 10**6)], [Call("back", 10**6, user=1)]
-    served(steps, always + back, 10)
-    served(steps, always, 300)
-    counts = served(steps, always + back, 100)
-    assert counts["back"] / counts["always"] == pytest.approx(1, abs=0.05)
-
-
-def test_who_had_all_it_wanted_saved_nothing_up():
-    steps = Steps()
-    always, modest, eager = [Call("always", 10**6)], [Call("modest", 2, user=1)], [Call("modest", 10**6, user=1)]
-    served(steps, always + modest, 300)
-    counts = served(steps, always + eager, 100)
-    assert counts["modest"] / counts["always"] == pytest.approx(1, abs=0.05)
+def test_who_was_idle_or_had_all_it_wanted_has_no_more_than_others_when_it_comes_back():
+    always, eager, modest = Call("always", 10**6), Call("other", 10**6, user=1), Call("other", 2, user=1)
+    for before in ([[always, eager], 10], [[always], 300]), ([[always, modest], 300],):
+        steps = Steps()
+        for calls, num_steps in before:
+            served(steps, calls, num_steps)
+        counts = served(steps, [always, eager], 100)
+        assert counts["other"] / counts["always"] == pytest.approx(1, abs=0.05)
 
 
 def test_decodes_that_nobody_lacked_do_not_keep_a_prefill_back_for_long():
@@ -288,12 +228,10 @@ def test_comparisons_grow_no_faster_than_sorting():
 
 
 def test_the_arrays_are_the_structures_of_c():
-    candidate = np.zeros(1, CANDIDATE)
-    candidate["left"], candidate["deadline_ns"] = 7, 9
+    candidate, share = np.zeros(1, CANDIDATE), np.zeros(1, SHARE)
+    candidate["left"], candidate["deadline_ns"], share["last_plan"] = 7, 9, [[3, 4]]
     there = ffi.from_buffer("sym_candidate[]", candidate)[0]
     assert (there.left, there.deadline_ns) == (7, 9)
-    share = np.zeros(1, SHARE)
-    share["last_plan"] = [[3, 4]]
     assert list(ffi.from_buffer("sym_share[]", share)[0].last_plan) == [3, 4]
 
 

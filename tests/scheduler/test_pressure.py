@@ -39,6 +39,17 @@ class House:
         self.pressing.grace_s = GRACE_S
         self._next_request = 0
 
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run `main` while alarms go off; time passes when all tasks wait for it."""
+
+        async def both() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.fs.volume.alarms.run)
+                await main()
+                nursery.cancel_scope.cancel()
+
+        trio.run(both, clock=trio.testing.MockClock(autojump_threshold=0))
+
     def lip(self, uid: int = ANN, root: str | None = None) -> Lip:
         creds = Credentials(uid, uid)
         if root is not None:
@@ -91,253 +102,196 @@ def house(fs: FileSystem) -> House:
     return House(fs)
 
 
-def in_time(house: House, main: Callable[[], Awaitable[None]]) -> None:
-    """Run `main` while alarms go off; time passes when all tasks wait for it."""
+async def test_who_listens_is_told_what_would_go_and_has_a_grace(house: House) -> None:
+    lip = house.lip()
+    old, new = house.file(lip, "old.kv", 3), house.file(lip, "new.kv", 2)
+    number = house.listen(lip)
+    assert told(lip, number) is None
+    assert house.tell(old, new, num_pages=4) == GRACE_S
+    found = told(lip, number)
+    assert isinstance(found, tuple)
+    page_bytes = house.fs.pool.page_bytes
+    assert found[0] == (MEMORY, 4 * page_bytes, round(GRACE_S * 1000))
+    assert [(file["path"], file["tokens"], file["memory_bytes"], file["freed_bytes"]) for file in found[1]] == [
+        ("old.kv", 96, 3 * page_bytes, 3 * page_bytes),
+        ("new.kv", 64, 2 * page_bytes, 2 * page_bytes),
+    ]
 
-    async def both() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(house.fs.volume.alarms.run)
-            await main()
-            nursery.cancel_scope.cancel()
 
-    trio.run(both, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_nobody_waits_where_nobody_listens(house: House) -> None:
+    lip = house.lip()
+    assert house.tell(house.file(lip, "a.kv")) == 0
+    with pytest.raises(WouldBlock, match="there is room"):
+        house.listen(lip, 0)
+    with pytest.raises(Invalid):
+        house.listen(lip, -2)
 
 
-def test_who_listens_is_told_what_would_go_and_has_a_grace(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        old, new = house.file(lip, "old.kv", 3), house.file(lip, "new.kv", 2)
-        number = house.listen(lip)
-        assert told(lip, number) is None
-        assert house.tell(old, new, num_pages=4) == GRACE_S
-        found = told(lip, number)
+async def test_no_user_hears_of_another_ones_files(house: House) -> None:
+    ann, bob, root = house.lip(ANN), house.lip(BOB), house.lip(0)
+    hers, his = house.file(ann, "hers.kv"), house.file(bob, "his.kv")
+    numbers = [(lip, house.listen(lip)) for lip in (ann, bob, root)]
+    assert house.tell(hers) == GRACE_S
+    assert [told(lip, number) is None for lip, number in numbers] == [False, True, True]
+    assert paths(*numbers[0]) == ["hers.kv"]
+    house.tell(hers, his)
+    assert paths(*numbers[1]) == ["his.kv"]
+    assert told(*numbers[2]) is None
+
+
+async def test_a_confined_connection_hears_of_its_domain_alone_by_paths_within_it(house: House) -> None:
+    free = house.lip()
+    house.fs.kv_mkdir(free.credentials, "key", 0o700)
+    directory = house.fs.find(free.credentials, "key")
+    house.fs.volume.domains.set_limit(directory, b"user.kv.quota", b"1G", ANN)
+    confined = house.lip(root="key")
+    outside, inside = house.file(free, "outside.kv"), house.file(free, "key/inside.kv")
+    first, second = house.listen(free), house.listen(confined)
+    house.tell(outside, inside)
+    assert paths(free, first) == ["outside.kv", "key/inside.kv"]
+    assert paths(confined, second) == ["inside.kv"]
+
+
+async def test_an_anonymous_file_is_named_by_the_handles_that_the_connection_has(house: House) -> None:
+    lip, other = house.lip(), house.lip()
+    file = house.file(lip, None)
+    handle = lip.add(file)
+    first, second = house.listen(lip), house.listen(other)
+    house.tell(file)
+    for who, number, handles in ((lip, first, [handle]), (other, second, [])):
+        found = told(who, number)
         assert isinstance(found, tuple)
-        page_bytes = house.fs.pool.page_bytes
-        assert found[0] == (MEMORY, 4 * page_bytes, round(GRACE_S * 1000))
-        assert [(file["path"], file["tokens"], file["memory_bytes"], file["freed_bytes"]) for file in found[1]] == [
-            ("old.kv", 96, 3 * page_bytes, 3 * page_bytes),
-            ("new.kv", 64, 2 * page_bytes, 2 * page_bytes),
+        assert [(each["path"], each["handles"], each["ino"]) for each in found[1]] == [
+            (None, handles, file.inode.number)
         ]
 
-    in_time(house, main)
+
+async def test_each_connection_is_told_once_of_each_event_by_all_its_calls(house: House) -> None:
+    lip, other = house.lip(), house.lip()
+    file = house.file(lip, "a.kv")
+    calls = [(lip, house.listen(lip)), (lip, house.listen(lip)), (other, house.listen(other))]
+    house.tell(file)
+    assert all(told(*call) is not None for call in calls)
+    again = house.listen(lip)
+    assert told(lip, again) is None, "it knows"
+    assert house.tell(file) == GRACE_S, "what is left of the same one"
+    assert told(lip, again) is None
 
 
-def test_nobody_waits_where_nobody_listens(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        assert house.tell(house.file(lip, "a.kv")) == 0
-        with pytest.raises(WouldBlock, match="there is room"):
-            house.listen(lip, 0)
-        with pytest.raises(Invalid):
-            house.listen(lip, -2)
-
-    in_time(house, main)
-
-
-def test_no_user_hears_of_another_ones_files(house: House) -> None:
-    async def main() -> None:
-        ann, bob, root = house.lip(ANN), house.lip(BOB), house.lip(0)
-        hers, his = house.file(ann, "hers.kv"), house.file(bob, "his.kv")
-        numbers = [(lip, house.listen(lip)) for lip in (ann, bob, root)]
-        assert house.tell(hers) == GRACE_S
-        assert [told(lip, number) is None for lip, number in numbers] == [False, True, True]
-        assert paths(*numbers[0]) == ["hers.kv"]
-        house.tell(hers, his)
-        assert paths(*numbers[1]) == ["his.kv"]
-        assert told(*numbers[2]) is None
-
-    in_time(house, main)
+async def test_who_comes_during_an_event_is_told_at_once_and_after_it_waits(house: House) -> None:
+    lip, late, later = house.lip(), house.lip(), house.lip()
+    file = house.file(lip, "a.kv")
+    house.listen(lip)
+    house.tell(file)
+    await trio.sleep(GRACE_S / 4)
+    number = house.listen(late)
+    found = told(late, number)
+    assert isinstance(found, tuple)
+    assert found[0][2] == round(GRACE_S * 750), "what is left of the grace"
+    await trio.sleep(GRACE_S)
+    assert told(later, house.listen(later)) is None
 
 
-def test_a_confined_connection_hears_of_its_domain_alone_by_paths_within_it(house: House) -> None:
-    async def main() -> None:
-        free = house.lip()
-        house.fs.kv_mkdir(free.credentials, "key", 0o700)
-        directory = house.fs.find(free.credentials, "key")
-        house.fs.volume.domains.set_limit(directory, b"user.kv.quota", b"1G", ANN)
-        confined = house.lip(root="key")
-        outside, inside = house.file(free, "outside.kv"), house.file(free, "key/inside.kv")
-        first, second = house.listen(free), house.listen(confined)
-        house.tell(outside, inside)
-        assert paths(free, first) == ["outside.kv", "key/inside.kv"]
-        assert paths(confined, second) == ["inside.kv"]
-
-    in_time(house, main)
-
-
-def test_an_anonymous_file_is_named_by_the_handles_that_the_connection_has(house: House) -> None:
-    async def main() -> None:
-        lip, other = house.lip(), house.lip()
-        file = house.file(lip, None)
-        handle = lip.add(file)
-        first, second = house.listen(lip), house.listen(other)
-        house.tell(file)
-        for who, number, handles in ((lip, first, [handle]), (other, second, [])):
-            found = told(who, number)
-            assert isinstance(found, tuple)
-            assert [(each["path"], each["handles"], each["ino"]) for each in found[1]] == [
-                (None, handles, file.inode.number)
-            ]
-
-    in_time(house, main)
+async def test_events_of_an_account_keep_a_distance(house: House) -> None:
+    house.pressing.grace_s = 0.01
+    lip = house.lip()
+    file = house.file(lip, "a.kv")
+    house.listen(lip)
+    assert house.tell(file) == 0.01
+    number = house.listen(lip)
+    await trio.sleep(LEAST_S / 2)
+    assert house.tell(file) == 0, "the grace of the last event is over"
+    assert told(lip, number) is None
+    file = house.file(lip, "b.kv")
+    await trio.sleep(LEAST_S)
+    house.tell(file)
+    assert told(lip, number) is not None
 
 
-def test_each_connection_is_told_once_of_each_event_by_all_its_calls(house: House) -> None:
-    async def main() -> None:
-        lip, other = house.lip(), house.lip()
-        file = house.file(lip, "a.kv")
-        calls = [(lip, house.listen(lip)), (lip, house.listen(lip)), (other, house.listen(other))]
-        house.tell(file)
-        assert all(told(*call) is not None for call in calls)
-        again = house.listen(lip)
-        assert told(lip, again) is None, "it knows"
-        assert house.tell(file) == GRACE_S, "what is left of the same one"
-        assert told(lip, again) is None
-
-    in_time(house, main)
-
-
-def test_who_comes_during_an_event_is_told_at_once_and_after_it_waits(house: House) -> None:
-    async def main() -> None:
-        lip, late, later = house.lip(), house.lip(), house.lip()
-        file = house.file(lip, "a.kv")
-        house.listen(lip)
-        house.tell(file)
-        await trio.sleep(GRACE_S / 4)
-        number = house.listen(late)
-        found = told(late, number)
-        assert isinstance(found, tuple)
-        assert found[0][2] == round(GRACE_S * 750), "what is left of the grace"
-        await trio.sleep(GRACE_S)
-        assert told(later, house.listen(later)) is None
-
-    in_time(house, main)
-
-
-def test_events_of_an_account_keep_a_distance(house: House) -> None:
-    async def main() -> None:
-        house.pressing.grace_s = 0.01
-        lip = house.lip()
-        file = house.file(lip, "a.kv")
-        house.listen(lip)
-        assert house.tell(file) == 0.01
-        number = house.listen(lip)
-        await trio.sleep(LEAST_S / 2)
-        assert house.tell(file) == 0, "the grace of the last event is over"
-        assert told(lip, number) is None
-        file = house.file(lip, "b.kv")
-        await trio.sleep(LEAST_S)
-        house.tell(file)
-        assert told(lip, number) is not None
-
-    in_time(house, main)
-
-
-def test_an_account_that_does_nothing_has_no_grace_for_a_while_but_is_told(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        file = house.file(lip, "a.kv")
-        house.listen(lip)
-        assert house.tell(file) == GRACE_S
-        await trio.sleep(GRACE_S)
-        number = house.listen(lip)
-        assert house.tell(file) == 0
-        assert told(lip, number) is not None
-        await trio.sleep(NO_GRACE_S)
-        house.listen(lip)
-        assert house.tell(file) == GRACE_S
-
-    in_time(house, main)
+async def test_an_account_that_does_nothing_has_no_grace_for_a_while_but_is_told(house: House) -> None:
+    lip = house.lip()
+    file = house.file(lip, "a.kv")
+    house.listen(lip)
+    assert house.tell(file) == GRACE_S
+    await trio.sleep(GRACE_S)
+    number = house.listen(lip)
+    assert house.tell(file) == 0
+    assert told(lip, number) is not None
+    await trio.sleep(NO_GRACE_S)
+    house.listen(lip)
+    assert house.tell(file) == GRACE_S
 
 
 @pytest.mark.parametrize("what", ["remove", "truncate", "cold"])
-def test_who_reacts_is_waited_for_again(house: House, what: str) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        file, other = house.file(lip, "a.kv", 4), house.file(lip, "b.kv")
-        house.listen(lip)
-        assert house.tell(file, other) == GRACE_S
-        if what == "remove":
-            house.fs.kv_remove(lip.credentials, "a.kv")
-            house.fs.kv_close(file)
-        elif what == "truncate":
-            house.fs.kv_truncate(file, 32)
-        else:
-            house.fs.volume.pager.residents.is_cold[file.table.row] = True
-        await trio.sleep(GRACE_S)
-        house.listen(lip)
-        assert house.tell(other) == GRACE_S
-
-    in_time(house, main)
+async def test_who_reacts_is_waited_for_again(house: House, what: str) -> None:
+    lip = house.lip()
+    file, other = house.file(lip, "a.kv", 4), house.file(lip, "b.kv")
+    house.listen(lip)
+    assert house.tell(file, other) == GRACE_S
+    if what == "remove":
+        house.fs.kv_remove(lip.credentials, "a.kv")
+        house.fs.kv_close(file)
+    elif what == "truncate":
+        house.fs.kv_truncate(file, 32)
+    else:
+        house.fs.volume.pager.residents.is_cold[file.table.row] = True
+    await trio.sleep(GRACE_S)
+    house.listen(lip)
+    assert house.tell(other) == GRACE_S
 
 
-def test_without_a_grace_programs_are_told_and_nobody_waits(house: House) -> None:
-    async def main() -> None:
-        house.pressing.grace_s = 0
-        lip = house.lip()
-        number = house.listen(lip)
-        assert house.tell(house.file(lip, "a.kv")) == 0
-        assert told(lip, number) is not None
-
-    in_time(house, main)
+async def test_without_a_grace_programs_are_told_and_nobody_waits(house: House) -> None:
+    house.pressing.grace_s = 0
+    lip = house.lip()
+    number = house.listen(lip)
+    assert house.tell(house.file(lip, "a.kv")) == 0
+    assert told(lip, number) is not None
 
 
-def test_between_two_calls_of_a_loop_an_account_still_listens(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        file = house.file(lip, "a.kv")
-        house.listen(lip)
-        house.tell(file)
-        house.fs.kv_truncate(file, 32)  # it reacts, and is not back yet when the next one comes
-        await trio.sleep(GRACE_S + LEAST_S)
-        assert house.tell(file) == GRACE_S
-        assert told(lip, house.listen(lip)) is not None
-        await trio.sleep(10)
-        assert house.tell(file) == 0
-
-    in_time(house, main)
+async def test_between_two_calls_of_a_loop_an_account_still_listens(house: House) -> None:
+    lip = house.lip()
+    file = house.file(lip, "a.kv")
+    house.listen(lip)
+    house.tell(file)
+    house.fs.kv_truncate(file, 32)  # it reacts, and is not back yet when the next one comes
+    await trio.sleep(GRACE_S + LEAST_S)
+    assert house.tell(file) == GRACE_S
+    assert told(lip, house.listen(lip)) is not None
+    await trio.sleep(10)
+    assert house.tell(file) == 0
 
 
-def test_a_wait_ends_with_its_time_and_with_cancel(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        timed, cancelled = house.listen(lip, 100), house.listen(lip)
-        lip.calls[cancelled].cancel()
-        assert told(lip, cancelled) == errno.ECANCELED
-        await trio.sleep(0.2)
-        assert told(lip, timed) == errno.EWOULDBLOCK
-        assert lip.num_later == 0
-
-    in_time(house, main)
+async def test_a_wait_ends_with_its_time_and_with_cancel(house: House) -> None:
+    lip = house.lip()
+    timed, cancelled = house.listen(lip, 100), house.listen(lip)
+    lip.calls[cancelled].cancel()
+    assert told(lip, cancelled) == errno.ECANCELED
+    await trio.sleep(0.2)
+    assert told(lip, timed) == errno.EWOULDBLOCK
+    assert lip.num_later == 0
 
 
-def test_an_answer_that_was_cancelled_behind_itself_is_told_again(house: House) -> None:
-    async def main() -> None:
-        lip = house.lip()
-        file = house.file(lip, "a.kv")
-        number = house.listen(lip)
-        house.tell(file)
-        lip.calls[number].cancel()
-        assert told(lip, house.listen(lip)) is not None
-
-    in_time(house, main)
+async def test_an_answer_that_was_cancelled_behind_itself_is_told_again(house: House) -> None:
+    lip = house.lip()
+    file = house.file(lip, "a.kv")
+    number = house.listen(lip)
+    house.tell(file)
+    lip.calls[number].cancel()
+    assert told(lip, house.listen(lip)) is not None
 
 
-def test_a_program_that_has_gone_is_told_nothing_and_leaves_nothing(house: House) -> None:
-    async def main() -> None:
-        lip, other = house.lip(), house.lip(BOB)
-        file = house.file(lip, "a.kv")
-        house.listen(lip)
-        house.listen(other)
-        house.tell(file)
-        house.listen(lip)
-        house.pressing.leave(lip)
-        await trio.sleep(LEAST_S + GRACE_S)
-        assert house.tell(file) == 0
-        house.pressing.leave(other)
-        assert not any(account.core.is_watched for account in house.fs.pool.accounts)
-
-    in_time(house, main)
+async def test_a_program_that_has_gone_is_told_nothing_and_leaves_nothing(house: House) -> None:
+    lip, other = house.lip(), house.lip(BOB)
+    file = house.file(lip, "a.kv")
+    house.listen(lip)
+    house.listen(other)
+    house.tell(file)
+    house.listen(lip)
+    house.pressing.leave(lip)
+    await trio.sleep(LEAST_S + GRACE_S)
+    assert house.tell(file) == 0
+    house.pressing.leave(other)
+    assert not any(account.core.is_watched for account in house.fs.pool.accounts)
 
 
 @pytest.fixture
@@ -347,66 +301,57 @@ def narrow(fs: FileSystem) -> House:
     return House(fs)
 
 
-def test_nine_tenths_of_a_quota_are_told_and_each_further_hundredth(narrow: House) -> None:
-    async def main() -> None:
-        lip, other = narrow.lip(), narrow.lip(BOB)
-        small = narrow.file(lip, "small.kv", 2)
-        number, of_other = narrow.listen(lip), narrow.listen(other)
-        narrow.file(lip, "large.kv", 15)
-        await trio.sleep(1)
-        assert told(lip, number) is None
-        narrow.file(lip, "more.kv", 1)
-        await trio.sleep(0.01)
-        found = told(lip, number)
-        assert isinstance(found, tuple)
-        assert found[0] == (QUOTA, 0, 0)
-        assert {file["path"] for file in found[1]} == {"small.kv", "large.kv", "more.kv"}
+async def test_nine_tenths_of_a_quota_are_told_and_each_further_hundredth(narrow: House) -> None:
+    lip, other = narrow.lip(), narrow.lip(BOB)
+    small = narrow.file(lip, "small.kv", 2)
+    number, of_other = narrow.listen(lip), narrow.listen(other)
+    narrow.file(lip, "large.kv", 15)
+    await trio.sleep(1)
+    assert told(lip, number) is None
+    narrow.file(lip, "more.kv", 1)
+    await trio.sleep(0.01)
+    found = told(lip, number)
+    assert isinstance(found, tuple)
+    assert found[0] == (QUOTA, 0, 0)
+    assert {file["path"] for file in found[1]} == {"small.kv", "large.kv", "more.kv"}
+    number = narrow.listen(lip)
+    await trio.sleep(1)
+    assert told(lip, number) is None
+    narrow.file(lip, "again.kv", 1)
+    await trio.sleep(0.2)
+    found = told(lip, number)
+    assert isinstance(found, tuple)
+    assert found[0] == (QUOTA, narrow.fs.pool.page_bytes, 0)
+    narrow.fs.kv_remove(lip.credentials, "again.kv")
+    narrow.fs.kv_truncate(small, 0)
+    assert told(other, of_other) is None
+
+
+async def test_who_begins_to_listen_with_a_quota_that_is_nearly_full_is_told_at_once_and_once(narrow: House) -> None:
+    lip = narrow.lip()
+    narrow.file(lip, "large.kv", 19)
+    number = narrow.listen(lip, 0)
+    found = told(lip, number)
+    assert isinstance(found, tuple)
+    assert found[0][:2] == (QUOTA, narrow.fs.pool.page_bytes)
+    with pytest.raises(WouldBlock):
+        narrow.listen(lip, 0)
+
+
+async def test_it_is_told_again_after_there_was_room(narrow: House) -> None:
+    lip = narrow.lip()
+    narrow.file(lip, "large.kv", 10)
+    narrow.file(lip, "a.kv", 9)
+    narrow.listen(lip)
+    for path in ("b.kv", "c.kv"):
+        narrow.fs.kv_close(narrow.fs.kv_open(lip.credentials, "large.kv", write=False))
         number = narrow.listen(lip)
-        await trio.sleep(1)
         assert told(lip, number) is None
-        narrow.file(lip, "again.kv", 1)
+        last = "a.kv" if path == "b.kv" else "b.kv"
+        file = narrow.fs.kv_open(lip.credentials, last, write=True)
+        narrow.fs.kv_remove(lip.credentials, last)
+        narrow.fs.kv_truncate(file, 0)
         await trio.sleep(0.2)
-        found = told(lip, number)
-        assert isinstance(found, tuple)
-        assert found[0] == (QUOTA, narrow.fs.pool.page_bytes, 0)
-        narrow.fs.kv_remove(lip.credentials, "again.kv")
-        narrow.fs.kv_truncate(small, 0)
-        assert told(other, of_other) is None
-
-    in_time(narrow, main)
-
-
-def test_who_begins_to_listen_with_a_quota_that_is_nearly_full_is_told_at_once_and_once(narrow: House) -> None:
-    async def main() -> None:
-        lip = narrow.lip()
-        narrow.file(lip, "large.kv", 19)
-        number = narrow.listen(lip, 0)
-        found = told(lip, number)
-        assert isinstance(found, tuple)
-        assert found[0][:2] == (QUOTA, narrow.fs.pool.page_bytes)
-        with pytest.raises(WouldBlock):
-            narrow.listen(lip, 0)
-
-    in_time(narrow, main)
-
-
-def test_it_is_told_again_after_there_was_room(narrow: House) -> None:
-    async def main() -> None:
-        lip = narrow.lip()
-        narrow.file(lip, "large.kv", 10)
-        narrow.file(lip, "a.kv", 9)
-        narrow.listen(lip)
-        for path in ("b.kv", "c.kv"):
-            narrow.fs.kv_close(narrow.fs.kv_open(lip.credentials, "large.kv", write=False))
-            number = narrow.listen(lip)
-            assert told(lip, number) is None
-            last = "a.kv" if path == "b.kv" else "b.kv"
-            file = narrow.fs.kv_open(lip.credentials, last, write=True)
-            narrow.fs.kv_remove(lip.credentials, last)
-            narrow.fs.kv_truncate(file, 0)
-            await trio.sleep(0.2)
-            narrow.file(lip, path, 9)
-            await trio.sleep(0.2)
-            assert told(lip, number) is not None
-
-    in_time(narrow, main)
+        narrow.file(lip, path, 9)
+        await trio.sleep(0.2)
+        assert told(lip, number) is not None

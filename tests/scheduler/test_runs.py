@@ -111,44 +111,36 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("flags", [ROWS_LAST, ROWS_ALL], ids=["in a run", "in a step"])
-def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
+async def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
     """The memory is free at once, not when the collector comes."""
     is_free = threading.Event()
     weakref.finalize(bench.program.channel.memory[1], is_free.set)
-
-    async def scenario():
-        handle = bench.program.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(SystemCall(bench.program, decode(1, handle, flags)))
-        await bench.steps.wait_entered()
-        bench.batches.drop(bench.program)
-        bench.program.channel.close()
-        bench.steps.gate.set()
-        assert await trio.to_thread.run_sync(is_free.wait, 20)
-
-    bench.run(scenario)
+    handle = bench.program.add(bench.fs.kv_create(ME, None))
+    bench.predicting.pred(SystemCall(bench.program, decode(1, handle, flags)))
+    await bench.steps.wait_entered()
+    bench.batches.drop(bench.program)
+    bench.program.channel.close()
+    bench.steps.gate.set()
+    assert await trio.to_thread.run_sync(is_free.wait, 20)
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_an_error_that_is_kept_has_hold_of_no_run(bench):
+async def test_an_error_that_is_kept_has_hold_of_no_run(bench):
     """The collector can not take a buffer that C has: what led to one, and was garbage, ended the daemon."""
     is_free = threading.Event()
     weakref.finalize(bench.program.channel.memory[1], is_free.set)
-
-    async def scenario():
-        handle = bench.program.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(SystemCall(bench.program, decode(1, handle)))
-        await bench.steps.wait_entered()
-        too_many = struct.pack("=IHHIIQQ4q", 64 + 800, Op.PRED, 0, ROWS_NONE, 0, 0, handle, 200, 0, 0, 0) + bytes(832)
-        batch = Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many)
-        bench.predicting.pred_batch(SystemCall(bench.program, batch))
-        bench.steps.gate.set()
-        while bench.batches.num_waiting:
-            await trio.lowlevel.checkpoint()
-        assert bench.batches.statistics.num_failed_calls == 1
-        bench.program.channel.close()
-        assert await trio.to_thread.run_sync(is_free.wait, 20)
-
-    bench.run(scenario)
+    handle = bench.program.add(bench.fs.kv_create(ME, None))
+    bench.predicting.pred(SystemCall(bench.program, decode(1, handle)))
+    await bench.steps.wait_entered()
+    too_many = struct.pack("=IHHIIQQ4q", 64 + 800, Op.PRED, 0, ROWS_NONE, 0, 0, handle, 200, 0, 0, 0) + bytes(832)
+    batch = Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many)
+    bench.predicting.pred_batch(SystemCall(bench.program, batch))
+    bench.steps.gate.set()
+    while bench.batches.num_waiting:
+        await trio.lowlevel.checkpoint()
+    assert bench.batches.statistics.num_failed_calls == 1
+    bench.program.channel.close()
+    assert await trio.to_thread.run_sync(is_free.wait, 20)
 
 
 def test_memory_that_lacks_for_a_draw_is_an_error_of_that_generation_alone():

@@ -26,6 +26,9 @@ class Connection:
         self.slots = Slots(self.channel, ffi.new("sym_connection *"))
         self.given = []
 
+    def run(self, main):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
     def take(self, num_rows, name, is_wanted=lambda: True):
         """Take slots, at once or in order."""
 
@@ -64,160 +67,126 @@ def connection():
     found.region.close()
 
 
-def run(main):
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_free_slots_are_given_at_once(connection):
+    connection.take(2, "a")
+    connection.take(3, "b")
+    assert connection.given == [("a", 0), ("b", 2)]
+    assert connection.slots.deadline == math.inf
 
 
-def test_free_slots_are_given_at_once(connection):
-    async def main():
-        connection.take(2, "a")
-        connection.take(3, "b")
-        assert connection.given == [("a", 0), ("b", 2)]
-        assert connection.slots.deadline == math.inf
-
-    run(main)
-
-
-def test_waits_are_served_in_order_as_slots_become_free(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.take(2, "a")
-        connection.take(1, "b")
-        assert connection.free(7), "the client is asked to ring"
-        connection.slots.serve()
-        assert connection.given == [("all", 0)], "a waits for two, and b waits behind a"
-        assert connection.free(8), "it is asked again"
-        connection.slots.serve()
-        assert connection.given[1:] == [("a", 7)]
-        connection.free(3)
-        connection.slots.serve()
-        assert connection.given[2:] == [("b", 3)]
-        assert not connection.slots._waits
-        assert connection.slots.deadline == math.inf
-
-    run(main)
+async def test_waits_are_served_in_order_as_slots_become_free(connection):
+    connection.take(64, "all")
+    connection.take(2, "a")
+    connection.take(1, "b")
+    assert connection.free(7), "the client is asked to ring"
+    connection.slots.serve()
+    assert connection.given == [("all", 0)], "a waits for two, and b waits behind a"
+    assert connection.free(8), "it is asked again"
+    connection.slots.serve()
+    assert connection.given[1:] == [("a", 7)]
+    connection.free(3)
+    connection.slots.serve()
+    assert connection.given[2:] == [("b", 3)]
+    assert not connection.slots._waits
+    assert connection.slots.deadline == math.inf
 
 
-def test_a_program_that_frees_nothing_gets_an_error_in_the_end(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.answer(64)
-        connection.take(1, "a")
-        connection.take(1, "b")
+async def test_a_program_that_frees_nothing_gets_an_error_in_the_end(connection):
+    connection.take(64, "all")
+    connection.answer(64)
+    connection.take(1, "a")
+    connection.take(1, "b")
+    await trio.sleep(PATIENCE_S * 0.9)
+    connection.slots.serve()
+    assert len(connection.given) == 1
+    await connection.sleep_past_the_deadline()
+    assert [name for name, _ in connection.given[1:]] == ["a", "b"]
+    assert all(isinstance(found, NoBuffers) for _, found in connection.given[1:])
+    assert "drop some Dists" in str(connection.given[1][1])
+
+
+async def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(connection):
+    connection.take(64, "all")
+    connection.answer(64)
+    for slot in (*range(32), *range(33, 64)):
+        connection.free(slot)
+    connection.take(40, "big")
+    connection.take(1, "small")
+    assert len(connection.given) == 1, "in order, while there is hope"
+    await connection.sleep_past_the_deadline()
+    assert [name for name, _ in connection.given[1:]] == ["big", "small"]
+    assert isinstance(connection.given[1][1], NoBuffers)
+    assert connection.given[2][1] == 0
+
+
+async def test_every_slot_that_moves_begins_the_time_anew(connection):
+    connection.take(64, "all")
+    connection.answer(64)
+    connection.take(8, "a")
+    for slot in range(8):
         await trio.sleep(PATIENCE_S * 0.9)
+        assert connection.given == [("all", 0)]
+        connection.free(slot)
         connection.slots.serve()
-        assert len(connection.given) == 1
+    assert connection.given[1:] == [("a", 0)]
+
+
+async def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(connection):
+    connection.take(1, "slow")
+    connection.take(63, "others")
+    connection.answer(63)
+    connection.take(1, "a")
+    for _ in range(5):
         await connection.sleep_past_the_deadline()
-        assert [name for name, _ in connection.given[1:]] == ["a", "b"]
-        assert all(isinstance(found, NoBuffers) for _, found in connection.given[1:])
-        assert "drop some Dists" in str(connection.given[1][1])
-
-    run(main)
-
-
-def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.answer(64)
-        for slot in (*range(32), *range(33, 64)):
-            connection.free(slot)
-        connection.take(40, "big")
-        connection.take(1, "small")
-        assert len(connection.given) == 1, "in order, while there is hope"
+    assert len(connection.given) == 2, "the slow call's slot may become free yet"
+    connection.answer(1)
+    answered_s = trio.current_time()
+    while connection.slots._waits:
         await connection.sleep_past_the_deadline()
-        assert [name for name, _ in connection.given[1:]] == ["big", "small"]
-        assert isinstance(connection.given[1][1], NoBuffers)
-        assert connection.given[2][1] == 0
-
-    run(main)
+    assert isinstance(connection.given[2][1], NoBuffers)
+    assert trio.current_time() >= answered_s + PATIENCE_S, "the program has had time to look at its row"
 
 
-def test_every_slot_that_moves_begins_the_time_anew(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.answer(64)
-        connection.take(8, "a")
-        for slot in range(8):
-            await trio.sleep(PATIENCE_S * 0.9)
-            assert connection.given == [("all", 0)]
-            connection.free(slot)
-            connection.slots.serve()
-        assert connection.given[1:] == [("a", 0)]
-
-    run(main)
+async def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connection):
+    connection.take(64, "all")
+    connection.answer(64)
+    connection.take(2, "a")
+    await trio.sleep(PATIENCE_S * 0.9)
+    connection.free(3)
+    assert connection.channel.take_rows(1) == 3  # as the run does it
+    connection.answer(1)
+    await connection.sleep_past_the_deadline()
+    assert len(connection.slots._waits) == 1
 
 
-def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(connection):
-    async def main():
-        connection.take(1, "slow")
-        connection.take(63, "others")
-        connection.answer(63)
-        connection.take(1, "a")
-        for _ in range(5):
-            await connection.sleep_past_the_deadline()
-        assert len(connection.given) == 2, "the slow call's slot may become free yet"
-        connection.answer(1)
-        answered_s = trio.current_time()
-        while connection.slots._waits:
-            await connection.sleep_past_the_deadline()
-        assert isinstance(connection.given[2][1], NoBuffers)
-        assert trio.current_time() >= answered_s + PATIENCE_S, "the program has had time to look at its row"
-
-    run(main)
+async def test_more_rows_than_there_are_is_an_error_at_once(connection):
+    with pytest.raises(TooLarge):
+        connection.take(65, "a")
+    connection.take(64, "all")
+    connection.take(1, "b")
+    connection.take(65, "c")
+    connection.free(9)
+    connection.slots.serve()
+    assert connection.given[1] == ("b", 9)
+    assert isinstance(connection.given[2][1], TooLarge), "in its turn"
 
 
-def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.answer(64)
-        connection.take(2, "a")
-        await trio.sleep(PATIENCE_S * 0.9)
-        connection.free(3)
-        assert connection.channel.take_rows(1) == 3  # as the run does it
-        connection.answer(1)
-        await connection.sleep_past_the_deadline()
-        assert len(connection.slots._waits) == 1
-
-    run(main)
+async def test_a_wait_that_nobody_wants_any_more_lets_the_next_one_through(connection):
+    wanted = {"a", "c"}
+    connection.take(64, "all")
+    for name, num_rows in (("a", 9), ("b", 1), ("c", 8), ("d", 1)):
+        connection.take(num_rows, name, lambda name=name: name in {"b", "d"} or name in wanted)
+    connection.free(5)
+    connection.free(6)
+    wanted.clear()
+    connection.slots.serve()
+    assert connection.given[1:] == [("b", 5), ("d", 6)], "and nobody hears of the others"
+    assert connection.slots.deadline == math.inf
 
 
-def test_more_rows_than_there_are_is_an_error_at_once(connection):
-    async def main():
-        with pytest.raises(TooLarge):
-            connection.take(65, "a")
-        connection.take(64, "all")
-        connection.take(1, "b")
-        connection.take(65, "c")
-        connection.free(9)
-        connection.slots.serve()
-        assert connection.given[1] == ("b", 9)
-        assert isinstance(connection.given[2][1], TooLarge), "in its turn"
-
-    run(main)
-
-
-def test_a_wait_that_nobody_wants_any_more_lets_the_next_one_through(connection):
-    async def main():
-        wanted = {"a", "c"}
-        connection.take(64, "all")
-        for name, num_rows in (("a", 9), ("b", 1), ("c", 8), ("d", 1)):
-            connection.take(num_rows, name, lambda name=name: name in {"b", "d"} or name in wanted)
-        connection.free(5)
-        connection.free(6)
-        wanted.clear()
-        connection.slots.serve()
-        assert connection.given[1:] == [("b", 5), ("d", 6)], "and nobody hears of the others"
-        assert connection.slots.deadline == math.inf
-
-    run(main)
-
-
-def test_slots_freed_by_the_daemon_itself_serve_the_next(connection):
-    async def main():
-        connection.take(64, "all")
-        connection.take(1, "a")
-        connection.channel.free_rows(0, 64)
-        connection.slots.serve()
-        assert connection.given[1:] == [("a", 0)]
-
-    run(main)
+async def test_slots_freed_by_the_daemon_itself_serve_the_next(connection):
+    connection.take(64, "all")
+    connection.take(1, "a")
+    connection.channel.free_rows(0, 64)
+    connection.slots.serve()
+    assert connection.given[1:] == [("a", 0)]

@@ -97,7 +97,7 @@ def replace(bench, monkeypatch):
     callbacks.clear()
 
 
-def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
+async def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
     at_ring, go_on = threading.Event(), threading.Event()
 
     def take(true, *arguments):
@@ -106,19 +106,15 @@ def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
         return true(*arguments)
 
     replace("take", take)
-
-    async def scenario():
-        bench.decode(bench.file(), 1)
-        await trio.to_thread.run_sync(at_ring.wait, 20)
-        began_s = time.monotonic()
-        bench.batches._run.expect(1)
-        bench.batches._run.expect(-1)
-        took_s = time.monotonic() - began_s
-        go_on.set()
-        assert took_s < 2, "its lock was taken"
-        await bench.until(bench.replies)
-
-    bench.run(scenario)
+    bench.decode(bench.file(), 1)
+    await trio.to_thread.run_sync(at_ring.wait, 20)
+    began_s = time.monotonic()
+    bench.batches._run.expect(1)
+    bench.batches._run.expect(-1)
+    took_s = time.monotonic() - began_s
+    go_on.set()
+    assert took_s < 2, "its lock was taken"
+    await bench.until(bench.replies)
 
 
 class Looks:
@@ -157,7 +153,7 @@ class Looks:
         self.asked = []
 
 
-def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace):
+async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace):
     looks = Looks(bench, replace)
 
     def find(true, server, handle, *arguments):
@@ -167,36 +163,29 @@ def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace):
             bench.ring(looks.handles[1], 31, 10)
         return true(server, handle, *arguments)
 
-    async def scenario():
-        looks.find = find
-        await looks.begin()
-        bench.ring(looks.handles[0], 30, 10)
-        bench.steps.gate.set()
-        await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
-        first, second = looks.handles
-        assert looks.asked[:3] == [first, second, second]
-        assert len(bench.steps.batches[-1]) == 2, "it went without the one that came"
-
-    bench.run(scenario)
+    looks.find = find
+    await looks.begin()
+    bench.ring(looks.handles[0], 30, 10)
+    bench.steps.gate.set()
+    await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+    first, second = looks.handles
+    assert looks.asked[:3] == [first, second, second]
+    assert len(bench.steps.batches[-1]) == 2, "it went without the one that came"
 
 
-def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, replace):
+async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, replace):
     looks, handed_on = Looks(bench, replace), []
     replace("unwatch", lambda *_: handed_on.append(len(looks.asked or [])) or 0)
-
-    async def scenario():
-        looks.find = lambda true, *arguments: true(*arguments)
-        await looks.begin()
-        handed_on.clear()
-        bench.ring(looks.handles[1] + 1, 30, 10)
-        bench.steps.gate.set()
-        await bench.until(lambda: handed_on)
-        assert handed_on[0] == 2, "others were waited for first"
-
-    bench.run(scenario)
+    looks.find = lambda true, *arguments: true(*arguments)
+    await looks.begin()
+    handed_on.clear()
+    bench.ring(looks.handles[1] + 1, 30, 10)
+    bench.steps.gate.set()
+    await bench.until(lambda: handed_on)
+    assert handed_on[0] == 2, "others were waited for first"
 
 
-def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
+async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
     """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
     handed_on, file, other = [], bench.file(), bench.file()
 
@@ -204,30 +193,27 @@ def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, r
         bench.program.stream = 77
         return bench.submit(other, [token], program=bench.program)
 
-    async def scenario():
-        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
-        handle = bench.decode(file, 1)
-        await submit_other(1).wait()
-        await trio.sleep(0.1)  # the thread thinks for so long
-        bench.steps.hold()
-        result = submit_other(2)
-        bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        bench.ring(handle, 3, 9)
-        bench.ring(handle + 1, 4, 9)
-        replace("watch", lambda *_: 1)
-        replace("unwatch", lambda *_: handed_on.append(1) or 0)
-        num_steps = len(bench.steps.batches)
-        bench.steps.gate.set()
-        await result.wait()
-        await bench.until(lambda: handed_on)
-        await submit_other(3).wait()
-        assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
-
-    bench.run(scenario)
+    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
+    handle = bench.decode(file, 1)
+    await submit_other(1).wait()
+    await trio.sleep(0.1)  # the thread thinks for so long
+    bench.steps.hold()
+    result = submit_other(2)
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    bench.ring(handle, 3, 9)
+    bench.ring(handle + 1, 4, 9)
+    replace("watch", lambda *_: 1)
+    replace("unwatch", lambda *_: handed_on.append(1) or 0)
+    num_steps = len(bench.steps.batches)
+    bench.steps.gate.set()
+    await result.wait()
+    await bench.until(lambda: handed_on)
+    await submit_other(3).wait()
+    assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
 
 
-def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, replace, monkeypatch):
+async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, replace, monkeypatch):
     """The run waits for nobody whom it would not wait for beside any other call."""
     grammar, file, is_decided, looks = SlowGrammar(), bench.file(), threading.Event(), []
 
@@ -250,29 +236,25 @@ def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, 
                 bench.ring(handle, 3, 9)
         return true(*arguments)
 
-    async def scenario():
-        nonlocal handle, num_steps
-        grammar.gate.release()
-        handle = bench.decode(file, 1)
-        await bench.until(lambda: used_by(bench.program).calls == 1)
-        await trio.sleep(0.1)  # the program thinks for so long
-        bench.steps.hold()
-        bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        num_steps = len(bench.steps.batches)
-        monkeypatch.setattr(aside, "lib", Native())
-        bench.program.stream = 9
-        bench.generate(bench.file(), [50], 9, max_tokens=3, decide=grammar)
-        bench.steps.gate.set()
-        await bench.until(lambda: len(bench.steps.batches) == num_steps + 3)
-        assert len(bench.steps.batches[-1]) == 1, "it waited for the loop"
-
     handle = num_steps = 0
     replace("take", take)
-    bench.run(scenario)
+    grammar.gate.release()
+    handle = bench.decode(file, 1)
+    await bench.until(lambda: used_by(bench.program).calls == 1)
+    await trio.sleep(0.1)  # the program thinks for so long
+    bench.steps.hold()
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    num_steps = len(bench.steps.batches)
+    monkeypatch.setattr(aside, "lib", Native())
+    bench.program.stream = 9
+    bench.generate(bench.file(), [50], 9, max_tokens=3, decide=grammar)
+    bench.steps.gate.set()
+    await bench.until(lambda: len(bench.steps.batches) == num_steps + 3)
+    assert len(bench.steps.batches[-1]) == 1, "it waited for the loop"
 
 
-def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, replace):
+async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, replace):
     """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
     looks = Looks(bench, replace)
 
@@ -281,22 +263,19 @@ def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(benc
             bench.ring(looks.handles[1], 31, 10)
         return true(server, handle, *arguments)
 
-    async def scenario():
-        looks.find = find
-        await looks.begin()
-        three_entries_ns = 3 * 10**9  # a call's of the latest step: one row and these take nothing
-        rows_ns = [-three_entries_ns, *[-10 * three_entries_ns] * 10]
-        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": rows_ns, "entry_ns": 10**9}))
-        num_steps = len(bench.steps.batches)
-        bench.ring(looks.handles[0], 30, 10)
-        bench.steps.gate.set()
-        await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
-        assert bench.steps.batches[num_steps] == [(3, 1)], "it waited for the other one"
-
-    bench.run(scenario)
+    looks.find = find
+    await looks.begin()
+    three_entries_ns = 3 * 10**9  # a call's of the latest step: one row and these take nothing
+    rows_ns = [-three_entries_ns, *[-10 * three_entries_ns] * 10]
+    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": rows_ns, "entry_ns": 10**9}))
+    num_steps = len(bench.steps.batches)
+    bench.ring(looks.handles[0], 30, 10)
+    bench.steps.gate.set()
+    await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+    assert bench.steps.batches[num_steps] == [(3, 1)], "it waited for the other one"
 
 
-def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace, monkeypatch):
+async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace, monkeypatch):
     """The run knows whose calls are ready: for its own account a call would be put off until that program is back."""
     monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", math.inf)  # what a step takes is the test's
     file, others, looks = bench.file(), bench.fs.kv_create(Credentials(1001, 1001), None), []
@@ -307,24 +286,20 @@ def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_
             bench.ring(handle, 3, 9)
         return true(*arguments)
 
-    async def scenario():
-        nonlocal handle
-        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
-        handle = bench.decode(file, 1)
-        await bench.until(lambda: used_by(bench.program).calls == 1)
-        await trio.sleep(0.5)  # the program thinks for so long
-        bench.steps.hold()
-        bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        num_steps = len(bench.steps.batches)
-        result = bench.submit(others, [5], program=Program(2, 1001))
-        replace("take", take)
-        bench.steps.gate.set()
-        await result.wait()
-        assert len(bench.steps.batches[num_steps]) == 1, "it was put off"
-
     handle = 0
-    bench.run(scenario)
+    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
+    handle = bench.decode(file, 1)
+    await bench.until(lambda: used_by(bench.program).calls == 1)
+    await trio.sleep(0.5)  # the program thinks for so long
+    bench.steps.hold()
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    num_steps = len(bench.steps.batches)
+    result = bench.submit(others, [5], program=Program(2, 1001))
+    replace("take", take)
+    bench.steps.gate.set()
+    await result.wait()
+    assert len(bench.steps.batches[num_steps]) == 1, "it was put off"
 
 
 def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(bench, replace, monkeypatch):
@@ -358,162 +333,134 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
     assert have_ended(crew)
 
 
-def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
-    async def scenario():
-        bench.steps.hold()
-        one = bench.generate(bench.file(), [5], 1, max_tokens=6)
-        await bench.steps.wait_entered()
-        prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
-        bench.steps.gate.set()
-        await prefill.wait()
-        await bench.settled()
-        assert one.file.table.length == 6
-        replies = bench.replies()
-        assert tokens_of(replies, 1) == [6, 7, 8, 9, 10, 11]
-        assert replies[-1][3][2:] == (Finish.LENGTH, -1)
-        sizes = [len(chunks) for chunks in bench.steps.batches]
-        assert max(sizes) == 2, "they shared a step"
-        assert all((1 in [count for _, count in chunks]) for chunks in bench.steps.batches), (
-            "no step without the decode"
-        )
-
-    bench.run(scenario)
+async def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
+    bench.steps.hold()
+    one = bench.generate(bench.file(), [5], 1, max_tokens=6)
+    await bench.steps.wait_entered()
+    prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
+    bench.steps.gate.set()
+    await prefill.wait()
+    await bench.settled()
+    assert one.file.table.length == 6
+    replies = bench.replies()
+    assert tokens_of(replies, 1) == [6, 7, 8, 9, 10, 11]
+    assert replies[-1][3][2:] == (Finish.LENGTH, -1)
+    sizes = [len(chunks) for chunks in bench.steps.batches]
+    assert max(sizes) == 2, "they shared a step"
+    assert all((1 in [count for _, count in chunks]) for chunks in bench.steps.batches), "no step without the decode"
 
 
-def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
-    async def scenario():
-        file = bench.file()
-        handle = bench.decode(file, 1)
-        for number in range(2, 30):
-            await bench.until(bench.replies)
-            bench.ring(handle, number, number)
-            bench.program.channel.arm()
-            # Should the run have stopped looking, the gate would bring it:
-            for request in bench.program.channel.receive():
-                bench.ask(request)
+async def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
+    file = bench.file()
+    handle = bench.decode(file, 1)
+    for number in range(2, 30):
         await bench.until(bench.replies)
-        bench.batches.sync()
-        assert file.table.read()[0].tolist() == [7, *range(2, 30)]
-        assert bench.batches.statistics.num_calls == 29
-        bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
-        assert file.table.length == 3, "a program that thinks keeps nobody from its file"
-
-    bench.run(scenario)
-
-
-def test_the_row_of_an_answered_call_stays_its_programs_when_the_loop_leaves_the_run(bench):
-    async def scenario():
-        file = bench.file()
-        bench.decode(file, 1)
-        await bench.until(bench.replies)
-        bench.batches.exclusive(file, lambda: None)
-        await bench.settled()
-        assert bench.program.channel.num_held_slots == 1
-
-    bench.run(scenario)
+        bench.ring(handle, number, number)
+        bench.program.channel.arm()
+        # Should the run have stopped looking, the gate would bring it:
+        for request in bench.program.channel.receive():
+            bench.ask(request)
+    await bench.until(bench.replies)
+    bench.batches.sync()
+    assert file.table.read()[0].tolist() == [7, *range(2, 30)]
+    assert bench.batches.statistics.num_calls == 29
+    bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
+    assert file.table.length == 3, "a program that thinks keeps nobody from its file"
 
 
-def test_a_call_of_a_loop_that_waits_for_its_slot_is_not_the_runs(bench):
+async def test_the_row_of_an_answered_call_stays_its_programs_when_the_loop_leaves_the_run(bench):
+    file = bench.file()
+    bench.decode(file, 1)
+    await bench.until(bench.replies)
+    bench.batches.exclusive(file, lambda: None)
+    await bench.settled()
+    assert bench.program.channel.num_held_slots == 1
+
+
+async def test_a_call_of_a_loop_that_waits_for_its_slot_is_not_the_runs(bench):
     """Although a member of the run waits for it: it has no row yet."""
-
-    async def scenario():
-        channel = bench.program.channel
-        handle = bench.decode(bench.file(), 1)
-        await bench.until(bench.replies)
-        rest = channel.num_slots - 1
-        first = channel.take_rows(rest)
-        bench.decode_on(handle, 2)
-        assert not bench.replies()
-        bench.program.free_rows(first, rest)
-        replies = []
-        await bench.until(lambda: replies.extend(bench.replies()) or replies)
-        ((number, error, _, (_, num_rows, num_entries, _), _),) = replies
-        assert (number, error, num_rows, num_entries) == (2, 0, 1, 2)
-
-    bench.run(scenario)
+    channel = bench.program.channel
+    handle = bench.decode(bench.file(), 1)
+    await bench.until(bench.replies)
+    rest = channel.num_slots - 1
+    first = channel.take_rows(rest)
+    bench.decode_on(handle, 2)
+    assert not bench.replies()
+    bench.program.free_rows(first, rest)
+    replies = []
+    await bench.until(lambda: replies.extend(bench.replies()) or replies)
+    ((number, error, _, (_, num_rows, num_entries, _), _),) = replies
+    assert (number, error, num_rows, num_entries) == (2, 0, 1, 2)
 
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=9)], ids=["no limit", "a limit on tokens"])
-def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
+async def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
     """A file; where the program has limits, all that it has computed; and all files, if the call names none."""
-
-    async def scenario():
-        bench.gate.welcome(bench.program)
-        bench.program.program.limits = limits
-        mine, other = bench.file(), bench.file()
-        handle = bench.decode(mine, 1)
-        bench.decode(other, 2)
-        answers = []
-        while len(answers) < 2:
-            await trio.sleep(0.001)
-            answers += bench.replies()
-        async with trio.open_nursery() as nursery:
-            assert (mine.table.length, other.table.length) == (0, 0)
-            bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
-            assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
-            bench.gate.handle(bench.program, Request(Op.PING, 0, 4, 0, (0, 0, 0, 0), b""), nursery)
-            assert (mine.table.length, other.table.length) == (1, 1)
-
-    bench.run(scenario)
+    bench.gate.welcome(bench.program)
+    bench.program.program.limits = limits
+    mine, other = bench.file(), bench.file()
+    handle = bench.decode(mine, 1)
+    bench.decode(other, 2)
+    answers = []
+    while len(answers) < 2:
+        await trio.sleep(0.001)
+        answers += bench.replies()
+    async with trio.open_nursery() as nursery:
+        assert (mine.table.length, other.table.length) == (0, 0)
+        bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
+        assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
+        bench.gate.handle(bench.program, Request(Op.PING, 0, 4, 0, (0, 0, 0, 0), b""), nursery)
+        assert (mine.table.length, other.table.length) == (1, 1)
 
 
-def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
-    async def scenario():
-        bench.steps.hold()
-        bench.decode(bench.file(), 1)
-        await bench.steps.wait_entered()
-        assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
-        bench.steps.gate.set()
-        await bench.until(bench.replies)
-        assert bench.batches.states() == {}
-
-    bench.run(scenario)
+async def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
+    bench.steps.hold()
+    bench.decode(bench.file(), 1)
+    await bench.steps.wait_entered()
+    assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
+    bench.steps.gate.set()
+    await bench.until(bench.replies)
+    assert bench.batches.states() == {}
 
 
-def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_answer(bench):
-    async def scenario():
-        bench.gate.welcome(bench.program)
-        base, mine = bench.file(), bench.file()
-        await bench.submit(base, [1, 2, 3]).wait()
-        fork = bench.fs.kv_fork(ME, base, None)
-        await bench.submit(base, [4]).wait()
-        bench.decode(fork, 1)
-        handle = bench.decode(mine, 2)
-        answers = []
-        while len(answers) < 2:
-            await trio.sleep(0.001)
-            answers += bench.replies()
-        bench.fs.kv_close(base)
-        before = bench.fs.pool.num_free
-        async with trio.open_nursery() as nursery:
-            bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
-        assert bench.fs.pool.num_free == before + 1
-
-    bench.run(scenario)
+async def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_answer(bench):
+    bench.gate.welcome(bench.program)
+    base, mine = bench.file(), bench.file()
+    await bench.submit(base, [1, 2, 3]).wait()
+    fork = bench.fs.kv_fork(ME, base, None)
+    await bench.submit(base, [4]).wait()
+    bench.decode(fork, 1)
+    handle = bench.decode(mine, 2)
+    answers = []
+    while len(answers) < 2:
+        await trio.sleep(0.001)
+        answers += bench.replies()
+    bench.fs.kv_close(base)
+    before = bench.fs.pool.num_free
+    async with trio.open_nursery() as nursery:
+        bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
+    assert bench.fs.pool.num_free == before + 1
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
-    async def scenario():
-        file = bench.file()
-        handle = bench.decode(file, 1)
-        if not is_first:
-            await bench.until(bench.replies)
-            bench.steps.hold()
-            bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
-        assert not bench.batches.cancel_taken(bench.program.channel, 77)
-        bench.steps.gate.set()
-        await bench.settled()
-        number, err, *_ = bench.replies()[-1]
-        assert (number, err) == (1 if is_first else 2, errno.ECANCELED)
-        assert file.table.length == (0 if is_first else 1)
-        assert not bench.program.channel.num_lent_slots
-
+async def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
     if is_first:
         bench.steps.hold()
-    bench.run(scenario)
+    file = bench.file()
+    handle = bench.decode(file, 1)
+    if not is_first:
+        await bench.until(bench.replies)
+        bench.steps.hold()
+        bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
+    assert not bench.batches.cancel_taken(bench.program.channel, 77)
+    bench.steps.gate.set()
+    await bench.settled()
+    number, err, *_ = bench.replies()[-1]
+    assert (number, err) == (1 if is_first else 2, errno.ECANCELED)
+    assert file.table.length == (0 if is_first else 1)
+    assert not bench.program.channel.num_lent_slots
 
 
 def test_beyond_its_seats_a_step_takes_turns(tmp_path):
@@ -615,57 +562,47 @@ def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_p
     bench.run(scenario)
 
 
-def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
-    async def scenario():
-        files = [bench.file(), bench.file()]
-        handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
-        await bench.until(lambda: used_by(bench.program).calls == 2)
-        before = used_by(bench.program)
-        bench.steps.hold()
-        asked_s = time.monotonic()
-        bench.decode_on(handles[0], 3)
-        await bench.steps.wait_entered()
-        bench.decode_on(handles[1], 4)
-        began_s = time.monotonic()
-        await trio.sleep(0.1)
-        waited_s = time.monotonic() - began_s
-        bench.steps.gate.set()
-        await bench.until(lambda: used_by(bench.program).calls == 4)
-        after, passed_s = used_by(bench.program), time.monotonic() - asked_s
-        computed_s = after.compute_s - before.compute_s
-        assert waited_s <= after.queue_s - before.queue_s <= 2 * passed_s - computed_s
-
-    bench.run(scenario)
+async def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
+    files = [bench.file(), bench.file()]
+    handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
+    await bench.until(lambda: used_by(bench.program).calls == 2)
+    before = used_by(bench.program)
+    bench.steps.hold()
+    asked_s = time.monotonic()
+    bench.decode_on(handles[0], 3)
+    await bench.steps.wait_entered()
+    bench.decode_on(handles[1], 4)
+    began_s = time.monotonic()
+    await trio.sleep(0.1)
+    waited_s = time.monotonic() - began_s
+    bench.steps.gate.set()
+    await bench.until(lambda: used_by(bench.program).calls == 4)
+    after, passed_s = used_by(bench.program), time.monotonic() - asked_s
+    computed_s = after.compute_s - before.compute_s
+    assert waited_s <= after.queue_s - before.queue_s <= 2 * passed_s - computed_s
 
 
-def test_each_token_says_how_long_the_file_is(bench):
-    async def scenario():
-        bench.generate(bench.file(), [50, 60], 1, max_tokens=4)
-        await bench.settled()
-        *tokens, last = bench.replies()
-        assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in (2, 3, 4, 5)]
-        assert last[3:] == ((0, 5, Finish.LENGTH, -1), b"")
-
-    bench.run(scenario)
+async def test_each_token_says_how_long_the_file_is(bench):
+    bench.generate(bench.file(), [50, 60], 1, max_tokens=4)
+    await bench.settled()
+    *tokens, last = bench.replies()
+    assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in (2, 3, 4, 5)]
+    assert last[3:] == ((0, 5, Finish.LENGTH, -1), b"")
 
 
-def test_a_draft_is_in_each_step_and_saves_some(bench):
+async def test_a_draft_is_in_each_step_and_saves_some(bench):
     """The next token is always the last one and one more, and the draft has seen most of them."""
-
-    async def scenario():
-        before = np.arange(40, 60, dtype=np.int32)
-        call = bench.generate(bench.file(), [50], 1, max_tokens=30, draft=Draft(4, 2, before))
-        await bench.settled()
-        assert tokens_of(bench.replies(), 1) == list(range(51, 81))
-        assert call.file.table.read()[0].tolist() == list(range(50, 80))
-        sizes = [size for ((_, size),) in bench.steps.batches]
-        assert sizes == [1, 1, 5, 5] + [1] * 20, "50; 51; 52 to 56; 57 to 59, and two that are wrong; 60 to 79"
-        assert call.num_rejected == 2
-
-    bench.run(scenario)
+    before = np.arange(40, 60, dtype=np.int32)
+    call = bench.generate(bench.file(), [50], 1, max_tokens=30, draft=Draft(4, 2, before))
+    await bench.settled()
+    assert tokens_of(bench.replies(), 1) == list(range(51, 81))
+    assert call.file.table.read()[0].tolist() == list(range(50, 80))
+    sizes = [size for ((_, size),) in bench.steps.batches]
+    assert sizes == [1, 1, 5, 5] + [1] * 20, "50; 51; 52 to 56; 57 to 59, and two that are wrong; 60 to 79"
+    assert call.num_rejected == 2
 
 
-def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
+async def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
     """The draft is 53 to 56, and each of its rows waits for what the grammar says of the token before."""
     grammar, found = SlowGrammar(), []
 
@@ -673,25 +610,22 @@ def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
         found.extend(tokens_of(bench.replies(), 1))
         return found[-1:] == [57]
 
-    async def scenario():
-        grammar.gate.release(2)
-        bench.generate(
-            bench.file(), [50], 1, max_tokens=20, decide=grammar, draft=Draft(4, 2, np.arange(40, 60, dtype=np.int32))
-        )
-        await bench.until(lambda: len(grammar.asked) == 3)
-        bench.generate(bench.file(), [5], 2, max_tokens=1000)
-        await bench.until(lambda: bench.batches.statistics.num_undecided > 3)
-        bench.steps.hold()
-        await bench.steps.wait_entered()
-        grammar.gate.release(5)
-        await bench.until(drawn)
-        assert found == list(range(51, 58))
-        assert len(bench.steps.batches[-1]) == 1, "the step is the other's"
-        grammar.gate.release(40)
-        bench.steps.gate.set()
-        await bench.settled()
-
-    bench.run(scenario)
+    grammar.gate.release(2)
+    bench.generate(
+        bench.file(), [50], 1, max_tokens=20, decide=grammar, draft=Draft(4, 2, np.arange(40, 60, dtype=np.int32))
+    )
+    await bench.until(lambda: len(grammar.asked) == 3)
+    bench.generate(bench.file(), [5], 2, max_tokens=1000)
+    await bench.until(lambda: bench.batches.statistics.num_undecided > 3)
+    bench.steps.hold()
+    await bench.steps.wait_entered()
+    grammar.gate.release(5)
+    await bench.until(drawn)
+    assert found == list(range(51, 58))
+    assert len(bench.steps.batches[-1]) == 1, "the step is the other's"
+    grammar.gate.release(40)
+    bench.steps.gate.set()
+    await bench.settled()
 
 
 def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(bench, monkeypatch):
@@ -718,38 +652,30 @@ def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(ben
     assert max(sum(each) for each in sizes if len(each) == 1) == 65, "alone it delays nobody"
 
 
-def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(bench):
+async def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(bench):
     slow = SlowGrammar()
-
-    async def scenario():
-        guided = bench.generate(bench.file(), [50], 1, max_tokens=3, decide=slow)
-        plain = bench.generate(bench.file(), [5], 2, max_tokens=40)
-        await bench.until(lambda: plain.file.table.length == 40)
-        await bench.until(lambda: len(slow.asked) == 1)
-        assert guided.file.table.length == 0, "what comes of its row is not decided"
-        for _ in range(10):
-            slow.gate.release()
-        await bench.settled()
-        replies = bench.replies()
-        assert tokens_of(replies, 1) == [51, 52, 53]
-        assert tokens_of(replies, 2) == list(range(6, 46))
-        assert slow.asked == [-1, 51, 52]
-        assert bench.batches.statistics.num_undecided > 30
-
-    bench.run(scenario)
+    guided = bench.generate(bench.file(), [50], 1, max_tokens=3, decide=slow)
+    plain = bench.generate(bench.file(), [5], 2, max_tokens=40)
+    await bench.until(lambda: plain.file.table.length == 40)
+    await bench.until(lambda: len(slow.asked) == 1)
+    assert guided.file.table.length == 0, "what comes of its row is not decided"
+    for _ in range(10):
+        slow.gate.release()
+    await bench.settled()
+    replies = bench.replies()
+    assert tokens_of(replies, 1) == [51, 52, 53]
+    assert tokens_of(replies, 2) == list(range(6, 46))
+    assert slow.asked == [-1, 51, 52]
+    assert bench.batches.statistics.num_undecided > 30
 
 
-def test_what_a_grammar_forces_is_no_prefill(bench):
+async def test_what_a_grammar_forces_is_no_prefill(bench):
     grammar = SlowGrammar(forced={51: [60] * 300})
     grammar.gate.release(20)
-
-    async def scenario():
-        bench.generate(bench.file(), [50], 1, max_tokens=303, decide=grammar)
-        await bench.settled()
-        assert len(tokens_of(bench.replies(), 1)) == 303
-        assert bench.batches.statistics.num_prefill_tokens == 0
-
-    bench.run(scenario)
+    bench.generate(bench.file(), [50], 1, max_tokens=303, decide=grammar)
+    await bench.settled()
+    assert len(tokens_of(bench.replies(), 1)) == 303
+    assert bench.batches.statistics.num_prefill_tokens == 0
 
 
 def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(bench):
@@ -773,104 +699,84 @@ def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(be
     assert sizes[-1] == [1, 3, 1], sizes
 
 
-def test_a_grammar_that_allows_nothing_ends_its_generation(bench):
+async def test_a_grammar_that_allows_nothing_ends_its_generation(bench):
     class Strict:
         def decide(self, token):
             words = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF if token < 0 else 0, np.uint32)
             return Decision(np.empty(0, np.int32), memoryview(words), is_over=False)
 
-    async def scenario():
-        call = bench.generate(bench.file(), [50], 1, decide=Strict())
-        await bench.settled()
-        token, length, (_, err, *_) = bench.replies()
-        assert (token[3][:2], length[3][:2]) == ((1, 1), (0, 2))
-        assert err == errno.EINVAL
-        assert call.file.table.read()[0].tolist() == [50, 51]
-
-    bench.run(scenario)
+    call = bench.generate(bench.file(), [50], 1, decide=Strict())
+    await bench.settled()
+    token, length, (_, err, *_) = bench.replies()
+    assert (token[3][:2], length[3][:2]) == ((1, 1), (0, 2))
+    assert err == errno.EINVAL
+    assert call.file.table.read()[0].tolist() == [50, 51]
 
 
-def test_what_a_grammar_forces_is_computed_once_behind_the_token_before(bench):
+async def test_what_a_grammar_forces_is_computed_once_behind_the_token_before(bench):
     grammar = SlowGrammar(forced={51: [60, 70]})
     grammar.gate.release(20)
-
-    async def scenario():
-        call = bench.generate(bench.file(), [50], 1, max_tokens=5, decide=grammar)
-        await bench.settled()
-        assert tokens_of(bench.replies(), 1) == [51, 60, 70, 71, 72]
-        computed = [start + k for ((start, size),) in bench.steps.batches for k in range(size)]
-        assert computed == [0, 1, 2, 3, 4]
-        assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
-        assert grammar.asked == [-1, 51, 71]
-
-    bench.run(scenario)
+    call = bench.generate(bench.file(), [50], 1, max_tokens=5, decide=grammar)
+    await bench.settled()
+    assert tokens_of(bench.replies(), 1) == [51, 60, 70, 71, 72]
+    computed = [start + k for ((start, size),) in bench.steps.batches for k in range(size)]
+    assert computed == [0, 1, 2, 3, 4]
+    assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
+    assert grammar.asked == [-1, 51, 71]
 
 
-def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
+async def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
     """The end token was computed before the grammar had told that it is the end."""
     slow = SlowGrammar(is_over_after=2)
-
-    async def scenario():
-        guided = bench.generate(bench.file(), [50], 1, max_tokens=9, decide=slow)
-        for _ in range(3):
-            slow.gate.release()
-        await bench.settled()
-        replies = bench.replies()
-        assert tokens_of(replies, 1) == [51, 52]
-        assert replies[-1][3][1:3] == (2, Finish.GRAMMAR)
-        assert guided.file.table.read()[0].tolist() == [50, 51]
-
-    bench.run(scenario)
+    guided = bench.generate(bench.file(), [50], 1, max_tokens=9, decide=slow)
+    for _ in range(3):
+        slow.gate.release()
+    await bench.settled()
+    replies = bench.replies()
+    assert tokens_of(replies, 1) == [51, 52]
+    assert replies[-1][3][1:3] == (2, Finish.GRAMMAR)
+    assert guided.file.table.read()[0].tolist() == [50, 51]
 
 
-def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
-    async def scenario():
-        bench.steps.hold()
-        first = bench.generate(bench.file(), [5], 1, max_tokens=3)
-        await bench.steps.wait_entered()
-        bench.steps.failure = RuntimeError("planted")
-        later = bench.generate(bench.file(), [9], 2, max_tokens=3)
-        bench.steps.gate.set()
-        await bench.settled()
-        replies = bench.replies()
-        assert tokens_of(replies, 2) == [10, 11, 12]
-        assert [err for number, err, *_ in replies if number == 1] == [errno.EIO]
-        assert b"planted" in next(payload for number, _, _, _, payload in replies if number == 1)
-        assert (first.file.table.length, later.file.table.length) == (0, 3)
-
-    bench.run(scenario)
+async def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
+    bench.steps.hold()
+    first = bench.generate(bench.file(), [5], 1, max_tokens=3)
+    await bench.steps.wait_entered()
+    bench.steps.failure = RuntimeError("planted")
+    later = bench.generate(bench.file(), [9], 2, max_tokens=3)
+    bench.steps.gate.set()
+    await bench.settled()
+    replies = bench.replies()
+    assert tokens_of(replies, 2) == [10, 11, 12]
+    assert [err for number, err, *_ in replies if number == 1] == [errno.EIO]
+    assert b"planted" in next(payload for number, _, _, _, payload in replies if number == 1)
+    assert (first.file.table.length, later.file.table.length) == (0, 3)
 
 
-def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(bench):
-    async def scenario():
-        file = bench.file()
-        handle = bench.decode(file, 1)
-        await bench.until(bench.replies)
-        bench.steps.hold()
-        bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        behind = bench.submit(file, [9], program=Program(2))
-        bench.steps.failure = RuntimeError("planted")
-        bench.steps.gate.set()
-        await behind.wait()
-        assert [(number, err) for number, err, *_ in bench.replies()] == [(2, errno.EIO)]
-        assert file.table.read()[0].tolist() == [7, 9]
-
-    bench.run(scenario)
+async def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(bench):
+    file = bench.file()
+    handle = bench.decode(file, 1)
+    await bench.until(bench.replies)
+    bench.steps.hold()
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    behind = bench.submit(file, [9], program=Program(2))
+    bench.steps.failure = RuntimeError("planted")
+    bench.steps.gate.set()
+    await behind.wait()
+    assert [(number, err) for number, err, *_ in bench.replies()] == [(2, errno.EIO)]
+    assert file.table.read()[0].tolist() == [7, 9]
 
 
-def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
-    async def scenario():
-        call = bench.generate(bench.file(), [5], 1, max_tokens=250)
-        await bench.settled()
-        assert call.file.table.length == 250
-        assert call.num_appended == 250
-        assert bench.batches.statistics.num_steps == 250
-        positions = call.file.table.read()[1]
-        assert positions.tolist() == list(range(250))
-        assert bench.batches.statistics.num_wakes < 30, "one for each time that it needed room, and its end"
-
-    bench.run(scenario)
+async def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
+    call = bench.generate(bench.file(), [5], 1, max_tokens=250)
+    await bench.settled()
+    assert call.file.table.length == 250
+    assert call.num_appended == 250
+    assert bench.batches.statistics.num_steps == 250
+    positions = call.file.table.read()[1]
+    assert positions.tolist() == list(range(250))
+    assert bench.batches.statistics.num_wakes < 30, "one for each time that it needed room, and its end"
 
 
 def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(tmp_path):
@@ -895,23 +801,19 @@ def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(
     bench.run(scenario)
 
 
-def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
+async def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
     grammar = SlowGrammar()
     grammar.gate.release(20)
-
-    async def scenario():
-        bench.steps.hold()
-        bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar)
-        await bench.steps.wait_entered()
-        needs = bench.fs.pool.num_free * 32 + 1  # so a page more: of those that are reserved ahead
-        prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
-        bench.steps.gate.set()
-        await prefill.wait()
-        await bench.settled()
-        assert tokens_of(bench.replies(), 1) == [51, 52, 53]
-        assert grammar.asked == [-1, 51, 52]
-
-    bench.run(scenario)
+    bench.steps.hold()
+    bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar)
+    await bench.steps.wait_entered()
+    needs = bench.fs.pool.num_free * 32 + 1  # so a page more: of those that are reserved ahead
+    prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
+    bench.steps.gate.set()
+    await prefill.wait()
+    await bench.settled()
+    assert tokens_of(bench.replies(), 1) == [51, 52, 53]
+    assert grammar.asked == [-1, 51, 52]
 
 
 def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
@@ -933,43 +835,36 @@ def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     assert int(found[1]) <= time.monotonic() - began_s + 1
 
 
-def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
-    async def scenario():
-        file, done = bench.file(), []
-        bench.steps.hold()
-        bench.submit(file, [1, 2, 3])
-        await bench.steps.wait_entered()
-        bench.decode(file, 1)
-        bench.decode(file, 2, token=8)
-        bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
-        bench.steps.gate.set()
-        await bench.settled()
-        assert [number for number, *_ in bench.replies()] == [1, 2]
-        assert done == [[1, 2, 3, 7, 8]]
-
-    bench.run(scenario)
+async def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
+    file, done = bench.file(), []
+    bench.steps.hold()
+    bench.submit(file, [1, 2, 3])
+    await bench.steps.wait_entered()
+    bench.decode(file, 1)
+    bench.decode(file, 2, token=8)
+    bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
+    bench.steps.gate.set()
+    await bench.settled()
+    assert [number for number, *_ in bench.replies()] == [1, 2]
+    assert done == [[1, 2, 3, 7, 8]]
 
 
-def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
+async def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
     """A reader of files takes the news of all members, and the run does not ring for these any more."""
-
-    async def scenario():
-        bench.steps.hold()
-        bench.generate(bench.file(), [5], 1, max_tokens=1)
-        await bench.steps.wait_entered()
-        bench.steps.gate.set()
-        while True:
-            with suppress(BlockingIOError):  # it rings, and nobody hears it
-                os.eventfd_read(bench.batches._run._wake_fd)
-                break
-        bench.batches.sync()
-        with trio.move_on_after(5):
-            while bench.batches.num_waiting:  # noqa: ASYNC110 - nobody may `sync`
-                await trio.sleep(0.001)
-        assert bench.batches.num_waiting == 0
-        assert tokens_of(bench.replies(), 1) == [6]
-
-    bench.run(scenario)
+    bench.steps.hold()
+    bench.generate(bench.file(), [5], 1, max_tokens=1)
+    await bench.steps.wait_entered()
+    bench.steps.gate.set()
+    while True:
+        with suppress(BlockingIOError):  # it rings, and nobody hears it
+            os.eventfd_read(bench.batches._run._wake_fd)
+            break
+    bench.batches.sync()
+    with trio.move_on_after(5):
+        while bench.batches.num_waiting:  # noqa: ASYNC110 - nobody may `sync`
+            await trio.sleep(0.001)
+    assert bench.batches.num_waiting == 0
+    assert tokens_of(bench.replies(), 1) == [6]
 
 
 def test_a_member_is_given_room_once_however_often_its_news_are_taken(bench):
@@ -1037,7 +932,7 @@ def test_room_that_is_being_zeroed_is_given_back_afterwards(bench, monkeypatch):
     bench.run(scenario)
 
 
-def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(bench, monkeypatch):
+async def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(bench, monkeypatch):
     class AlwaysDrawn:
         def sym_loop_drawn(self, _loop, drawn, _max):
             drawn[1] = 0  # of a call that has left
@@ -1045,100 +940,80 @@ def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(ben
 
     done, is_enough = threading.Event(), threading.Event()
     monkeypatch.setattr(aside, "lib", AlwaysDrawn())
-
-    async def scenario():
-        bench.batches._run.aside.ask(done.set, lambda _error: None)
-        had_its_turn = await trio.to_thread.run_sync(done.wait, 5)
-        is_enough.set()
-        assert had_its_turn
-
-    bench.run(scenario)
+    bench.batches._run.aside.ask(done.set, lambda _error: None)
+    had_its_turn = await trio.to_thread.run_sync(done.wait, 5)
+    is_enough.set()
+    assert had_its_turn
 
 
-def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
-    async def scenario():
-        file = bench.file()
-        handle = bench.decode(file, 1)
-        await bench.until(bench.replies)
-        bench.steps.hold()
-        bench.decode_on(handle, 2)
-        await bench.steps.wait_entered()
-        run = bench.batches._run
-        member = run.member_of(file.table)
-        run.find_taken = lambda _channel, _id: iter([member])  # call 99 was found, and answered in the next moment
-        assert bench.batches.cancel_taken(bench.program.channel, 99)
-        bench.steps.gate.set()
-        await bench.until(lambda: file.table.length == 2)
-        assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
-
-    bench.run(scenario)
+async def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
+    file = bench.file()
+    handle = bench.decode(file, 1)
+    await bench.until(bench.replies)
+    bench.steps.hold()
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    run = bench.batches._run
+    member = run.member_of(file.table)
+    run.find_taken = lambda _channel, _id: iter([member])  # call 99 was found, and answered in the next moment
+    assert bench.batches.cancel_taken(bench.program.channel, 99)
+    bench.steps.gate.set()
+    await bench.until(lambda: file.table.length == 2)
+    assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
 
 
-def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then(bench):
-    async def scenario():
-        file, closed = bench.file(), trio.Event()
-        bench.steps.hold()
-        bench.submit(file, [1, 2, 3])
-        await bench.steps.wait_entered()
-        bench.decode(file, 1)
-        bench.batches.when_unused(file, closed.set)
-        bench.steps.gate.set()
-        with trio.fail_after(5):
-            await closed.wait()
-        assert [number for number, *_ in bench.replies()] == [1]
-        await bench.settled()
-
-    bench.run(scenario)
+async def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then(bench):
+    file, closed = bench.file(), trio.Event()
+    bench.steps.hold()
+    bench.submit(file, [1, 2, 3])
+    await bench.steps.wait_entered()
+    bench.decode(file, 1)
+    bench.batches.when_unused(file, closed.set)
+    bench.steps.gate.set()
+    with trio.fail_after(5):
+        await closed.wait()
+    assert [number for number, *_ in bench.replies()] == [1]
+    await bench.settled()
 
 
-def test_a_handle_is_closed_at_once_while_its_program_thinks(bench):
-    async def scenario():
-        file, lengths = bench.file(), []
-        bench.decode(file, 1)
-        await bench.until(bench.replies)
-        bench.batches.when_unused(file, lambda: lengths.append(file.table.length))
-        assert lengths == [1]
-
-    bench.run(scenario)
+async def test_a_handle_is_closed_at_once_while_its_program_thinks(bench):
+    file, lengths = bench.file(), []
+    bench.decode(file, 1)
+    await bench.until(bench.replies)
+    bench.batches.when_unused(file, lambda: lengths.append(file.table.length))
+    assert lengths == [1]
 
 
-def test_a_grammar_that_fails_fails_its_own_generation(bench):
+async def test_a_grammar_that_fails_fails_its_own_generation(bench):
     class Broken:
         def decide(self, token):
             raise RuntimeError("planted")
 
-    async def scenario():
-        good = SlowGrammar()
-        good.gate.release(20)
-        bench.generate(bench.file(), [5], 1, decide=Broken())
-        bench.generate(bench.file(), [50], 2, max_tokens=3, decide=good)
-        with trio.fail_after(5):
-            await bench.settled()
-        replies = bench.replies()
-        assert [err for number, err, more, *_ in replies if number == 1 and not more] == [errno.EIO]
-        assert tokens_of(replies, 2) == [51, 52, 53]
-
-    bench.run(scenario)
+    good = SlowGrammar()
+    good.gate.release(20)
+    bench.generate(bench.file(), [5], 1, decide=Broken())
+    bench.generate(bench.file(), [50], 2, max_tokens=3, decide=good)
+    with trio.fail_after(5):
+        await bench.settled()
+    replies = bench.replies()
+    assert [err for number, err, more, *_ in replies if number == 1 and not more] == [errno.EIO]
+    assert tokens_of(replies, 2) == [51, 52, 53]
 
 
-def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
+async def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
     ann, asked = Credentials(1001, 1001), []
     leave = StandingRun.leave
     monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: asked.append(words) or leave(*words)))
-
-    async def scenario():
-        bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
-        going = bench.generate(bench.file(), [5], 1, max_tokens=250)
-        theirs = bench.fs.kv_create(ann, None)
-        for _ in range(5):
-            with pytest.raises(OverQuota):
-                await bench.submit(theirs, [1] * 100, rows="none", program=Program(2, 1001)).wait()
-        await bench.settled()
-        assert tokens_of(bench.replies(), 1)[-1] == (5 + 250) % VOCAB_SIZE
-        assert going.num_appended == 250
-        assert not asked, "nobody had to leave"
-
-    bench.run(scenario)
+    bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
+    going = bench.generate(bench.file(), [5], 1, max_tokens=250)
+    theirs = bench.fs.kv_create(ann, None)
+    for _ in range(5):
+        with pytest.raises(OverQuota):
+            await bench.submit(theirs, [1] * 100, rows="none", program=Program(2, 1001)).wait()
+    await bench.settled()
+    assert tokens_of(bench.replies(), 1)[-1] == (5 + 250) % VOCAB_SIZE
+    assert going.num_appended == 250
+    assert not asked, "nobody had to leave"
 
 
 # How long steps and calls take
@@ -1157,43 +1032,37 @@ def test_each_bound_is_the_square_root_of_two_times_the_one_before():
     assert ratios == pytest.approx([2**0.5] * 40, rel=1e-3)
 
 
-def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_that_took(bench):
-    async def scenario():
-        bench.steps.gate.clear()
-        first = bench.submit(bench.file(), [1, 2, 3])
-        await bench.steps.wait_entered()
-        second = bench.submit(bench.file(), [4], program=Program(2))
-        await trio.sleep(HELD_S)  # the step takes so long
-        bench.steps.gate.set()
-        await first.wait()
-        await second.wait()
-        numbers = bench.batches.statistics
-        steps, stretches, waits = numbers.step_times, numbers.stretch_times, numbers.wait_times
-        assert (sum(steps.nums), sum(stretches.nums), sum(waits.nums)) == (2, 2, 2)
-        assert beyond(steps, HELD_S / 2) >= 1
-        assert beyond(stretches, HELD_S / 2) == 2, "the one that was computed so long, and the one that waited"
-        assert beyond(waits, HELD_S / 2) >= 1
-        assert stretches.total_s - waits.total_s > HELD_S - 0.1 < waits.total_s
-
-    bench.run(scenario)
+async def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_that_took(bench):
+    bench.steps.gate.clear()
+    first = bench.submit(bench.file(), [1, 2, 3])
+    await bench.steps.wait_entered()
+    second = bench.submit(bench.file(), [4], program=Program(2))
+    await trio.sleep(HELD_S)  # the step takes so long
+    bench.steps.gate.set()
+    await first.wait()
+    await second.wait()
+    numbers = bench.batches.statistics
+    steps, stretches, waits = numbers.step_times, numbers.stretch_times, numbers.wait_times
+    assert (sum(steps.nums), sum(stretches.nums), sum(waits.nums)) == (2, 2, 2)
+    assert beyond(steps, HELD_S / 2) >= 1
+    assert beyond(stretches, HELD_S / 2) == 2, "the one that was computed so long, and the one that waited"
+    assert beyond(waits, HELD_S / 2) >= 1
+    assert stretches.total_s - waits.total_s > HELD_S - 0.1 < waits.total_s
 
 
-def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
-    async def scenario():
-        bench.generate(bench.file(), [5, 6], 1, max_tokens=6)
-        await bench.settled()
-        assert sum(bench.batches.statistics.stretch_times.nums) == 6, "the prompt, and all tokens but the last"
-        assert bench.replies()
-        file = bench.file()
-        handle = bench.decode(file, 2)
+async def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
+    bench.generate(bench.file(), [5, 6], 1, max_tokens=6)
+    await bench.settled()
+    assert sum(bench.batches.statistics.stretch_times.nums) == 6, "the prompt, and all tokens but the last"
+    assert bench.replies()
+    file = bench.file()
+    handle = bench.decode(file, 2)
+    await bench.until(bench.replies)
+    for number in (3, 4):
+        bench.decode_on(handle, number)
         await bench.until(bench.replies)
-        for number in (3, 4):
-            bench.decode_on(handle, number)
-            await bench.until(bench.replies)
-        assert sum(bench.batches.statistics.stretch_times.nums) == 9
-        assert beyond(bench.batches.statistics.stretch_times, 20) == 0
-
-    bench.run(scenario)
+    assert sum(bench.batches.statistics.stretch_times.nums) == 9
+    assert beyond(bench.batches.statistics.stretch_times, 20) == 0
 
 
 def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_after_it_has_gone(bench):
@@ -1228,7 +1097,7 @@ def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(t
     assert "the cost model of steps can't be saved: " in caplog.text
 
 
-def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
+async def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
     """A row takes a millisecond, so the step's limit bounds a prefill's rows beside a call that decodes."""
 
     async def chunk_within(step_s: float) -> int:
@@ -1248,13 +1117,10 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monke
         sizes = [sorted(size for _, size in batch) for batch in bench.steps.batches[first:]]
         return next(batch[-1] for batch in sizes if len(batch) == 2)
 
-    async def scenario():
-        monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all
-        cost = bench.batches.cost.coefficients
-        cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
-        bench.batches._run.set_cost(cost)
-        wide, narrow = await chunk_within(0.06), await chunk_within(0.02)
-        assert 20 < wide < 60
-        assert narrow < 20
-
-    bench.run(scenario)
+    monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all
+    cost = bench.batches.cost.coefficients
+    cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
+    bench.batches._run.set_cost(cost)
+    wide, narrow = await chunk_within(0.06), await chunk_within(0.02)
+    assert 20 < wide < 60
+    assert narrow < 20

@@ -114,109 +114,90 @@ def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_p
         assert all(np.array_equal(row, other) for row, other in zip(rows, found[1][number], strict=True))
 
 
-def test_a_call_that_waits_for_pages_says_so(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        first = await holding_memory(bench)
-        second = bench.submit(file, [5])
-        assert waits(bench, second)
-        bench.steps.gate.set()
-        await first.wait()
-        await second.wait()
-
-    bench.run(scenario)
+async def test_a_call_that_waits_for_pages_says_so(bench: KeptBench) -> None:
+    file = await on_disk(bench, 1)
+    first = await holding_memory(bench)
+    second = bench.submit(file, [5])
+    assert waits(bench, second)
+    bench.steps.gate.set()
+    await first.wait()
+    await second.wait()
 
 
-def test_a_call_that_is_cancelled_while_it_waits_for_pages_leaves_nothing_and_the_next_goes_on(
+async def test_a_call_that_is_cancelled_while_it_waits_for_pages_leaves_nothing_and_the_next_goes_on(
     bench: KeptBench,
 ) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        before = bench.fs.pool.num_free
-        first = await holding_memory(bench)
-        second, third = bench.submit(file, prompt(2)), bench.submit(file, [5])
-        assert waits(bench, second)
-        bench.batches.cancel(second.call)
-        assert second.is_over
-        assert waits(bench, third)
-        bench.steps.gate.set()
-        await first.wait()
-        await third.wait()
-        assert file.table.length == 3 * PAGE + 6
-        bench.fs.kv_close(first.call.file)
-        assert bench.fs.pool.num_free == before
-
-    bench.run(scenario)
+    file = await on_disk(bench, 1)
+    before = bench.fs.pool.num_free
+    first = await holding_memory(bench)
+    second, third = bench.submit(file, prompt(2)), bench.submit(file, [5])
+    assert waits(bench, second)
+    bench.batches.cancel(second.call)
+    assert second.is_over
+    assert waits(bench, third)
+    bench.steps.gate.set()
+    await first.wait()
+    await third.wait()
+    assert file.table.length == 3 * PAGE + 6
+    bench.fs.kv_close(first.call.file)
+    assert bench.fs.pool.num_free == before
 
 
-def test_a_deadline_passes_while_a_call_waits_for_pages(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        first = await holding_memory(bench)
-        second = bench.submit(file, [5], deadline_s=time.monotonic() + 0.02)
-        with pytest.raises(SymError) as caught:
-            await second.wait()
-        assert caught.value.errno == errno.ETIMEDOUT
-        bench.steps.gate.set()
-        await first.wait()
-        await bench.submit(file, [5]).wait()
-        assert file.table.length == 3 * PAGE + 6
-
-    bench.run(scenario)
+async def test_a_deadline_passes_while_a_call_waits_for_pages(bench: KeptBench) -> None:
+    file = await on_disk(bench, 1)
+    first = await holding_memory(bench)
+    second = bench.submit(file, [5], deadline_s=time.monotonic() + 0.02)
+    with pytest.raises(SymError) as caught:
+        await second.wait()
+    assert caught.value.errno == errno.ETIMEDOUT
+    bench.steps.gate.set()
+    await first.wait()
+    await bench.submit(file, [5]).wait()
+    assert file.table.length == 3 * PAGE + 6
 
 
-def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        first = await holding_memory(bench)
-        program = Program(7)
-        second = bench.submit(file, [5], program=program)
-        bench.batches.drop(program)
-        bench.steps.gate.set()
-        await first.wait()
-        third = bench.submit(file, [6], program=program)  # while the disk is read
-        bench.batches.drop(program)
-        await bench.submit(file, [7]).wait()
-        assert file.table.read()[0].tolist() == [*prompt(1), 7]
-        assert not second.is_over
-        assert not third.is_over
-        await until(lambda: not bench.fs.pool.num_pinned)
-
-    bench.run(scenario)
+async def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
+    file = await on_disk(bench, 1)
+    first = await holding_memory(bench)
+    program = Program(7)
+    second = bench.submit(file, [5], program=program)
+    bench.batches.drop(program)
+    bench.steps.gate.set()
+    await first.wait()
+    third = bench.submit(file, [6], program=program)  # while the disk is read
+    bench.batches.drop(program)
+    await bench.submit(file, [7]).wait()
+    assert file.table.read()[0].tolist() == [*prompt(1), 7]
+    assert not second.is_over
+    assert not third.is_over
+    await until(lambda: not bench.fs.pool.num_pinned)
 
 
-def test_what_can_never_be_in_memory_at_once_is_told_so_and_others_go_on(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        first = await holding_memory(bench)
-        large, small = bench.submit(bench.file(), prompt(1, 17 * PAGE)), bench.submit(bench.file(), prompt(2))
-        with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
-            await large.wait()
-        assert large.call.file.table.length == 0
-        bench.steps.gate.set()
-        await first.wait()
-        await small.wait()
-
-    bench.run(scenario)
+async def test_what_can_never_be_in_memory_at_once_is_told_so_and_others_go_on(bench: KeptBench) -> None:
+    first = await holding_memory(bench)
+    large, small = bench.submit(bench.file(), prompt(1, 17 * PAGE)), bench.submit(bench.file(), prompt(2))
+    with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
+        await large.wait()
+    assert large.call.file.table.length == 0
+    bench.steps.gate.set()
+    await first.wait()
+    await small.wait()
 
 
-def test_equal_ones_that_need_all_of_memory_take_turns(bench: KeptBench) -> None:
+async def test_equal_ones_that_need_all_of_memory_take_turns(bench: KeptBench) -> None:
     """Twelve pages each of sixteen: only one is there at a time."""
+    files = [await computed(bench, number, 11 * PAGE) for number in range(3)]
+    order: list[int] = []
 
-    async def scenario() -> None:
-        files = [await computed(bench, number, 11 * PAGE) for number in range(3)]
-        order: list[int] = []
+    async def go_on(place: int) -> None:
+        for each in range(4):
+            await bench.submit(files[place], [each], program=Program(place + 1)).wait()
+            order.append(place)
 
-        async def go_on(place: int) -> None:
-            for each in range(4):
-                await bench.submit(files[place], [each], program=Program(place + 1)).wait()
-                order.append(place)
-
-        async with trio.open_nursery() as nursery:
-            for place in range(3):
-                nursery.start_soon(go_on, place)
-        assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4
-
-    bench.run(scenario)
+    async with trio.open_nursery() as nursery:
+        for place in range(3):
+            nursery.start_soon(go_on, place)
+    assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def generated(answers: Answers, number: int) -> list[int]:
@@ -265,19 +246,15 @@ def begin(
     )
 
 
-def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench: KeptBench) -> None:
+async def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench: KeptBench) -> None:
     """A fork whose pages fill memory, with the tail that it copies: entries reserved ahead have no room beside them."""
-
-    async def scenario() -> None:
-        source = await on_disk(bench, 1, 14 * PAGE + 5)
-        lip = bench.lip()
-        answers: Answers = lip.channel
-        begin(bench, lip, bench.fs.kv_fork(ME, source, None), [1], 1, max_tokens=8, priority=0)
-        await until(lambda: 1 in answers.over)
-        assert answers.errors == {1: 0}
-        assert len(generated(answers, 1)) == 8
-
-    bench.run(scenario)
+    source = await on_disk(bench, 1, 14 * PAGE + 5)
+    lip = bench.lip()
+    answers: Answers = lip.channel
+    begin(bench, lip, bench.fs.kv_fork(ME, source, None), [1], 1, max_tokens=8, priority=0)
+    await until(lambda: 1 in answers.over)
+    assert answers.errors == {1: 0}
+    assert len(generated(answers, 1)) == 8
 
 
 def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tmp_path: Path, bench: KeptBench) -> None:
@@ -295,99 +272,83 @@ def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tm
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_call_that_is_given_up_while_it_waits_for_pages_refers_to_itself_no_more(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        result = bench.submit(file, [5])
-        assert waits(bench, result)
-        given_up, result.call = result.call, None
-        assert given_up is not None
-        call = weakref.ref(given_up)
-        bench.batches.cancel(given_up)
-        del given_up
-        assert result.is_over
-        await until(lambda: call() is None)
-
-    bench.run(scenario)
+async def test_a_call_that_is_given_up_while_it_waits_for_pages_refers_to_itself_no_more(bench: KeptBench) -> None:
+    file = await on_disk(bench, 1)
+    result = bench.submit(file, [5])
+    assert waits(bench, result)
+    given_up, result.call = result.call, None
+    assert given_up is not None
+    call = weakref.ref(given_up)
+    bench.batches.cancel(given_up)
+    del given_up
+    assert result.is_over
+    await until(lambda: call() is None)
 
 
-def test_no_more_calls_make_room_than_a_higher_priority_needs(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        low = [await holding_memory(bench, 6 * PAGE, priority=-10)]
-        low.append(bench.submit(bench.file(), prompt(1, 6 * PAGE), priority=-10))
-        high = bench.submit(bench.file(), prompt(2, 8 * PAGE), priority=10)
-        assert waits(bench, high)
-        assert bench.pager.statistics().num_preempted == 1
-        bench.steps.gate.set()
-        for result in (*low, high):
-            await result.wait()
-
-    bench.run(scenario)
+async def test_no_more_calls_make_room_than_a_higher_priority_needs(bench: KeptBench) -> None:
+    low = [await holding_memory(bench, 6 * PAGE, priority=-10)]
+    low.append(bench.submit(bench.file(), prompt(1, 6 * PAGE), priority=-10))
+    high = bench.submit(bench.file(), prompt(2, 8 * PAGE), priority=10)
+    assert waits(bench, high)
+    assert bench.pager.statistics().num_preempted == 1
+    bench.steps.gate.set()
+    for result in (*low, high):
+        await result.wait()
 
 
-def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
+async def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
     bench: KeptBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decode steps of a file that holds most of memory end for a while when its time is over."""
     monkeypatch.setattr(making_room, "QUANTUM_S", 0.05)
+    first = await computed(bench, 1, 10 * PAGE)
+    second = await on_disk(bench, 2, 8 * PAGE)
+    num_done = [0, 0]
 
-    async def scenario() -> None:
-        first = await computed(bench, 1, 10 * PAGE)
-        second = await on_disk(bench, 2, 8 * PAGE)
-        num_done = [0, 0]
+    async def go_on(place: int, file: OpenKv) -> None:
+        while min(num_done) < 5:
+            await bench.submit(file, [1], program=Program(place + 1)).wait()
+            num_done[place] += 1
 
-        async def go_on(place: int, file: OpenKv) -> None:
-            while min(num_done) < 5:
-                await bench.submit(file, [1], program=Program(place + 1)).wait()
-                num_done[place] += 1
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(go_on, 0, first)
-            nursery.start_soon(go_on, 1, second)
-        assert first.table.length == 10 * PAGE + num_done[0]
-        assert second.table.length == 8 * PAGE + num_done[1]
-        assert bench.pager.statistics().num_dropped >= 8, "they can't both be in memory"
-
-    bench.run(scenario)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on, 0, first)
+        nursery.start_soon(go_on, 1, second)
+    assert first.table.length == 10 * PAGE + num_done[0]
+    assert second.table.length == 8 * PAGE + num_done[1]
+    assert bench.pager.statistics().num_dropped >= 8, "they can't both be in memory"
 
 
-def test_what_is_done_to_a_file_waits_behind_a_call_that_waits_for_pages(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = await on_disk(bench, 1)
-        first = await holding_memory(bench)
-        second = bench.submit(file, [5])
-        done: list[int] = []
+async def test_what_is_done_to_a_file_waits_behind_a_call_that_waits_for_pages(bench: KeptBench) -> None:
+    file = await on_disk(bench, 1)
+    first = await holding_memory(bench)
+    second = bench.submit(file, [5])
+    done: list[int] = []
 
-        def cut() -> None:
-            bench.fs.kv_truncate(file, 2)
-            done.append(file.table.length)
+    def cut() -> None:
+        bench.fs.kv_truncate(file, 2)
+        done.append(file.table.length)
 
-        bench.batches.when_unused(file, cut)
-        assert waits(bench, second)
-        assert done == []
-        bench.steps.gate.set()
-        await first.wait()
-        await second.wait()
-        await until(lambda: done == [2])
-        assert file.table.read()[0].tolist() == prompt(1)[:2]
-
-    bench.run(scenario)
+    bench.batches.when_unused(file, cut)
+    assert waits(bench, second)
+    assert done == []
+    bench.steps.gate.set()
+    await first.wait()
+    await second.wait()
+    await until(lambda: done == [2])
+    assert file.table.read()[0].tolist() == prompt(1)[:2]
 
 
-def test_a_file_loses_its_name_while_a_call_waits_for_its_pages(bench: KeptBench) -> None:
-    async def scenario() -> None:
-        file = bench.fs.kv_create(ME, "named.kv")
-        await bench.submit(file, prompt(1)).wait()
-        await bench.pager.put_on_disk(file.table)
-        first = await holding_memory(bench)
-        second = bench.submit(file, [5])
-        bench.fs.kv_remove(ME, "named.kv")
-        bench.steps.gate.set()
-        await first.wait()
-        await second.wait()
-        assert file.table.read()[0].tolist() == [*prompt(1), 5]
-
-    bench.run(scenario)
+async def test_a_file_loses_its_name_while_a_call_waits_for_its_pages(bench: KeptBench) -> None:
+    file = bench.fs.kv_create(ME, "named.kv")
+    await bench.submit(file, prompt(1)).wait()
+    await bench.pager.put_on_disk(file.table)
+    first = await holding_memory(bench)
+    second = bench.submit(file, [5])
+    bench.fs.kv_remove(ME, "named.kv")
+    bench.steps.gate.set()
+    await first.wait()
+    await second.wait()
+    assert file.table.read()[0].tolist() == [*prompt(1), 5]
 
 
 def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(
@@ -416,37 +377,31 @@ def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(
     assert any("/broken.kv" in record.getMessage() for record in caplog.records)
 
 
-def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) -> None:
+async def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) -> None:
     """Cancelled, late, dropped and closed in every order: nothing stays pinned, and the books are right."""
+    rng = np.random.default_rng(5)
+    files = [await computed(bench, number) for number in range(12)]
+    programs: list[Program] = []
 
-    async def scenario() -> None:
-        rng = np.random.default_rng(5)
-        files = [await computed(bench, number) for number in range(12)]
-        programs: list[Program] = []
+    async def work(place: int) -> None:
+        for _ in range(8):
+            program, how = Program(place + 1), int(rng.integers(5))
+            programs.append(program)
+            deadline_s = time.monotonic() + float(rng.uniform(0, 0.01)) if how == 0 else None
+            result = bench.submit(files[place], [1] * int(rng.integers(1, 40)), program=program, deadline_s=deadline_s)
+            await trio.sleep(float(rng.uniform(0, 0.01)))
+            if how == 1:
+                bench.batches.cancel(result.call)
+            elif how == 2:
+                bench.batches.drop(program)
+                continue
+            await ended(result)
 
-        async def work(place: int) -> None:
-            for _ in range(8):
-                program, how = Program(place + 1), int(rng.integers(5))
-                programs.append(program)
-                deadline_s = time.monotonic() + float(rng.uniform(0, 0.01)) if how == 0 else None
-                result = bench.submit(
-                    files[place], [1] * int(rng.integers(1, 40)), program=program, deadline_s=deadline_s
-                )
-                await trio.sleep(float(rng.uniform(0, 0.01)))
-                if how == 1:
-                    bench.batches.cancel(result.call)
-                elif how == 2:
-                    bench.batches.drop(program)
-                    continue
-                await ended(result)
-
-        async with trio.open_nursery() as nursery:
-            for place in range(12):
-                nursery.start_soon(work, place)
-        await until(lambda: not bench.batches._calls and not bench.fs.pool.num_pinned)
-        assert {program.program.num_promised for program in programs} == {0}
-
-    bench.run(scenario)
+    async with trio.open_nursery() as nursery:
+        for place in range(12):
+            nursery.start_soon(work, place)
+    await until(lambda: not bench.batches._calls and not bench.fs.pool.num_pinned)
+    assert {program.program.num_promised for program in programs} == {0}
 
 
 async def ended(result: Result) -> Any:

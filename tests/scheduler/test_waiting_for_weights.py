@@ -26,53 +26,44 @@ def bench(tmp_path):
     return EarlyBench(tmp_path)
 
 
-def test_calls_wait_for_the_decoder_in_the_order_of_their_arrival(bench):
-    async def scenario():
-        file = bench.file()
-        results = [bench.submit(file, [token], program=Program(token)) for token in (1, 2, 3)]
-        await trio.testing.wait_all_tasks_blocked()
-        assert not any(result.is_over for result in results)
-        assert bench.batches.num_waiting == 3
-        assert bench.fs.kv_fork(ME, file, None).table.length == 0
-        assert not bench.batches.has_decoder
-        bench.batches.provide(bench.steps)
-        (row,) = await results[-1].wait()
-        assert bench.batches.has_decoder
-        assert file.table.read()[0].tolist() == [1, 2, 3]
-        assert (row == (await bench.submit(bench.file(), [1, 2, 3]).wait())[0]).all()
-
-    bench.run(scenario)
+async def test_calls_wait_for_the_decoder_in_the_order_of_their_arrival(bench):
+    file = bench.file()
+    results = [bench.submit(file, [token], program=Program(token)) for token in (1, 2, 3)]
+    await trio.testing.wait_all_tasks_blocked()
+    assert not any(result.is_over for result in results)
+    assert bench.batches.num_waiting == 3
+    assert bench.fs.kv_fork(ME, file, None).table.length == 0
+    assert not bench.batches.has_decoder
+    bench.batches.provide(bench.steps)
+    (row,) = await results[-1].wait()
+    assert bench.batches.has_decoder
+    assert file.table.read()[0].tolist() == [1, 2, 3]
+    assert (row == (await bench.submit(bench.file(), [1, 2, 3]).wait())[0]).all()
 
 
-def test_a_call_that_waits_for_the_decoder_can_be_cancelled(bench):
-    async def scenario():
-        file, errors = bench.file(), []
-        free = bench.fs.statfs().num_free_pages
-        call = PredCall(Program(), file, [1, 2], None, 0, errors.append)
-        bench.batches.submit(call)
-        await trio.testing.wait_all_tasks_blocked()
-        bench.batches.cancel(call)
-        assert [error.errno for error in errors] == [errno.ECANCELED]
-        assert file.table.length == 0
-        assert bench.fs.statfs().num_free_pages == free
-        bench.batches.provide(bench.steps)
-        await bench.submit(file, [7]).wait()
-        assert file.table.read()[0].tolist() == [7]
-
-    bench.run(scenario)
+async def test_a_call_that_waits_for_the_decoder_can_be_cancelled(bench):
+    file, errors = bench.file(), []
+    free = bench.fs.statfs().num_free_pages
+    call = PredCall(Program(), file, [1, 2], None, 0, errors.append)
+    bench.batches.submit(call)
+    await trio.testing.wait_all_tasks_blocked()
+    bench.batches.cancel(call)
+    assert [error.errno for error in errors] == [errno.ECANCELED]
+    assert file.table.length == 0
+    assert bench.fs.statfs().num_free_pages == free
+    bench.batches.provide(bench.steps)
+    await bench.submit(file, [7]).wait()
+    assert file.table.read()[0].tolist() == [7]
 
 
-def test_a_program_that_goes_while_it_waits_for_the_decoder_costs_nobody_anything(bench):
-    async def scenario():
-        file, program = bench.file(), Program()
-        free = bench.fs.statfs().num_free_pages
-        result = bench.submit(file, list(range(100)), program=program)
-        await trio.testing.wait_all_tasks_blocked()
-        bench.batches.drop(program)
-        assert bench.fs.statfs().num_free_pages == free
-        bench.batches.provide(bench.steps)
-        await bench.submit(file, [7]).wait()
-        assert file.table.length == 1
-        assert not result.is_over
-
-    bench.run(scenario)
+async def test_a_program_that_goes_while_it_waits_for_the_decoder_costs_nobody_anything(bench):
+    file, program = bench.file(), Program()
+    free = bench.fs.statfs().num_free_pages
+    result = bench.submit(file, list(range(100)), program=program)
+    await trio.testing.wait_all_tasks_blocked()
+    bench.batches.drop(program)
+    assert bench.fs.statfs().num_free_pages == free
+    bench.batches.provide(bench.steps)
+    await bench.submit(file, [7]).wait()
+    assert file.table.length == 1
+    assert not result.is_over

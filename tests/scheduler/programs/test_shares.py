@@ -12,46 +12,38 @@ def bench(tmp_path):
     return Bench(tmp_path, limits=StepLimits(max_calls=2, max_tokens=64))
 
 
-def test_the_connections_of_a_program_have_one_share_together(bench):
+async def test_the_connections_of_a_program_have_one_share_together(bench):
     many, one = [Program(pid) for pid in (1, 2, 3)], Program(9)
     for each in many:
         each.program = many[0].program
+    order = []
 
-    async def scenario():
-        order = []
+    def submit(caller, name):
+        result = bench.submit(bench.file(), [1], program=caller)
+        finish = result.finish
+        result.call._answer = lambda outcome: (order.append(name), finish(outcome))
+        return result
 
-        def submit(caller, name):
-            result = bench.submit(bench.file(), [1], program=caller)
-            finish = result.finish
-            result.call._answer = lambda outcome: (order.append(name), finish(outcome))
-            return result
-
-        bench.steps.hold()
-        first = bench.submit(bench.file(), [1], program=Program(5))
-        await bench.steps.wait_entered()
-        results = [submit(caller, "many") for caller in many for _ in range(2)]
-        results += [submit(one, "one") for _ in range(6)]
-        bench.steps.gate.set()
-        for result in (first, *results):
-            await result.wait()
-        assert sorted(order[:6]) == ["many"] * 3 + ["one"] * 3
-
-    bench.run(scenario)
+    bench.steps.hold()
+    first = bench.submit(bench.file(), [1], program=Program(5))
+    await bench.steps.wait_entered()
+    results = [submit(caller, "many") for caller in many for _ in range(2)]
+    results += [submit(one, "one") for _ in range(6)]
+    bench.steps.gate.set()
+    for result in (first, *results):
+        await result.wait()
+    assert sorted(order[:6]) == ["many"] * 3 + ["one"] * 3
 
 
-def test_the_share_goes_with_the_program_and_not_with_a_connection(bench):
+async def test_the_share_goes_with_the_program_and_not_with_a_connection(bench):
     first, second = Program(1), Program(2)
     second.program = first.program
-
-    async def scenario():
-        await bench.submit(bench.file(), [1], program=first).wait()
-        shares = bench.batches._run.shares._programs
-        held = dict(shares[first.program])
-        bench.batches.drop(first)
-        await bench.submit(bench.file(), [1], program=second).wait()
-        assert dict(shares[first.program]) == held
-        bench.batches.drop(second)
-        bench.batches.forget(first.program)
-        assert first.program not in shares
-
-    bench.run(scenario)
+    await bench.submit(bench.file(), [1], program=first).wait()
+    shares = bench.batches._run.shares._programs
+    held = dict(shares[first.program])
+    bench.batches.drop(first)
+    await bench.submit(bench.file(), [1], program=second).wait()
+    assert dict(shares[first.program]) == held
+    bench.batches.drop(second)
+    bench.batches.forget(first.program)
+    assert first.program not in shares
