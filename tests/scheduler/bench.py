@@ -24,8 +24,10 @@ from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.pool import PagePool
 from libsym.errors import NoBuffers, SymError
+from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
+from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
 from scheduler.doors.gate import Gate
@@ -114,6 +116,19 @@ class Bench:
         self.batches.submit(result.call)
         return result
 
+    async def held(self, begin: Callable[[], Any]) -> Any:
+        """Return what `begin` returns, when the step of what it begins is held."""
+        self.steps.hold()
+        begun = begin()
+        await self.steps.wait_entered()
+        return begun
+
+    async def finish(self, *results: Result) -> None:
+        """Let steps go on, and wait for these results."""
+        self.steps.gate.set()
+        for result in results:
+            await result.wait()
+
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Run `scenario` beside the scheduler, then check the books."""
 
@@ -126,6 +141,25 @@ class Bench:
                 nursery.cancel_scope.cancel()
 
         trio.run(main)
+
+
+def new_generation(
+    caller: Any, file: Any, tokens: Sequence[int], call: Any, *, max_tokens: int, draft: Any = None, priority: int = 0
+) -> GenerateCall:
+    """A greedy generation without a grammar, which `call` is told of."""
+    return GenerateCall(
+        caller,
+        file,
+        np.array(tokens, np.int32),
+        None,
+        call,
+        max_tokens=max_tokens,
+        sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
+        stop_tokens=frozenset(),
+        stops=None,
+        draft=draft,
+        priority=priority,
+    )
 
 
 class Steps:

@@ -11,15 +11,13 @@ import trio
 
 from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Op
 from libsym.channel.server import Request, ServerChannel
-from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
 from scheduler.operations.pred import Predicting
-from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Steps
+from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Steps, new_generation
 
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
 SUBMIT_RING = 8192
@@ -29,8 +27,14 @@ COMPLETE_RING = SUBMIT_RING + RING_BYTES
 class CountingSteps(Steps):
     """The next token is the last one and one more."""
 
+    def __init__(self):
+        super().__init__()
+        self.before = lambda _batch: None
+        """Waits as a test wants."""
+
     def step(self, batch):
         super().step(batch)
+        self.before(batch)
         for chunk in batch.chunks:
             for index, row in enumerate(chunk.rows, len(chunk.tokens) - len(chunk.rows)):
                 logits = np.asarray(row)
@@ -50,6 +54,8 @@ class Standing(Bench):
         self.region = self.program.channel.memory[1]
         self.words = np.frombuffer(self.region, np.uint64, 64)
         self.num_submitted = 0
+        self.heard = []
+        """Replies that came so far."""
 
     # What the program does
 
@@ -85,22 +91,19 @@ class Standing(Bench):
             found.append((number, err, bool(flags & MORE), tuple(args), self.region[head + 64 : head + frame_bytes]))
             at += -(-frame_bytes // 64) * 64
         self.words[COMPLETE_HEAD // 8] = at
+        self.heard += found
         return found
+
+    def tokens_of(self, number):
+        """Return the tokens that a generation has sent until now."""
+        self.replies()
+        payloads = b"".join(payload for each, err, _, _, payload in self.heard if each == number and not err)
+        return list(memoryview(payloads).cast("i"))
 
     def generate(self, file, tokens, number, max_tokens=4, decide=None, draft=None):
         request = Request(Op.GENERATE, 0, number, self.program.add(file), (len(tokens), 0, max_tokens, 0), b"")
-        sampler = RowSampler(Sampler.greedy().block(), VOCAB_SIZE)
-        call = GenerateCall(
-            self.program,
-            file,
-            np.array(tokens, np.int32),
-            None,
-            SystemCall(self.program, request),
-            max_tokens=max_tokens,
-            sampler=sampler,
-            stop_tokens=frozenset(),
-            stops=None,
-            draft=draft,
+        call = new_generation(
+            self.program, file, tokens, SystemCall(self.program, request), max_tokens=max_tokens, draft=draft
         )
         if decide is not None:
             call.grammar = decide
@@ -109,6 +112,17 @@ class Standing(Bench):
 
     async def settled(self):
         await self.until(lambda: not self.batches.num_waiting)
+
+    async def go_on(self):
+        """Let steps go on, until nobody waits for any."""
+        self.steps.gate.set()
+        await self.settled()
+
+    async def answered(self):
+        """Return the replies that come next."""
+        found = []
+        await self.until(lambda: found.extend(self.replies()) or found)
+        return found
 
     async def until(self, condition):
         while not condition():

@@ -1,8 +1,10 @@
 """The batch scheduler over a real file system, a real arena and a real decoder of a tiny model."""
 
+import errno
 import math
 import os
 import threading
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler._loop import ffi
 from scheduler.batch.accounting import STEP_SIZES
 from scheduler.batch.batch_scheduler import BatchScheduler
-from tests.scheduler.bench import ME, NUM_PAGES, Program, Steps
+from scheduler.batch.ends import row_failure
+from tests.scheduler.bench import LIMITS, ME, NUM_PAGES, VOCAB_SIZE, Bench, Program, Steps
 
 
 def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
@@ -27,53 +30,75 @@ def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
 
 
 async def test_calls_that_wait_together_share_one_step(bench):
-    bench.steps.hold()
-    first = bench.submit(bench.file(), [1, 2, 3])
-    await bench.steps.wait_entered()
+    first = await bench.held(lambda: bench.submit(bench.file(), [1, 2, 3]))
     others = [bench.submit(bench.file(), [7], program=Program(pid)) for pid in (2, 3, 4)]
-    bench.steps.gate.set()
-    for result in (first, *others):
-        await result.wait()
+    await bench.finish(first, *others)
     assert bench.steps.batches == [[(0, 3)], [(0, 1), (0, 1), (0, 1)]]
-    assert bench.batches.statistics.max_lips_in_step == 3
+    numbers = bench.batches.statistics
+    assert (numbers.max_lips_in_step, numbers.num_calls_in_steps, numbers.num_steps_in_c) == (3, 4, 0)
+    by_size = zip((*STEP_SIZES, math.inf), numbers.num_steps_by_size, strict=True)
+    assert {size: count for size, count in by_size if count} == {1: 1, 4: 1}
+
+
+def test_steps_that_need_no_interpreter_are_counted(bench):
+    bench.steps = Steps()
+    bench.run(lambda: bench.finish(bench.submit(bench.file(), [1])))
+    assert (bench.batches.statistics.num_steps, bench.batches.statistics.num_steps_in_c) == (1, 1)
 
 
 async def test_a_call_has_the_same_bits_alone_in_a_batch_and_in_chunks(bench):
     prompt = list(range(5, 105))
-    alone = (await bench.submit(bench.file(), prompt).wait())[0]  # in chunks of 64 and 36
-    bench.steps.hold()
-    held = bench.submit(bench.file(), [9])
-    await bench.steps.wait_entered()
+    rows = await bench.submit(bench.file(), prompt, rows="all").wait()  # in chunks of 64 and 36
+    held = await bench.held(lambda: bench.submit(bench.file(), [9]))
     crowd = [bench.submit(bench.file(), [token]) for token in range(30)]
     again = bench.submit(bench.file(), prompt)  # in chunks of 16 at first
-    bench.steps.gate.set()
-    assert ((await again.wait())[0] == alone).all()
-    for result in (held, *crowd):
-        await result.wait()
-    file = bench.file()
-    for token in prompt:
-        (row,) = await bench.submit(file, [token]).wait()
-    assert (row == alone).all()
-
-
-async def test_all_rows_of_a_chunked_prefill_equal_the_rows_of_single_steps(bench):
-    prompt = list(range(1, 71))
-    rows = await bench.submit(bench.file(), prompt, rows="all").wait()
-    assert len(rows) == 70
+    await bench.finish(held, *crowd)
+    assert ((await again.wait())[0] == rows[-1]).all()
     file = bench.file()
     for token, row in zip(prompt, rows, strict=True):
         (single,) = await bench.submit(file, [token]).wait()
         assert (single == row).all()
 
 
-async def test_calls_on_one_file_run_in_the_order_of_their_arrival(bench):
+async def test_calls_and_actions_on_one_file_run_in_the_order_of_their_arrival(bench):
     file = bench.file()
-    results = [bench.submit(file, [token], program=Program(token)) for token in range(1, 9)]
-    for result in results:
-        await result.wait()
-    tokens, positions = file.table.read()
-    assert tokens.tolist() == list(range(1, 9))
-    assert positions.tolist() == list(range(8))
+    before = await bench.held(lambda: bench.submit(file, [1, 2, 3]))
+    bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 1))
+    after = [bench.submit(file, [token], program=Program(token)) for token in range(2, 9)]
+    fork = bench.fs.kv_fork(ME, file, None)
+    assert file.table.length == 0
+    await bench.finish(before, *after)
+    assert file.table.read()[0].tolist() == list(range(1, 9))
+    assert file.table.read()[1].tolist() == list(range(8))
+    (row,) = await bench.submit(fork, [3]).wait()
+    assert fork.table.read()[0].tolist() == [3], "a fork has the committed entries only"
+    assert (row == (await bench.submit(bench.file(), [3]).wait())[0]).all()
+
+
+async def test_positions_continue_after_the_last_entry_and_may_be_given(bench):
+    file, last = bench.file(), bench.model.config.max_positions - 1
+    for tokens, positions in (([1, 2], [10, 20]), ([3], None), ([4], [last])):
+        await bench.submit(file, tokens, positions=positions).wait()
+    assert file.table.read()[1].tolist() == [10, 20, 21, last]
+    with pytest.raises(Invalid, match="context"):
+        await bench.submit(file, [5]).wait()
+    assert file.table.length == 4
+
+
+def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
+    """The pages may be far from the device."""
+    told, native = [], bench.steps.native
+    bench.batches = BatchScheduler(
+        bench.fs, bench.steps, 2048, VOCAB_SIZE, native=native, expect=lambda frames: told.append(frames.tolist())
+    )
+
+    async def scenario():
+        first = await bench.held(lambda: bench.submit(bench.file(), [9]))
+        second = bench.submit(bench.file(), [1] * 70)
+        assert told[1:] == [second.call.reservation.frames().tolist()]
+        await bench.finish(first, second)
+
+    bench.run(scenario)
 
 
 async def test_a_failed_step_gives_everything_back_and_the_next_one_works(bench):
@@ -106,10 +131,8 @@ async def test_a_full_pool_refuses_the_call_at_once_and_loses_nothing(bench):
 async def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
     gone, stays = Program(1), Program(2)
     free = bench.fs.statfs().num_free_pages
-    bench.steps.hold()
     running, other = bench.file(), bench.file()
-    in_step = bench.submit(running, [1] * 40, program=gone)
-    await bench.steps.wait_entered()
+    in_step = await bench.held(lambda: bench.submit(running, [1] * 40, program=gone))
     queued = bench.submit(running, [2], program=gone)
     ready = bench.submit(bench.file(), [3] * 40, program=gone)
     survivor = bench.submit(other, [4], program=stays)
@@ -117,53 +140,11 @@ async def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
     closed = []
     bench.batches.exclusive(running, lambda: closed.append(bench.fs.kv_close(running)))
     assert not closed, "its pages belong to the running step"
-    bench.steps.gate.set()
-    await survivor.wait()
+    await bench.finish(survivor)
     assert closed
     assert not any(result.is_over for result in (in_step, queued, ready))
     bench.fs.kv_close(other)
     assert bench.fs.statfs().num_free_pages == free
-
-
-async def test_actions_wait_for_the_calls_before_them(bench):
-    file = bench.file()
-    bench.steps.hold()
-    before = bench.submit(file, [1, 2, 3])
-    await bench.steps.wait_entered()
-    bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 1))
-    after = bench.submit(file, [9])
-    assert file.table.length == 0
-    bench.steps.gate.set()
-    await before.wait()
-    await after.wait()
-    assert file.table.read()[0].tolist() == [1, 9]
-
-
-async def test_a_fork_taken_during_a_step_has_the_committed_entries_only(bench):
-    file = bench.file()
-    await bench.submit(file, [1, 2]).wait()
-    bench.steps.hold()
-    running = bench.submit(file, [3] * 40)
-    await bench.steps.wait_entered()
-    fork = bench.fs.kv_fork(ME, file, None)
-    bench.steps.gate.set()
-    await running.wait()
-    (row,) = await bench.submit(fork, [3]).wait()
-    assert fork.table.read()[0].tolist() == [1, 2, 3]
-    (alone,) = await bench.submit(bench.file(), [1, 2, 3]).wait()
-    assert (row == alone).all()
-
-
-async def test_positions_continue_after_the_last_entry_and_may_be_given(bench):
-    file = bench.file()
-    await bench.submit(file, [1, 2], positions=[10, 20]).wait()
-    await bench.submit(file, [3]).wait()
-    assert file.table.read()[1].tolist() == [10, 20, 21]
-    last = bench.model.config.max_positions - 1
-    await bench.submit(file, [4], positions=[last]).wait()
-    with pytest.raises(Invalid, match="context"):
-        await bench.submit(file, [5]).wait()
-    assert file.table.length == 4
 
 
 async def test_a_defect_in_one_job_does_not_keep_the_file_from_the_next(bench, monkeypatch, caplog):
@@ -233,32 +214,6 @@ async def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_t
     assert not (arena.pages[file.table.pages] == marker).any()
 
 
-def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
-    """The pages may be far from the device."""
-    config, told = bench.model.config, []
-    bench.batches = BatchScheduler(
-        bench.fs,
-        bench.steps,
-        config.max_positions,
-        config.vocab_size,
-        native=bench.steps.native,
-        expect=lambda frames: told.append(frames.tolist()),
-    )
-
-    async def scenario():
-        bench.steps.hold()
-        first = bench.submit(bench.file(), [9])
-        await bench.steps.wait_entered()
-        second = bench.submit(bench.file(), [1] * 70)
-        reservation = second.call.reservation
-        assert told[1:] == [reservation.frames().tolist()]
-        bench.steps.gate.set()
-        await first.wait()
-        await second.wait()
-
-    bench.run(scenario)
-
-
 async def test_what_a_program_has_used_is_counted(bench):
     one, other = Program(1), Program(2)
     await bench.submit(bench.file(), [1, 2, 3], program=one).wait()
@@ -275,27 +230,53 @@ async def test_what_a_program_has_used_is_counted(bench):
     assert one.used.calls == 3, "the program may have other connections"
 
 
-async def test_steps_are_counted_by_how_many_calls_they_hold(bench):
-    bench.steps.hold()
-    first = bench.submit(bench.file(), [1])
-    await bench.steps.wait_entered()
-    others = [bench.submit(bench.file(), [7]) for _ in range(3)]
-    bench.steps.gate.set()
-    for result in (first, *others):
-        await result.wait()
-    by_size = zip((*STEP_SIZES, math.inf), bench.batches.statistics.num_steps_by_size, strict=True)
-    assert [(size, count) for size, count in by_size if count] == [(1, 1), (4, 1)]
-    assert bench.batches.statistics.num_calls_in_steps == 4
+# ---- before the decoder has its weights
 
 
-@pytest.mark.parametrize("is_native", [False, True])
-def test_steps_that_need_no_interpreter_are_counted(bench, is_native):
-    if is_native:
-        bench.steps = Steps()
+class EarlyBench(Bench):
+    """A bench whose scheduler runs before there is a decoder."""
 
-    async def scenario():
-        await bench.submit(bench.file(), [1]).wait()
-        numbers = bench.batches.statistics
-        assert (numbers.num_steps, numbers.num_steps_in_c) == (1, is_native)
+    @cached_property
+    def batches(self):
+        return BatchScheduler(self.fs, None, 2048, VOCAB_SIZE, LIMITS)
 
-    bench.run(scenario)
+
+@pytest.fixture
+def early(tmp_path):
+    return EarlyBench(tmp_path)
+
+
+async def test_calls_wait_for_the_decoder_in_the_order_of_their_arrival(early):
+    file = early.file()
+    results = [early.submit(file, [token], program=Program(token)) for token in (1, 2, 3)]
+    await trio.testing.wait_all_tasks_blocked()
+    assert not any(result.is_over for result in results)
+    assert early.batches.num_waiting == 3
+    assert early.fs.kv_fork(ME, file, None).table.length == 0
+    assert not early.batches.has_decoder
+    early.batches.provide(early.steps)
+    (row,) = await results[-1].wait()
+    assert early.batches.has_decoder
+    assert file.table.read()[0].tolist() == [1, 2, 3]
+    assert (row == (await early.submit(early.file(), [1, 2, 3]).wait())[0]).all()
+
+
+async def test_a_call_that_is_cancelled_or_whose_program_goes_while_it_waits_for_the_decoder_costs_nothing(early):
+    file, gone = early.file(), Program()
+    free = early.fs.statfs().num_free_pages
+    cancelled, dropped = early.submit(file, [1, 2]), early.submit(file, list(range(100)), program=gone)
+    await trio.testing.wait_all_tasks_blocked()
+    early.batches.cancel(cancelled.call)
+    assert (cancelled.error.errno, file.table.length) == (errno.ECANCELED, 0)
+    early.batches.drop(gone)
+    assert early.fs.statfs().num_free_pages == free
+    early.batches.provide(early.steps)
+    await early.submit(file, [7]).wait()
+    assert file.table.read()[0].tolist() == [7]
+    assert not dropped.is_over
+
+
+def test_memory_that_lacks_for_a_draw_is_an_error_of_that_generation_alone():
+    """Not one of the scheduler, which would end with it."""
+    failure = row_failure(errno.ENOMEM)
+    assert (type(failure), failure.errno) == (SymError, errno.ENOMEM)

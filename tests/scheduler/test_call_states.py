@@ -13,36 +13,19 @@ from kvfs.names.tree import Credentials
 from libsym.abi import Op
 from libsym.channel.server import Request
 from libsym.errors import NoBuffers
-from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch.call import FileCall, PredCall
-from scheduler.batch.generation import Draft, GenerateCall
+from scheduler.batch.generation import Draft
 from scheduler.batch.states import CallState, Early
-from tests.scheduler.bench import VOCAB_SIZE, Program
+from tests.scheduler.bench import VOCAB_SIZE, Program, new_generation
 from tests.scheduler.kept_bench import KeptBench
 from tests.scheduler.standing_bench import Standing
 
 NUM_FRAMES, NUM_FILES = 8, 4
 ACTS = (
-    "pred",
-    "long pred",
-    "pred that is late soon",
-    "pred without slots",
-    "slots",
-    "no slots",
-    "decode",
-    "go on",
-    "generation",
-    "drafted generation",
-    "cancel",
-    "drop",
-    "fail",
-    "hold",
-    "let go",
-    "to disk",
-    "truncate",
-    "another file",
-    "wait",
-)
+    "pred", "long pred", "pred that is late soon", "pred without slots", "slots", "no slots", "decode", "go on",
+    "generation", "drafted generation", "cancel", "drop", "fail", "hold", "let go", "to disk", "truncate",
+    "another file", "wait",
+)  # fmt: skip
 
 
 class Everything(Standing, KeptBench):
@@ -124,18 +107,9 @@ class Everything(Standing, KeptBench):
 
     def drafted(self, program, file, which):
         found = []
-        call = GenerateCall(
-            self.program,
-            file,
-            np.array([which % 200], np.int32),
-            None,
-            Asked(next(self.numbers), lambda: self.ended.append(found[0])),
-            max_tokens=1 + which % 40,
-            sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
-            stop_tokens=frozenset(),
-            stops=None,
-            draft=Draft(4, 1, np.tile(np.arange(50, dtype=np.int32), 2)),
-        )
+        asked = Asked(next(self.numbers), lambda: self.ended.append(found[0]))
+        draft = Draft(4, 1, np.tile(np.arange(50, dtype=np.int32), 2))
+        call = new_generation(self.program, file, [which % 200], asked, max_tokens=1 + which % 40, draft=draft)
         found.append(call)
         return call
 
@@ -182,7 +156,7 @@ def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch
         num_on_disk=st.sampled_from([4, 40]),
         acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 999)), min_size=20, max_size=80),
     )
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     def anything(num_on_disk, acts):
         bench = Everything(tmp_path_factory.mktemp("house"), num_on_disk)
         moved.clear()

@@ -10,7 +10,7 @@ import trio.testing
 
 from libsym.abi import ROWS_LAST, Finish, Op
 from libsym.channel.server import Request
-from libsym.errors import TimedOut
+from libsym.errors import SymError, TimedOut
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.grammar import Grammars
 from scheduler.batch.policy import StepLimits
@@ -28,44 +28,26 @@ class Late:
         self.deadline_s = deadline_s
 
 
-def watched(main):
-    """Run `main` with deadlines whose time passes when everybody waits, and the calls that missed them."""
-
-    async def scenario():
+def test_calls_are_ended_in_the_order_of_their_deadlines_unless_they_are_over():
+    async def main():
         missed = []
         deadlines = Deadlines(missed.append, clock=trio.current_time)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadlines.run)
-            await main(deadlines, missed)
+            calls = [Late(trio.current_time() + delay_s) for delay_s in (3, 1, 2)]
+            over = Late(trio.current_time() + 2)
+            for call in (*calls, Late(None), over):
+                deadlines.add(call)
+            deadlines.forget(over)
+            deadlines.forget(over)
+            await trio.sleep(2.5)
+            assert missed == [calls[1], calls[2]]
+            await trio.sleep(1)
+            assert missed == [calls[1], calls[2], calls[0]]
+            assert len(deadlines) == 0
             nursery.cancel_scope.cancel()
 
-    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_calls_are_ended_in_the_order_of_their_deadlines():
-    async def main(deadlines, missed):
-        calls = [Late(trio.current_time() + delay_s) for delay_s in (3, 1, 2)]
-        for call in (*calls, Late(None)):
-            deadlines.add(call)
-        await trio.sleep(2.5)
-        assert missed == [calls[1], calls[2]]
-        await trio.sleep(1)
-        assert missed == [calls[1], calls[2], calls[0]]
-        assert len(deadlines) == 0
-
-    watched(main)
-
-
-def test_a_call_that_is_over_is_not_ended_again():
-    async def main(deadlines, missed):
-        call = Late(trio.current_time() + 1)
-        deadlines.add(call)
-        deadlines.forget(call)
-        deadlines.forget(call)
-        await trio.sleep(10)
-        assert missed == []
-
-    watched(main)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 # ---- in the scheduler, whose steps take 64 entries, and 16 beside decodes
@@ -75,34 +57,24 @@ def at(delay_s):
     return time.monotonic() + delay_s
 
 
-async def ended(result):
-    """The error that a call ended with."""
-    with pytest.raises(TimedOut, match="nothing was appended") as caught:
+async def ended(result, error=TimedOut, words="nothing was appended"):
+    with pytest.raises(error, match=words) as caught:
         await result.wait()
-    return caught.value
+    return caught.value.errno
 
 
-def test_a_deadline_that_is_kept_changes_nothing(bench):
-    async def scenario():
-        file = bench.file()
-        await bench.submit(file, [1, 2], deadline_s=at(LATER_S)).wait()
-        assert file.table.read()[0].tolist() == [1, 2]
-
-    bench.run(scenario)
+async def test_a_deadline_that_is_kept_changes_nothing_and_one_that_has_passed_is_missed_at_once(bench):
+    file, late = bench.file(), bench.file()
+    await bench.submit(file, [1, 2], deadline_s=at(LATER_S)).wait()
+    assert file.table.read()[0].tolist() == [1, 2]
     assert len(bench.batches._calls.deadlines) == 0, "nothing refers to a call that is over"
+    assert await ended(bench.submit(late, [1, 2], deadline_s=at(-1))) == errno.ETIMEDOUT
+    assert late.table.length == 0
+    assert len(bench.steps.batches) == 1, "no step began with it"
 
 
-async def test_a_deadline_that_has_passed_at_once_is_missed(bench):
-    file = bench.file()
-    assert (await ended(bench.submit(file, [1, 2], deadline_s=at(-1)))).errno == errno.ETIMEDOUT
-    assert file.table.length == 0
-    assert bench.steps.batches == [], "no step began with it"
-
-
-async def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
-    bench.steps.hold()
-    held = bench.submit(bench.file(), [9])
-    await bench.steps.wait_entered()
+async def test_a_call_that_is_ready_or_behind_another_one_is_ended_while_a_step_holds_others(bench):
+    held = await bench.held(lambda: bench.submit(bench.file(), [9]))
     file = bench.file()
     await ended(bench.submit(file, [1, 2], deadline_s=at(SOON_S)))  # before the step has ended
     assert not held.is_over
@@ -111,67 +83,37 @@ async def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
     await held.wait()
     assert file.table.length == 0
 
-
-async def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(bench):
-    file = bench.file()
-    bench.steps.hold()
-    first = bench.submit(file, [1])
-    await bench.steps.wait_entered()
-    late = bench.submit(file, [2], deadline_s=at(SOON_S))
-    third = bench.submit(file, [3])
+    first = await bench.held(lambda: bench.submit(file, [1]))
+    late, third = bench.submit(file, [2], deadline_s=at(SOON_S)), bench.submit(file, [3])
     await ended(late)
     assert not first.is_over
     bench.steps.gate.set()
     await third.wait()
-    assert file.table.read()[0].tolist() == [1, 3]
+    assert file.table.read()[0].tolist() == [1, 3], "the next on its file goes on"
 
 
-async def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
-    file = bench.file()
-    bench.steps.hold()
-    call = bench.submit(file, [1, 2, 3], deadline_s=at(SOON_S))
-    await bench.steps.wait_entered()
-    await trio.sleep(2 * SOON_S)
-    bench.steps.gate.set()
-    await call.wait()
-    assert file.table.length == 3
+async def test_a_call_that_a_step_computes_is_left_alone_or_ends_with_it_if_more_would_follow(bench):
+    short, long = bench.file(), bench.file()
+    for file, num_tokens in ((short, 3), (long, 100)):
+        call = await bench.held(lambda: bench.submit(file, list(range(num_tokens)), deadline_s=at(SOON_S)))  # noqa: B023
+        await trio.sleep(2 * SOON_S)
+        assert not call.is_over, "a step is computing some of it"
+        bench.steps.gate.set()
+        await (call.wait() if file is short else ended(call))
+    assert (short.table.length, long.table.length) == (3, 0)
+    assert bench.steps.batches == [[(0, 3)], [(0, 64)]]
+    await bench.submit(long, [5]).wait()
 
 
-async def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
-    file = bench.file()
-    bench.steps.hold()
-    call = bench.submit(file, list(range(100)), deadline_s=at(SOON_S))
-    await bench.steps.wait_entered()
-    await trio.sleep(2 * SOON_S)
-    assert not call.is_over, "a step is computing some of it"
-    bench.steps.gate.set()
-    await ended(call)
-    assert file.table.length == 0
-    assert bench.steps.batches == [[(0, 64)]]
-    await bench.submit(file, [5]).wait()
-
-
-async def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
-    bench.steps.hold()
-    held = bench.submit(bench.file(), [9])
-    await bench.steps.wait_entered()
-    prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(SOON_S))
+async def test_a_call_that_was_cancelled_or_whose_program_goes_misses_no_deadline(bench):
+    held = await bench.held(lambda: bench.submit(bench.file(), [9]))
+    prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(LATER_S))
     bench.batches.cancel(prefill.call)
-    bench.steps.gate.set()
-    with pytest.raises(OSError, match="cancelled") as caught:
-        await prefill.wait()
-    assert caught.value.errno == errno.ECANCELED
-    await held.wait()
-
-
-async def test_a_program_that_goes_takes_its_deadlines_along(bench):
-    bench.steps.hold()
-    held = bench.submit(bench.file(), [9])
-    await bench.steps.wait_entered()
     call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))
     bench.batches.drop(call.call.caller)
     assert len(bench.batches._calls.deadlines) == 0
     bench.steps.gate.set()
+    assert await ended(prefill, SymError, "cancelled") == errno.ECANCELED
     await held.wait()
 
 
@@ -209,13 +151,9 @@ def test_the_deadline_of_a_request_counts_from_when_it_is_taken(asking):
     ((_, _, error),) = asking.ask(pred(int32(1), args=(1, 0, 1, 0)))
     assert isinstance(error, TimedOut)
     assert asking.tokens == []
-    ((args, _, error),) = asking.ask(pred(int32(1), args=(1, 0, 60_000_000, 0)))
-    assert (args[2], error) == (1, None)
-
-
-def test_a_deadline_that_no_clock_can_reach_is_none(asking):
-    ((args, _, _),) = asking.ask(pred(int32(1), args=(1, 0, (1 << 63) - 1, 0)))
-    assert args[2] == 1
+    for deadline_us in (60_000_000, (1 << 63) - 1):  # and what no clock can reach is none
+        ((args, _, error),) = asking.ask(pred(int32(1), args=(1, 0, deadline_us, 0)))
+        assert (args[2], error) == (1, None)
 
 
 def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
@@ -226,17 +164,12 @@ def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
     assert asking.tokens == [2]
 
 
-def test_a_generation_whose_deadline_has_passed_ends_with_nothing(asking):
-    payload = int32(1, 2) + GREEDY + options(deadline_us=1)
-    ((args, _, error),) = asking.ask(generate(payload, args=(2, 0, 4, 0)))
-    assert (args, error) == ((0, 0, Finish.DEADLINE, -1), None)
-    assert asking.tokens == []
-
-
 def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
+    ((args, _, error),) = asking.ask(generate(int32(1, 2) + GREEDY + options(deadline_us=1), args=(2, 0, 4, 0)))
+    assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
     step = asking.steps.step
     monkeypatch.setattr(asking.steps, "step", lambda batch: (time.sleep(0.002), step(batch)))  # room for 4 s
-    payload = int32(1) + GREEDY + options(deadline_us=600_000, stop_at_end=False)
+    payload = int32(1) + GREEDY + options(deadline_us=300_000, stop_at_end=False)
     replies = asking.ask(generate(payload, args=(1, 0, 0, 0)))
     args, _, error = replies[-1]
     assert error is None
@@ -248,17 +181,12 @@ def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
 
 def test_a_grammar_that_is_being_compiled_does_not_hold_up_a_deadline(asking, monkeypatch):
     may_end, was_waited_for = threading.Event(), []
-
-    def compile_for_long(_grammars, *_described):
-        was_waited_for.append(may_end.wait(10))
-
-    monkeypatch.setattr(Grammars, "compile", compile_for_long)
+    monkeypatch.setattr(Grammars, "compile", lambda *_described: was_waited_for.append(may_end.wait(10)))
     asked = options(grammar={"kind": "json", "source": "{}"}, deadline_us=100_000)
     ((args, _, error),) = asking.ask(generate(int32(1) + GREEDY + asked))
     assert was_waited_for == []
     may_end.set()
-    assert (args, error) == ((0, 0, Finish.DEADLINE, -1), None)
-    assert asking.tokens == []
+    assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
 
 
 def test_the_next_call_on_the_file_goes_on_behind_a_generation_that_is_late(asking):

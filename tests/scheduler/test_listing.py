@@ -51,7 +51,7 @@ def bench(tmp_path):
     return Lists(tmp_path)
 
 
-@pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 10_000])
+@pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 2000])
 def test_every_name_is_listed_once_in_order(bench, count):
     names = [b"%05d" % index for index in range(count)]
     for name in reversed(names):

@@ -67,15 +67,12 @@ def connection():
     found.region.close()
 
 
-async def test_free_slots_are_given_at_once(connection):
-    connection.take(2, "a")
-    connection.take(3, "b")
-    assert connection.given == [("a", 0), ("b", 2)]
+async def test_free_slots_are_given_at_once_and_waits_are_served_in_order_as_others_become_free(connection):
+    for name, num_rows in (("few", 3), ("all", 61)):
+        connection.take(num_rows, name)
+    assert connection.given == [("few", 0), ("all", 3)]
     assert connection.slots.deadline == math.inf
-
-
-async def test_waits_are_served_in_order_as_slots_become_free(connection):
-    connection.take(64, "all")
+    connection.given[:] = [("all", 0)]
     connection.take(2, "a")
     connection.take(1, "b")
     assert connection.free(7), "the client is asked to ring"
@@ -84,7 +81,7 @@ async def test_waits_are_served_in_order_as_slots_become_free(connection):
     assert connection.free(8), "it is asked again"
     connection.slots.serve()
     assert connection.given[1:] == [("a", 7)]
-    connection.free(3)
+    connection.channel.free_rows(3, 1)  # by the daemon itself
     connection.slots.serve()
     assert connection.given[2:] == [("b", 3)]
     assert not connection.slots._waits
@@ -103,20 +100,15 @@ async def test_a_program_that_frees_nothing_gets_an_error_in_the_end(connection)
     assert [name for name, _ in connection.given[1:]] == ["a", "b"]
     assert all(isinstance(found, NoBuffers) for _, found in connection.given[1:])
     assert "drop some Dists" in str(connection.given[1][1])
-
-
-async def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(connection):
-    connection.take(64, "all")
-    connection.answer(64)
     for slot in (*range(32), *range(33, 64)):
         connection.free(slot)
     connection.take(40, "big")
     connection.take(1, "small")
-    assert len(connection.given) == 1, "in order, while there is hope"
+    assert len(connection.given) == 3, "in order, while there is hope"
     await connection.sleep_past_the_deadline()
-    assert [name for name, _ in connection.given[1:]] == ["big", "small"]
-    assert isinstance(connection.given[1][1], NoBuffers)
-    assert connection.given[2][1] == 0
+    assert [name for name, _ in connection.given[3:]] == ["big", "small"], "one behind it can have a row"
+    assert isinstance(connection.given[3][1], NoBuffers)
+    assert connection.given[4][1] == 0
 
 
 async def test_every_slot_that_moves_begins_the_time_anew(connection):
@@ -182,11 +174,3 @@ async def test_a_wait_that_nobody_wants_any_more_lets_the_next_one_through(conne
     connection.slots.serve()
     assert connection.given[1:] == [("b", 5), ("d", 6)], "and nobody hears of the others"
     assert connection.slots.deadline == math.inf
-
-
-async def test_slots_freed_by_the_daemon_itself_serve_the_next(connection):
-    connection.take(64, "all")
-    connection.take(1, "a")
-    connection.channel.free_rows(0, 64)
-    connection.slots.serve()
-    assert connection.given[1:] == [("a", 0)]

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-import struct
 import threading
 import time
 from bisect import bisect_left
@@ -44,39 +43,53 @@ from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.patches import guard
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program
-from tests.scheduler.standing_bench import CountingSteps, Standing
+from tests.scheduler.standing_bench import Standing
 
-NAMES = (b"one", b"other")
 COLD = -1
+DEAR = {"rows_ns": [10**10] * 11}
+"""Cost of steps that take so long that waiting is worth it."""
 
 
 @pytest.fixture
-def bench(tmp_path):
-    return Standing(tmp_path)
+def bench(tmp_path, request):
+    return Standing(tmp_path, getattr(request, "param", None))
 
 
-def tokens_of(replies, number):
-    return [
-        token for each, _, _, _, payload in replies if each == number for (token,) in struct.iter_unpack("=i", payload)
-    ]
+def seats(num):
+    """Steps hold so many calls."""
+    return pytest.mark.parametrize("bench", [StepLimits(max_calls=num)], indirect=True, ids=[f"{num} seats"])
+
+
+ALLOWED = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
 
 
 class SlowGrammar:
     """Allows everything, but each decision waits to be let go. `forced`: tokens that follow a token."""
 
-    def __init__(self, is_over_after=100, forced=()):
+    def __init__(self, num_let_go=0, *, is_over_after=100, forced=()):
         self.asked = []
         self._forced = dict(forced)
         self._is_over_after = is_over_after
-        self.gate = threading.Semaphore(0)
+        self.gate = threading.Semaphore(num_let_go)
 
     def decide(self, token):
         self.asked.append(token)
         assert self.gate.acquire(timeout=20)
         is_over = len(self.asked) > self._is_over_after
-        allowed = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
         forced = np.array(self._forced.get(token, []), np.int32)
-        return Decision(forced, None if is_over else memoryview(allowed), is_over=is_over)
+        return Decision(forced, None if is_over else memoryview(ALLOWED), is_over=is_over)
+
+
+def used_by(caller):
+    """Return a copy of the program's usage until now."""
+    return copy.copy(caller.program.used)
+
+
+def computes(bench, num_calls):
+    return bench.until(lambda: used_by(bench.program).calls == num_calls)
+
+
+# ---- whom the run waits for
 
 
 @pytest.fixture
@@ -84,7 +97,7 @@ def replace(bench, monkeypatch):
     """Puts a function of the test's in place of one of libsym's; it gets the true one before its arguments."""
     hot = ffi.new("sym_hot_functions *", ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)[0])
     monkeypatch.setattr(standing, "HOT_FUNCTIONS", int(ffi.cast("uintptr_t", hot)))
-    monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", 3600)  # steps cost what the test says
+    monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", math.inf)  # steps cost what the test says
     bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
     callbacks = []
 
@@ -98,23 +111,22 @@ def replace(bench, monkeypatch):
 
 
 async def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
-    at_ring, go_on = threading.Event(), threading.Event()
+    at_ring, go_on, said = threading.Event(), threading.Event(), threading.Event()
 
     def take(true, *arguments):
         at_ring.set()
-        assert go_on.wait(5)
+        assert said.wait(5), "its lock was taken"
+        go_on.set()
         return true(*arguments)
 
     replace("take", take)
     bench.decode(bench.file(), 1)
     await trio.to_thread.run_sync(at_ring.wait, 20)
-    began_s = time.monotonic()
     bench.batches._run.expect(1)
     bench.batches._run.expect(-1)
-    took_s = time.monotonic() - began_s
-    go_on.set()
-    assert took_s < 2, "its lock was taken"
-    await bench.until(bench.replies)
+    said.set()
+    await trio.to_thread.run_sync(go_on.wait, 20)
+    await bench.answered()
 
 
 class Looks:
@@ -122,6 +134,7 @@ class Looks:
 
     def __init__(self, bench, replace):
         self.bench = bench
+        self.find = lambda true, *arguments: true(*arguments)
         self.asked = None
         """Handles that were asked for, once the step that is held has begun."""
         replace("take", self.take)
@@ -134,28 +147,37 @@ class Looks:
         return self.find(true, server, handle, *arguments)
 
     async def begin(self):
-        bench, files = self.bench, [self.bench.file(), self.bench.file()]
-        bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
-        self.handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
-        await bench.until(lambda: used_by(bench.program).calls == 2)
+        bench = self.bench
+        bench.batches._run.set_cost(ffi.new("sym_cost *", DEAR))
+        self.handles = [bench.decode(bench.file(), number) for number in (1, 2)]
+        await computes(bench, 2)
         for round_number in (1, 2):
             await trio.sleep(0.05)  # they think for longer than any of them is late by: none is taken for gone
-            bench.steps.hold()
-            bench.submit(bench.file(), [1])
-            await bench.steps.wait_entered()
+            await bench.held(lambda: bench.submit(bench.file(), [1]))
             for number, handle in enumerate(self.handles):
                 bench.decode_on(handle, 10 * round_number + number, 7 + round_number)
             bench.steps.hold_next()
             await bench.steps.wait_entered()
             if round_number == 1:
                 bench.steps.gate.set()
-                await bench.until(lambda: used_by(bench.program).calls == 4)
+                await computes(bench, 4)
         self.asked = []
 
+    async def first_calls(self):
+        """The first one's call is in the ring. Return the steps until one of both is answered."""
+        bench, num_steps = self.bench, len(self.bench.steps.batches)
+        bench.ring(self.handles[0], 30, 10)
+        bench.steps.gate.set()
+        await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+        return bench.steps.batches[num_steps:]
 
-async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace):
-    looks = Looks(bench, replace)
 
+@pytest.fixture
+def looks(bench, replace):
+    return Looks(bench, replace)
+
+
+async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
     def find(true, server, handle, *arguments):
         if len(looks.asked) == 2:
             return COLD
@@ -165,18 +187,15 @@ async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, replace
 
     looks.find = find
     await looks.begin()
-    bench.ring(looks.handles[0], 30, 10)
-    bench.steps.gate.set()
-    await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
+    steps = await looks.first_calls()
     first, second = looks.handles
     assert looks.asked[:3] == [first, second, second]
-    assert len(bench.steps.batches[-1]) == 2, "it went without the one that came"
+    assert len(steps[-1]) == 2, "it went without the one that came"
 
 
-async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, replace):
-    looks, handed_on = Looks(bench, replace), []
+async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, looks, replace):
+    handed_on = []
     replace("unwatch", lambda *_: handed_on.append(len(looks.asked or [])) or 0)
-    looks.find = lambda true, *arguments: true(*arguments)
     await looks.begin()
     handed_on.clear()
     bench.ring(looks.handles[1] + 1, 30, 10)
@@ -185,16 +204,32 @@ async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first
     assert handed_on[0] == 2, "others were waited for first"
 
 
+async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, looks):
+    """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
+
+    def find(true, server, handle, *arguments):
+        if len(looks.asked) == 4:
+            bench.ring(looks.handles[1], 31, 10)
+        return true(server, handle, *arguments)
+
+    looks.find = find
+    await looks.begin()
+    three_entries_ns = 3 * 10**9  # a call's of the latest step: one row and these take nothing
+    rows_ns = [-three_entries_ns, *[-10 * three_entries_ns] * 10]
+    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": rows_ns, "entry_ns": 10**9}))
+    assert (await looks.first_calls())[0] == [(3, 1)], "it waited for the other one"
+
+
 async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
     """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
-    handed_on, file, other = [], bench.file(), bench.file()
+    handed_on, other = [], bench.file()
 
     def submit_other(token):
         bench.program.stream = 77
         return bench.submit(other, [token], program=bench.program)
 
-    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
-    handle = bench.decode(file, 1)
+    bench.batches._run.set_cost(ffi.new("sym_cost *", DEAR))
+    handle = bench.decode(bench.file(), 1)
     await submit_other(1).wait()
     await trio.sleep(0.1)  # the thread thinks for so long
     bench.steps.hold()
@@ -213,9 +248,18 @@ async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(be
     assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
 
 
+async def decoding_again(bench, think_s):
+    """A program has thought for so long; its second call is in a step that is held. Return its handle."""
+    handle = bench.decode(bench.file(), 1)
+    await computes(bench, 1)
+    await trio.sleep(think_s)
+    await bench.held(lambda: bench.decode_on(handle, 2))
+    return handle
+
+
 async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, replace, monkeypatch):
     """The run waits for nobody whom it would not wait for beside any other call."""
-    grammar, file, is_decided, looks = SlowGrammar(), bench.file(), threading.Event(), []
+    grammar, is_decided, looks = SlowGrammar(1), threading.Event(), []
 
     class Native:
         def __getattr__(self, name):
@@ -236,15 +280,9 @@ async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(b
                 bench.ring(handle, 3, 9)
         return true(*arguments)
 
-    handle = num_steps = 0
+    num_steps = 0
     replace("take", take)
-    grammar.gate.release()
-    handle = bench.decode(file, 1)
-    await bench.until(lambda: used_by(bench.program).calls == 1)
-    await trio.sleep(0.1)  # the program thinks for so long
-    bench.steps.hold()
-    bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
+    handle = await decoding_again(bench, 0.1)
     num_steps = len(bench.steps.batches)
     monkeypatch.setattr(aside, "lib", Native())
     bench.program.stream = 9
@@ -254,31 +292,9 @@ async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(b
     assert len(bench.steps.batches[-1]) == 1, "it waited for the loop"
 
 
-async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, replace):
-    """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
-    looks = Looks(bench, replace)
-
-    def find(true, server, handle, *arguments):
-        if len(looks.asked) == 4:
-            bench.ring(looks.handles[1], 31, 10)
-        return true(server, handle, *arguments)
-
-    looks.find = find
-    await looks.begin()
-    three_entries_ns = 3 * 10**9  # a call's of the latest step: one row and these take nothing
-    rows_ns = [-three_entries_ns, *[-10 * three_entries_ns] * 10]
-    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": rows_ns, "entry_ns": 10**9}))
-    num_steps = len(bench.steps.batches)
-    bench.ring(looks.handles[0], 30, 10)
-    bench.steps.gate.set()
-    await bench.until(lambda: {number for number, *_ in bench.replies()} & {30, 31})
-    assert bench.steps.batches[num_steps] == [(3, 1)], "it waited for the other one"
-
-
-async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace, monkeypatch):
+async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace):
     """The run knows whose calls are ready: for its own account a call would be put off until that program is back."""
-    monkeypatch.setattr(batch_scheduler, "LEARNS_EACH_S", math.inf)  # what a step takes is the test's
-    file, others, looks = bench.file(), bench.fs.kv_create(Credentials(1001, 1001), None), []
+    others, looks = bench.fs.kv_create(Credentials(1001, 1001), None), []
 
     def take(true, *arguments):
         looks.append(1)
@@ -286,14 +302,8 @@ async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_think
             bench.ring(handle, 3, 9)
         return true(*arguments)
 
-    handle = 0
-    bench.batches._run.set_cost(ffi.new("sym_cost *", {"rows_ns": [10**10] * 11}))  # so that waiting is worth it
-    handle = bench.decode(file, 1)
-    await bench.until(lambda: used_by(bench.program).calls == 1)
-    await trio.sleep(0.5)  # the program thinks for so long
-    bench.steps.hold()
-    bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
+    bench.batches._run.set_cost(ffi.new("sym_cost *", DEAR))
+    handle = await decoding_again(bench, 0.5)
     num_steps = len(bench.steps.batches)
     result = bench.submit(others, [5], program=Program(2, 1001))
     replace("take", take)
@@ -304,7 +314,7 @@ async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_think
 
 def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(bench, replace, monkeypatch):
     monkeypatch.setattr(standing, "available_cores", lambda: 3)
-    both, seen = threading.Barrier(2), set()
+    both, seen, before, crew = threading.Barrier(2), set(), foreign_threads(), set()
 
     def draw(true, *arguments):
         if len(bench.steps.batches[-1]) == 2:
@@ -313,18 +323,13 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
         return true(*arguments)
 
     replace("draw", draw)
-    before, crew = foreign_threads(), set()
 
     async def scenario():
-        bench.steps.hold()
-        bench.generate(bench.file(), [5], 1, max_tokens=40)
-        await bench.steps.wait_entered()
+        await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=40))
         bench.generate(bench.file(), [50], 2, max_tokens=39)
-        bench.steps.gate.set()
-        await bench.settled()
-        replies = bench.replies()
-        assert tokens_of(replies, 1) == list(range(6, 46))
-        assert tokens_of(replies, 2) == list(range(51, 90))
+        await bench.go_on()
+        assert bench.tokens_of(1) == list(range(6, 46))
+        assert bench.tokens_of(2) == list(range(51, 90))
         crew.update(foreign_threads() - before)
         assert len(crew) == 2
         assert crew & seen
@@ -333,64 +338,66 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
     assert have_ended(crew)
 
 
+# ---- loops, and others at their files
+
+
 async def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
-    bench.steps.hold()
-    one = bench.generate(bench.file(), [5], 1, max_tokens=6)
-    await bench.steps.wait_entered()
+    one = await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=6))
     prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
     bench.steps.gate.set()
     await prefill.wait()
     await bench.settled()
     assert one.file.table.length == 6
-    replies = bench.replies()
-    assert tokens_of(replies, 1) == [6, 7, 8, 9, 10, 11]
-    assert replies[-1][3][2:] == (Finish.LENGTH, -1)
-    sizes = [len(chunks) for chunks in bench.steps.batches]
-    assert max(sizes) == 2, "they shared a step"
-    assert all((1 in [count for _, count in chunks]) for chunks in bench.steps.batches), "no step without the decode"
+    assert bench.tokens_of(1) == [6, 7, 8, 9, 10, 11]
+    assert bench.heard[-1][3][2:] == (Finish.LENGTH, -1)
+    assert max(len(chunks) for chunks in bench.steps.batches) == 2, "they shared a step"
+    assert all(1 in [count for _, count in chunks] for chunks in bench.steps.batches), "no step without the decode"
 
 
 async def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
     file = bench.file()
     handle = bench.decode(file, 1)
     for number in range(2, 30):
-        await bench.until(bench.replies)
+        await bench.answered()
         bench.ring(handle, number, number)
         bench.program.channel.arm()
         # Should the run have stopped looking, the gate would bring it:
         for request in bench.program.channel.receive():
             bench.ask(request)
-    await bench.until(bench.replies)
+    await bench.answered()
     bench.batches.sync()
     assert file.table.read()[0].tolist() == [7, *range(2, 30)]
     assert bench.batches.statistics.num_calls == 29
     bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
     assert file.table.length == 3, "a program that thinks keeps nobody from its file"
-
-
-async def test_the_row_of_an_answered_call_stays_its_programs_when_the_loop_leaves_the_run(bench):
-    file = bench.file()
-    bench.decode(file, 1)
-    await bench.until(bench.replies)
-    bench.batches.exclusive(file, lambda: None)
     await bench.settled()
-    assert bench.program.channel.num_held_slots == 1
+    assert bench.program.channel.num_held_slots == 29, "rows of answered calls stay the program's"
 
 
 async def test_a_call_of_a_loop_that_waits_for_its_slot_is_not_the_runs(bench):
     """Although a member of the run waits for it: it has no row yet."""
     channel = bench.program.channel
     handle = bench.decode(bench.file(), 1)
-    await bench.until(bench.replies)
+    await bench.answered()
     rest = channel.num_slots - 1
     first = channel.take_rows(rest)
     bench.decode_on(handle, 2)
     assert not bench.replies()
     bench.program.free_rows(first, rest)
-    replies = []
-    await bench.until(lambda: replies.extend(bench.replies()) or replies)
-    ((number, error, _, (_, num_rows, num_entries, _), _),) = replies
+    ((number, error, _, (_, num_rows, num_entries, _), _),) = await bench.answered()
     assert (number, error, num_rows, num_entries) == (2, 0, 1, 2)
+
+
+async def both_answered(bench):
+    """Two calls are answered, and nobody has looked at the run."""
+    with trio.fail_after(20):
+        while len(bench.heard) < 2:
+            await trio.sleep(0.001)
+            bench.replies()
+
+
+def handled(bench, op, handle=0):
+    bench.gate.handle(bench.program, Request(op, 0, 3, handle, (0, 0, 0, 0), b""), None)  # it needs no task
 
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=9)], ids=["no limit", "a limit on tokens"])
@@ -401,26 +408,12 @@ async def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
     mine, other = bench.file(), bench.file()
     handle = bench.decode(mine, 1)
     bench.decode(other, 2)
-    answers = []
-    while len(answers) < 2:
-        await trio.sleep(0.001)
-        answers += bench.replies()
-    async with trio.open_nursery() as nursery:
-        assert (mine.table.length, other.table.length) == (0, 0)
-        bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
-        assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
-        bench.gate.handle(bench.program, Request(Op.PING, 0, 4, 0, (0, 0, 0, 0), b""), nursery)
-        assert (mine.table.length, other.table.length) == (1, 1)
-
-
-async def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
-    bench.steps.hold()
-    bench.decode(bench.file(), 1)
-    await bench.steps.wait_entered()
-    assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
-    bench.steps.gate.set()
-    await bench.until(bench.replies)
-    assert bench.batches.states() == {}
+    await both_answered(bench)
+    assert (mine.table.length, other.table.length) == (0, 0)
+    handled(bench, Op.KV_READ, handle)
+    assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
+    handled(bench, Op.PING)
+    assert (mine.table.length, other.table.length) == (1, 1)
 
 
 async def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_answer(bench):
@@ -431,171 +424,245 @@ async def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_
     await bench.submit(base, [4]).wait()
     bench.decode(fork, 1)
     handle = bench.decode(mine, 2)
-    answers = []
-    while len(answers) < 2:
-        await trio.sleep(0.001)
-        answers += bench.replies()
+    await both_answered(bench)
     bench.fs.kv_close(base)
     before = bench.fs.pool.num_free
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(bench.program, Request(Op.KV_READ, 0, 3, handle, (0, 0, 0, 0), b""), nursery)
+    handled(bench, Op.KV_READ, handle)
     assert bench.fs.pool.num_free == before + 1
+
+
+async def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
+    await bench.held(lambda: bench.decode(bench.file(), 1))
+    assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
+    bench.steps.gate.set()
+    await bench.answered()
+    assert bench.batches.states() == {}
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
+    file, number = bench.file(), 1 if is_first else 2
     if is_first:
-        bench.steps.hold()
-    file = bench.file()
-    handle = bench.decode(file, 1)
-    if not is_first:
-        await bench.until(bench.replies)
-        bench.steps.hold()
-        bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
-    assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
+        await bench.held(lambda: bench.decode(file, 1))
+    else:
+        handle = bench.decode(file, 1)
+        await bench.answered()
+        await bench.held(lambda: bench.decode_on(handle, 2))
+    assert bench.batches.cancel_taken(bench.program.channel, number)
     assert not bench.batches.cancel_taken(bench.program.channel, 77)
-    bench.steps.gate.set()
-    await bench.settled()
-    number, err, *_ = bench.replies()[-1]
-    assert (number, err) == (1 if is_first else 2, errno.ECANCELED)
-    assert file.table.length == (0 if is_first else 1)
+    await bench.go_on()
+    assert bench.replies()[-1][:2] == (number, errno.ECANCELED)
+    assert file.table.length == number - 1
     assert not bench.program.channel.num_lent_slots
 
 
-def test_beyond_its_seats_a_step_takes_turns(tmp_path):
-    bench = Standing(tmp_path, StepLimits(max_calls=4))
-
-    async def scenario():
-        files = [bench.file() for _ in range(10)]
-        bench.steps.hold()
-        for number, file in enumerate(files, 1):
-            bench.generate(file, [number], number, max_tokens=8)
-        bench.steps.gate.set()
-        await bench.settled()
-        replies = bench.replies()
-        for number in range(1, 11):
-            assert tokens_of(replies, number) == list(range(number + 1, number + 9))
-        assert max(len(chunks) for chunks in bench.steps.batches) == 4
-        assert len(bench.steps.batches) <= 8 * 10 // 4 + 3, [len(b) for b in bench.steps.batches]
-
-    bench.run(scenario)
+async def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
+    file, run = bench.file(), bench.batches._run
+    handle = bench.decode(file, 1)
+    await bench.answered()
+    await bench.held(lambda: bench.decode_on(handle, 2))
+    member = run.member_of(file.table)
+    run.find_taken = lambda _channel, _id: iter([member])  # call 99 was found, and answered in the next moment
+    assert bench.batches.cancel_taken(bench.program.channel, 99)
+    bench.steps.gate.set()
+    await bench.until(lambda: file.table.length == 2)
+    assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
 
 
-def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(tmp_path):
-    bench, may_step = Standing(tmp_path, StepLimits(max_calls=2)), threading.Semaphore(0)
-
-    class Allowed(CountingSteps):
-        def step(self, batch):
-            assert may_step.acquire(timeout=20)
-            super().step(batch)
-
-    bench.steps = Allowed()
-    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE, bench._limits)
-    volume = bench.fs.volume
-
-    async def scenario():
-        domains = [bench.tree.make(bench.tree.root, name, stat.S_IFDIR, mode=0o700, uid=0, gid=0) for name in NAMES]
-        for domain in domains:
-            xattrs.put(volume, domain, b"user.kv.quota", b"64M", 0)
-        files = [bench.fs.kv_create(ME, f"{name.decode()}/{each}.kv") for name in NAMES for each in range(2)]
-        calls = [bench.generate(file, [5], number, max_tokens=200) for number, file in enumerate(files, 1)]
-
-        async def had_after(num_steps):
-            """Return the entries that each domain had got after this many more steps."""
-            before = [call.file.table.length for call in calls]
-            for _ in range(num_steps):
-                may_step.release()
-            await bench.until(lambda: sum(call.file.table.length for call in calls) == sum(before) + 2 * num_steps)
-            had = [call.file.table.length - old for call, old in zip(calls, before, strict=True)]
-            return sum(had[:2]), sum(had[2:])
-
-        await had_after(1)
-        assert await had_after(40) == pytest.approx((40, 40), abs=10)
-        xattrs.put(volume, domains[0], b"user.kv.weight", b"3", 0)
-        assert await had_after(80) == pytest.approx((120, 40), abs=10)
-        xattrs.remove(volume, domains[0], b"user.kv.weight", 0)
-        assert await had_after(40) == pytest.approx((40, 40), abs=10)
-        may_step.release(1000)
-        await bench.settled()
-
-    bench.run(scenario)
+async def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
+    file, done = bench.file(), []
+    await bench.held(lambda: bench.submit(file, [1, 2, 3]))
+    bench.decode(file, 1)
+    bench.decode(file, 2, token=8)
+    bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
+    await bench.go_on()
+    assert [number for number, *_ in bench.replies()] == [1, 2]
+    assert done == [[1, 2, 3, 7, 8]]
 
 
-def used_by(caller):
-    """Return a copy of the program's usage until now."""
-    return copy.copy(caller.program.used)
+async def test_a_handle_is_closed_when_its_call_is_answered_and_at_once_while_its_program_thinks(bench):
+    file, closed, lengths = bench.file(), trio.Event(), []
+    await bench.held(lambda: bench.submit(file, [1, 2, 3]))
+    bench.decode(file, 1)  # it has not begun
+    bench.batches.when_unused(file, closed.set)
+    bench.steps.gate.set()
+    with trio.fail_after(5):
+        await closed.wait()
+    assert [number for number, *_ in bench.replies()] == [1]
+    other = bench.file()
+    bench.decode(other, 2)
+    await bench.answered()
+    bench.batches.when_unused(other, lambda: lengths.append(other.table.length))
+    assert lengths == [1]
+    await bench.settled()
 
 
-def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_path):
-    bench = Standing(tmp_path, StepLimits(max_calls=2))
-    held_s = 0.1
+# ---- seats, shares and times
 
-    async def hold():
-        await bench.steps.wait_entered()
-        await trio.sleep(held_s)
-        bench.steps.gate.set()
 
-    async def scenario():
-        bench.steps.hold()
-        asked_s = time.monotonic()
-        bench.generate(bench.file(), [5], 1, max_tokens=3)
-        await hold()
-        await bench.settled()
-        alone = used_by(bench.program)
-        assert alone.compute_s >= held_s
-        assert alone.queue_s <= time.monotonic() - asked_s - alone.compute_s
+@seats(4)
+async def test_beyond_its_seats_a_step_takes_turns(bench):
+    bench.steps.hold()
+    for number in range(1, 11):
+        bench.generate(bench.file(), [number], number, max_tokens=8)
+    await bench.go_on()
+    for number in range(1, 11):
+        assert bench.tokens_of(number) == list(range(number + 1, number + 9))
+    assert max(len(chunks) for chunks in bench.steps.batches) == 4
+    assert len(bench.steps.batches) <= 8 * 10 // 4 + 3, [len(b) for b in bench.steps.batches]
 
-        bench.steps.hold()
-        asked_s = time.monotonic()
-        for number in range(2, 6):
-            bench.generate(bench.file(), [number], number, max_tokens=3)
-        await hold()
-        await bench.settled()
-        passed_s = time.monotonic() - asked_s
-        together = used_by(bench.program)
-        queue_s, compute_s = together.queue_s - alone.queue_s, together.compute_s - alone.compute_s
-        assert queue_s > 2 * held_s, "a step has two seats, and four wanted one"
-        assert queue_s + compute_s <= 4 * passed_s
-        assert abs(bench.batches.statistics.queue_s - together.queue_s) < 1e-6
 
-    bench.run(scenario)
+@seats(2)
+async def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(bench):
+    may_step, volume, names = threading.Semaphore(0), bench.fs.volume, ("one", "other")
+    bench.steps.before = lambda _batch: may_step.acquire(timeout=20)
+    make = partial(bench.tree.make, bench.tree.root, mode=0o700, uid=0, gid=0)
+    domains = [make(name.encode(), stat.S_IFDIR) for name in names]
+    for domain in domains:
+        xattrs.put(volume, domain, b"user.kv.quota", b"64M", 0)
+    files = [bench.fs.kv_create(ME, f"{name}/{each}.kv") for name in names for each in range(2)]
+    calls = [bench.generate(file, [5], number, max_tokens=200) for number, file in enumerate(files, 1)]
+
+    async def had_after(num_steps):
+        """Return the entries that each domain had got after this many more steps."""
+        before = [call.file.table.length for call in calls]
+        may_step.release(num_steps)
+        await bench.until(lambda: sum(call.file.table.length for call in calls) == sum(before) + 2 * num_steps)
+        had = [call.file.table.length - old for call, old in zip(calls, before, strict=True)]
+        return sum(had[:2]), sum(had[2:])
+
+    await had_after(1)
+    assert await had_after(40) == pytest.approx((40, 40), abs=10)
+    xattrs.put(volume, domains[0], b"user.kv.weight", b"3", 0)
+    assert await had_after(80) == pytest.approx((120, 40), abs=10)
+    xattrs.remove(volume, domains[0], b"user.kv.weight", 0)
+    assert await had_after(40) == pytest.approx((40, 40), abs=10)
+    may_step.release(1000)
+    await bench.settled()
+
+
+HELD_S = 0.1
+
+
+async def computed_in_a_held_step(bench, *numbers):
+    """Compute generations, the first of whose steps is held. Return usage in queues and in steps, and passed time."""
+    asked_s, before = time.monotonic(), used_by(bench.program)
+    bench.steps.hold()
+    for number in numbers:
+        bench.generate(bench.file(), [number], number, max_tokens=3)
+    await bench.steps.wait_entered()
+    await trio.sleep(HELD_S)
+    await bench.go_on()
+    after = used_by(bench.program)
+    return after.queue_s - before.queue_s, after.compute_s - before.compute_s, time.monotonic() - asked_s
+
+
+@seats(2)
+async def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(bench):
+    queue_s, compute_s, passed_s = await computed_in_a_held_step(bench, 1)
+    assert compute_s >= HELD_S
+    assert queue_s <= passed_s - compute_s
+    queue_s, compute_s, passed_s = await computed_in_a_held_step(bench, 2, 3, 4, 5)
+    assert queue_s > 2 * HELD_S, "a step has two seats, and four wanted one"
+    assert queue_s + compute_s <= 4 * passed_s
+    assert abs(bench.batches.statistics.queue_s - used_by(bench.program).queue_s) < 1e-6
 
 
 async def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
-    files = [bench.file(), bench.file()]
-    handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
-    await bench.until(lambda: used_by(bench.program).calls == 2)
-    before = used_by(bench.program)
-    bench.steps.hold()
-    asked_s = time.monotonic()
-    bench.decode_on(handles[0], 3)
-    await bench.steps.wait_entered()
+    handles = [bench.decode(bench.file(), number) for number in (1, 2)]
+    await computes(bench, 2)
+    before, asked_s = used_by(bench.program), time.monotonic()
+    await bench.held(lambda: bench.decode_on(handles[0], 3))
     bench.decode_on(handles[1], 4)
     began_s = time.monotonic()
     await trio.sleep(0.1)
     waited_s = time.monotonic() - began_s
     bench.steps.gate.set()
-    await bench.until(lambda: used_by(bench.program).calls == 4)
+    await computes(bench, 4)
     after, passed_s = used_by(bench.program), time.monotonic() - asked_s
     computed_s = after.compute_s - before.compute_s
     assert waited_s <= after.queue_s - before.queue_s <= 2 * passed_s - computed_s
 
 
-async def test_each_token_says_how_long_the_file_is(bench):
-    bench.generate(bench.file(), [50, 60], 1, max_tokens=4)
+def beyond(times, seconds):
+    """Count the times that are longer."""
+    return sum(times.nums[bisect_left(TIME_BOUNDS_S, seconds) :])
+
+
+def test_each_bound_is_the_square_root_of_two_times_the_one_before():
+    assert (TIME_BOUNDS_S[0], TIME_BOUNDS_S[-1]) == (2**16 / 1e9, 2**36 / 1e9)
+    assert [above / below for below, above in pairwise(TIME_BOUNDS_S)] == pytest.approx([2**0.5] * 40, rel=1e-3)
+
+
+async def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_that_took(bench):
+    first = await bench.held(lambda: bench.submit(bench.file(), [1, 2, 3]))
+    second = bench.submit(bench.file(), [4], program=Program(2))
+    await trio.sleep(2 * HELD_S)  # the step takes so long
+    bench.steps.gate.set()
+    await first.wait()
+    await second.wait()
+    numbers = bench.batches.statistics
+    steps, stretches, waits = numbers.step_times, numbers.stretch_times, numbers.wait_times
+    assert (sum(steps.nums), sum(stretches.nums), sum(waits.nums)) == (2, 2, 2)
+    assert beyond(steps, HELD_S) >= 1
+    assert beyond(stretches, HELD_S) == 2, "the one that was computed so long, and the one that waited"
+    assert beyond(waits, HELD_S) >= 1
+    assert stretches.total_s - waits.total_s > HELD_S < waits.total_s
+
+
+async def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
+    bench.generate(bench.file(), [50, 60], 1, max_tokens=6)
     await bench.settled()
+    times = bench.batches.statistics.stretch_times
+    assert sum(times.nums) == 6, "the prompt, and all tokens but the last"
     *tokens, last = bench.replies()
-    assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in (2, 3, 4, 5)]
-    assert last[3:] == ((0, 5, Finish.LENGTH, -1), b"")
+    assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in range(2, 8)]
+    assert last[3:] == ((0, 7, Finish.LENGTH, -1), b"")
+    handle = bench.decode(bench.file(), 2)
+    await bench.answered()
+    for number in (3, 4):
+        bench.decode_on(handle, number)
+        await bench.answered()
+    times = bench.batches.statistics.stretch_times
+    assert (sum(times.nums), beyond(times, 20)) == (9, 0)
+
+
+async def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
+    """A row takes a millisecond, so the step's limit bounds a prefill's rows beside a call that decodes."""
+
+    async def chunk_within(step_s: float) -> int:
+        """Return the number of a prefill's rows in the first step beside a call that decodes."""
+        bench.batches.set_step(step_s)
+        decodes = await bench.held(lambda: bench.generate(bench.file(), [5, 6], 1, max_tokens=1000))
+        bench.steps.hold_next()
+        await bench.steps.wait_entered()  # its first token is there
+        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
+        first = len(bench.steps.batches)
+        bench.steps.gate.set()
+        await prefill.wait()
+        bench.batches.cancel(decodes)
+        await bench.settled()
+        sizes = [sorted(size for _, size in batch) for batch in bench.steps.batches[first:]]
+        return next(batch[-1] for batch in sizes if len(batch) == 2)
+
+    monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all
+    cost = bench.batches.cost.coefficients
+    cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
+    bench.batches._run.set_cost(cost)
+    wide, narrow = await chunk_within(0.06), await chunk_within(0.02)
+    assert 20 < wide < 60
+    assert narrow < 20
+
+
+# ---- drafts and grammars
 
 
 async def test_a_draft_is_in_each_step_and_saves_some(bench):
     """The next token is always the last one and one more, and the draft has seen most of them."""
-    before = np.arange(40, 60, dtype=np.int32)
-    call = bench.generate(bench.file(), [50], 1, max_tokens=30, draft=Draft(4, 2, before))
+    draft = Draft(4, 2, np.arange(40, 60, dtype=np.int32))
+    call = bench.generate(bench.file(), [50], 1, max_tokens=30, draft=draft)
     await bench.settled()
-    assert tokens_of(bench.replies(), 1) == list(range(51, 81))
+    assert bench.tokens_of(1) == list(range(51, 81))
     assert call.file.table.read()[0].tolist() == list(range(50, 80))
     sizes = [size for ((_, size),) in bench.steps.batches]
     assert sizes == [1, 1, 5, 5] + [1] * 20, "50; 51; 52 to 56; 57 to 59, and two that are wrong; 60 to 79"
@@ -604,49 +671,37 @@ async def test_a_draft_is_in_each_step_and_saves_some(bench):
 
 async def test_what_a_draft_has_rows_of_is_drawn_while_others_compute(bench):
     """The draft is 53 to 56, and each of its rows waits for what the grammar says of the token before."""
-    grammar, found = SlowGrammar(), []
-
-    def drawn():
-        found.extend(tokens_of(bench.replies(), 1))
-        return found[-1:] == [57]
-
-    grammar.gate.release(2)
-    bench.generate(
-        bench.file(), [50], 1, max_tokens=20, decide=grammar, draft=Draft(4, 2, np.arange(40, 60, dtype=np.int32))
-    )
+    grammar, draft = SlowGrammar(2), Draft(4, 2, np.arange(40, 60, dtype=np.int32))
+    bench.generate(bench.file(), [50], 1, max_tokens=20, decide=grammar, draft=draft)
     await bench.until(lambda: len(grammar.asked) == 3)
     bench.generate(bench.file(), [5], 2, max_tokens=1000)
     await bench.until(lambda: bench.batches.statistics.num_undecided > 3)
     bench.steps.hold()
     await bench.steps.wait_entered()
     grammar.gate.release(5)
-    await bench.until(drawn)
-    assert found == list(range(51, 58))
+    await bench.until(lambda: bench.tokens_of(1)[-1:] == [57])
+    assert bench.tokens_of(1) == list(range(51, 58))
     assert len(bench.steps.batches[-1]) == 1, "the step is the other's"
     grammar.gate.release(40)
-    bench.steps.gate.set()
-    await bench.settled()
+    await bench.go_on()
 
 
-def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(bench, monkeypatch):
+async def test_guesses_do_not_make_a_step_with_other_decodes_longer_than_it_may_be(bench, monkeypatch):
     """Five rows of 4 ms each take 20 ms. Each of two drafts gets its part."""
     before = np.array([7, *range(100, 164)] * 2, np.int32)  # 64 guesses follow each 7, and none is right
     cost = ffi.new("sym_cost *")
     cost.rows_ns = [4e6 * 2**knot for knot in range(len(cost.rows_ns))]
 
-    async def scenario():
-        bench.batches._run.set_cost(cost)
-        monkeypatch.setattr(bench.batches._run, "set_cost", guard(lambda _cost: None))
-        bench.steps.hold()
-        bench.generate(bench.file(), [6], 1, max_tokens=90, draft=Draft(64, 1, before))
-        await bench.steps.wait_entered()
-        bench.generate(bench.file(), [6], 2, max_tokens=90, draft=Draft(64, 1, before))
-        bench.steps.gate.set()
-        await bench.settled()
-        bench.generate(bench.file(), [6], 3, max_tokens=90, draft=Draft(64, 1, before))
-        await bench.settled()
+    def drafted(number):
+        return bench.generate(bench.file(), [6], number, max_tokens=90, draft=Draft(64, 1, before))
 
-    bench.run(scenario)
+    bench.batches._run.set_cost(cost)
+    monkeypatch.setattr(bench.batches._run, "set_cost", guard(lambda _cost: None))
+    await bench.held(lambda: drafted(1))
+    drafted(2)
+    await bench.go_on()
+    drafted(3)
+    await bench.settled()
     sizes = [[size for _, size in batch] for batch in bench.steps.batches]
     assert max(sum(each) for each in sizes if len(each) == 2) == 5
     assert max(sum(each) for each in sizes if len(each) == 1) == 65, "alone it delays nobody"
@@ -659,107 +714,96 @@ async def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_othe
     await bench.until(lambda: plain.file.table.length == 40)
     await bench.until(lambda: len(slow.asked) == 1)
     assert guided.file.table.length == 0, "what comes of its row is not decided"
-    for _ in range(10):
-        slow.gate.release()
+    slow.gate.release(10)
     await bench.settled()
-    replies = bench.replies()
-    assert tokens_of(replies, 1) == [51, 52, 53]
-    assert tokens_of(replies, 2) == list(range(6, 46))
+    assert bench.tokens_of(1) == [51, 52, 53]
+    assert bench.tokens_of(2) == list(range(6, 46))
     assert slow.asked == [-1, 51, 52]
     assert bench.batches.statistics.num_undecided > 30
 
 
-async def test_what_a_grammar_forces_is_no_prefill(bench):
-    grammar = SlowGrammar(forced={51: [60] * 300})
-    grammar.gate.release(20)
-    bench.generate(bench.file(), [50], 1, max_tokens=303, decide=grammar)
+async def test_what_a_grammar_forces_is_computed_once_behind_the_token_before_and_is_no_prefill(bench):
+    grammar, forced = SlowGrammar(20, forced={51: [60] * 299 + [70]}), [51, *[60] * 299, 70]
+    call = bench.generate(bench.file(), [50], 1, max_tokens=303, decide=grammar)
     await bench.settled()
-    assert len(tokens_of(bench.replies(), 1)) == 303
+    assert bench.tokens_of(1) == [*forced, 71, 72]
+    assert [start + k for ((start, size),) in bench.steps.batches for k in range(size)] == [*range(303)]
+    assert call.file.table.read()[0].tolist() == [50, *forced, 71]
+    assert grammar.asked == [-1, 51, 71]
     assert bench.batches.statistics.num_prefill_tokens == 0
 
 
-def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(bench):
+async def test_with_a_draft_what_a_grammar_forces_is_computed_with_the_token_before(bench):
     """The grammar must take no longer than the run waits, which a busy machine may not allow each time."""
     sizes = []
-
-    async def scenario():
-        for number in range(1, 51):
-            grammar, first = SlowGrammar(forced={51: [60, 70]}), len(bench.steps.batches)
-            grammar.gate.release(20)
-            draft = Draft(1, 1, np.empty(0, np.int32))
-            call = bench.generate(bench.file(), [50], number, max_tokens=5, decide=grammar, draft=draft)
-            await bench.settled()
-            assert tokens_of(bench.replies(), number) == [51, 60, 70, 71, 72]
-            assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
-            sizes.append([size for ((_, size),) in bench.steps.batches[first:]])
-            if sizes[-1] == [1, 3, 1]:
-                return
-
-    bench.run(scenario)
+    for number in range(1, 51):
+        grammar, first = SlowGrammar(20, forced={51: [60, 70]}), len(bench.steps.batches)
+        draft = Draft(1, 1, np.empty(0, np.int32))
+        call = bench.generate(bench.file(), [50], number, max_tokens=5, decide=grammar, draft=draft)
+        await bench.settled()
+        assert bench.tokens_of(number) == [51, 60, 70, 71, 72]
+        assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
+        sizes.append([size for ((_, size),) in bench.steps.batches[first:]])
+        if sizes[-1] == [1, 3, 1]:
+            break
     assert sizes[-1] == [1, 3, 1], sizes
 
 
-async def test_a_grammar_that_allows_nothing_ends_its_generation(bench):
-    class Strict:
-        def decide(self, token):
-            words = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF if token < 0 else 0, np.uint32)
-            return Decision(np.empty(0, np.int32), memoryview(words), is_over=False)
+class Strict:
+    """Allows nothing behind a token."""
 
+    def decide(self, token):
+        return Decision(np.empty(0, np.int32), memoryview(ALLOWED if token < 0 else 0 * ALLOWED), is_over=False)
+
+
+class Broken:
+    def decide(self, token):
+        raise RuntimeError("planted")
+
+
+async def test_a_grammar_that_allows_nothing_or_fails_ends_its_own_generation(bench):
     call = bench.generate(bench.file(), [50], 1, decide=Strict())
     await bench.settled()
     token, length, (_, err, *_) = bench.replies()
-    assert (token[3][:2], length[3][:2]) == ((1, 1), (0, 2))
-    assert err == errno.EINVAL
+    assert (token[3][:2], length[3][:2], err) == ((1, 1), (0, 2), errno.EINVAL)
     assert call.file.table.read()[0].tolist() == [50, 51]
-
-
-async def test_what_a_grammar_forces_is_computed_once_behind_the_token_before(bench):
-    grammar = SlowGrammar(forced={51: [60, 70]})
-    grammar.gate.release(20)
-    call = bench.generate(bench.file(), [50], 1, max_tokens=5, decide=grammar)
-    await bench.settled()
-    assert tokens_of(bench.replies(), 1) == [51, 60, 70, 71, 72]
-    computed = [start + k for ((start, size),) in bench.steps.batches for k in range(size)]
-    assert computed == [0, 1, 2, 3, 4]
-    assert call.file.table.read()[0].tolist() == [50, 51, 60, 70, 71]
-    assert grammar.asked == [-1, 51, 71]
+    bench.generate(bench.file(), [5], 2, decide=Broken())
+    bench.generate(bench.file(), [50], 3, max_tokens=3, decide=SlowGrammar(20))
+    with trio.fail_after(5):
+        await bench.settled()
+    assert bench.tokens_of(3) == [51, 52, 53]
+    assert [err for number, err, more, *_ in bench.heard if number == 2 and not more] == [errno.EIO]
 
 
 async def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
     """The end token was computed before the grammar had told that it is the end."""
-    slow = SlowGrammar(is_over_after=2)
-    guided = bench.generate(bench.file(), [50], 1, max_tokens=9, decide=slow)
-    for _ in range(3):
-        slow.gate.release()
+    guided = bench.generate(bench.file(), [50], 1, max_tokens=9, decide=SlowGrammar(3, is_over_after=2))
     await bench.settled()
-    replies = bench.replies()
-    assert tokens_of(replies, 1) == [51, 52]
-    assert replies[-1][3][1:3] == (2, Finish.GRAMMAR)
+    assert bench.tokens_of(1) == [51, 52]
+    assert bench.heard[-1][3][1:3] == (2, Finish.GRAMMAR)
     assert guided.file.table.read()[0].tolist() == [50, 51]
 
 
+# ---- failures
+
+
 async def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
-    bench.steps.hold()
-    first = bench.generate(bench.file(), [5], 1, max_tokens=3)
-    await bench.steps.wait_entered()
+    first = await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=3))
     bench.steps.failure = RuntimeError("planted")
     later = bench.generate(bench.file(), [9], 2, max_tokens=3)
-    bench.steps.gate.set()
-    await bench.settled()
-    replies = bench.replies()
-    assert tokens_of(replies, 2) == [10, 11, 12]
-    assert [err for number, err, *_ in replies if number == 1] == [errno.EIO]
-    assert b"planted" in next(payload for number, _, _, _, payload in replies if number == 1)
+    await bench.go_on()
+    assert bench.tokens_of(2) == [10, 11, 12]
+    ((err, payload),) = [(err, payload) for number, err, _, _, payload in bench.heard if number == 1]
+    assert err == errno.EIO
+    assert b"planted" in payload
     assert (first.file.table.length, later.file.table.length) == (0, 3)
 
 
 async def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(bench):
     file = bench.file()
     handle = bench.decode(file, 1)
-    await bench.until(bench.replies)
-    bench.steps.hold()
-    bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
+    await bench.answered()
+    await bench.held(lambda: bench.decode_on(handle, 2))
     behind = bench.submit(file, [9], program=Program(2))
     bench.steps.failure = RuntimeError("planted")
     bench.steps.gate.set()
@@ -768,92 +812,22 @@ async def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the
     assert file.table.read()[0].tolist() == [7, 9]
 
 
-async def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
-    call = bench.generate(bench.file(), [5], 1, max_tokens=250)
-    await bench.settled()
-    assert call.file.table.length == 250
-    assert call.num_appended == 250
-    assert bench.batches.statistics.num_steps == 250
-    positions = call.file.table.read()[1]
-    assert positions.tolist() == list(range(250))
-    assert bench.batches.statistics.num_wakes < 30, "one for each time that it needed room, and its end"
-
-
-def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(tmp_path):
-    bench = Standing(tmp_path)
-    num_pages = bench.fs.pool.num_free
-
-    async def scenario():
-        bench.steps.hold()
-        going = [bench.generate(bench.file(), [5], number, max_tokens=100) for number in range(1, 4)]
-        await bench.steps.wait_entered()
-        held = num_pages - bench.fs.pool.num_free
-        assert held == 9
-        needs = (num_pages - 3) * 32
-        prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
-        bench.steps.gate.set()
-        await prefill.wait()
-        await bench.settled()
-        ends = [reply for reply in bench.replies() if not reply[2]]
-        assert len(ends) == len(going)
-        assert all(err in (0, errno.ENOSPC) for _, err, *_ in ends)
-
-    bench.run(scenario)
-
-
-async def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
-    grammar = SlowGrammar()
-    grammar.gate.release(20)
-    bench.steps.hold()
-    bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar)
-    await bench.steps.wait_entered()
-    needs = bench.fs.pool.num_free * 32 + 1  # so a page more: of those that are reserved ahead
-    prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
-    bench.steps.gate.set()
-    await prefill.wait()
-    await bench.settled()
-    assert tokens_of(bench.replies(), 1) == [51, 52, 53]
-    assert grammar.asked == [-1, 51, 52]
-
-
-def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
+async def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
     began_s = time.monotonic()
-
-    async def scenario():
-        bench.steps.hold()
-        bench.generate(bench.file(), [5], 1, max_tokens=2)
-        await bench.until(lambda: "the decoder hangs" in caplog.text)
-        await trio.sleep(0.3)
-        bench.steps.gate.set()
-        await bench.settled()
-
-    bench.run(scenario)
+    await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=2))
+    await bench.until(lambda: "the decoder hangs" in caplog.text)
+    await trio.sleep(0.3)
+    await bench.go_on()
     (said,) = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
     found = re.match(rf"a step of 1 calls, of programs {os.getpid()}, has been computed for (\d+) s", said)
     assert found is not None, said
     assert int(found[1]) <= time.monotonic() - began_s + 1
 
 
-async def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
-    file, done = bench.file(), []
-    bench.steps.hold()
-    bench.submit(file, [1, 2, 3])
-    await bench.steps.wait_entered()
-    bench.decode(file, 1)
-    bench.decode(file, 2, token=8)
-    bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
-    bench.steps.gate.set()
-    await bench.settled()
-    assert [number for number, *_ in bench.replies()] == [1, 2]
-    assert done == [[1, 2, 3, 7, 8]]
-
-
 async def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
     """A reader of files takes the news of all members, and the run does not ring for these any more."""
-    bench.steps.hold()
-    bench.generate(bench.file(), [5], 1, max_tokens=1)
-    await bench.steps.wait_entered()
+    await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=1))
     bench.steps.gate.set()
     while True:
         with suppress(BlockingIOError):  # it rings, and nobody hears it
@@ -864,72 +838,7 @@ async def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench
         while bench.batches.num_waiting:  # noqa: ASYNC110 - nobody may `sync`
             await trio.sleep(0.001)
     assert bench.batches.num_waiting == 0
-    assert tokens_of(bench.replies(), 1) == [6]
-
-
-def test_a_member_is_given_room_once_however_often_its_news_are_taken(bench):
-    may_step = threading.Semaphore(0)
-
-    class OneByOne(CountingSteps):
-        def step(self, batch):
-            super().step(batch)
-            assert batch.chunks[0].start < 60 or may_step.acquire(timeout=20)
-
-    bench.steps = OneByOne()
-    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
-
-    async def scenario():
-        call = bench.generate(bench.file(), [5], 1, max_tokens=90)
-        await bench.until(lambda: call.file.table.length == 60)
-        for _ in range(10):  # within one turn of this thread
-            may_step.release()
-            time.sleep(0.005)  # noqa: ASYNC251 - nothing else of this thread may run
-            bench.batches.sync()
-        await trio.sleep(0.01)
-        assert call.file.table.length + len(call.reservation.tokens) == 96 + 64
-        for _ in range(30):
-            may_step.release()
-        await bench.settled()
-
-    bench.run(scenario)
-
-
-def test_room_that_is_being_zeroed_is_given_back_afterwards(bench, monkeypatch):
-    """Else it may be somebody else's by then, and be zeroed there."""
-    pool = bench.fs.pool
-    pool._bytes_in[:] = 7  # a user's who is not there any more
-    at_work, go_on, num_zeroed = threading.Event(), threading.Event(), []
-
-    def zero(_store, page):
-        num_zeroed.append(page)
-        if len(num_zeroed) > 3:
-            at_work.set()
-            assert go_on.wait(20)
-
-    monkeypatch.setattr(type(pool.store), "zero", zero)
-
-    class UntilThen(CountingSteps):
-        def step(self, batch):
-            super().step(batch)
-            assert batch.chunks[0].start < 70 or at_work.wait(20)
-
-    bench.steps = UntilThen()
-    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
-
-    async def scenario():
-        call = bench.generate(bench.file(), [5], 1, max_tokens=96)
-        await bench.until(lambda: call.file.table.length == 96)
-        for _ in range(20):
-            await trio.sleep(0.001)
-        taken = num_zeroed[-1]
-        assert pool.refcount[taken] == 1
-        go_on.set()
-        await bench.settled()
-        assert pool.refcount[taken] == 0
-        assert call.file.table.reservation is None
-        assert tokens_of(bench.replies(), 1)[-1] == (5 + 96) % VOCAB_SIZE
-
-    bench.run(scenario)
+    assert bench.tokens_of(1) == [6]
 
 
 async def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(bench, monkeypatch):
@@ -946,137 +855,16 @@ async def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_dr
     assert had_its_turn
 
 
-async def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
-    file = bench.file()
-    handle = bench.decode(file, 1)
-    await bench.until(bench.replies)
-    bench.steps.hold()
-    bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
-    run = bench.batches._run
-    member = run.member_of(file.table)
-    run.find_taken = lambda _channel, _id: iter([member])  # call 99 was found, and answered in the next moment
-    assert bench.batches.cancel_taken(bench.program.channel, 99)
-    bench.steps.gate.set()
-    await bench.until(lambda: file.table.length == 2)
-    assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
-
-
-async def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then(bench):
-    file, closed = bench.file(), trio.Event()
-    bench.steps.hold()
-    bench.submit(file, [1, 2, 3])
-    await bench.steps.wait_entered()
-    bench.decode(file, 1)
-    bench.batches.when_unused(file, closed.set)
-    bench.steps.gate.set()
-    with trio.fail_after(5):
-        await closed.wait()
-    assert [number for number, *_ in bench.replies()] == [1]
-    await bench.settled()
-
-
-async def test_a_handle_is_closed_at_once_while_its_program_thinks(bench):
-    file, lengths = bench.file(), []
-    bench.decode(file, 1)
-    await bench.until(bench.replies)
-    bench.batches.when_unused(file, lambda: lengths.append(file.table.length))
-    assert lengths == [1]
-
-
-async def test_a_grammar_that_fails_fails_its_own_generation(bench):
-    class Broken:
-        def decide(self, token):
-            raise RuntimeError("planted")
-
-    good = SlowGrammar()
-    good.gate.release(20)
-    bench.generate(bench.file(), [5], 1, decide=Broken())
-    bench.generate(bench.file(), [50], 2, max_tokens=3, decide=good)
-    with trio.fail_after(5):
-        await bench.settled()
-    replies = bench.replies()
-    assert [err for number, err, more, *_ in replies if number == 1 and not more] == [errno.EIO]
-    assert tokens_of(replies, 2) == [51, 52, 53]
-
-
-async def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
-    ann, asked = Credentials(1001, 1001), []
-    leave = StandingRun.leave
-    monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: asked.append(words) or leave(*words)))
-    bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
-    going = bench.generate(bench.file(), [5], 1, max_tokens=250)
-    theirs = bench.fs.kv_create(ann, None)
-    for _ in range(5):
-        with pytest.raises(OverQuota):
-            await bench.submit(theirs, [1] * 100, rows="none", program=Program(2, 1001)).wait()
-    await bench.settled()
-    assert tokens_of(bench.replies(), 1)[-1] == (5 + 250) % VOCAB_SIZE
-    assert going.num_appended == 250
-    assert not asked, "nobody had to leave"
-
-
-# How long steps and calls take
-
-HELD_S = 0.2
-
-
-def beyond(times, seconds):
-    """Count the times that are longer."""
-    return sum(times.nums[bisect_left(TIME_BOUNDS_S, seconds) :])
-
-
-def test_each_bound_is_the_square_root_of_two_times_the_one_before():
-    assert (TIME_BOUNDS_S[0], TIME_BOUNDS_S[-1]) == (2**16 / 1e9, 2**36 / 1e9)
-    ratios = [above / below for below, above in pairwise(TIME_BOUNDS_S)]
-    assert ratios == pytest.approx([2**0.5] * 40, rel=1e-3)
-
-
-async def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_that_took(bench):
-    bench.steps.gate.clear()
-    first = bench.submit(bench.file(), [1, 2, 3])
-    await bench.steps.wait_entered()
-    second = bench.submit(bench.file(), [4], program=Program(2))
-    await trio.sleep(HELD_S)  # the step takes so long
-    bench.steps.gate.set()
-    await first.wait()
-    await second.wait()
-    numbers = bench.batches.statistics
-    steps, stretches, waits = numbers.step_times, numbers.stretch_times, numbers.wait_times
-    assert (sum(steps.nums), sum(stretches.nums), sum(waits.nums)) == (2, 2, 2)
-    assert beyond(steps, HELD_S / 2) >= 1
-    assert beyond(stretches, HELD_S / 2) == 2, "the one that was computed so long, and the one that waited"
-    assert beyond(waits, HELD_S / 2) >= 1
-    assert stretches.total_s - waits.total_s > HELD_S - 0.1 < waits.total_s
-
-
-async def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
-    bench.generate(bench.file(), [5, 6], 1, max_tokens=6)
-    await bench.settled()
-    assert sum(bench.batches.statistics.stretch_times.nums) == 6, "the prompt, and all tokens but the last"
-    assert bench.replies()
-    file = bench.file()
-    handle = bench.decode(file, 2)
-    await bench.until(bench.replies)
-    for number in (3, 4):
-        bench.decode_on(handle, number)
-        await bench.until(bench.replies)
-    assert sum(bench.batches.statistics.stretch_times.nums) == 9
-    assert beyond(bench.batches.statistics.stretch_times, 20) == 0
-
-
 def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_after_it_has_gone(bench):
     file, sent = bench.file(), []
 
     async def scenario():
-        bench.steps.hold()
-        bench.generate(file, [7], 1, max_tokens=40)
+        await bench.held(lambda: bench.generate(file, [7], 1, max_tokens=40))
         for _ in range(4):
-            await bench.steps.wait_entered()
             bench.steps.gate.set()
             bench.steps.gate.clear()
-        await bench.steps.wait_entered()
-        sent.extend(tokens_of(bench.replies(), 1))
+            await bench.steps.wait_entered()
+        sent.extend(bench.tokens_of(1))
         bench.batches.drop(bench.program)
         threading.Timer(0.1, bench.steps.gate.set).start()  # when the run ends and waits for that step
 
@@ -1097,30 +885,101 @@ def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(t
     assert "the cost model of steps can't be saved: " in caplog.text
 
 
-async def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
-    """A row takes a millisecond, so the step's limit bounds a prefill's rows beside a call that decodes."""
+# ---- room
 
-    async def chunk_within(step_s: float) -> int:
-        """Return the number of a prefill's rows in the first step beside a call that decodes."""
-        bench.batches.set_step(step_s)
-        bench.steps.hold()
-        decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
-        await bench.steps.wait_entered()
-        bench.steps.hold_next()
-        await bench.steps.wait_entered()  # its first token is there
-        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
-        first = len(bench.steps.batches)
-        bench.steps.gate.set()
-        await prefill.wait()
-        bench.batches.cancel(decodes)
-        await bench.settled()
-        sizes = [sorted(size for _, size in batch) for batch in bench.steps.batches[first:]]
-        return next(batch[-1] for batch in sizes if len(batch) == 2)
 
-    monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all
-    cost = bench.batches.cost.coefficients
-    cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
-    bench.batches._run.set_cost(cost)
-    wide, narrow = await chunk_within(0.06), await chunk_within(0.02)
-    assert 20 < wide < 60
-    assert narrow < 20
+async def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
+    call = bench.generate(bench.file(), [5], 1, max_tokens=250)
+    await bench.settled()
+    assert call.file.table.length == call.num_appended == bench.batches.statistics.num_steps == 250
+    assert call.file.table.read()[1].tolist() == list(range(250))
+    assert bench.batches.statistics.num_wakes < 30, "one for each time that it needed room, and its end"
+
+
+def filling(bench, num_entries):
+    """A prefill that takes so many entries of memory."""
+    return bench.submit(bench.file(), [1] * num_entries, rows="none", program=Program(2), positions=[0] * num_entries)
+
+
+async def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(bench):
+    num_pages = bench.fs.pool.num_free
+    bench.steps.hold()
+    for number in range(1, 4):
+        bench.generate(bench.file(), [5], number, max_tokens=100)
+    await bench.steps.wait_entered()
+    assert num_pages - bench.fs.pool.num_free == 9
+    prefill = filling(bench, (num_pages - 3) * 32)
+    bench.steps.gate.set()
+    await prefill.wait()
+    await bench.settled()
+    ends = [err for _, err, more, *_ in bench.replies() if not more]
+    assert len(ends) == 3
+    assert set(ends) <= {0, errno.ENOSPC}
+
+
+async def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
+    grammar = SlowGrammar(20)
+    await bench.held(lambda: bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar))
+    prefill = filling(bench, bench.fs.pool.num_free * 32 + 1)  # so a page more: of those that are reserved ahead
+    bench.steps.gate.set()
+    await prefill.wait()
+    await bench.settled()
+    assert bench.tokens_of(1) == [51, 52, 53]
+    assert grammar.asked == [-1, 51, 52]
+
+
+async def test_a_member_is_given_room_once_however_often_its_news_are_taken(bench):
+    may_step = threading.Semaphore(0)
+    bench.steps.before = lambda batch: batch.chunks[0].start < 60 or may_step.acquire(timeout=20)
+    call = bench.generate(bench.file(), [5], 1, max_tokens=90)
+    await bench.until(lambda: call.file.table.length == 60)
+    for _ in range(10):  # within one turn of this thread
+        may_step.release()
+        time.sleep(0.005)  # noqa: ASYNC251 - nothing else of this thread may run
+        bench.batches.sync()
+    await trio.sleep(0.01)
+    assert call.file.table.length + len(call.reservation.tokens) == 96 + 64
+    may_step.release(30)
+    await bench.settled()
+
+
+async def test_room_that_is_being_zeroed_is_given_back_afterwards(bench, monkeypatch):
+    """Else it may be somebody else's by then, and be zeroed there."""
+    pool = bench.fs.pool
+    pool._bytes_in[:] = 7  # a user's who is not there any more
+    at_work, go_on, num_zeroed = threading.Event(), threading.Event(), []
+
+    def zero(_store, page):
+        num_zeroed.append(page)
+        if len(num_zeroed) > 3:
+            at_work.set()
+            assert go_on.wait(20)
+
+    monkeypatch.setattr(type(pool.store), "zero", zero)
+    bench.steps.before = lambda batch: batch.chunks[0].start < 70 or at_work.wait(20)
+    call = bench.generate(bench.file(), [5], 1, max_tokens=96)
+    await bench.until(lambda: call.file.table.length == 96)
+    for _ in range(20):
+        await trio.sleep(0.001)
+    taken = num_zeroed[-1]
+    assert pool.refcount[taken] == 1
+    go_on.set()
+    await bench.settled()
+    assert pool.refcount[taken] == 0
+    assert call.file.table.reservation is None
+    assert bench.tokens_of(1)[-1] == (5 + 96) % VOCAB_SIZE
+
+
+async def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
+    ann, asked, leave = Credentials(1001, 1001), [], StandingRun.leave
+    monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: asked.append(words) or leave(*words)))
+    bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
+    going = bench.generate(bench.file(), [5], 1, max_tokens=250)
+    theirs = bench.fs.kv_create(ann, None)
+    for _ in range(5):
+        with pytest.raises(OverQuota):
+            await bench.submit(theirs, [1] * 100, rows="none", program=Program(2, 1001)).wait()
+    await bench.settled()
+    assert bench.tokens_of(1)[-1] == (5 + 250) % VOCAB_SIZE
+    assert going.num_appended == 250
+    assert not asked, "nobody had to leave"

