@@ -31,7 +31,7 @@ import libsym as sym
 from decoder.cpu.backend import CpuDecoder
 from kvfs.names.tree import Credentials
 from libsym import abi
-from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, Op
+from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, REQUEST_STRUCT, Op
 from libsym.channel.server import MAX_OPEN, Request, ServerChannel
 from libsym.errors import ProtocolError, SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -43,6 +43,7 @@ from scheduler.doors.listener import Listener, bind
 from scheduler.programs.link import Link, Message
 from scheduler.programs.program import Program
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench
+from tests.scheduler.rings import STATES, SUBMIT_TAIL, Rings, frame_of, padded
 
 ATTACKER = 1001
 PREFIX = [72, 105, 33, 10] * 10
@@ -53,11 +54,6 @@ CHUNK = 200
 """Frames written at once."""
 SETTLED_S = 30
 NUM_PAGES = 160
-
-# Offsets in struct sym_region.
-SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL, STATES = 128, 192, 320, 4096
-SUBMIT_RING = 8192
-COMPLETE_RING = SUBMIT_RING + RING_BYTES
 
 WHOLE = (0, 1, 2, 3, 4, 31, 32, 63, 64, 255, 256, 257, 258, 259, 1023, 1024, 4096, 1 << 20, (1 << 31) - 1, 1 << 31)
 WHOLE += ((1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 64)
@@ -253,7 +249,7 @@ class Mutator:
             at = rng.choice((0, 2, 4))
             header[at] = rng.choice((0, 1, 63, MAX_FRAME_BYTES + 1) if at == 0 else (1, (1 << 16) - 1))
         raw = REQUEST_STRUCT.pack(*header, *request.args) + request.payload
-        return raw + bytes(-len(raw) % 64), number
+        return padded(raw), number
 
     def _mutated(self, request: Request, most: int) -> Request:
         rng = self.rng
@@ -413,9 +409,7 @@ def _calls_of(payload: bytes) -> list[Request]:
 
 
 def _packed(request: Request) -> bytes:
-    frame_bytes = HEADER_BYTES + len(request.payload)
-    head = REQUEST_STRUCT.pack(frame_bytes, request.op, 0, request.flags, 0, request.id, request.handle, *request.args)
-    return head + request.payload + bytes(-frame_bytes % 64)
+    return frame_of(request.op, request.id, request.handle, request.args, request.payload, request.flags)
 
 
 def _signed(number: int) -> int:
@@ -452,54 +446,31 @@ class Client:
         """Ids that are to be answered."""
         self.outcomes: Counter[int] = Counter()
         """Final answers, by errno."""
-        self._words = np.frombuffer(self.region, np.uint64, 64)
-        self._tail = self._head = 0
+        self._rings = Rings(self.region)
 
     def write(self, frame: bytes) -> bool:
         """False: it has no room yet."""
-        if self._tail + len(frame) - int(self._words[256 // 8]) > RING_BYTES:
-            return False
-        at = self._tail % RING_BYTES
-        first = min(len(frame), RING_BYTES - at)
-        self.region[SUBMIT_RING + at : SUBMIT_RING + at + first] = frame[:first]
-        self.region[SUBMIT_RING : SUBMIT_RING + len(frame) - first] = frame[first:]
-        self._tail += len(frame)
-        self._words[SUBMIT_TAIL // 8] = self._tail
-        return True
+        return self._rings.write(frame)
 
     def spoil(self, tail: int) -> None:
-        self._words[SUBMIT_TAIL // 8] = tail
+        self._rings.words[SUBMIT_TAIL // 8] = tail
 
     def read(self, *, keep_rows: bool = False) -> None:
         """Take all replies, and give back the slots that they bring."""
-        end = int(self._words[COMPLETE_TAIL // 8])
-        while self._head < end:
-            at = self._head % RING_BYTES
-            header = self.region[COMPLETE_RING + at : COMPLETE_RING + at + HEADER_BYTES]
-            frame_bytes, code, number, _, _, _, _, flags, *reserved = REPLY_STRUCT.unpack(header)
-            assert HEADER_BYTES <= frame_bytes <= MAX_FRAME_BYTES, frame_bytes
-            assert not any(reserved)
-            start, stop = at + HEADER_BYTES, at + frame_bytes
-            payload = self.region[COMPLETE_RING + start : COMPLETE_RING + min(stop, RING_BYTES)]
-            payload += self.region[COMPLETE_RING : COMPLETE_RING + max(0, stop - max(start, RING_BYTES))]
-            self._take(number, code, flags, payload)
-            self._head += -(-frame_bytes // 64) * 64
-        self._words[COMPLETE_HEAD // 8] = self._head
+        for number, code, has_more, _, payload in self._rings.read():
+            assert number in self.open, f"{number} is answered twice, or was never asked"
+            if code:
+                text = payload.decode()
+                assert text, f"error {code} says nothing"
+                assert "inside the daemon" not in text, text
+            if not has_more:
+                self.open.discard(number)
+                self.outcomes[code] += 1
         if not keep_rows:
             self.region[STATES : STATES + 4096] = bytes(4096)
 
-    def _take(self, number: int, code: int, flags: int, payload: bytes) -> None:
-        assert number in self.open, f"{number} is answered twice, or was never asked"
-        if code:
-            text = payload.decode()
-            assert text, f"error {code} says nothing"
-            assert "inside the daemon" not in text, text
-        if not flags & MORE:
-            self.open.discard(number)
-            self.outcomes[code] += 1
-
     def close(self) -> None:
-        self._words = np.empty(0, np.uint64)
+        self._rings.close()
         self.region.close()
 
 

@@ -10,13 +10,13 @@ import trio
 
 from kvfs.names.content import KvFile
 from kvfs.names.tree import Credentials
-from libsym.abi import RANGE_END, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import RANGE_END, REPLY_STRUCT, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import MAX_TAKEN, ServerChannel
 from scheduler._loop import lib
 from scheduler.connection.lip import Lip
 from scheduler.programs.limits import NO_LIMITS
 from tests.scheduler.bench import VOCAB_SIZE, Bench
-from tests.scheduler.standing_bench import COMPLETE_HEAD, COMPLETE_RING, COMPLETE_TAIL, SUBMIT_RING, SUBMIT_TAIL
+from tests.scheduler.rings import Rings, frame_of
 
 ANN, BOB = Credentials(1001, 1001), Credentials(1002, 1002)
 FREE = 0
@@ -60,9 +60,9 @@ class Side(Bench):
         super().__init__(directory, num_pages=512)
         self.is_served, self.is_narrow = is_served, is_narrow
         self.fs.volume.tree.root.mode = 0o1777
+        self.rings: dict[Lip, Rings] = {}
         self.lips = [self.connect(ANN), self.connect(ANN), self.connect(BOB)]
         self.lip = self.lips[0]
-        self.num_submitted: Counter[Lip] = Counter()
 
     def run(self, scenario):
         async def main():
@@ -82,6 +82,7 @@ class Side(Bench):
         lip.launched = self.programs.of_process(4711, creds.uid, creds.gid)
         lip.launched.limits = limits
         self.gate.welcome(lip)
+        self.rings[lip] = Rings(lip.channel.memory[1])
         if not self.is_served:
             lip.channel.serve_by(0, 0, 0)
         return lip
@@ -120,15 +121,11 @@ class Side(Bench):
 
     def send(self, frames, lip=None):
         lip = lip or self.lip
-        region = lip.channel.memory[1]
-        for number, (op, flags, handle, args, payload) in enumerate(frames, 1):
-            size = REQUEST_STRUCT.size + len(payload)
-            frame = REQUEST_STRUCT.pack(size, op, 0, flags, 0, number, handle % 2**64, *args) + payload
-            for at in range(0, len(frame), 64):
-                place = SUBMIT_RING + (self.num_submitted[lip] + at) % RING_BYTES
-                region[place : place + 64] = frame[at : at + 64].ljust(64, b"\0")
-            self.num_submitted[lip] += -(-len(frame) // 64) * 64
-        np.frombuffer(region, np.uint64, 64)[SUBMIT_TAIL // 8] = self.num_submitted[lip]
+        frames = [
+            frame_of(op, number, handle, args, payload, flags)
+            for number, (op, flags, handle, args, payload) in enumerate(frames, 1)
+        ]
+        assert self.rings[lip].write(b"".join(frames))
 
     def handle_all(self, lip=None):
         lip = lip or self.lip
@@ -141,21 +138,14 @@ class Side(Bench):
 
     def replies(self, frames=(), lip=None):
         lip = lip or self.lip
-        region = lip.channel.memory[1]
-        words = np.frombuffer(region, np.uint64, 64)
-        at, end, found = int(words[COMPLETE_HEAD // 8]), int(words[COMPLETE_TAIL // 8]), []
-        while at < end:
-            head = COMPLETE_RING + at % RING_BYTES
-            size, err, number, *args, flags, _, _ = REPLY_STRUCT.unpack_from(region, head)
-            payload = bytes(region[head + 64 : head + size])
+        found = []
+        for number, err, has_more, args, payload in self.rings[lip].read():
             op = frames[number - 1][0] if frames and not err else None
             if op == Op.PRED:
-                args, payload = self.row(lip, args, payload)
+                args, payload = self.row(lip, args, payload)  # noqa: PLW2901
             elif op == Op.PRED_BATCH:
-                payload = [*self.calls(lip, payload)]
-            found.append((number, err, flags, args, _without_times(payload) if not err else payload))
-            at += -(-size // 64) * 64
-        words[COMPLETE_HEAD // 8] = at
+                payload = [*self.calls(lip, payload)]  # noqa: PLW2901
+            found.append((number, err, has_more, [*args], _without_times(payload) if not err else payload))
         return found
 
     def row(self, lip, args, payload):

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import trio
 
-from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Op
+from libsym.abi import ROWS_LAST, Op
 from libsym.channel.server import Request, ServerChannel
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.policy import StepLimits
@@ -18,10 +18,7 @@ from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import Limited
 from scheduler.operations.pred import Predicting
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Steps, new_generation
-
-SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
-SUBMIT_RING = 8192
-COMPLETE_RING = SUBMIT_RING + RING_BYTES
+from tests.scheduler.rings import Rings, frame_of
 
 
 class CountingSteps(Steps):
@@ -51,9 +48,7 @@ class Standing(Bench):
         config = self.model.config
         self.batches = BatchScheduler(self.fs, self.steps, config.max_positions, config.vocab_size, self._limits)
         self.program = Lip(os.getpid(), ME, ServerChannel.create(VOCAB_SIZE))
-        self.region = self.program.channel.memory[1]
-        self.words = np.frombuffer(self.region, np.uint64, 64)
-        self.num_submitted = 0
+        self.rings = Rings(self.program.channel.memory[1])
         self.heard = []
         """Replies that came so far."""
 
@@ -76,21 +71,11 @@ class Standing(Bench):
 
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""
-        frame = REQUEST_STRUCT.pack(68, Op.PRED, 0, ROWS_LAST, 0, number, handle, 1, 0, 0, 0) + struct.pack("=i", token)
-        at = SUBMIT_RING + self.num_submitted
-        self.region[at : at + 128] = frame.ljust(128, b"\0")
-        self.num_submitted += 128
-        self.words[SUBMIT_TAIL // 8] = self.num_submitted
+        self.rings.write(frame_of(Op.PRED, number, handle, (1, 0, 0, 0), struct.pack("=i", token), ROWS_LAST))
 
     def replies(self):
-        """(id, errno, whether others follow, args, payload) of all that came so far."""
-        at, end, found = int(self.words[COMPLETE_HEAD // 8]), int(self.words[COMPLETE_TAIL // 8]), []
-        while at < end:
-            head = COMPLETE_RING + at % RING_BYTES
-            frame_bytes, err, number, *args, flags, _, _ = REPLY_STRUCT.unpack_from(self.region, head)
-            found.append((number, err, bool(flags & MORE), tuple(args), self.region[head + 64 : head + frame_bytes]))
-            at += -(-frame_bytes // 64) * 64
-        self.words[COMPLETE_HEAD // 8] = at
+        """Return all that came since the last time."""
+        found = self.rings.read()
         self.heard += found
         return found
 
@@ -135,5 +120,5 @@ class Standing(Bench):
 
     def close(self):
         self.batches.drop(self.program)
-        del self.words
+        self.rings.close()
         self.program.channel.close()

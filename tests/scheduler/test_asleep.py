@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import trio
 
@@ -19,7 +18,6 @@ from scheduler._loop import ffi
 from scheduler.batch import asleep, standing
 from scheduler.batch.asleep import Epoll
 from tests.scheduler.served_bench import CREATE, PING, Side, close, fork, length, pred
-from tests.scheduler.standing_bench import COMPLETE_TAIL
 
 DAEMON_ASLEEP = 384
 """Offset of the daemon's word in the shared region."""
@@ -50,11 +48,6 @@ class Sleeper(Side):
                 self.handle_all()
                 await trio.lowlevel.wait_readable(self.lip.channel.doorbell)
                 self.num_woken += 1
-
-    @property
-    def num_replied(self):
-        """Bytes of answers."""
-        return int(np.frombuffer(self.lip.channel.memory[1], np.uint64, 64)[COMPLETE_TAIL // 8])
 
     def wait_until_it_sleeps(self):
         """Wait, in another thread, until the trio thread has done what came before."""
@@ -103,11 +96,11 @@ async def test_a_call_that_the_run_sees_in_a_ring_wakes_nobody_without_need(hot,
     """No client rings while the run looks at the program's ring."""
     frames = [last]
     await sleeper.answers(fork(1))
-    num_replied = sleeper.num_replied
+    num_replied = sleeper.rings[sleeper.lip].num_replied
 
     @ffi.callback("int(sym_server *, int)")
     def unwatch(_server, _slept):
-        if frames and sleeper.num_replied > num_replied:
+        if frames and sleeper.rings[sleeper.lip].num_replied > num_replied:
             sleeper.wait_until_it_sleeps()
             sleeper.send(frames)
             frames.clear()

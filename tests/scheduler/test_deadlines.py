@@ -14,8 +14,8 @@ from libsym.errors import SymError, TimedOut
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.grammar import Grammars
 from scheduler.batch.policy import StepLimits
+from tests.scheduler.appended import GREEDY, batch, frame, generate, int32, options, pred
 from tests.scheduler.bench import Bench
-from tests.scheduler.test_appending import GREEDY, batch, frame, generate, int32, options, pred
 
 SOON_S = 0.05
 LATER_S = 1000.0

@@ -59,7 +59,7 @@ def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is not open")
 def test_recorded_frames_harm_no_daemon_when_another_user_throws_them_through_his_ring():
-    command = [sys.executable, SCRIPTS / "frames.py", "--recorded", "--frames", "100000"]
+    command = [sys.executable, SCRIPTS / "frames.py", "--recorded", "--frames", "30000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

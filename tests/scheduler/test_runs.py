@@ -25,7 +25,7 @@ from tests.scheduler.standing_bench import Standing
 class Runs(Standing):
     """Steps that compute nothing and are held, and four pages of memory."""
 
-    has_decoder = True
+    has_decoder, is_closed = True, False
 
     def __init__(self, directory):
         super().__init__(directory, num_pages=4)
@@ -34,6 +34,11 @@ class Runs(Standing):
         steps, native = (self.steps, self.steps.native) if self.has_decoder else (None, None)
         self.batches = BatchScheduler(self.fs, steps, 2048, VOCAB_SIZE, native=native)
         self.predicting = Predicting(self.batches, Limited(self.model.config))
+
+    def close(self):
+        if not self.is_closed:
+            super().close()
+        self.is_closed = True
 
     async def stepped(self):
         while not self.batches.statistics.num_steps:
@@ -91,7 +96,6 @@ def is_free(bench, no_collector):
     """Whether the memory of the program is free: at once, not when the collector comes."""
     found = threading.Event()
     weakref.finalize(bench.program.channel.memory[1], found.set)
-    del bench.region
     return found
 
 
@@ -100,12 +104,9 @@ async def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_
     request = Request(Op.PRED, flags, 1, bench.program.add(bench.file()), (1, 0, 0, 0), struct.pack("=i", 7))
     bench.predicting.pred(SystemCall(bench.program, request))
     await bench.steps.wait_entered()
-    bench.batches.drop(bench.program)
-    del bench.words
-    bench.program.channel.close()
+    bench.close()
     bench.steps.gate.set()
     assert await trio.to_thread.run_sync(is_free.wait, 20)
-    bench.words = None
 
 
 async def test_an_error_that_is_kept_has_hold_of_no_run(bench, is_free):
@@ -118,7 +119,5 @@ async def test_an_error_that_is_kept_has_hold_of_no_run(bench, is_free):
     while bench.batches.num_waiting:
         await trio.lowlevel.checkpoint()
     assert bench.batches.statistics.num_failed_calls == 1
-    del bench.words
-    bench.program.channel.close()
+    bench.close()
     assert await trio.to_thread.run_sync(is_free.wait, 20)
-    bench.words = None

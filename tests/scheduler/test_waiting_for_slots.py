@@ -11,8 +11,8 @@ from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request
 from libsym.errors import BatchFailed, NoBuffers
 from scheduler.batch.policy import StepLimits
+from tests.scheduler.appended import batch, frame, int32
 from tests.scheduler.bench import ME, Bench
-from tests.scheduler.test_appending import batch, frame, int32
 
 NOW = (1, 0, 0, 0)
 
