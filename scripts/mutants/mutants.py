@@ -37,8 +37,8 @@ PATHS = ["scheduler/batch", "scheduler/connection", "scheduler/core"]
 PATHS += [f"scheduler/operations/{name}.py" for name in ("pred", "generate", "hot")]
 LIMIT_S = 60
 QUICK = {  # by file: its tests, and the text that a mutant replaces; the tests catch the mutant
-    "scheduler/batch/cost.c": ("tests/scheduler/test_cost_model.py", "+"),
-    "scheduler/batch/deadlines.py": ("tests/scheduler/test_deadlines.py", "self._expired(call)"),
+    "scheduler/batch/cost.c": ("tests/scheduler/batch/test_cost_model.py", "+"),
+    "scheduler/batch/deadlines.py": ("tests/scheduler/batch/test_deadlines.py", "self._expired(call)"),
 }
 VERDICTS = ("caught", "survived", "timed out", "not covered", "does not build")
 

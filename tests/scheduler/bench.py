@@ -85,9 +85,10 @@ class Bench:
     def gate(self) -> Gate:
         return Gate(self.fs, self.batches, self.text, self.programs, dict)
 
-    def lip(self, uid: int = 0) -> Lip:
+    def lip(self, uid: int = 0) -> Any:
         """A program whose channel keeps what it is answered."""
-        return Lip(os.getpid(), Credentials(uid, 0), Answers())
+        answers: Any = Answers()
+        return Lip(os.getpid(), Credentials(uid, 0), answers)
 
     def file(self) -> Any:
         return self.fs.kv_create(ME, None, 0o600)
@@ -105,12 +106,12 @@ class Bench:
     ) -> Result:
         """Submit a call; the result is filled in when it ends."""
         num_rows = {"none": 0, "last": 1, "all": len(tokens)}[rows]
-        buffers = [np.full(self.model.config.vocab_size, np.nan, np.float32) for _ in range(num_rows)]
+        buffers: list[Any] = [np.full(self.model.config.vocab_size, np.nan, np.float32) for _ in range(num_rows)]
         result = Result(buffers)
         numbers = np.asarray(tokens, np.int32)
         places = None if positions is None else np.asarray(positions, np.int32)
-        views = tuple(memoryview(buffer) for buffer in buffers)
-        caller = program or Program()
+        views: Any = tuple(memoryview(buffer) for buffer in buffers)
+        caller: Any = program or Program()
         call = result.call = PredCall(caller, file, numbers, places, num_rows, result.finish)
         call.rows, call.priority, call.deadline_s = views, priority, deadline_s
         self.batches.submit(result.call)
@@ -181,7 +182,7 @@ class Steps:
     def native(self) -> NativeStep | None:
         if self.decoder is not None:
             return None
-        return NativeStep(ctypes.cast(self._function, ctypes.c_void_p).value, 0)
+        return NativeStep(ctypes.cast(self._function, ctypes.c_void_p).value or 0, 0)
 
     def step(self, batch: Any) -> None:
         self.batches.append([(chunk.start, len(chunk.tokens)) for chunk in batch.chunks])
@@ -312,7 +313,8 @@ class Answers:
         raise NoBuffers("none are free")
 
     def row(self, _slot: int) -> memoryview:
-        return memoryview(np.empty(VOCAB_SIZE, np.float32))
+        row: Any = np.empty(VOCAB_SIZE, np.float32)
+        return memoryview(row)
 
     def free_rows(self, first: int, num_rows: int) -> None:
         rows = set(range(first, first + num_rows))

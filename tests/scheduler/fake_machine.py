@@ -134,7 +134,7 @@ class Machine:
 
     def _note_bounds(self) -> None:
         """Note the latest plan of calls that have waited so long that only present calls can go before them."""
-        now, by_kind, highest = now_ns(), defaultdict(list), {}
+        now, by_kind, highest = now_ns(), defaultdict(list), dict[Account, int]()
         for call in self.calls:
             by_kind[call.account, call.left == 1].append(call)
             highest[call.account] = max(highest.get(call.account, call.priority), call.priority)

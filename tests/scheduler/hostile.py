@@ -55,10 +55,11 @@ CHUNK = 200
 SETTLED_S = 30
 NUM_PAGES = 160
 
-WHOLE = (0, 1, 2, 3, 4, 31, 32, 63, 64, 255, 256, 257, 258, 259, 1023, 1024, 4096, 1 << 20, (1 << 31) - 1, 1 << 31)
-WHOLE += ((1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 64)
+WHOLE = [0, 1, 2, 3, 4, 31, 32, 63, 64, 255, 256, 257, 258, 259, 1023, 1024, 4096, 1 << 20, (1 << 31) - 1, 1 << 31]
+WHOLE += [(1 << 32) - 1, 1 << 32, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 64]
 REAL = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 5e-324, 1e38, math.inf, -math.inf, math.nan, 1.0 + 2**-23)
-STRANGE = [0, 1, -1, 2, 259, 2**31, 2**63, 10**30, 1.0, True, False, None, "", "x", "\ud800", [], [0], {}, [[1]], 1e999]
+STRANGE: list[Any] = [0, 1, -1, 2, 259, 2**31, 2**63, 10**30, 1.0, True, False, None, "", "x", "\ud800", [], [0], {}]
+STRANGE += [[[1]], 1e999]
 INSERTED = (b"[", b"{", b'"', b",", b"0", b"9" * 50, b"-", b"1e999", b"\\u0000", b"null", b"NaN", b"[" * 3000, b"\xff")
 SHARES = {Op.PRED_BATCH: 12, Op.GENERATE: 12, Op.PRED: 5}
 """How often, beside 1 for any other operation that has a payload."""
@@ -403,7 +404,7 @@ def _calls_of(payload: bytes) -> list[Request]:
         if op != Op.PRED or frame_bytes < HEADER_BYTES:
             break
         body = payload[at + HEADER_BYTES : at + frame_bytes]
-        found.append(Request(Op.PRED, flags, number, handle, tuple(args), body))  # type: ignore[arg-type]
+        found.append(Request(Op.PRED, flags, number, handle, tuple(args), body))
         at += -(-frame_bytes // 64) * 64
     return found
 

@@ -4,6 +4,7 @@ import json
 import os
 import struct
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import trio
@@ -62,7 +63,7 @@ class Side(Bench):
         self.fs.volume.tree.root.mode = 0o1777
         self.rings: dict[Lip, Rings] = {}
         self.lips = [self.connect(ANN), self.connect(ANN), self.connect(BOB)]
-        self.lip = self.lips[0]
+        self.program = self.lips[0]
 
     def run(self, scenario):
         async def main():
@@ -70,7 +71,7 @@ class Side(Bench):
                 self.nursery.start_soon(self.batches.run)
                 await scenario()
                 self.fs.check()
-                await self.gate.see_off(self.lip)
+                await self.gate.see_off(self.program)
                 await self.until(lambda: not self.batches.num_waiting)
                 self.nursery.cancel_scope.cancel()
 
@@ -89,7 +90,7 @@ class Side(Bench):
 
     async def ask(self, *frames, lip=None):
         """Send calls at once; returns the replies, in the order of the calls."""
-        lip, found = lip or self.lip, []
+        lip, found = lip or self.program, list[tuple]()
         self.send(frames, lip)
         os.eventfd_write(lip.channel.doorbell, 1)
         with trio.fail_after(20):
@@ -120,7 +121,7 @@ class Side(Bench):
         await self.until(lambda: self.steps.entered.acquire(blocking=False))
 
     def send(self, frames, lip=None):
-        lip = lip or self.lip
+        lip = lip or self.program
         frames = [
             frame_of(op, number, handle, args, payload, flags)
             for number, (op, flags, handle, args, payload) in enumerate(frames, 1)
@@ -128,7 +129,7 @@ class Side(Bench):
         assert self.rings[lip].write(b"".join(frames))
 
     def handle_all(self, lip=None):
-        lip = lip or self.lip
+        lip = lip or self.program
         lip.channel.clear_doorbell()
         while True:
             for request in self.gate.receive(lip, MAX_TAKEN):
@@ -137,15 +138,23 @@ class Side(Bench):
                 break
 
     def replies(self, frames=(), lip=None):
-        lip = lip or self.lip
+        lip = lip or self.program
         found = []
         for number, err, has_more, args, payload in self.rings[lip].read():
             op = frames[number - 1][0] if frames and not err else None
+            shown = payload if err else _without_times(payload)
             if op == Op.PRED:
-                args, payload = self.row(lip, args, payload)  # noqa: PLW2901
+                args, shown = self.row(lip, args, payload)  # noqa: PLW2901
             elif op == Op.PRED_BATCH:
-                payload = [*self.calls(lip, payload)]  # noqa: PLW2901
-            found.append((number, err, has_more, [*args], _without_times(payload) if not err else payload))
+                shown = [*self.calls(lip, payload)]
+            found.append((number, err, has_more, [*args], shown))
+        return found
+
+    async def answered(self, frames=()):
+        """Return the replies that come next, to these calls."""
+        with trio.fail_after(20):
+            while not (found := self.replies(frames)):  # noqa: ASYNC110 - a ring has no event
+                await trio.sleep(0.001)
         return found
 
     def row(self, lip, args, payload):
@@ -173,8 +182,9 @@ class Side(Bench):
 
     def look_at(self, handle, lip=None):
         """Look at a file as eviction does."""
-        core = lib.sym_handle_find((lip or self.lip).handles.core, handle % 2**64)
-        return self.fs.volume.pager.residents.table_of(core.row).length if core else None
+        core = lib.sym_handle_find((lip or self.program).handles.core, handle % 2**64)
+        table: Any = self.fs.volume.pager.residents.table_of(core.row) if core else None
+        return table and table.length
 
     def facts(self):
         """Return all that there is, whoever has made it; nothing is changed."""
@@ -195,11 +205,12 @@ class Side(Bench):
         self.fs.check()
         for lip in self.lips:
             for handle in lip.handles:
-                self.batches.exclusive(lip.handles[handle], list)
+                self.batches.exclusive(lip.handles[handle], lambda: None)
         await self.until(lambda: not self.batches.num_waiting)
         accounts = [self.fs.pool.accounts.of(creds.uid) for creds in (ANN, BOB)]
         references = self.fs.pool.refcount[: self.fs.pool.num_pages]
-        found = [[each.num_bytes for each in accounts], sorted(references.tolist())] if self.is_narrow else []
+        sizes: list[Any] = [[each.num_bytes for each in accounts], sorted(references.tolist())]
+        found = sizes if self.is_narrow else []
         for inode in sorted(self.tree, key=lambda inode: inode.number):
             kv = inode.content
             assert inode.atime_ns <= inode.mtime_ns <= inode.ctime_ns or inode.is_directory

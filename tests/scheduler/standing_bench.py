@@ -5,6 +5,7 @@ What steps compute is that the next token is the last one and one more; the test
 
 import os
 import struct
+from typing import Any
 
 import numpy as np
 import trio
@@ -67,7 +68,8 @@ class Standing(Bench):
         self.ask(request)
 
     def ask(self, request):
-        Predicting(self.batches, Limited(self.model.config)).pred(SystemCall(self.program, request))
+        config: Any = self.model.config
+        Predicting(self.batches, Limited(config)).pred(SystemCall(self.program, request))
 
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""
@@ -105,8 +107,9 @@ class Standing(Bench):
 
     async def answered(self):
         """Return the replies that come next."""
-        found = []
-        await self.until(lambda: found.extend(self.replies()) or found)
+        while not (found := self.replies()):
+            await trio.sleep(0.001)
+            self.batches.sync()
         return found
 
     async def until(self, condition):

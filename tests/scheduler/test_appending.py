@@ -6,6 +6,7 @@ import re
 import struct
 import tracemalloc
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,7 +233,7 @@ WRONG_ENDS = {
     "half a character in a grammar": GREEDY + b'{"grammar": {"kind": "regex", "source": "\\ud800"}}',
     "half a character to stop at": GREEDY + b'{"stop": ["\\ud800"]}',
 }
-WRONG_OPTIONS = {
+WRONG_OPTIONS: dict[str, dict[str, Any]] = {
     "an unknown option": {"colour": "red"},
     "stop tokens that are none": {"stop_tokens": ["a"]},
     "a stop token that is a bool": {"stop_tokens": [True]},

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import stat
+from typing import Any
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
+NO_CHANNEL: Any = None
 
 
 class Trees(Bench):
@@ -39,7 +41,9 @@ class Trees(Bench):
         self.fs.kv_close(file)
 
     def begin(self, what, payload, creds=ME):
-        return self.usage.du(SystemCall(Lip(1, creds, None), Request(Op.KV_DU, 0, 1, 0, (what, 0, 0, 0), payload)))
+        return self.usage.du(
+            SystemCall(Lip(1, creds, NO_CHANNEL), Request(Op.KV_DU, 0, 1, 0, (what, 0, 0, 0), payload))
+        )
 
     def ask(self, what, path, last="", creds=ME):
         rest = self.begin(what, f"{path}\0{last}".encode("utf-8", "surrogateescape"), creds)

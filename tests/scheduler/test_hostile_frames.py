@@ -35,7 +35,7 @@ def test_every_operation_that_carries_something_is_recorded(frames):
 
 
 def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
-    command = [sys.executable, SCRIPTS / "recorded.py", "--quick"]
+    command = [sys.executable, str(SCRIPTS / "recorded.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert "20,000 frames of" in done.stdout
@@ -46,7 +46,7 @@ def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the C is compiled with sanitizers first
 def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
-    command = [sys.executable, SCRIPTS / "recorded.py", "--frames", "4000", "--jobs", "1"]
+    command = [sys.executable, str(SCRIPTS / "recorded.py"), "--frames", "4000", "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     reached = [line.split() for line in done.stdout.splitlines() if line.endswith("  all")]
     assert [float(share.rstrip("%")) > 75 for _, _, share, _ in reached] == [True, True], done.stdout + done.stderr
@@ -59,7 +59,7 @@ def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is not open")
 def test_recorded_frames_harm_no_daemon_when_another_user_throws_them_through_his_ring():
-    command = [sys.executable, SCRIPTS / "frames.py", "--recorded", "--frames", "30000"]
+    command = [sys.executable, str(SCRIPTS / "frames.py"), "--recorded", "--frames", "30000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

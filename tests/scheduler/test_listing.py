@@ -2,6 +2,7 @@
 
 import json
 import stat
+from typing import Any
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from scheduler.operations.directories import Listing
 from tests.scheduler.bench import Bench
 
 ME = Credentials(1000, 1000)
+NO_CHANNEL: Any = None
 
 
 class Lists(Bench):
@@ -30,16 +32,20 @@ class Lists(Bench):
     def make(self, name):
         self.tree.make(self.directory, name, stat.S_IFLNK, mode=0o777, uid=1000, gid=1000)
 
+    def begin(self, payload, creds=ME):
+        request = Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), payload)
+        return self.listing.list(SystemCall(Lip(1, creds, NO_CHANNEL), request))
+
     def page(self, path="d", after="", creds=ME):
         """Return one reply: whether there is more, and its names."""
         payload = f"{path}\0{after}".encode("utf-8", "surrogateescape")
-        rest = self.listing.list(SystemCall(Lip(1, creds, None), Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), payload)))
+        rest = self.begin(payload, creds)
         reply = trio.run(lambda: rest)
         assert len(reply.payload) <= PAYLOAD_BYTES
         return bool(reply.args[0]), [entry["name"] for entry in json.loads(reply.payload)]
 
     def whole(self):
-        names, more = [], True
+        names, more = list[str](), True
         while more:
             more, page = self.page(after=names[-1] if names else "")
             names += page
@@ -74,9 +80,8 @@ def test_names_that_go_between_two_turns_are_left_out(bench):
         bench.make(b"%03d" % index)
 
     async def main():
-        request = Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), b"d")
         async with trio.open_nursery() as nursery:
-            rest = bench.listing.list(SystemCall(Lip(1, ME, None), request))
+            rest = bench.begin(b"d")
 
             async def remove():
                 bench.tree.unlink(bench.directory, b"299")

@@ -2,6 +2,7 @@
 
 import errno
 from collections import deque
+from typing import Any
 
 import pytest
 import trio
@@ -28,7 +29,7 @@ class Ring:
         self.replies = []
         """(request, errno, sender, data) as the program sees them."""
         self.is_full = False
-        self.waiting = deque()
+        self.waiting = deque[tuple]()
         self.when_room = {}
 
     @property
@@ -57,7 +58,8 @@ class Post:
         self._next_request = 1
 
     def join(self, pid, uid=ANN, root=None):
-        lip = Lip(pid, Credentials(uid, uid, frozenset(), root), Ring())
+        ring: Any = Ring()
+        lip = Lip(pid, Credentials(uid, uid, frozenset(), root), ring)
         self.mail.join(lip)
         return lip
 
@@ -68,7 +70,7 @@ class Post:
     def send(self, lip, to, data):
         topic = b"" if isinstance(to, int) else to.encode()
         args = (TEXT, to if isinstance(to, int) else 0, len(topic))
-        outcome = self.mail.send(self.call(lip, Op.SEND, args, topic + data))
+        outcome: Any = self.mail.send(self.call(lip, Op.SEND, args, topic + data))
         if not hasattr(outcome, "args"):
             outcome = trio.run(lambda: outcome)
         return outcome.args[0]
@@ -81,7 +83,7 @@ class Post:
 
     def got(self, lip, topic=""):
         """Return all messages for a program, taken one by one."""
-        found = []
+        found = list[bytes]()
         while True:
             try:
                 number = self.recv(lip, topic, 0)
@@ -110,7 +112,8 @@ def post():
 
 
 def domain(number):
-    return Inode(number, 0o040000, 0o700, ANN, ANN, None)
+    nobody: Any = None
+    return Inode(number, 0o040000, 0o700, ANN, ANN, nobody)
 
 
 # ---- one to one

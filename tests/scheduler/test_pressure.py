@@ -81,7 +81,8 @@ class House:
         creds = Credentials(uid, uid)
         if root is not None:
             creds = self.fs.confine(creds, root)
-        return Lip(4711, creds, Answers())
+        answers: Any = Answers()
+        return Lip(4711, creds, answers)
 
     def file(self, lip: Lip, path: str | None, num_pages: int = 2) -> OpenKv:
         file = self.fs.kv_create(lip.credentials, path)

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from typing import Any
 
 import pytest
 import trio
@@ -91,7 +92,8 @@ class Texts(Bench):
 
     @property
     def table(self):
-        return self.tree.root.entries[b"a"].content.table
+        content: Any = self.tree.root.entries[b"a"].content
+        return content.table
 
     @property
     def tokens(self):

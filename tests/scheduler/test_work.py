@@ -81,7 +81,7 @@ async def figures(bench: KeptBench, work: Work, found: dict[str, int], shown: Co
 def work_of_calls(directory: Path, monkeypatch: pytest.MonkeyPatch, capacity: dict[str, int]) -> dict[str, int]:
     """Calls look at so much, the least of some rounds, in a pool that is hardly used; the first makes rooms."""
     rounds: list[dict[str, int]] = [{} for _ in range(4)]
-    bench = KeptBench(directory, **capacity)
+    bench = KeptBench(directory, num_pages=capacity["num_pages"], num_on_disk=capacity["num_on_disk"])
     shown = Control(bench.fs, bench.batches, bench.gate, bench.programs, bench.text, HeldTimes())
     for slots in bench.keeper.slots.values():
         slots._grow(capacity["num_on_disk"])

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from decoder.batch import StepBatch
 from decoder.cpu._step import ffi as cpu_ffi
 from decoder.cpu.arena import Arena
@@ -14,6 +16,7 @@ from decoder.model_config import ModelConfig
 from decoder.tiny import random_weights
 from scheduler._loop import ffi
 from scheduler.batch.callback_step import CallbackStep
+from tests.decoder.bench import Bench, Call, tokens_of
 
 
 class ThroughC:
@@ -39,3 +42,21 @@ class ThroughC:
 
     def close(self) -> None:
         self._layout.close()
+
+
+def mixed_calls(bench: Bench) -> list[Call]:
+    """Prefills, decodes, a mask over old entries and one of each row's own, all rows, last rows and none."""
+    files = [bench.prefill(tokens_of(length, length), reserve=8)[0] for length in (40, 5, 33, 64)]
+    over_old = np.tri(6, 6 + 40, 40, dtype=np.bool_)
+    over_old[:, 3:37] = False
+    own = np.random.default_rng(2).random((2, 2 + 33)) < 0.5
+    own[np.arange(2), 33 + np.arange(2)] = True
+    silent, fresh = bench.file(3), bench.file(40)
+    return [
+        Call(files[0], tokens_of(6), mask=over_old, mass=bench.no_mass(46)),
+        Call(silent, [1, 2, 3], "none"),
+        Call(files[1], [9], positions=[77]),
+        Call(files[2], [8, 9], "last", mask=own),
+        Call(fresh, tokens_of(37), "last"),
+        Call(files[3], [4], mass=bench.no_mass(70)),
+    ]

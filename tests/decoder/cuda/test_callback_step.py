@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.scheduler.test_callback_step import mixed_calls
-from tests.scheduler.through_c import ThroughC
+from tests.scheduler.through_c import ThroughC, mixed_calls
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import trio
 
@@ -75,8 +76,10 @@ class House:
             if each.stat().st_uid == os.geteuid() and each.stat().st_mode & 0o777 == 0o700:  # pytest's own
                 each.chmod(0o755)
         self.calls, self.for_launchers = path / "socket", path / "socket.programs"
-        self.gate, self.threads, self.clients = Gate(), Threads(), ExitStack()
-        self.listener = Listener(self.gate, 16, exempt, threads=self.threads)
+        self.gate = Gate()
+        self.threads, self.clients = Threads(), ExitStack()
+        gate: Any = self.gate
+        self.listener = Listener(gate, 16, exempt, threads=self.threads)
         self.programs = Programs(Admission(), path / "programs.json")
         self.launchers = Launchers(self.programs, self.adopt, threads=self.threads, catch_up=self.catch_up)
 

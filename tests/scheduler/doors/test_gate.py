@@ -2,7 +2,9 @@
 
 import errno
 import threading
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,8 +245,8 @@ async def test_what_a_program_waited_for_is_forgotten_when_it_goes(bench):
     assert heir.channel.errors == {1: 0}
 
 
-NO_PAYLOAD = (Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_SYNC, Op.KV_READ, Op.KV_LOCK, Op.KV_UNLOCK, Op.CANCEL, Op.PING)
-NO_PAYLOAD += (Op.GETRUSAGE, Op.VOCABULARY, Op.MODEL_INFO, Op.STAT, Op.CHECK)
+NO_PAYLOAD = [Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_SYNC, Op.KV_READ, Op.KV_LOCK, Op.KV_UNLOCK, Op.CANCEL, Op.PING]
+NO_PAYLOAD += [Op.GETRUSAGE, Op.VOCABULARY, Op.MODEL_INFO, Op.STAT, Op.CHECK]
 
 
 async def test_a_payload_that_an_operation_has_no_use_for_is_refused(bench):
@@ -373,10 +375,12 @@ def test_no_call_converts_many_tokens_of_a_reply(monkeypatch):
         converted.append(len(tokens))
         return asarray(tokens, kind)
 
-    tokenize = Texts(SimpleNamespace(encode=lambda text, **_how: list(range(len(text))))).table()[Op.TOKENIZE].begin
+    model: Any = SimpleNamespace(encode=lambda text, **_how: list(range(len(text))))
+    tokenize: Any = Texts(model).table()[Op.TOKENIZE].begin
     request = Request(Op.TOKENIZE, 0, 1, 0, (0, 0, 0, 0), b"x" * 100_000)
     monkeypatch.setattr(np, "asarray", noted)
-    reply = trio.run(tokenize, SimpleNamespace(request=request, lip=SimpleNamespace(uid=0)))
+    call: Any = SimpleNamespace(request=request, lip=SimpleNamespace(uid=0))
+    reply: Any = trio.run(partial(tokenize, call))
     assert max(converted) <= AT_ONCE
     assert reply.args == (100_000,)
     assert reply.payload == np.arange(100_000, dtype=np.int32).tobytes()

@@ -72,8 +72,8 @@ async def test_what_is_no_request_ends_the_launcher_s_connection_alone(house):
         assert (await other.start(f"{number:08x}"))["ok"], what
 
 
-START = {"do": "start", "id": ID, "name": "a"}
-WRONG = {
+START: dict[str, object] = {"do": "start", "id": ID, "name": "a"}
+WRONG: dict[str, dict[str, object]] = {
     "no such request": {"do": "destroy"},
     "a request that is no text": {"do": {}},
     "no id": {"do": "start", "name": "a"},

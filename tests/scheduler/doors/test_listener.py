@@ -9,6 +9,7 @@ import socket
 import weakref
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -174,8 +175,8 @@ class OneRing:
 
 def test_calls_that_take_long_let_others_have_their_turn_between_them():
     order, clock = [], trio.testing.MockClock()
-    lip = SimpleNamespace(slots=SimpleNamespace(serve=lambda: None, deadline=math.inf))
-    gate = SimpleNamespace(receive=lambda lip, most: lip.channel.receive(most), handle=lambda *_: handle())
+    lip: Any = SimpleNamespace(slots=SimpleNamespace(serve=lambda: None, deadline=math.inf))
+    gate: Any = SimpleNamespace(receive=lambda lip, most: lip.channel.receive(most), handle=lambda *_: handle())
     listener = Listener(gate, 16)
 
     def handle():

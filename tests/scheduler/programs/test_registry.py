@@ -54,7 +54,7 @@ def started(programs, number=ID, *, link=None, limits=NO_LIMITS, **fields):
 class Connection:
     """Stand-in for a connection of a process, with the attributes that a registry reads."""
 
-    num_bytes = (100, 10)
+    num_bytes, handles, waits_for = (100, 10), (), dict[str, int]()
 
     def __init__(self, pid, uid=0):
         self.pid, self.uid, self.gid = pid, uid, uid
@@ -85,12 +85,12 @@ def test_a_program_ends_with_its_process_and_not_with_its_connection(sleeper):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     programs.end_if_gone(program)
     assert program.id not in programs.living
-    assert [each.ended.reason for each in programs.ended] == ["gone"]
+    assert [each.ended and each.ended.reason for each in programs.ended] == ["gone"]
     assert (program.used.bytes_in, programs.users[0].bytes_in) == (200, 200)
 
 
 def test_what_uses_the_model_last_says_that_a_program_has_gone(sleeper):
-    gone = []
+    gone = list[object]()
     programs = Programs(gone=gone.append)
     program, connection = started(programs), Connection(sleeper().pid)
     programs.join(connection, program)
@@ -115,7 +115,7 @@ def test_a_program_whose_launcher_is_lost_ends_when_its_process_has(sleeper, mon
     program = started(programs, link=link, pid=process.pid)
     programs.launcher_gone(link)
     programs.end_if_gone(program)
-    assert program.ended is None, "it runs"
+    assert not program.ended, "it runs"
     process.kill()
     process.wait()
     programs.end_if_gone(program)

@@ -23,6 +23,11 @@ def arrive(recorder, call, accounts=(0,)):
     recorder.arrived(call, 10, 20, accounts, 30, 40, 50, CallKind.PREDICTION, -3, None, 1000 + call)
 
 
+def arrive_all(recorder, *calls):
+    for call in calls:
+        arrive(recorder, call)
+
+
 def answers(count):
     return Block.of(BlockKind.ANSWERS, np.zeros(count, ANSWER))
 
@@ -76,7 +81,7 @@ def test_a_recording_is_told_of_what_is_under_way_and_others_are_not_told_again(
     recorder = Recorder()
     first = recorder.begin(lambda: arrive(recorder, 1))
     arrive(recorder, 2)
-    second = recorder.begin(lambda: [arrive(recorder, call) for call in (1, 2)])
+    second = recorder.begin(lambda: arrive_all(recorder, 1, 2))
     arrive(recorder, 3)
     recorder.flush()
     calls = [[call for block in all_of(each) for call in block.records["call"].tolist()] for each in (first, second)]

@@ -36,7 +36,7 @@ async def traced(bench, lip):
 def blocks_of(lip, number):
     """Return the blocks of a TRACE call, without its header and its end."""
     found = [(args, payload) for args, payload, _ in lip.channel.replies[number][1:] if payload and args]
-    return [Block.parse(BlockKind(kind), *counts, payload) for (kind, *counts), payload in found]
+    return [Block.parse(BlockKind(kind), num, num_details, payload) for (kind, num, num_details, *_), payload in found]
 
 
 def joined(lip, number, kind):

@@ -127,7 +127,7 @@ def test_nobody_waits_for_the_first_grammar_who_only_asks_what_is_kept():
     make, answered = text.own_encoder, threading.Event()
 
     def ask():
-        assert grammars.kept(ANN, "regex", "a") is None
+        assert asked.kept(ANN, "regex", "a") is None
         answered.set()
 
     def own_encoder():
@@ -136,8 +136,8 @@ def test_nobody_waits_for_the_first_grammar_who_only_asks_what_is_kept():
         return make()
 
     text.own_encoder = own_encoder
-    grammars = Grammars(text)
-    grammars.compile(ANN, "regex", "a")
+    asked = Grammars(text)
+    asked.compile(ANN, "regex", "a")
 
 
 def test_compact_json_has_no_white_space_and_other_json_may(grammars):

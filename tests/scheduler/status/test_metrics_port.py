@@ -24,7 +24,7 @@ class Port:
         return f"made {self.num_made}\n"
 
     async def connected(self, host="127.0.0.1"):
-        return await trio.open_tcp_stream(host, self.served.number)
+        return await trio.open_tcp_stream(host, self.served.number or 0)
 
     async def ask(self, request, host="127.0.0.1"):
         """Return the whole answer, until the port closes the connection."""

@@ -246,7 +246,7 @@ def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
 async def test_answers_that_find_no_room_in_the_ring_are_sent_later_and_in_order(side):
     found, num_sent = [], 0
     calls = [length(await side.call(CREATE))] * 1000
-    while not side.lip.channel.is_full:
+    while not side.program.channel.is_full:
         side.send(calls)
         side.handle_all()
         num_sent += 1
@@ -275,7 +275,7 @@ async def test_who_hears_of_pressure_is_told_of_a_few_branches_and_the_others_st
 
 
 async def test_page_seconds_of_branches_are_those_of_files(side):
-    page_seconds, expected, num_pages, since_s = side.lip.program.page_seconds, 0.0, 0, 0.0
+    page_seconds, expected, num_pages, since_s = side.program.program.page_seconds, 0.0, 0, 0.0
     await side.ask(CREATE)
     await side.ask(pred(1, *range(96), flags=ROWS_NONE))
     for frames, pages in (
@@ -292,10 +292,10 @@ async def test_page_seconds_of_branches_are_those_of_files(side):
         await trio.sleep(0.1)
     expected += num_pages * (time.monotonic() - since_s)
     assert page_seconds.total() == pytest.approx(expected, rel=0.1)
-    await side.gate.see_off(side.lip)
+    await side.gate.see_off(side.program)
     assert page_seconds.total() == pytest.approx(expected, rel=0.15)
     assert page_seconds.num_pages == 0
-    side.lip = side.lips[1]
+    side.program = side.lips[1]
 
 
 @pytest.mark.parametrize("limits", [NO_LIMITS, ProgramLimits(tokens=1000)])
@@ -303,7 +303,7 @@ async def test_a_connection_that_is_confined_has_its_branches_paid_for_by_the_do
     fs, other = side.fs, side.lips[0]
     inode = fs.volume.tree.make(fs.volume.tree.root, b"d", stat.S_IFDIR, mode=0o700, uid=ANN.uid, gid=0)
     fs.volume.domains.set_limit(inode, b"user.kv.quota", b"1G", ANN.uid)
-    side.lip, share = side.connect(ANN, limits), other.handles.core.share
+    side.program, share = side.connect(ANN, limits), other.handles.core.share
     await side.ask(framed(Op.CONFINE, payload=b"d"))
     await side.call(pred(await side.call(fork(await side.call(CREATE))), 7))
     side.batches.sync()

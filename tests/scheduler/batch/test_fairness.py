@@ -78,7 +78,7 @@ def test_service_is_as_the_weights_within_a_tenth(seed, kinds):
 def test_users_share_before_their_accounts_do():
     tree = Tree([[1.0, 1.0, 1.0], [1.0]], [1.0, 2.0])
     service = saturated(random.Random(0), tree, 600, kinds=("prefill",))
-    by_user = defaultdict(float)
+    by_user = defaultdict[int, float](float)
     for account, amount in zip(tree.accounts, service, strict=True):
         by_user[account.user] += amount
     assert by_user[1] / by_user[0] == pytest.approx(2, rel=0.1)

@@ -21,7 +21,12 @@ async def test_the_connections_of_a_program_have_one_share_together(bench):
     def submit(caller, name):
         result = bench.submit(bench.file(), [1], program=caller)
         finish = result.finish
-        result.call._answer = lambda outcome: (order.append(name), finish(outcome))
+
+        def answered(outcome):
+            order.append(name)
+            finish(outcome)
+
+        result.call._answer = answered
         return result
 
     bench.steps.hold()

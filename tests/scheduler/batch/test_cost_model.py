@@ -152,31 +152,27 @@ def test_what_was_learnt_is_kept_by_backend_precision_and_model(tmp_path):
     assert [kept.name for kept in tmp_path.iterdir()] == ["costs.json"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "version", "list", "shape", "nan", "negative"])
+DAMAGES = {
+    "version": lambda kept: kept.update(version=99),
+    "list": lambda kept: kept.update(models=[*kept["models"].values()]),
+    "shape": lambda kept: kept["models"]["cpu bf16"]["fitted"].pop(),
+    "nan": lambda kept: kept["models"]["cpu bf16"]["products"][0].__setitem__(0, float("nan")),
+    "negative": lambda kept: kept["models"]["cpu bf16"]["fitted"].__setitem__(0, -1.0),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "cut", "text"])
 def test_a_damaged_file_is_named_in_the_log_and_ignored(tmp_path, caplog, damage):
     path = tmp_path / "costs.json"
+    assert CostModel("cpu", "bf16", path).num_seen == 0
+    assert not caplog.text, "a machine that was never seen has no file"
     taught(steps(100), CostModel("cpu", "bf16", path)).save()
     kept = json.loads(path.read_text())
-    of_this = kept["models"]["cpu bf16"]
-    if damage == "version":
-        kept["version"] = 99
-    elif damage == "list":
-        kept["models"] = [of_this]
-    elif damage == "shape":
-        of_this["fitted"].pop()
-    elif damage == "nan":
-        of_this["products"][0][0] = float("nan")
-    elif damage == "negative":
-        of_this["fitted"][0] = -1.0
-    text = {"cut": json.dumps(kept)[:-20], "text": "hello"}.get(damage, json.dumps(kept))
-    path.write_text(text)
+    if damage in DAMAGES:
+        DAMAGES[damage](kept)
+    path.write_text({"cut": json.dumps(kept)[:-20], "text": "hello"}.get(damage, json.dumps(kept)))
     model = CostModel("cpu", "bf16", path)
     assert model.num_seen == 0
     assert str(path) in caplog.text
     taught(steps(100), model).save()
     assert CostModel("cpu", "bf16", path).num_seen == 100
-
-
-def test_a_machine_that_was_never_seen_has_no_file(tmp_path, caplog):
-    assert CostModel("cpu", "bf16", tmp_path / "costs.json").num_seen == 0
-    assert not caplog.text

@@ -1,7 +1,9 @@
 """Calls that wait for result slots keep their place among the calls on their file, and end in their place."""
 
 import errno
+import inspect
 import struct
+from functools import partial
 
 import pytest
 import trio
@@ -53,6 +55,10 @@ class Two(Bench):
         self.lips[of].channel.free |= set(slots)
         self.lips[of].slots.serve()
 
+    def lose_patience(self):
+        self.lips[0].slots.deadline = 0.0
+        self.lips[0].slots.serve()
+
     def errors(self, of=0):
         return self.lips[of].channel.errors
 
@@ -72,9 +78,11 @@ def two(tmp_path):
 
 async def test_calls_on_one_file_keep_their_order_where_the_first_waits_for_its_slot(two):
     two.hold_all()
+    two.hold_all(of=1)
     two.ask(1, 10)
     two.ask(2, 20, flags=ROWS_NONE)
     two.ask(3, 30, of=1)
+    two.let_go(7, of=1)  # one that has its slots before its turn waits for its turn
     await trio.testing.wait_all_tasks_blocked(0.02)
     assert two.tokens == []
     assert two.errors() == two.errors(of=1) == {}
@@ -85,19 +93,6 @@ async def test_calls_on_one_file_keep_their_order_where_the_first_waits_for_its_
     assert two.lips[0].channel.args[1][:2] == (5, 1), "its row is in the slot that became free"
 
 
-async def test_a_call_that_has_its_slots_before_its_turn_waits_for_its_turn(two):
-    two.hold_all()
-    two.hold_all(of=1)
-    two.ask(1, 10)
-    two.ask(2, 20, of=1)
-    two.let_go(7, of=1)
-    await trio.testing.wait_all_tasks_blocked(0.02)
-    assert two.tokens == []
-    two.let_go(5)
-    await two.answered(2, of=1)
-    assert two.tokens == [10, 20]
-
-
 @pytest.mark.parametrize("is_head", [True, False])
 @pytest.mark.parametrize("how", ["cancel", "close", "deadline", "patience", "go"])
 async def test_a_call_that_ends_while_it_waits_lets_the_next_one_go_on(two, how, is_head):
@@ -105,26 +100,19 @@ async def test_a_call_that_ends_while_it_waits_lets_the_next_one_go_on(two, how,
     if not is_head:
         two.hold_all(of=1)
         two.ask(9, 90, of=1)
-    deadline_us = 30_000 if how == "deadline" else 0
-    two.ask(1, 10, args=(1, 0, deadline_us, 0))
+    two.ask(1, 10, args=(1, 0, 30_000 if how == "deadline" else 0, 0))
     two.ask(2, 20, of=1, flags=ROWS_NONE)
-    match how:
-        case "cancel":
-            two.send(Request(Op.CANCEL, 0, 5, 0, (1, 0, 0, 0), b""))
-            expected = errno.ECANCELED
-        case "close":
-            two.send(Request(Op.KV_CLOSE, 0, 5, 1, (0, 0, 0, 0), b""))
-            expected = errno.EBADF
-        case "deadline":
-            await two.answered(1)
-            expected = errno.ETIMEDOUT
-        case "patience":
-            two.lips[0].slots.deadline = 0.0
-            two.lips[0].slots.serve()
-            expected = errno.ENOBUFS
-        case "go":
-            await two.see_off_first()
-            expected = None
+    ways = {
+        "cancel": (partial(two.send, Request(Op.CANCEL, 0, 5, 0, (1, 0, 0, 0), b"")), errno.ECANCELED),
+        "close": (partial(two.send, Request(Op.KV_CLOSE, 0, 5, 1, (0, 0, 0, 0), b"")), errno.EBADF),
+        "deadline": (partial(two.answered, 1), errno.ETIMEDOUT),
+        "patience": (two.lose_patience, errno.ENOBUFS),
+        "go": (two.see_off_first, None),
+    }
+    end, expected = ways[how]
+    ended = end()
+    if inspect.isawaitable(ended):
+        await ended
     assert two.errors().get(1) == expected
     if not is_head:
         two.let_go(3, of=1)
@@ -220,8 +208,7 @@ async def test_a_call_of_a_batch_whose_file_was_closed_has_ended_also_for_who_ca
 async def test_a_batch_that_gets_no_slots_fails_as_a_whole_and_appends_nothing(two):
     two.hold_all()
     two.send(batch(2, part(10) + part(11, flags=ROWS_NONE)))
-    two.lips[0].slots.deadline = 0.0
-    two.lips[0].slots.serve()
+    two.lose_patience()
     ((_, _, error),) = two.lips[0].channel.replies[1]
     assert isinstance(error, NoBuffers)
     assert not isinstance(error, BatchFailed)

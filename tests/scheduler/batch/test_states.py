@@ -3,6 +3,7 @@
 import time
 from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 import trio
@@ -98,15 +99,15 @@ class Everything(Standing, KeptBench):
 
     def pred(self, program, file, num_tokens, *, deadline_s=None):
         tokens = np.arange(num_tokens, dtype=np.int32) % 200
-        row = memoryview(np.empty(VOCAB_SIZE, np.float32))
-        found = []
+        row: Any = np.empty(VOCAB_SIZE, np.float32)
+        found = list[PredCall]()
         call = PredCall(program, file, tokens, None, 1, lambda _outcome: self.ended.append(found[0]))
-        call.rows, call.deadline_s = (row,), deadline_s
+        call.rows, call.deadline_s = (memoryview(row),), deadline_s
         found.append(call)
         return call
 
     def drafted(self, program, file, which):
-        found = []
+        found = list[FileCall]()
         asked = Asked(next(self.numbers), lambda: self.ended.append(found[0]))
         draft = Draft(4, 1, np.tile(np.arange(50, dtype=np.int32), 2))
         call = new_generation(self.program, file, [which % 200], asked, max_tokens=1 + which % 40, draft=draft)
@@ -139,7 +140,7 @@ class Asked:
 
 
 def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch):
-    move, moved, visited, illegal = FileCall.move, set(), set(), []
+    move, moved, visited, illegal = FileCall.move, set[FileCall](), set[CallState](), []
 
     def noted(call, state):
         moved.add(call)

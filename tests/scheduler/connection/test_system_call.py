@@ -1,6 +1,7 @@
 """A system call: answered once, and cancelled as it says, before its answer and behind it."""
 
 import errno
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.scheduler.bench import ME, Answers
 
 @pytest.fixture
 def lip():
-    return Lip(1, ME, Answers())
+    answers: Any = Answers()
+    return Lip(1, ME, answers)
 
 
 def new_call(lip, number=1, handle=0, op=Op.RECV, payload=b""):

@@ -134,7 +134,7 @@ def test_rows_go_to_the_account_that_had_less():
 
 def served(steps, calls, num_steps, step_s=0.01):
     """Entries of each call when all of them begin anew whenever they are complete."""
-    counts, left = Counter(), [call.left for call in calls]
+    counts, left = Counter[str](), [call.left for call in calls]
     for step in range(num_steps):
         plan = steps.plan([replace(call, left=count) for call, count in zip(calls, left, strict=True)], step * step_s)
         counts.update(plan)
@@ -150,7 +150,7 @@ def test_service_is_as_the_weights(left):
         for user, account in ((0, 0), (1, 0), (1, 1))
         for index in range(20)
     ]
-    counts = Counter()
+    counts = Counter[str]()
     for name, count in served(steps, calls, 600).items():
         counts[name[:2]] += count
     assert counts["10"] / counts["00"] == pytest.approx(1, rel=0.05)

@@ -44,9 +44,7 @@ class Batches(Side):
 
     async def answers(self, frame):
         """The answers of the calls of the batch that is sent, when it has its own: errors, or lengths."""
-        found = []
-        await self.until(lambda: found.extend(self.replies([frame])) or found)
-        ((number, code, _, args, calls),) = found
+        ((number, code, _, args, calls),) = await self.answered([frame])
         assert (number, code, args[0], [each[0] for each in calls]) == (1, 0, len(calls), list(range(len(calls))))
         return [code or answer[0][-2] for _, code, answer in calls]
 
@@ -81,7 +79,7 @@ async def test_calls_of_several_tokens_go_on_together(side):
     assert await side.ask_batch(*reversed(handles)) == [44, 44, 43]
     assert side.num_begun == 3
     assert len(side.batches._run.stays) == 3
-    used = side.lip.program.used
+    used = side.program.program.used
     side.batches.sync()
     assert (used.tokens_in, used.tokens_out, used.calls) == (10 + 3 * 32 + 5, 3 + 5, 1 + 3 + 5)
 
@@ -129,7 +127,7 @@ async def test_files_may_be_looked_at_while_they_are_computed(side):
 async def test_an_answer_that_finds_no_room_is_sent_later(side, is_seen):
     handles = await side.branches(3)
     await side.computing(asked := side.batch(*handles))
-    server = side.lip.channel.memory[0]
+    server = side.program.channel.memory[0]
     channel.sym_server_set_backlog(server, 1)
     if is_seen:
         side.look_at(handles[0])
@@ -163,8 +161,8 @@ async def test_a_batch_of_a_program_that_goes_is_nobodys(side, monkeypatch):
     handles = await side.branches(3)
     await side.ask_batch(handles[0])
     await side.computing(side.batch(*handles))
-    side.nursery.start_soon(side.gate.see_off, side.lip)
-    side.lip = side.lips[1]
+    side.nursery.start_soon(side.gate.see_off, side.program)
+    side.program = side.lips[1]
     await side.until(lambda: not side.batches._run.stays)
     monkeypatch.setattr(group, "lib", Library())
     monkeypatch.setattr(stays, "lib", Library())
@@ -190,10 +188,10 @@ async def test_a_batch_begins_as_a_whole_or_is_the_gates(numberless):
         "fewer than there are": lambda handles: framed(Op.PRED_BATCH, 0, 2, payload=batch(*handles)[4]),
     }
     for number, (what, frame) in enumerate(cases.items(), 1):
-        handles, num_slots = await side.branches(3), side.lip.channel.num_held_slots
+        handles, num_slots = await side.branches(3), side.program.channel.num_held_slots
         await side.ask(frame(handles))
         assert side.num_begun == min(number, 2), what
-        assert side.lip.channel.num_held_slots == num_slots, what
+        assert side.program.channel.num_held_slots == num_slots, what
 
 
 @pytest.mark.parametrize("is_batch", [False, True])

@@ -46,21 +46,21 @@ class Sleeper(Side):
         with suppress(trio.ClosedResourceError, OSError):  # the connection has ended
             while True:
                 self.handle_all()
-                await trio.lowlevel.wait_readable(self.lip.channel.doorbell)
+                await trio.lowlevel.wait_readable(self.program.channel.doorbell)
                 self.num_woken += 1
 
     def wait_until_it_sleeps(self):
         """Wait, in another thread, until the trio thread has done what came before."""
         until_s = time.monotonic() + 5
-        while self.lip.channel.memory[1][DAEMON_ASLEEP] == 0 and time.monotonic() < until_s:
+        while self.program.channel.memory[1][DAEMON_ASLEEP] == 0 and time.monotonic() < until_s:
             time.sleep(0.001)
         time.sleep(0.01)
 
     async def answers(self, *frames, num=None):
         """Send calls, and return the errors and first numbers of so many answers: of theirs, if no number is given."""
         self.send(frames)
-        os.eventfd_write(self.lip.channel.doorbell, 1)
-        found = []
+        os.eventfd_write(self.program.channel.doorbell, 1)
+        found = list[tuple]()
         with trio.fail_after(10):
             while len(found) < (num or len(frames)):
                 await trio.sleep(0.002)
@@ -96,11 +96,11 @@ async def test_a_call_that_the_run_sees_in_a_ring_wakes_nobody_without_need(hot,
     """No client rings while the run looks at the program's ring."""
     frames = [last]
     await sleeper.answers(fork(1))
-    num_replied = sleeper.rings[sleeper.lip].num_replied
+    num_replied = sleeper.rings[sleeper.program].num_replied
 
     @ffi.callback("int(sym_server *, int)")
     def unwatch(_server, _slept):
-        if frames and sleeper.rings[sleeper.lip].num_replied > num_replied:
+        if frames and sleeper.rings[sleeper.program].num_replied > num_replied:
             sleeper.wait_until_it_sleeps()
             sleeper.send(frames)
             frames.clear()
@@ -126,7 +126,7 @@ async def test_deadlines_hold_while_calls_keep_coming(sleeper):
                 continue
             num += 1
             sleeper.send([LENGTH])
-            os.eventfd_write(sleeper.lip.channel.doorbell, 1)
+            os.eventfd_write(sleeper.program.channel.doorbell, 1)
 
     calls = threading.Thread(target=keep_calling)
     calls.start()
@@ -155,9 +155,9 @@ async def test_python_does_its_part_of_a_call_that_wakes_nobody(sleeper):
 
 
 async def test_nothing_is_carried_out_before_calls_that_wait_for_slots(sleeper):
-    channel = sleeper.lip.channel
+    channel = sleeper.program.channel
     channel.take_rows(channel.num_slots)
-    sleeper.lip.slots.wait(1, lambda _: None, lambda: True)
+    sleeper.program.slots.wait(1, lambda _: None, lambda: True)
     await sleeper.answers(LENGTH)
     assert sleeper.num_woken == 1
 
@@ -198,13 +198,13 @@ def is_watched(fd):
 
 async def test_the_doorbell_of_a_connection_that_ended_wakes_nobody(sleeper):
     """A client has a copy of it, and its number is the next connection's."""
-    doorbell = sleeper.lip.channel.doorbell
+    doorbell = sleeper.program.channel.doorbell
     copy = os.dup(doorbell)
     assert is_watched(doorbell)
-    await sleeper.gate.see_off(sleeper.lip)
+    await sleeper.gate.see_off(sleeper.program)
     assert not is_watched(doorbell)
     os.close(copy)
-    sleeper.lip = sleeper.lips[1]
+    sleeper.program = sleeper.lips[1]
 
 
 async def test_a_signal_is_handled_while_the_thread_sleeps(sleeper):

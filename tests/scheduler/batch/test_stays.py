@@ -45,8 +45,7 @@ async def test_what_ended_is_not_read_out_of_memory_that_has_been_given_back(sid
     await side.computing(pred(handle, 5))
     side.steps.failure = RuntimeError("no step")
     side.steps.gate.set()
-    replies = []
-    await side.until(lambda: replies.extend(side.replies()) or replies)
+    replies = await side.answered()
     side.steps.failure = None
     assert [(number, code) for number, code, *_ in replies] == [(1, StepFailed("").errno)]
     assert num_freed

@@ -64,7 +64,8 @@ async def holding_memory(bench: KeptBench, count: int = 14 * PAGE, *, priority: 
 
 
 def waits(bench: KeptBench, *results: Result) -> bool:
-    return all(bench.batches._calls.state_of(result.call) is CallState.WAITS_FOR_PAGES for result in results)
+    calls: list[Any] = [result.call for result in results]
+    return all(bench.batches._calls.state_of(call) is CallState.WAITS_FOR_PAGES for call in calls)
 
 
 async def loops(bench: Bench, num_files: int, num_tokens: int) -> dict[int, list[np.ndarray]]:

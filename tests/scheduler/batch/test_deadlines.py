@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from typing import Any
 
 import pytest
 import trio
@@ -30,8 +31,8 @@ class Late:
 
 def test_calls_are_ended_in_the_order_of_their_deadlines_unless_they_are_over():
     async def main():
-        missed = []
-        deadlines = Deadlines(missed.append, clock=trio.current_time)
+        missed = list[Any]()
+        deadlines: Any = Deadlines(missed.append, clock=trio.current_time)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadlines.run)
             calls = [Late(trio.current_time() + delay_s) for delay_s in (3, 1, 2)]
@@ -168,7 +169,12 @@ def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
     ((args, _, error),) = asking.ask(generate(int32(1, 2) + GREEDY + options(deadline_us=1), args=(2, 0, 4, 0)))
     assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
     step = asking.steps.step
-    monkeypatch.setattr(asking.steps, "step", lambda batch: (time.sleep(0.002), step(batch)))  # room for 4 s
+
+    def slow_step(batch):
+        time.sleep(0.002)  # room for 4 s
+        step(batch)
+
+    monkeypatch.setattr(asking.steps, "step", slow_step)
     payload = int32(1) + GREEDY + options(deadline_us=300_000, stop_at_end=False)
     replies = asking.ask(generate(payload, args=(1, 0, 0, 0)))
     args, _, error = replies[-1]

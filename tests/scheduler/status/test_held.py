@@ -111,8 +111,8 @@ def test_the_longest_are_told_with_their_tasks_and_the_processors_time(clock, pr
     took = [1000 * each["processor_s"] for each in worst]
     assert 400 <= round(took[0], 3) <= 401, "with what another task took just before"
     assert took[1:] == pytest.approx([1] * 9)
-    assert worst[0]["task"].startswith("tests.scheduler.test_held.test_the_longest")
-    assert re.fullmatch(r".*main tests\.scheduler\.test_held:\d+", worst[1]["task"])
+    assert worst[0]["task"].startswith("tests.scheduler.status.test_held.test_the_longest")
+    assert re.fullmatch(r".*main tests\.scheduler\.status\.test_held:\d+", worst[1]["task"])
 
 
 def test_as_a_metric_the_bounds_are_seconds(clock):

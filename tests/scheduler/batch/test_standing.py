@@ -16,6 +16,7 @@ from bisect import bisect_left
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def seats(num):
     return pytest.mark.parametrize("bench", [StepLimits(max_calls=num)], indirect=True, ids=[f"{num} seats"])
 
 
-ALLOWED = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
+ALLOWED: Any = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
 
 
 class SlowGrammar:
@@ -87,6 +88,11 @@ def used_by(caller):
 
 def computes(bench, num_calls):
     return bench.until(lambda: used_by(bench.program).calls == num_calls)
+
+
+def noted(found, value):
+    found.append(value)
+    return 0
 
 
 # ---- whom the run waits for
@@ -194,8 +200,8 @@ async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
 
 
 async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, looks, replace):
-    handed_on = []
-    replace("unwatch", lambda *_: handed_on.append(len(looks.asked or [])) or 0)
+    handed_on = list[int]()
+    replace("unwatch", lambda *_: noted(handed_on, len(looks.asked or [])))
     await looks.begin()
     handed_on.clear()
     bench.ring(looks.handles[1] + 1, 30, 10)
@@ -222,7 +228,7 @@ async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_too
 
 async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
     """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
-    handed_on, other = [], bench.file()
+    handed_on, other = list[int](), bench.file()
 
     def submit_other(token):
         bench.program.stream = 77
@@ -239,7 +245,7 @@ async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(be
     bench.ring(handle, 3, 9)
     bench.ring(handle + 1, 4, 9)
     replace("watch", lambda *_: 1)
-    replace("unwatch", lambda *_: handed_on.append(1) or 0)
+    replace("unwatch", lambda *_: noted(handed_on, 1))
     num_steps = len(bench.steps.batches)
     bench.steps.gate.set()
     await result.wait()
@@ -259,7 +265,7 @@ async def decoding_again(bench, think_s):
 
 async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(bench, replace, monkeypatch):
     """The run waits for nobody whom it would not wait for beside any other call."""
-    grammar, is_decided, looks = SlowGrammar(1), threading.Event(), []
+    grammar, is_decided, looks = SlowGrammar(1), threading.Event(), list[int]()
 
     class Native:
         def __getattr__(self, name):
@@ -971,8 +977,8 @@ async def test_room_that_is_being_zeroed_is_given_back_afterwards(bench, monkeyp
 
 
 async def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
-    ann, asked, leave = Credentials(1001, 1001), [], StandingRun.leave
-    monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: asked.append(words) or leave(*words)))
+    ann, asked, leave = Credentials(1001, 1001), list[tuple](), StandingRun.leave
+    monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: noted(asked, words) or leave(*words)))
     bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
     going = bench.generate(bench.file(), [5], 1, max_tokens=250)
     theirs = bench.fs.kv_create(ann, None)

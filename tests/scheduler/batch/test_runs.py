@@ -3,6 +3,7 @@
 import struct
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,8 @@ class Runs(Standing):
         self.steps.hold()
         steps, native = (self.steps, self.steps.native) if self.has_decoder else (None, None)
         self.batches = BatchScheduler(self.fs, steps, 2048, VOCAB_SIZE, native=native)
-        self.predicting = Predicting(self.batches, Limited(self.model.config))
+        config: Any = self.model.config
+        self.predicting = Predicting(self.batches, Limited(config))
 
     def close(self):
         if not self.is_closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from decoder.batch import Chunk, StepBatch
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.tiny import random_weights, tiny_config
-from tests.decoder.bench import Bench, Call, tokens_of
-from tests.scheduler.through_c import ThroughC
+from tests.decoder.bench import Bench
+from tests.scheduler.through_c import ThroughC, mixed_calls
 
 CONFIG = tiny_config()
 NUM_PAGES = 64
@@ -41,24 +42,6 @@ def through_c(request):
     return make
 
 
-def mixed_calls(bench):
-    """Prefills, decodes, a mask over old entries and one of each row's own, all rows, last rows and none."""
-    files = [bench.prefill(tokens_of(length, length), reserve=8)[0] for length in (40, 5, 33, 64)]
-    over_old = np.tri(6, 6 + 40, 40, dtype=np.bool_)
-    over_old[:, 3:37] = False
-    own = np.random.default_rng(2).random((2, 2 + 33)) < 0.5
-    own[np.arange(2), 33 + np.arange(2)] = True
-    silent, fresh = bench.file(3), bench.file(40)
-    return [
-        Call(files[0], tokens_of(6), mask=over_old, mass=bench.no_mass(46)),
-        Call(silent, [1, 2, 3], "none"),
-        Call(files[1], [9], positions=[77]),
-        Call(files[2], [8, 9], "last", mask=own),
-        Call(fresh, tokens_of(37), "last"),
-        Call(files[3], [4], mass=bench.no_mass(70)),
-    ]
-
-
 def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through_c):
     benches = [Bench(CONFIG, decoder, decoder.arena) for decoder in decoders]
     outs, masses = [], []
@@ -78,15 +61,21 @@ def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through
     assert np.array_equal(decoders[0].arena.pages, decoders[1].arena.pages)
 
 
+def one_token(*rows, mask=None):
+    """A chunk of token 7 at position 3, in page 5, behind three entries with a mask, or behind none."""
+    token, position, page = (np.array([each], np.int32) for each in (7, 3, 5))
+    return Chunk(token, position, page, 0 if mask is None else 3, tuple(memoryview(row) for row in rows), mask)
+
+
 def test_a_batch_of_copies_alone_is_one(decoders, through_c):
-    seen = []
+    seen = list[Any]()
     through_c(seen.append).step(StepBatch((), ((1, 2, 32), (3, 4, 5))))
     assert seen == [StepBatch((), ((1, 2, 32), (3, 4, 5)))]
 
 
 def test_what_c_has_in_its_arrays_may_change_after(through_c):
     """A decoder on a GPU keeps page tables from one step to the next, and C fills the same arrays anew."""
-    laid_out, seen = [], []
+    laid_out, seen = list[Any](), list[Any]()
 
     def step(batch):
         seen.append(batch)
@@ -94,68 +83,48 @@ def test_what_c_has_in_its_arrays_may_change_after(through_c):
             array[0] = 0
 
     mask = np.array([[True, True, False, True]])
-    chunk = Chunk(*(np.array(each, np.int32) for each in ([7], [3], [5])), 3, (), mask)
+    chunk = one_token(mask=mask)
     through_c(step).step(StepBatch((chunk,)), laid_out.append)
     kept = seen[0].chunks[0]
     assert [kept.tokens.tolist(), kept.positions.tolist(), kept.pages.tolist(), kept.start] == [[7], [3], [5], 3]
     assert np.array_equal(kept.mask, mask)
 
 
-def test_an_exception_is_an_error_for_c_and_is_taken_once(through_c):
-    seen = []
+def test_an_exception_is_an_error_for_c_is_taken_once_and_the_next_step_is_computed(decoders, through_c):
+    seen = list[Any]()
 
     def step(batch):
+        if seen:
+            decoders[0].step(batch)
+            return
         seen.append(weakref.ref(batch.chunks[0].tokens))
         try:
             batch.chunks[1]
         except IndexError as error:
             raise RuntimeError("the GPU is full") from error
 
-    through = through_c(step)
-    out = np.zeros(CONFIG.vocab_size, np.float32)
-    chunk = Chunk(*(np.zeros(1, np.int32) for _ in range(3)), 0, (memoryview(out),))
+    through, out = through_c(step), np.full(CONFIG.vocab_size, np.nan, np.float32)
+    batch = StepBatch((one_token(out),))
     with pytest.raises(RuntimeError, match="the GPU is full") as failed:
-        through.step(StepBatch((chunk,)))
+        through.step(batch)
     assert failed.value.__cause__ is not None
     assert seen[0]() is None, "a failed step keeps its rows"
     assert through.callback.native.take_failure() is None
-
-
-def test_after_a_step_that_failed_the_next_one_is_computed(decoders, through_c):
-    failures = [MemoryError("full")]
-
-    def step(batch):
-        if failures:
-            raise failures.pop()
-        decoders[0].step(batch)
-
-    through = through_c(step)
-    out = np.full(CONFIG.vocab_size, np.nan, np.float32)
-    batch = StepBatch((Chunk(*(np.zeros(1, np.int32) for _ in range(3)), 0, (memoryview(out),)),))
-    with pytest.raises(MemoryError):
-        through.step(batch)
     assert np.isnan(out).all()
     through.step(batch)
     assert np.isfinite(out).all()
 
 
-def test_the_addresses_are_good_as_long_as_their_owner(through_c):
-    seen = []
-    through = through_c(seen.append)
+def test_the_addresses_are_good_as_long_as_their_owner_who_goes_when_nobody_has_it(through_c, no_collector):
+    seen = list[Any]()
+    through = through_c(lambda batch: seen.append(batch))  # noqa: PLW0108 - what can be referred to weakly
     before = through.callback.native
     for _ in range(3):
         gc.collect()
         through.step(StepBatch((), ((0, 1, 32),)))
     assert through.callback.native == before
     assert len(seen) == 3
-
-
-def test_its_owner_goes_when_nobody_has_it(through_c):
-    through = through_c(lambda _batch: None)
     gone = weakref.ref(through.callback._called.step)
-    gc.disable()
-    try:
-        through.callback = None
-        assert gone() is None, "only the collector finds it"
-    finally:
-        gc.enable()
+    through.callback = None
+    del before
+    assert gone() is None, "only the collector finds it"
