@@ -233,13 +233,13 @@ def test_a_topic_reaches_all_that_read_it_and_one_that_nobody_reads_costs_nothin
     assert not post.mail._topics
     for reader in readers:
         post.subscribe(reader, "t")
-    waiting = {reader: post.recv(reader, "t") for reader in readers[:50]}
-    assert post.send(sender, "t", b"".join([b"x"])) == 100
+    waiting, data = {reader: post.recv(reader, "t") for reader in readers[:50]}, b"shared" * 1000
+    assert post.send(sender, "t", data) == 100
     for reader, number in waiting.items():
-        assert reader.channel.replies == [(number, 0, 1, b"x")]
+        assert reader.channel.replies == [(number, 0, 1, data)]
     found = [post.got(reader, "t") for reader in readers[50:]]
-    assert found == [[b"x"]] * 50
-    assert all(data[0] is found[0][0] for data in found), "all buffers share its bytes"
+    assert found == [[data]] * 50
+    assert all(each[0] is found[0][0] for each in found), "all buffers share its bytes"
     for reader in readers:
         post.mail.leave(reader)
     assert not post.mail._topics

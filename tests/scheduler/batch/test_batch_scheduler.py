@@ -62,17 +62,18 @@ async def test_a_call_has_the_same_bits_alone_in_a_batch_and_in_chunks(bench):
 
 async def test_calls_and_actions_on_one_file_run_in_the_order_of_their_arrival(bench):
     file = bench.file()
-    before = await bench.held(lambda: bench.submit(file, [1, 2, 3]))
-    bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 1))
-    after = [bench.submit(file, [token], program=Program(token)) for token in range(2, 9)]
+    await bench.submit(file, [1, 2]).wait()
+    before = await bench.held(lambda: bench.submit(file, [9] * 40))
+    bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 2))
+    after = [bench.submit(file, [token], program=Program(token)) for token in range(3, 9)]
     fork = bench.fs.kv_fork(ME, file, None)
-    assert file.table.length == 0
+    assert file.table.length == 2
     await bench.finish(before, *after)
     assert file.table.read()[0].tolist() == list(range(1, 9))
     assert file.table.read()[1].tolist() == list(range(8))
     (row,) = await bench.submit(fork, [3]).wait()
-    assert fork.table.read()[0].tolist() == [3], "a fork has the committed entries only"
-    assert (row == (await bench.submit(bench.file(), [3]).wait())[0]).all()
+    assert fork.table.read()[0].tolist() == [1, 2, 3], "a fork has the committed entries only"
+    assert (row == (await bench.submit(bench.file(), [1, 2, 3]).wait())[0]).all()
 
 
 async def test_positions_continue_after_the_last_entry_and_may_be_given(bench):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import trio
+import trio.testing
 
 from libsym.channel.handshake import welcome
 from libsym.errors import error_for
@@ -99,6 +100,7 @@ class House:
                 with self.clients:
                     await scenario()
                     await self.still_serves()
+                await trio.testing.wait_all_tasks_blocked()  # the daemon has seen its clients off
                 nursery.cancel_scope.cancel()
             close_listening(calls)
             close_listening(launchers)

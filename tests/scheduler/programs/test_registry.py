@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 import trio
 
+from libsym.abi import Op
 from libsym.errors import Invalid, SymError, WouldBlock
 from scheduler.programs import registry
 from scheduler.programs.admission import Admission
@@ -54,7 +55,7 @@ def started(programs, number=ID, *, link=None, limits=NO_LIMITS, **fields):
 class Connection:
     """Stand-in for a connection of a process, with the attributes that a registry reads."""
 
-    num_bytes, handles, waits_for = (100, 10), (), dict[str, int]()
+    num_bytes, handles, waits_for = (100, 10), (), dict[Op, int]()
 
     def __init__(self, pid, uid=0):
         self.pid, self.uid, self.gid = pid, uid, uid
