@@ -1,4 +1,4 @@
-"""The pool's books: who holds a page, which one is given out next, and whose bytes it may carry."""
+"""The pool: what it refuses, what its audit finds, and the memory that it takes. Walks: core/test_core.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pytest
 
 from kvfs.pages.columns import Columns
 from kvfs.pages.digest import digest
-from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ARENA, PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
-from tests.kvfs.fakes import FakeDecoder, FakeStore, allocate, commit_all
+from tests.kvfs.fakes import FakeStore, allocate, commit_all
 
 ANN, BOB = 1001, 1002
 MARKER = b"the secret of ann"
@@ -39,149 +38,34 @@ class Held:
         pass
 
 
-def put_on_disk(pool: PagePool, pages: IntArray, slots: IntArray) -> None:
-    fills = pool.fill[pages]
-    generations = pool.on_disk.begin_write(pages, fills)
-    assert pool.on_disk.end_write(pages, generations, fills, slots, np.zeros(pages.size, np.uint64)).all()
-
-
-def write_marker(store: FakeStore, page: int) -> None:
-    store.writable(page)[100 : 100 + len(MARKER)] = MARKER
-
-
-def test_allocated_pages_belong_to_the_caller_until_released(pool: PagePool):
-    pages = pool.allocate(3, ANN)
-    assert pool.num_pages - pool.num_free == 3
-    pool.check([Held(*pages)])
-    pool.release(pages, ANN)
-    pool.check()
-    assert pool.num_free == pool.num_pages
-
-
-def test_more_pages_than_are_free_raise_no_space_and_change_nothing(pool: PagePool):
+def test_what_the_pool_has_not_or_has_back_already_is_refused_in_words(pool: PagePool) -> None:
     pages = pool.allocate(10, ANN)
     with pytest.raises(NoSpace, match="7 pages wanted, 6 of 16 free"):
         pool.allocate(7, ANN)
     pool.check([Held(*pages)])
-    assert len(pool.allocate(6, ANN)) == 6
-
-
-def test_a_page_with_several_references_is_free_after_the_last_is_gone(pool: PagePool):
-    pages = pool.allocate(2, ANN)
-    pool.retain(pages, ANN)
-    assert pool.num_shared == 2
-    pool.release(pages, ANN)
-    pool.check([Held(*pages)])
-    pool.release(pages, ANN)
-    pool.check()
-
-
-def test_a_page_named_twice_counts_twice(pool: PagePool):
-    (page,) = pool.allocate(1, ANN).tolist()
-    twice = np.array([page, page], np.int32)
-    pool.retain(twice, ANN)
-    assert pool.refcount[page] == 3
-    pool.check([Held(page, page, page)])
-    pool.release(np.array([page, page, page], np.int32), ANN)
-    pool.check()
-
-
-def test_releasing_a_free_page_is_caught(pool: PagePool):
-    pages = pool.allocate(1, ANN)
     pool.release(pages, ANN)
     with pytest.raises(AssertionError, match="too often"):
-        pool.release(pages, ANN)
+        pool.release(pages[:1], ANN)
 
 
-def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStore):
-    pages = allocate(pool, 4, ANN)
-    for page in pages.tolist():
-        write_marker(store, page)
-        pool.tokens[page] = 77
-        pool.positions[page] = 78
-    pool.release(pages, ANN)
-    assert set(allocate(pool, 4, BOB).tolist()) == set(pages.tolist())
-    assert MARKER not in bytes(store.view(0, store.num_pages))
-    assert not pool.tokens[pages].any()
-    assert not pool.positions[pages].any()
-
-
-def test_pages_that_stay_with_their_owner_or_were_never_used_are_not_zeroed_again(pool: PagePool, store: FakeStore):
-    pool.release(allocate(pool, 4, ANN), ANN)
-    allocate(pool, 4, ANN)
-    allocate(pool, 4, BOB)
-    assert store.num_zeroed == 0
-
-
-def test_a_page_into_which_two_owners_wrote_is_zeroed_for_both(pool: PagePool, store: FakeStore, decoder: FakeDecoder):
-    anns = PageTable(pool, ANN)
-    decoder.append(anns, [1, 2, 3])
-    bobs = anns.fork(BOB)
-    decoder.append(bobs, [4, 5])  # in place: the fork is at the frontier of ann's page
-    assert bobs.pages.tolist() == anns.pages.tolist()
-    page = int(bobs.pages[0])
-    bobs.close()
-    anns.close()
-    assert allocate(pool, 1, ANN).tolist() == [page]
-    assert not any(store.view(page))
-
-
-def test_a_copied_tail_counts_as_bytes_of_both_owners(pool: PagePool, store: FakeStore, decoder: FakeDecoder):
-    anns = PageTable(pool, ANN)
-    decoder.append(anns, [1, 2, 3])
-    bobs = anns.fork(BOB)
-    decoder.append(anns, [6])
-    decoder.append(bobs, [4, 5])  # behind the frontier: a copy, in which ann's fourth entry lay
-    page = int(bobs.pages[0])
-    assert page != int(anns.pages[0])
-    bobs.close()
-    allocate(pool, 1, BOB)
-    assert store.num_zeroed == 1
-    assert not any(store.view(page))
-
-
-def test_a_tail_is_copied_as_far_as_it_is_filled_and_whole_over_bytes_of_others(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder
-):
-    anns, bobs = PageTable(pool, ANN), PageTable(pool, BOB)
-    decoder.append(anns, [1, 2, 3])
-    fork = anns.fork()
-    decoder.append(anns, [6])
-    reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies().tolist() == [0, 1, 3]
-    reservation.abort()
-    decoder.append(bobs, range(100, 132))
-    bobs.close()
-    reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies().tolist() == [0, 1, 32]
-    decoder.step(reservation)
-    assert (store.entries[1, :, :, :, 4:] == store.entries[0, :, :, :, 4:]).all(), "nothing is left of bob's"
-
-
-def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore):
+def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore) -> None:
     pages = allocate(pool, 1, ANN)
-    write_marker(store, int(pages[0]))
+    store.writable(int(pages[0]))[: len(MARKER)] = MARKER
     pool.release(pages, ANN)
     pool.release(pool.allocate(1, BOB), BOB)  # given up before anything was overwritten
-    allocate(pool, 1, BOB)
+    pool.release(allocate(pool, 1, BOB), BOB)
     assert MARKER not in bytes(store.view(0, store.num_pages))
-
-
-def test_claimed_pages_need_no_zeroing_for_their_owner(pool: PagePool, store: FakeStore):
-    pages = pool.allocate(1, ANN)
-    pool.claim(pages, ANN)
+    assert store.num_zeroed == 1
+    pool.claim(pool.allocate(1, ANN), ANN)
     pool.release(pages, ANN)
     allocate(pool, 1, ANN)
-    assert store.num_zeroed == 0
-    pool.release(pages, ANN)
-    allocate(pool, 1, BOB)
     assert store.num_zeroed == 1
 
 
-def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: PagePool, store: FakeStore):
+def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: PagePool, store: FakeStore) -> None:
     pages = pool.allocate(2, ANN)
     pool.fill[pages] = 32
-    write_marker(store, int(pages[1]))
+    store.writable(int(pages[1]))[: len(MARKER)] = MARKER
     expected = b"".join(hashlib.blake2b(store.view(page), digest_size=32).digest() for page in pages.tolist())
     assert pool.digests_of(pages) == expected
     # Nobody does this to a full page: it shows the cache.
@@ -224,7 +108,10 @@ def test_the_check_finds_a_page_that_contradicts_itself(pool: PagePool, column: 
 
 def test_a_number_that_was_given_out_anew_before_a_sync_failed_is_of_no_concern_to_it(pool: PagePool):
     pages = pool.allocate(2, ANN)
-    put_on_disk(pool, pages[:1], np.array([7], np.int32))
+    fills = pool.fill[pages[:1]]
+    generations = pool.on_disk.begin_write(pages[:1], fills)
+    slots = np.array([7], np.int32)
+    assert pool.on_disk.end_write(pages[:1], generations, fills, slots, np.zeros(1, np.uint64)).all()
     pool.on_disk.spoil(pages, np.zeros(2, np.bool_))
     assert pool.on_disk.is_suspect[pages].tolist() == [True, False]
     pool.check([Held(*pages)])
@@ -275,6 +162,12 @@ def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool:
     pool.check([Held(*pages)])
 
 
+def num_writable() -> int:
+    """Bytes of private memory that may be written."""
+    found = re.findall(r"^(\w+)-(\w+) rw.p", Path("/proc/self/maps").read_text(encoding="utf-8"), re.MULTILINE)
+    return sum(int(end, 16) - int(start, 16) for start, end in found)
+
+
 def test_only_numbers_that_there_are_count_where_the_kernel_does_not_overcommit():
     """The kernel counts what may be written: a pool of ten numbers is some pages of memory, whatever is reserved."""
     num_before = num_writable()
@@ -284,19 +177,10 @@ def test_only_numbers_that_there_are_count_where_the_kernel_does_not_overcommit(
     assert columns["tokens"][1 << 20, 0] == 0
 
 
-def num_writable() -> int:
-    """Bytes of private memory that may be written."""
-    found = re.findall(r"^(\w+)-(\w+) rw.p", Path("/proc/self/maps").read_text(encoding="utf-8"), re.MULTILINE)
-    return sum(int(end, 16) - int(start, 16) for start, end in found)
-
-
-def test_columns_do_not_grow_beyond_the_address_space_that_they_reserved():
+def test_columns_grow_within_the_address_space_that_they_reserved_and_that_the_kernel_gives():
     columns = Columns("frame_columns", 10, 1024)
     columns.grow(1024)
     with pytest.raises(MemoryError, match="1024 are reserved"):
         columns.grow(1025)
-
-
-def test_address_space_that_the_kernel_refuses_is_named():
     with pytest.raises(MemoryError, match="address space"):
         Columns("page_columns", 1, 1 << 40)

@@ -300,6 +300,11 @@ class Model:
             self.tokens[page][slot], self.positions[page][slot] = token, position
             self.set_fill(page, slot + 1, table.account.number)
 
+    def read(self, table: Table) -> list[list[int]]:
+        """Return a file's tokens and positions."""
+        places = [(table.pages[at // PAGE_ENTRIES], at % PAGE_ENTRIES) for at in range(table.length)]
+        return [[entries[page][slot] for page, slot in places] for entries in (self.tokens, self.positions)]
+
     def _position(self, pages: list[int], entry: int) -> int:
         return -1 if entry < 0 else self.positions[pages[entry // PAGE_ENTRIES]][entry % PAGE_ENTRIES]
 

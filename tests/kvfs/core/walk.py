@@ -335,10 +335,10 @@ class Walk:
             self.both(lambda: found[0].change_owner(account.number), lambda: self.model.change_owner(found[1], account))
 
     def hold(self) -> None:
-        """Hold a table's pages for any account, as a reader does."""
+        """Hold a table's pages for any account, as a reader does; or twice, as an image of equal pages does."""
         if (found := self.table()) is None:
             return
-        pages, account = found[0].pages, self.rng.choice(self.accounts)
+        pages, account = np.tile(found[0].pages, self.rng.choice([1, 2])), self.rng.choice(self.accounts)
         done = self.both(
             lambda: self.pool.retain(pages, account.number), lambda: self.model.retain(pages.tolist(), account)
         )
@@ -459,7 +459,11 @@ class Walk:
             assert {page: num for page, num in enumerate(pages.used.tolist()) if num} == account.pages
             assert core.page_bytes == len(account.pages) * pool.page_bytes
         self.told.clear()
+        assert pool.num_shared == sum(count > 1 for count in model.refcount)
+        assert pool.num_pinned == sum(count > 0 for count in model.pins)
         for table, expected in self.tables:
+            assert [array.tolist() for array in table.read()] == model.read(expected)
+            assert table.exclusive_pages == sum(model.refcount[page] == 1 for page in expected.pages)
             assert (table.pages.tolist(), table.length, table.owner) == (
                 expected.pages, expected.length, expected.account.number,
             )  # fmt: skip
