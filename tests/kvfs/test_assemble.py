@@ -29,83 +29,47 @@ def source(pool: PagePool, decoder: FakeDecoder) -> Iterator[PageTable]:
     assert pool.num_free == pool.num_pages, "the test leaks pages"
 
 
-def picked(pool: PagePool, table: PageTable, *ranges: tuple[int, int], rebase: bool, owner: int = OTHER) -> PageTable:
+def picked(pool: PagePool, table: PageTable, *ranges: tuple[int, int], rebase: bool, most: int = 1000) -> PageTable:
     pieces = [SourceRanges(table, np.array(ranges, np.int64).reshape(-1, 2))]
-    return assemble(pool, owner, pieces, rebase=rebase, max_positions=1000)
+    return assemble(pool, OTHER, pieces, rebase=rebase, max_positions=most)
 
 
-def test_what_begins_the_file_is_shared_whole_and_the_tail_as_in_a_fork(
-    pool: PagePool, decoder: FakeDecoder, source: PageTable
+@pytest.mark.parametrize(
+    ("ranges", "rebase", "num_new", "shared"),
+    [
+        pytest.param([(0, 98)], True, 0, {0: 0, 1: 1, 2: 2, 3: 3}, id="what begins the file, and its tail"),
+        pytest.param([(64, 100)], False, 0, {0: 2, 1: 3}, id="aligned pages whose positions stay"),
+        pytest.param([(64, 100)], True, 2, {}, id="aligned pages whose positions change"),
+        pytest.param([(0, 32), (64, 96), (10, 12)], False, 1, {0: 0, 1: 2}, id="an aligned page after a gap"),
+        pytest.param([(0, 32), (0, 32), (0, 8)], False, 2, {0: 0}, id="a page that is picked twice"),
+        pytest.param([], True, 0, {}, id="nothing"),
+        pytest.param([(5, 5)], True, 0, {}, id="no entry"),
+    ],
+)
+def test_pages_are_shared_where_entries_keep_their_places_and_positions(
+    pool: PagePool, source: PageTable, ranges: list[tuple[int, int]], rebase: bool, num_new: int, shared: dict[int, int]
 ) -> None:
     free = pool.num_free
-    made = picked(pool, source, (0, 98), rebase=True)
-    assert pool.num_free == free
-    assert made.pages.tolist() == source.pages.tolist()
-    decoder.append(made, [7])
-    assert pool.num_free == free - 1, "the tail that both end in was copied before the append"
-    assert source.read()[0].tolist() == list(range(100, 200))
+    made = picked(pool, source, *ranges, rebase=rebase)
+    assert (pool.num_free, made.owner) == (free - num_new, OTHER)
+    assert {place: int(made.pages[place]) for place in shared} == {
+        at: int(source.pages[of]) for at, of in shared.items()
+    }
+    picks = [at for first, stop in ranges for at in range(first, stop)]
+    assert made.read()[0].tolist() == [100 + at for at in picks]
+    assert made.read()[1].tolist() == (list(range(len(picks))) if rebase else picks)
     made.close()
 
 
-@pytest.mark.parametrize(("rebase", "num_copied"), [(False, 0), (True, 2)])
-def test_aligned_pages_are_shared_where_their_positions_stay(
-    pool: PagePool, source: PageTable, rebase: bool, num_copied: int
-) -> None:
-    free = pool.num_free
-    made = picked(pool, source, (64, 100), rebase=rebase)
-    assert pool.num_free == free - num_copied
-    assert made.read()[1].tolist() == (list(range(36)) if rebase else list(range(64, 100)))
-    made.close()
-
-
-def test_entries_that_go_on_in_their_places_share_the_pages_after_a_gap_too(pool: PagePool, source: PageTable) -> None:
-    """32 entries are left out of the middle, then 64 to 96 have an aligned page of their own."""
-    free = pool.num_free
-    made = picked(pool, source, (0, 32), (64, 96), (10, 12), rebase=False)
-    assert pool.num_free == free - 1
-    assert made.pages[:2].tolist() == source.pages[[0, 2]].tolist()
-    assert made.read()[0].tolist() == [*range(100, 132), *range(164, 196), 110, 111]
-    made.close()
-
-
-def test_a_page_that_is_picked_twice_is_mentioned_once(pool: PagePool, source: PageTable) -> None:
-    made = picked(pool, source, (0, 32), (0, 32), (0, 8), rebase=False)
-    assert len(set(made.pages.tolist())) == len(made.pages) == 3
-    assert made.exclusive_pages == 2
-    assert made.read()[0].tolist() == [*range(100, 132), *range(100, 132), *range(100, 108)]
-    made.close()
-
-
-def test_picking_nothing_makes_an_empty_file(pool: PagePool, source: PageTable) -> None:
-    for ranges in ([], [(5, 5)]):
-        made = picked(pool, source, *ranges, rebase=True)
-        assert (made.length, len(made.pages), made.owner) == (0, 0, OTHER)
-        made.close()
+def test_what_can_not_be_made_is_refused_in_words(pool: PagePool, source: PageTable) -> None:
+    with pytest.raises(NoSpace, match="whole page pool"):
+        picked(pool, source, *[(0, 100)] * 6, rebase=False)  # 600 entries; the pool holds 512
+    with pytest.raises(Invalid, match="rebase=False"):
+        picked(pool, source, (0, 100), (0, 100), rebase=True, most=199)
+    picked(pool, source, (0, 100), (0, 100), rebase=False, most=199).close()
     merged = assemble(pool, OWNER, [], rebase=True, max_positions=1000)
     assert merged.length == 0
     merged.close()
-
-
-def test_a_full_pool_changes_nothing(pool: PagePool, source: PageTable) -> None:
-    hog = pool.allocate(pool.num_free - 2, OWNER)
-    with pytest.raises(NoSpace):
-        picked(pool, source, (1, 100), rebase=True)
-    assert pool.num_free == 2
-    with pytest.raises(NoSpace, match="whole page pool"):
-        picked(pool, source, *[(0, 100)] * 6, rebase=False)  # 600 entries; the pool holds 512
-    made = picked(pool, source, (1, 65), rebase=True)
-    assert pool.num_free == 0
-    made.close()
-    pool.release(hog, OWNER)
-
-
-def test_more_entries_than_the_models_context_can_not_be_rebased(pool: PagePool, source: PageTable) -> None:
-    ranges = np.array([[0, 100]] * 2)
-    with pytest.raises(Invalid, match="rebase=False"):
-        Assembly(pool, OWNER, [SourceRanges(source, ranges)], rebase=True, max_positions=199)
-    made = assemble(pool, OWNER, [SourceRanges(source, ranges)], rebase=False, max_positions=199)
-    assert made.read()[1].tolist() == [*range(100)] * 2
-    made.close()
 
 
 def test_whoever_stops_a_long_one_gets_everything_back(pool: PagePool, source: PageTable) -> None:
@@ -125,20 +89,6 @@ def test_whoever_stops_a_long_one_gets_everything_back(pool: PagePool, source: P
     pool.check([source], assembly.sources, [assembly])
     assembly.abandon()
     assert pool.num_free == free
-
-
-def test_the_sources_may_go_meanwhile(pool: PagePool, decoder: FakeDecoder, source: PageTable) -> None:
-    assembly = Assembly(pool, OTHER, [SourceRanges(source, np.array([[3, 100]]))], rebase=False, max_positions=1000)
-    source.close()
-    hog = pool.allocate(pool.num_free - 4, OTHER)  # nothing that the sources held is free
-    assembly.plan()
-    assembly.reserve()
-    assembly.fill()
-    made = assembly.finish()
-    pool.release(hog, OTHER)
-    assert made.read()[0].tolist() == list(range(103, 200))
-    assert decoder.entries(made.pages, 97).size == 97
-    made.close()
 
 
 @pytest.mark.parametrize(
