@@ -41,6 +41,7 @@ from tests.kvfs.fakes import commit_all, listing
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
 BOB = Credentials(1001, 1001, frozenset({1000}))
+STRANGER = Credentials(5, 5)
 
 
 def append(fs: FileSystem, handle: OpenKv, count: int) -> None:
@@ -133,11 +134,7 @@ REFUSED: list[tuple[Callable[[World], object], type[SymError], str]] = [
     (lambda w: w.fs.kv_create(BOB, "d/a.kv"), Exists, ""),
     (lambda w: w.fs.kv_open(ANN, "none.kv", write=False), NotFound, ""),
     (lambda w: w.fs.kv_open(BOB, "a.kv", write=True), NoAccess, "write"),
-    (
-        lambda w: w.fs.kv_open(Credentials(5, 5), "a.kv", write=False),
-        NoAccess,
-        "read it; choose another file, or have uid 1000 or root change its mode",
-    ),
+    (lambda w: w.fs.kv_open(STRANGER, "a.kv", write=False), NoAccess, "read it; choose .* or have uid 1000 or root"),
     (lambda w: w.fs.kv_open(ANN, "plain", write=False), Invalid, "plain is not a KV file"),
     (lambda w: w.fs.kv_open(ANN, "d", write=False), IsDirectory, ""),
     (lambda w: w.fs.kv_remove(ANN, "d"), IsDirectory, ""),
@@ -158,11 +155,7 @@ REFUSED: list[tuple[Callable[[World], object], type[SymError], str]] = [
     (lambda w: w.fs.kv_close(w.closed), BadHandle, ""),
     (lambda w: w.fs.begin_extract(ANN, w.base, SOME, "a.kv", 0o600, rebase=True), Exists, ""),
     (lambda w: w.fs.begin_extract(ANN, w.base, SOME, "no/such.kv", 0o600, rebase=True), NotFound, ""),
-    (
-        lambda w: w.fs.begin_extract(ANN, w.base, SOME + 1, None, 0o600, rebase=True),
-        Invalid,
-        r"a\.kv: it has 4 entries",
-    ),
+    (lambda w: w.fs.begin_extract(ANN, w.base, SOME + 1, None, 0o600, rebase=True), Invalid, "it has 4 entries"),
     (lambda w: w.fs.begin_extract(ANN, w.closed, SOME, None, 0o600, rebase=True), BadHandle, ""),
     (lambda w: w.fs.begin_merge(ANN, [w.closed], None, 0o600, rebase=True), BadHandle, ""),
     (lambda w: w.fs.begin_merge(ANN, [w.base] * 257, None, 0o600, rebase=True), Invalid, "256 is the most"),
