@@ -5,31 +5,28 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import TaskStatus
-from anyio.lowlevel import checkpoint
 
 import libsym as sym
-from libsym.abi import MAX_FRAME_BYTES, Op
+from libsym.abi import Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import AsyncStream, perform
 from libsym.channel.scripts import Call
-from libsym.errors import BadHandle, Invalid, NotConnected, SymError
+from libsym.errors import BadHandle
 from tests.libsym.echo_client import ENVIRONMENT, Daemon, statistics, wait_until
 from tests.libsym.echo_daemon import HOLD, MANY, RELEASE
+from tests.libsym.faces import LOOPS, calls_held, ping
 
-BACKENDS = ("trio", "asyncio")
 
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=LOOPS)
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -41,18 +38,8 @@ def observer(daemon: Daemon) -> Iterator[ClientChannel]:
     channel.close()
 
 
-async def calls_held(observer: ClientChannel, count: int) -> None:
-    """Asks the daemon until it holds so many; the test's own timeout ends a wait for nothing."""
-    while statistics(observer)["held_calls"] != count:
-        await checkpoint()
-
-
 def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def ping(number: int = 0, payload: bytes = b"", *, flags: int = 0) -> Call:
-    return Call(Op.PING, flags=flags, args=(number, 0, 0, 0), payload=payload)
 
 
 def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None:
@@ -95,70 +82,6 @@ def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
 def test_importing_libsym_does_not_import_anyio() -> None:
     script = "import sys, libsym; assert 'anyio' not in sys.modules; libsym.aio.pred; assert 'anyio' in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=False).returncode == 0
-
-
-def test_a_thousand_tasks_wait_at_once_and_each_gets_its_own(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
-    answers: dict[int, bytes] = {}
-
-    async def one(number: int) -> None:
-        answers[number] = (await perform(client, ping(number, b"%d" % number, flags=HOLD))).payload
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(1000):
-                tasks.start_soon(one, number)
-            await calls_held(observer, 1000)
-            observer.call(Op.PING, flags=RELEASE)
-
-    anyio.run(program, backend=backend)
-    assert answers == {number: b"%d" % number for number in range(1000)}
-
-
-def test_more_tasks_than_calls_may_be_under_way_wait_their_turn(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
-    """1,024 are under way in a process; the others are sent as those end."""
-    done: list[int] = []
-
-    async def one(number: int) -> None:
-        await perform(client, ping(number, flags=HOLD))
-        done.append(number)
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(1500):
-                tasks.start_soon(one, number)
-            while len(done) < 1500:
-                observer.call(Op.PING, flags=RELEASE)
-                await checkpoint()
-
-    anyio.run(program, backend=backend)
-    assert sorted(done) == list(range(1500))
-
-
-def test_a_full_ring_makes_tasks_wait_and_loses_nothing(daemon: Daemon, backend: str) -> None:
-    """The daemon is stopped while more is submitted than the ring holds; other tasks of the loop go on."""
-    client = daemon.client()
-    payload = bytes(MAX_FRAME_BYTES // 2)
-    sizes: list[int] = []
-
-    async def one() -> None:
-        sizes.append(len((await perform(client, ping(payload=payload))).payload))
-
-    async def program() -> None:
-        os.kill(daemon.process.pid, signal.SIGSTOP)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(8):
-                tasks.start_soon(one)
-            await anyio.wait_all_tasks_blocked()
-            assert sizes == []
-            os.kill(daemon.process.pid, signal.SIGCONT)
-
-    anyio.run(program, backend=backend)
-    assert sizes == [len(payload)] * 8
-    client.close()
 
 
 def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(
@@ -234,20 +157,6 @@ def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, b
     wait_until(client, "held_slots", 0)
 
 
-def test_streams_come_to_tasks_reply_by_reply(client: ClientChannel, backend: str) -> None:
-    async def read(count: int) -> None:
-        stream = AsyncStream(client, Call(Op.PING, flags=MANY, args=(count, 0, 0, 0)))
-        assert [(await stream.next()).args[0] for _ in range(count)] == list(range(count))
-        assert stream.is_over
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for count in range(1, 60):
-                tasks.start_soon(read, count)
-
-    anyio.run(program, backend=backend)
-
-
 def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(
     client: ClientChannel, observer: ClientChannel, backend: str
 ) -> None:
@@ -259,73 +168,6 @@ def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(
         assert scope.cancel_called
         observer.call(Op.PING, flags=RELEASE)
         assert (await stream.next()).args[0] == 1
-
-    anyio.run(program, backend=backend)
-
-
-def test_only_one_task_at_a_time_waits_for_a_stream(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
-    found: list[int] = []
-    refused: list[str] = []
-
-    async def wait(stream: AsyncStream) -> None:
-        try:
-            found.append((await stream.next()).args[0])
-        except Invalid as error:
-            refused.append(str(error))
-            observer.call(Op.PING, flags=RELEASE)
-
-    async def program() -> None:
-        stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
-        await stream.next()
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait, stream)
-                tasks.start_soon(wait, stream)
-
-    anyio.run(program, backend=backend)
-    assert found == [1]
-    assert refused == ["another task waits for the next reply: only one at a time may"]
-
-
-def test_a_killed_daemon_ends_the_wait_of_every_task(start_daemon: Callable[..., Daemon], backend: str) -> None:
-    daemon = start_daemon()
-    client, observer = daemon.client(), daemon.client()
-    errors: list[SymError] = []
-
-    async def one() -> None:
-        try:
-            await perform(client, ping(flags=HOLD))
-        except SymError as error:
-            errors.append(error)
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(20):
-                tasks.start_soon(one)
-            await calls_held(observer, 20)
-            daemon.kill()
-        with pytest.raises(NotConnected, match="symphony serve"):
-            await perform(client, ping())
-
-    anyio.run(program, backend=backend)
-    assert [type(error) for error in errors] == [NotConnected] * 20
-
-
-def test_closing_the_connection_ends_the_wait_of_every_task(daemon: Daemon, backend: str) -> None:
-    client = daemon.client()
-
-    async def one() -> None:
-        with pytest.raises(NotConnected, match="closed by this program"):
-            await perform(client, ping(flags=HOLD))
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(one)
-            await anyio.wait_all_tasks_blocked()
-            client.close()
 
     anyio.run(program, backend=backend)
 
@@ -352,7 +194,7 @@ def test_several_loops_and_plain_threads_share_a_connection(client: ClientChanne
     threads = [threading.Thread(target=plain, args=(n,)) for n in range(3)]
     threads += [
         threading.Thread(target=lambda n=n, backend=backend: anyio.run(many, n, backend=backend))  # type: ignore[misc]
-        for n, backend in enumerate(BACKENDS * 2)
+        for n, backend in enumerate(LOOPS * 2)
     ]
     for thread in threads:
         thread.start()
@@ -405,15 +247,3 @@ def test_a_forked_child_may_not_go_on_with_its_parents_loop(client: ClientChanne
         assert (await perform(client, ping(7))).args[0] == 7
 
     anyio.run(program, backend="trio")  # asyncio itself refuses to go on in a child
-
-
-def test_errors_reach_the_task_with_their_class_and_words(client: ClientChannel, backend: str) -> None:
-    async def program() -> None:
-        with pytest.raises(BadHandle, match="handle 77 is not open"):
-            await perform(client, Call(Op.KV_CLOSE, handle=77))
-        with pytest.raises(sym.TooLarge, match="2097152 bytes"):
-            await perform(client, ping(payload=bytes(2 << 20)))
-        with pytest.raises(sym.Invalid, match="whole number"):
-            await perform(client, Call(Op.PING, args=("x", 0, 0, 0)))  # type: ignore[arg-type]
-
-    anyio.run(program, backend=backend)

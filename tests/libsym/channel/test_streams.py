@@ -9,7 +9,6 @@ import struct
 import threading
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import SimpleNamespace
 
 import anyio
@@ -21,7 +20,7 @@ from libsym.channel.client import ClientChannel, Stream
 from libsym.channel.event_loop import perform
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
-from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
+from libsym.errors import NotConnected, ProtocolError, SymError
 from tests.libsym.echo_client import Daemon, statistics, wait_until
 from tests.libsym.echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
 from tests.libsym.interrupts import ends_before
@@ -29,16 +28,6 @@ from tests.libsym.interrupts import ends_before
 
 def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes = b"") -> Stream:
     return client.stream(Call(Op.PING, flags=MANY | flags, args=(count, 0, 0, 0), payload=payload))
-
-
-def test_replies_come_in_order_and_the_last_one_says_so(client: ClientChannel) -> None:
-    found = stream(client, 5, payload=b"x")
-    replies = [found.next() for _ in range(5)]
-    assert [reply.args[0] for reply in replies] == [0, 1, 2, 3, 4]
-    assert [reply.more for reply in replies] == [True] * 4 + [False]
-    assert found.is_over
-    with pytest.raises(Invalid, match="nothing more"):
-        found.next()
 
 
 def test_other_calls_go_on_between_the_replies(client: ClientChannel) -> None:
@@ -281,20 +270,6 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_it(client: Client
     thread.join()
     assert set(errors) <= {errno.ECANCELED, errno.EINVAL}
     assert len(errors) == 1
-
-
-def test_only_one_thread_at_a_time_waits_for_a_stream(client: ClientChannel) -> None:
-    """The others are told so: one that found the end taken from under it would have nothing to return."""
-    found = stream(client, 2, flags=HOLD)
-    found.next()
-    with ThreadPoolExecutor(8) as threads:
-        waits = as_completed([threads.submit(found.next) for _ in range(8)], timeout=20)
-        try:
-            refused = [next(waits).exception() for _ in range(7)]
-        finally:
-            client.call(Op.PING, flags=RELEASE)
-        assert next(waits).result().args[0] == 1
-    assert {str(error) for error in refused} == {"another thread waits for the next reply: only one at a time may"}
 
 
 def test_only_a_batch_has_parts(client: ClientChannel) -> None:
