@@ -125,7 +125,7 @@ class Books:
 
     @contextmanager
     def if_there_is_room(self) -> Iterator[None]:
-        """What is refused has changed nothing."""
+        """Refusals in this block must change nothing."""
         before = self.books()
         try:
             yield

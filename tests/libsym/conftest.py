@@ -41,6 +41,14 @@ def client(daemon: Daemon) -> Iterator[ClientChannel]:
 
 
 @pytest.fixture
+def observer(daemon: Daemon) -> Iterator[ClientChannel]:
+    """Another program's connection, to look at the daemon while a client waits."""
+    channel = daemon.client()
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
 def connected(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """A daemon that libsym's functions reach by the environment, as in any program."""
     sym.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -56,3 +58,24 @@ class Face:
 
     def stream(self, client: ClientChannel, call: Call) -> ThreadStream | AsyncStream:
         return ThreadStream(client.stream(call)) if self.name == "threads" else AsyncStream(client, call)
+
+
+def run_threads(target: Callable[[int], object], count: int) -> None:
+    """Runs `target` with its number in so many threads at once, to their ends."""
+    threads = [threading.Thread(target=target, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def is_true_in_a_child(act: Callable[[], bool]) -> bool:
+    """Whether `act` gives True in a forked child, which then ends at once."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if act() else 2
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0

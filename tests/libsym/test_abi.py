@@ -129,26 +129,20 @@ def plain(form: str) -> str:
 
 
 @pytest.mark.slow
-def test_no_number_and_no_structure_of_the_abi_is_spelled_again() -> None:
+def test_no_number_and_no_structure_of_the_abi_is_spelled_again_and_no_limit_declared_in_two_packages() -> None:
+    """Limits that two packages share stand in abi.h, or in the lower package."""
     of_abi = {name for name, _ in numbers(ast.parse(abi_build.MODULE.read_text(encoding="utf-8")))}
     wire = {plain(each.format) for each in vars(_abi).values() if isinstance(each, struct.Struct)}
-    again = []
+    again, packages = [], defaultdict[tuple[str, int], set[str]](set)
     for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        again += [f"{path}: {name} = {value}" for name, value in numbers(tree) if name in of_abi]
-        if path.is_relative_to(ROOT / "libsym") or path.is_relative_to(ROOT / "scheduler"):  # others know other wires
+        tree, package = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).parts[0]
+        for name, value in numbers(tree):
+            again += [f"{path}: {name} = {value}"] if name in of_abi else []
+            if name.startswith("MAX_"):
+                packages[name, value].add(package)
+        if package in {"libsym", "scheduler"}:  # others know other wires
             again += [f"{path}: {form}" for form in formats(tree) if form in wire]
     assert of_abi > {"KV_CREATE", "MAX_BATCH"}
     assert plain(abi.REQUEST_STRUCT.format) in wire
     assert again == []
-
-
-@pytest.mark.slow
-def test_no_limit_is_declared_in_two_packages() -> None:
-    """Limits that two packages share stand in abi.h, or in the lower package."""
-    packages: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for path in SOURCES:
-        for name, value in numbers(ast.parse(path.read_text(encoding="utf-8"))):
-            if name.startswith("MAX_"):
-                packages[name, value].add(path.relative_to(ROOT).parts[0])
     assert {found: where for found, where in packages.items() if len(where) > 1} == {}

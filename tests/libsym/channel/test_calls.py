@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -22,13 +22,6 @@ from tests.libsym.faces import FACES, Face, calls_held, ping
 @pytest.fixture(params=FACES)
 def face(request: pytest.FixtureRequest) -> Face:
     return Face(request.param)
-
-
-@pytest.fixture
-def observer(daemon: Daemon) -> Iterator[ClientChannel]:
-    channel = daemon.client()
-    yield channel
-    channel.close()
 
 
 def test_every_caller_gets_its_own_replies(client: ClientChannel, face: Face) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +19,7 @@ from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, SymError, TooLarge
 from tests.libsym.echo_client import ENVIRONMENT, Daemon, statistics, wait_until
 from tests.libsym.echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
+from tests.libsym.faces import is_true_in_a_child, run_threads
 
 
 def test_a_reply_carries_what_the_request_carried_or_its_error(client: ClientChannel) -> None:
@@ -48,24 +49,7 @@ def test_frames_wrap_around_the_end_of_both_rings(client: ClientChannel) -> None
     assert sent > 2 * RING_BYTES
 
 
-def test_several_processes_talk_at_once(daemon: Daemon) -> None:
-    script = """
-import sys
-from libsym.abi import Op
-from libsym.channel.client import ClientChannel
-from libsym.channel.handshake import dial
-channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
-for number in range(300):
-    payload = b"%s %d" % (sys.argv[2].encode(), number)
-    assert channel.call(Op.PING, payload=payload).payload == payload
-"""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script, daemon.path, str(n)], env=ENVIRONMENT) for n in range(4)
-    ]
-    assert [process.wait() for process in processes] == [0, 0, 0, 0]
-
-
-def test_a_storm_of_interrupted_threads_leaves_nothing_behind(daemon: Daemon, client: ClientChannel) -> None:
+def test_a_storm_of_interrupted_threads_leaves_nothing_behind(client: ClientChannel) -> None:
     """Streams that are closed in the middle, from many threads, while others call."""
     wrong: list[object] = []
 
@@ -83,7 +67,9 @@ def test_a_storm_of_interrupted_threads_leaves_nothing_behind(daemon: Daemon, cl
     assert statistics(client)["num_cancelled"] == 12 * 60
 
 
-def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon: Daemon) -> None:
+def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(
+    daemon: Daemon, observer: ClientChannel
+) -> None:
     """Held calls whose answers are 6 MiB together are released at once; nobody reads while the client is stopped."""
     script = f"""
 import sys, threading
@@ -98,7 +84,6 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert sorted(sizes) == list(range(500_000, 500_012)), sizes
 """
-    observer = daemon.client()
     program = subprocess.Popen([sys.executable, "-c", script, daemon.path], env=ENVIRONMENT)
     wait_until(observer, "held_calls", 12)
     os.kill(program.pid, signal.SIGSTOP)
@@ -107,11 +92,11 @@ assert sorted(sizes) == list(range(500_000, 500_012)), sizes
     assert statistics(observer)["waiting_replies"] == 8  # four of half a MiB fit the ring, or three and a bit
     os.kill(program.pid, signal.SIGCONT)
     assert program.wait() == 0
-    observer.close()
 
 
-def interrupt_when_held(observer: ClientChannel) -> threading.Thread:
-    """Sends this process a Ctrl-C as soon as the daemon holds a call."""
+@pytest.fixture
+def interrupter(observer: ClientChannel) -> Iterator[threading.Thread]:
+    """Thread that sends this process a Ctrl-C as soon as the daemon holds a call."""
 
     def interrupt() -> None:
         wait_until(observer, "held_calls", 1)
@@ -119,58 +104,53 @@ def interrupt_when_held(observer: ClientChannel) -> threading.Thread:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    return thread
+    yield thread
+    thread.join()
 
 
-def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(daemon: Daemon, client: ClientChannel) -> None:
-    observer = daemon.client()
+@pytest.mark.usefixtures("interrupter")
+def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(
+    client: ClientChannel, observer: ClientChannel
+) -> None:
     handle = client.call(Op.KV_CREATE).claim()
-    interrupter = interrupt_when_held(observer)
     with pytest.raises(KeyboardInterrupt):
         client.call(Op.PRED, flags=ROWS_LAST | HOLD, handle=handle, args=(1, 0, 0, 0), payload=b"\1\0\0\0")
-    interrupter.join()
     assert statistics(client)["held_slots"] == 1
     observer.call(Op.PING, flags=RELEASE)
     wait_until(client, "held_slots", 0)
-    observer.close()
 
 
+@pytest.mark.parametrize("is_interrupted", [True, False])
 @pytest.mark.parametrize("num_forks", [0, 1, 3])
-def test_files_that_an_interrupted_call_opened_are_closed_again(
-    daemon: Daemon, client: ClientChannel, num_forks: int
+def test_files_of_a_reply_that_nobody_took_are_closed_again(
+    client: ClientChannel, observer: ClientChannel, request: pytest.FixtureRequest, num_forks: int, is_interrupted: bool
 ) -> None:
-    observer = daemon.client()
     source = client.call(Op.KV_CREATE).claim()
-    interrupter = interrupt_when_held(observer)
-    with pytest.raises(KeyboardInterrupt):
-        client.call(Op.KV_FORK, flags=HOLD, handle=source, args=(0, num_forks, 0, 0))
-    interrupter.join()
-    observer.call(Op.PING, flags=RELEASE)
+    fork = Call(Op.KV_FORK, HOLD if is_interrupted else 0, source, (0, num_forks, 0, 0))
+    if is_interrupted:
+        request.getfixturevalue("interrupter")
+        with pytest.raises(KeyboardInterrupt):
+            client.perform(fork)
+        observer.call(Op.PING, flags=RELEASE)
+    else:
+        client.perform(fork)
     wait_until(client, "open", [source])
     assert statistics(client)["closed"] == [source + number for number in range(1, max(num_forks, 1) + 1)]
-    observer.close()
 
 
-def test_forks_at_once_are_of_one_reply_and_a_reply_that_is_dropped_closes_all(client: ClientChannel) -> None:
-    source = client.call(Op.KV_CREATE).claim()
-    del_me = client.call(Op.KV_FORK, handle=source, args=(0, 3, 0, 0))
-    first = del_me.args[0]
-    del del_me
-    wait_until(client, "open", [source])
-    assert statistics(client)["closed"] == [first, first + 1, first + 2]
-
-
-def test_a_signal_whose_handler_returns_does_not_disturb_the_call(daemon: Daemon, client: ClientChannel) -> None:
-    observer = daemon.client()
+def test_a_signal_whose_handler_returns_does_not_disturb_the_call(
+    client: ClientChannel, observer: ClientChannel, request: pytest.FixtureRequest
+) -> None:
     seen: list[int] = []
 
     def note(number: int, _frame: object) -> None:
         seen.append(number)
-        observer.call(Op.PING, flags=RELEASE)
+        client_of_the_handler.call(Op.PING, flags=RELEASE)
 
+    client_of_the_handler = request.getfixturevalue("daemon").client()
     before = signal.signal(signal.SIGINT, note)
     try:
-        interrupter = interrupt_when_held(daemon.client())
+        interrupter = request.getfixturevalue("interrupter")
         assert client.call(Op.PING, flags=HOLD, payload=b"patience").payload == b"patience"
         interrupter.join()
     finally:
@@ -178,27 +158,17 @@ def test_a_signal_whose_handler_returns_does_not_disturb_the_call(daemon: Daemon
     assert seen == [signal.SIGINT]
 
 
-def test_a_forked_child_cannot_use_or_harm_its_parents_connection(daemon: Daemon, client: ClientChannel) -> None:
+def test_a_forked_child_cannot_use_or_harm_its_parents_connection(client: ClientChannel) -> None:
     handle = client.call(Op.KV_CREATE).claim()
-    pred = client.call(Op.PRED, flags=ROWS_LAST, handle=handle, args=(1, 0, 0, 0), payload=b"\7\0\0\0")
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
+    held = [client.call(Op.PRED, flags=ROWS_LAST, handle=handle, args=(1, 0, 0, 0), payload=b"\7\0\0\0")]
+
+    def is_refused_and_lets_go() -> bool:
+        with pytest.raises(BadHandle, match=str(os.getppid())):
             client.call(Op.PING)
-        except BadHandle as error:
-            status = 0 if str(os.getppid()) in str(error) else 2
-        del pred
+        held.clear()
         gc.collect()
-        os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+        return True
+
+    assert is_true_in_a_child(is_refused_and_lets_go)
     assert statistics(client)["held_slots"] == 1
     assert client.call(Op.PING, payload=b"mine").payload == b"mine"
-
-
-def run_threads(target: Callable[[int], object], count: int) -> None:
-    threads = [threading.Thread(target=target, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
