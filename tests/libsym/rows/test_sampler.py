@@ -7,7 +7,6 @@ import errno
 import math
 import mmap
 import struct
-import threading
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -103,8 +102,7 @@ rows = st.builds(
 numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True))
 
 
-@pytest.mark.slow
-@tried(max_examples=400, deadline=None)
+@tried(max_examples=200, deadline=None)
 @given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
 def test_every_draw_is_what_the_definition_says(
     row: np.ndarray, setting: dict[str, float], u: float, impossible: float
@@ -215,24 +213,6 @@ def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dic
     assert 8 not in generated
 
 
-def test_a_repetition_penalty_counts_what_was_given_and_the_others_only_what_was_generated() -> None:
-    row = Dist.of([3.0, 2.0, -1.0, -1.5])
-    assert Sampler(temperature=0, repetition_penalty=2.0).start(before=[0]).draw(row) == 1
-    assert Sampler(temperature=0, presence_penalty=2.0).start(before=[0]).draw(row) == 0
-    assert Sampler(temperature=0, frequency_penalty=2.0).start(before=[0]).draw(row) == 0
-    negative = Dist.of([-1.0, -1.5])
-    assert Sampler(temperature=0, repetition_penalty=2.0).start(before=[0]).draw(negative) == 1
-
-
-def test_a_frequency_penalty_grows_each_time_and_a_presence_penalty_does_not() -> None:
-    row = Dist.of([2.5, 0.0])
-    assert [Sampler(temperature=0, frequency_penalty=1.0).start().draw(row)] == [0]
-    draws = Sampler(temperature=0, frequency_penalty=1.0).start()
-    assert [draws.draw(row) for _ in range(4)] == [0, 0, 0, 1]
-    draws = Sampler(temperature=0, presence_penalty=1.0).start()
-    assert [draws.draw(row) for _ in range(4)] == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.1}, {"temperature": 0.0}])
 def test_draws_and_dist_sample_are_one_definition(settings: dict[str, float]) -> None:
     draws = Sampler(seed=40, **settings).start()
@@ -256,10 +236,9 @@ def test_without_a_seed_a_loop_has_its_own_and_tells_it() -> None:
     assert first.index == 20
 
 
-@pytest.mark.slow
 def test_neighbouring_seeds_answers_and_turns_are_unrelated() -> None:
-    """Ten standard deviations would be 0.01: the first rule, which counted draws on from the seed, had 1.0."""
-    count, lags = 1_000_000, (0, 1, 2, 3)
+    """Six standard deviations would be 0.02: the first rule, which counted draws on from the seed, had 1.0."""
+    count, lags = 100_000, (0, 1, 2, 3)
     numbers = range(count + max(lags))
     answers = [stream_of(stream_of(7, k), 0) for k in (1, 2, 3)]  # of generate_n with seed 7
     streams = [
@@ -267,12 +246,12 @@ def test_neighbouring_seeds_answers_and_turns_are_unrelated() -> None:
         for seed in (7, 8, 9, 10, 7 + (1 << 20), *answers)
     ]
     for stream in streams:
-        assert abs(stream.mean() - 0.5) < 0.002
+        assert abs(stream.mean() - 0.5) < 0.006
     for a, first in enumerate(streams):
         for b, second in enumerate(streams):
             for lag in (1, 2, 3, 50, 1000) if a == b else lags:
                 correlation = np.corrcoef(first[: count - lag], second[lag:count])[0, 1]
-                assert abs(correlation) < 0.005, (a, b, lag, correlation)
+                assert abs(correlation) < 0.02, (a, b, lag, correlation)
 
 
 def test_seeds_wrap_around_at_64_bits() -> None:
@@ -345,19 +324,11 @@ def test_threads_draw_side_by_side() -> None:
     """Each has room of its own to work in, also when rows of several sizes take turns."""
     dists = [dist_of(row_of(size, seed=size, scale=1.0)) for size in (20_000, 300, 49_152)]
     expected = [dist.sample(seed=seed, top_p=0.9) for seed in range(30) for dist in dists]
-    wrong: list[int] = []
-
-    def draw() -> None:
-        drawn = [dist.sample(seed=seed, top_p=0.9) for seed in range(30) for dist in dists]
-        if drawn != expected:
-            wrong.append(1)
-
-    threads = [threading.Thread(target=draw) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(8) as threads:
+        drawn = list(
+            threads.map(lambda _: [dist.sample(seed=s, top_p=0.9) for s in range(30) for dist in dists], range(8))
+        )
+    assert drawn == [expected] * 8
 
 
 def test_threads_that_share_draws_draw_one_after_the_other() -> None:
@@ -370,36 +341,27 @@ def test_threads_that_share_draws_draw_one_after_the_other() -> None:
     assert draws.index == 4096
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": -1.0},
-        {"top_k": 0},
-        {"top_k": 1.5},
-        {"top_p": 0.0},
-        {"min_p": 2.0},
-        {"repetition_penalty": 0.0},
-        {"repetition_penalty": math.nan},
-        {"presence_penalty": math.inf},
-        {"frequency_penalty": math.nan},
-        {"logit_bias": {-1: 1.0}},
-        {"logit_bias": {1: math.nan}},
-        {"logit_bias": {1: math.inf}},
-        {"logit_bias": {1.5: 1.0}},
-        {"logit_bias": {"1": 1.0}},
-        {"seed": 1.5},
-        {"seed": "1"},
-        {"typical_p": 0.0},
-        {"typical_p": math.nan},
-        {"penalty_window": -1},
-        {"penalty_window": 1.5},
-        {"dry": 0.8},
-        {"mirostat": 2},
-    ],
-)
-def test_settings_without_meaning_are_named_when_a_sampler_is_made(settings: dict[str, object]) -> None:
-    with pytest.raises(Invalid, match=next(iter(settings))):
-        Sampler(**settings)
+MEANINGLESS: dict[str, list[object]] = {
+    "temperature": [-1.0],
+    "top_k": [0, 1.5],
+    "top_p": [0.0],
+    "min_p": [2.0],
+    "repetition_penalty": [0.0, math.nan],
+    "presence_penalty": [math.inf],
+    "frequency_penalty": [math.nan],
+    "logit_bias": [{-1: 1.0}, {1: math.nan}, {1: math.inf}, {1.5: 1.0}, {"1": 1.0}],
+    "seed": [1.5, "1"],
+    "typical_p": [0.0, math.nan],
+    "penalty_window": [-1, 1.5],
+    "dry": [0.8],
+    "mirostat": [2],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in MEANINGLESS for value in MEANINGLESS[name]])
+def test_settings_without_meaning_are_named_when_a_sampler_is_made(name: str, value: object) -> None:
+    with pytest.raises(Invalid, match=name):
+        Sampler(**{name: value})
 
 
 def test_seeds_may_be_numbers_of_numpy() -> None:
@@ -608,32 +570,32 @@ def test_a_breaker_that_no_token_has_is_named() -> None:
         sampler.start(vocabulary=[b"\n<user>"]).draw(Dist.of([0.0, 1.0, 2.0]))
 
 
-@pytest.mark.parametrize(
-    ("part", "settings", "words"),
-    [
-        (sym.Dry, {"multiplier": -1.0}, "Dry.multiplier=-1.0: must be 0 to 1e"),
-        (sym.Dry, {"multiplier": math.inf}, "Dry.multiplier"),
-        (sym.Dry, {"base": 0.9}, "Dry.base=0.9: must be 1 to"),
-        (sym.Dry, {"base": "2"}, "Dry.base='2': must be a number"),
-        (sym.Dry, {"allowed_length": -1}, "Dry.allowed_length"),
-        (sym.Dry, {"window": 2.5}, "Dry.window"),
-        (sym.Dry, {"window": 2**31}, "Dry.window"),
-        (sym.Dry, {"breakers": "\n"}, "must be a list of texts"),
-        (sym.Dry, {"breakers": [""]}, "must be 1 to 64 bytes"),
-        (sym.Dry, {"breakers": ["a\0b"]}, "without NUL"),
-        (sym.Dry, {"breakers": ["x" * 65]}, "must be 1 to 64 bytes"),
-        (sym.Dry, {"breakers": ["x"] * 65}, "Dry.breakers: 65 texts, and 64 are possible"),
-        (sym.Dry, {"breakers": [5]}, "must be text, not int"),
-        (sym.Mirostat, {"version": 3}, "Mirostat.version=3: must be 1 or 2"),
-        (sym.Mirostat, {"tau": -1.0}, "Mirostat.tau"),
-        (sym.Mirostat, {"eta": math.nan}, "Mirostat.eta"),
-    ],
-)
+PARTS: list[tuple[type[object], str, object, str]] = [
+    (sym.Dry, "multiplier", -1.0, "Dry.multiplier=-1.0: must be 0 to 1e"),
+    (sym.Dry, "multiplier", math.inf, "Dry.multiplier"),
+    (sym.Dry, "base", 0.9, "Dry.base=0.9: must be 1 to"),
+    (sym.Dry, "base", "2", "Dry.base='2': must be a number"),
+    (sym.Dry, "allowed_length", -1, "Dry.allowed_length"),
+    (sym.Dry, "window", 2.5, "Dry.window"),
+    (sym.Dry, "window", 2**31, "Dry.window"),
+    (sym.Dry, "breakers", "\n", "must be a list of texts"),
+    (sym.Dry, "breakers", [""], "must be 1 to 64 bytes"),
+    (sym.Dry, "breakers", ["a\0b"], "without NUL"),
+    (sym.Dry, "breakers", ["x" * 65], "must be 1 to 64 bytes"),
+    (sym.Dry, "breakers", ["x"] * 65, "Dry.breakers: 65 texts, and 64 are possible"),
+    (sym.Dry, "breakers", [5], "must be text, not int"),
+    (sym.Mirostat, "version", 3, "Mirostat.version=3: must be 1 or 2"),
+    (sym.Mirostat, "tau", -1.0, "Mirostat.tau"),
+    (sym.Mirostat, "eta", math.nan, "Mirostat.eta"),
+]
+
+
+@pytest.mark.parametrize(("part", "name", "value", "words"), PARTS)
 def test_parts_without_meaning_are_named_when_they_are_made(
-    part: type[object], settings: dict[str, object], words: str
+    part: type[object], name: str, value: object, words: str
 ) -> None:
     with pytest.raises(Invalid, match=words) as told:
-        part(**settings)
+        part(**{name: value})
     assert "\n" not in str(told.value)
 
 
@@ -644,62 +606,42 @@ GOOD = (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
 
 
 def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
-    assert BLOCK.size == 64
+    assert (BLOCK.size, ffi.sizeof("struct sym_reduced"), lib.sym_rows_use(1024)) == (64, 16, -errno.ENOTSUP)
     stream = 0xE220A8397B1DCDAF  # of seed 0: mix(G)
     assert Sampler(seed=0).block() == BLOCK.pack(*GOOD[:7], stream, 0, 0, 0, 2)
     assert RowSampler(bytes(64), 3).draw(memoryview(array("f", [1, 3, 2])), 0) == 1
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (0, -1.0),
-        (0, math.nan),
-        (1, -0.5),
-        (1, 1.5),
-        (1, math.nan),
-        (2, -0.1),
-        (2, 1.1),
-        (2, math.nan),
-        (3, -1.0),
-        (3, math.inf),
-        (3, math.nan),
-        (4, math.nan),
-        (4, math.inf),
-        (5, -math.inf),
-        (8, 1),  # biases, tokens and bits that do not follow
-        (8, 2**32 - 1),
-        (9, 1),
-        (10, 2**32 - 1),
-        (11, 1),
-        (11, 4),  # more that does not follow
-        (11, 8),
-    ],
-)
-def test_a_forged_setting_is_refused(field: int, value: float) -> None:
-    forged = [*GOOD]
-    forged[field] = value
-    with pytest.raises(Invalid, match="malformed"):
-        RowSampler(BLOCK.pack(*forged), 100)
+FORGED: dict[int, tuple[float, ...]] = {
+    0: (-1.0, math.nan),
+    1: (-0.5, 1.5, math.nan),
+    2: (-0.1, 1.1, math.nan),
+    3: (-1.0, math.inf, math.nan),
+    4: (math.nan, math.inf),
+    5: (-math.inf,),
+    8: (1, 2**32 - 1),  # biases, tokens and bits that do not follow
+    9: (1,),
+    10: (2**32 - 1,),
+    11: (1, 4, 8),  # more that does not follow
+}
+FORGED_TABLES: list[tuple[tuple[int, ...], bytes]] = [
+    *(((1, 0, 0, 0), struct.pack("=if", *each)) for each in ((100, 1.0), (-1, 1.0), (1, math.nan), (1, math.inf))),
+    ((0, 1, 0, 0), struct.pack("=i", 100)),
+    ((0, 0, 1, 0), struct.pack("=i", -5)),
+    ((0, 0, 0, 1), bytes(12)),
+    ((0, 0, 0, 1), bytes(20)),
+    ((0, 0, 0, 0), bytes(4)),
+]
 
 
-@pytest.mark.parametrize(
-    ("counts", "tail"),
-    [
-        ((1, 0, 0, 0), struct.pack("=if", 100, 1.0)),
-        ((1, 0, 0, 0), struct.pack("=if", -1, 1.0)),
-        ((1, 0, 0, 0), struct.pack("=if", 1, math.nan)),
-        ((1, 0, 0, 0), struct.pack("=if", 1, math.inf)),
-        ((0, 1, 0, 0), struct.pack("=i", 100)),
-        ((0, 0, 1, 0), struct.pack("=i", -5)),
-        ((0, 0, 0, 1), bytes(12)),
-        ((0, 0, 0, 1), bytes(20)),
-        ((0, 0, 0, 0), bytes(4)),
-    ],
-)
-def test_forged_tables_are_refused(counts: tuple[int, ...], tail: bytes) -> None:
-    with pytest.raises(Invalid, match=r"malformed|out of range"):
-        RowSampler(BLOCK.pack(*GOOD[:8], *counts) + tail, 100)
+def test_a_forged_block_is_refused() -> None:
+    for field, values in FORGED.items():
+        for value in values:
+            with pytest.raises(Invalid, match="malformed"):
+                RowSampler(BLOCK.pack(*GOOD[:field], value, *GOOD[field + 1 :]), 100)
+    for counts, tail in FORGED_TABLES:
+        with pytest.raises(Invalid, match=r"malformed|out of range"):
+            RowSampler(BLOCK.pack(*GOOD[:8], *counts) + tail, 100)
 
 
 MORE = struct.Struct("=dddddIIIIII")
@@ -722,29 +664,22 @@ def test_more_of_a_block_is_laid_out_as_the_abi_says_and_zeros_are_off() -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "tail"),
-    [
-        *((field, value, b"") for field in range(5) for value in (-1.0, math.nan, math.inf)),
-        (0, 1.5, b""),
-        (3, 1e7, b""),
-        (4, 1e7, b""),
-        (5, 3, b""),
-        (10, 1, b""),
-        (9, 1, b""),
-        (9, 2**32 - 1, b"a"),
-        (9, 1, b"a"),
-        (9, 1, b"\0"),
-        (9, 3, b"a\0b"),
-        (9, 130, b"a\0" * 65),
-        (9, 66, b"a" * 65 + b"\0"),
-    ],
-)
-def test_a_forged_setting_of_more_is_refused(field: int, value: float, tail: bytes) -> None:
-    forged = [*NOTHING_MORE]
-    forged[field] = value
-    with pytest.raises(Invalid, match=r"malformed|breakers"):
-        RowSampler(block_with_more(tuple(forged), tail), 100)
+FORGED_MORE: list[tuple[int, float, bytes]] = [
+    *((field, value, b"") for field in range(5) for value in (-1.0, math.nan, math.inf)),
+    *((field, value, b"") for field, value in ((0, 1.5), (3, 1e7), (4, 1e7), (5, 3), (10, 1), (9, 1))),
+    *((9, count, b"a") for count in (2**32 - 1, 1)),
+    (9, 1, b"\0"),
+    (9, 3, b"a\0b"),
+    (9, 130, b"a\0" * 65),
+    (9, 66, b"a" * 65 + b"\0"),
+]
+
+
+def test_a_forged_setting_of_more_is_refused() -> None:
+    for field, value, tail in FORGED_MORE:
+        forged = (*NOTHING_MORE[:field], value, *NOTHING_MORE[field + 1 :])
+        with pytest.raises(Invalid, match=r"malformed|breakers"):
+            RowSampler(block_with_more(forged, tail), 100)
 
 
 @tried(max_examples=300, deadline=None)
@@ -783,10 +718,3 @@ def test_a_row_of_another_size_is_refused() -> None:
     draws.draw(Dist.of([1.0, 2.0]))
     with pytest.raises(Invalid, match="a row of 3 logits"):
         draws.draw(Dist.of([1.0, 2.0, 3.0]))
-
-
-def test_samplers_are_part_of_libsym() -> None:
-    assert sym.Sampler is Sampler
-    assert sym.Draws is Draws
-    assert ffi.sizeof("struct sym_reduced") == 16
-    assert lib.sym_rows_use(1024) == -errno.ENOTSUP
