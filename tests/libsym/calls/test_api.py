@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import errno
 import gc
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,9 @@ import pytest
 
 import libsym as sym
 from libsym.abi import MAX_FORKS
-from tests.libsym.echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
+from tests.libsym.echo_client import VOCAB_SIZE, Daemon
 from tests.libsym.echo_daemon import BEST_LOGIT, SHRINKS, THE_END
+from tests.libsym.faces import is_true_in_a_child, run_threads
 from tests.libsym.interrupts import ends_before
 
 pytestmark = pytest.mark.usefixtures("connected")
@@ -65,39 +64,34 @@ def test_a_daemon_that_knows_no_attention_is_said_to_be_older() -> None:
 
 def test_the_papers_prefix_program_runs_as_written() -> None:
     prefix = sym.kv_open("sys_msg.kv")
-    answers = []
+    queries, answers = ("abc", "de", "fghij", "k"), []
 
-    def decode(query: str) -> None:
+    def decode(number: int) -> None:
         kv = sym.kv_fork(prefix)
-        tokens, position = sym.tokenize(query), 0
+        tokens, position = sym.tokenize(queries[number]), 0
         for _ in range(5):
             dist = sym.pred(kv, tokens, position)
             position += len(tokens)
             tokens = [dist.argmax()]
-        answers.append((query, len(kv), tokens))
+        answers.append((queries[number], len(kv), tokens))
         sym.kv_remove(kv)
 
-    threads = [threading.Thread(target=decode, args=(query,)) for query in ("abc", "de", "fghij", "k")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(decode, len(queries))
     sym.kv_close(prefix)
-    assert sorted(answers) == [(query, len(query) + 4, [ord(query[-1])]) for query in ("abc", "de", "fghij", "k")]
+    assert sorted(answers) == [(query, len(query) + 4, [ord(query[-1])]) for query in queries]
 
 
-def test_a_dist_is_a_view_of_the_daemons_memory() -> None:
-    dist = sym.pred(sym.kv_create(), [5, 7])
-    assert len(dist) == 1
-    assert len(dist.logits) == VOCAB_SIZE
-    assert dist.logits[7] == BEST_LOGIT
-    assert np.asarray(dist.logits).argmax() == 7
-
-
-def test_all_rows_come_one_after_each_token() -> None:
-    dist = sym.pred(sym.kv_create(), [5, 7, 9], rows="all")
+def test_rows_are_views_of_the_daemons_memory_which_no_other_call_reuses() -> None:
+    kv = sym.kv_create()
+    dist = sym.pred(kv, [5, 7, 9], rows="all")
     assert [row.argmax() for row in dist] == [5, 7, 9]
-    assert dist.argmax() == 9
+    assert (dist.argmax(), len(dist), len(dist.logits), dist.logits[9]) == (9, 3, VOCAB_SIZE, BEST_LOGIT)
+    last = sym.pred(kv, [5, 7])
+    assert (len(last), last.argmax()) == (1, 7)
+    view = np.asarray(last.logits)
+    for token in range(50):
+        sym.pred(kv, [token])
+    assert view.argmax() == 7
 
 
 def test_slots_are_held_by_the_last_view_alone() -> None:
@@ -114,14 +108,6 @@ def test_slots_are_held_by_the_last_view_alone() -> None:
     assert part.tolist() == [0.0, BEST_LOGIT]
     del part
     assert slots_held() == 0
-
-
-def test_a_numpy_view_stays_right_while_other_calls_reuse_free_slots() -> None:
-    kv = sym.kv_create()
-    view = np.asarray(sym.pred(kv, [5]).logits)
-    for token in range(50):
-        sym.pred(kv, [token])
-    assert view.argmax() == 5
 
 
 @pytest.mark.slow
@@ -158,32 +144,25 @@ def test_too_many_live_dists_are_no_buffers_and_dropping_one_helps() -> None:
         sym.pred(kv, [1] * 1025, rows="all")
 
 
-@pytest.mark.slow
-def test_a_dist_stays_readable_when_the_daemon_is_gone(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon()
-    sym.connect(daemon.path)
-    kv = sym.kv_create()
-    dist = sym.pred(kv, [42])
-    daemon.kill()
-    with pytest.raises(sym.NotConnected, match="symphony serve"):
-        sym.pred(kv, [1])
-    assert dist.argmax() == 42
-    sym.close()
-    assert dist.argmax() == 42
-
-
-def test_after_the_daemons_death_only_connect_goes_on(start_daemon: Callable[..., Daemon], connected: Daemon) -> None:
+def test_after_the_daemons_death_only_connect_goes_on_and_rows_stay_readable(
+    start_daemon: Callable[..., Daemon], connected: Daemon
+) -> None:
     doomed = start_daemon()
     sym.connect(doomed.path)
     kv = sym.kv_create()
+    dist = sym.pred(kv, [42])
     doomed.kill()
-    for _ in range(2):
-        with pytest.raises(sym.NotConnected, match=r"sym\.connect"):
-            sym.model_info()
+    with pytest.raises(sym.NotConnected, match="symphony serve"):
+        sym.pred(kv, [1])
+    with pytest.raises(sym.NotConnected, match=r"sym\.connect"):
+        sym.model_info()
     sym.connect(connected.path)
     assert sym.model_info().name == "echo"
     with pytest.raises(sym.NotConnected):
         sym.pred(kv, [1])
+    assert dist.argmax() == 42
+    sym.close()
+    assert dist.argmax() == 42
 
 
 def test_no_daemon_is_one_clear_line_and_the_next_call_tries_again(
@@ -214,14 +193,15 @@ def test_connect_keeps_a_live_connection(connected: Daemon) -> None:
     assert sym.daemon_stat()["open"] == [kv.handle]
 
 
-def test_dropped_files_are_closed_with_the_next_call() -> None:
-    kept, dropped = sym.kv_create(), sym.kv_create()
+@pytest.mark.parametrize("make", [sym.kv_create, lambda: sym.kv_extract(sym.kv_create(), [(0, 0)])])
+def test_dropped_files_are_closed_with_the_next_call(make: Callable[[], sym.KV]) -> None:
+    kept, dropped = sym.kv_create(), make()
     number = dropped.handle
     del dropped
     gc.collect()
     sym.model_info()
     stat = sym.daemon_stat()
-    assert stat["closed"] == [number]
+    assert number in stat["closed"]
     assert stat["open"] == [kept.handle]
 
 
@@ -236,8 +216,6 @@ def test_forks_at_once_are_as_many_files_whatever_a_call_may_make() -> None:
         fork.close()
     assert sorted(sym.daemon_stat()["closed"]) == handles
     assert sym.kv_fork_n(kv, 0) == []
-    with pytest.raises(sym.Invalid, match="0 or more"):
-        kv.fork_n(-1)
 
 
 def test_a_closed_file_says_so_and_closing_twice_is_fine() -> None:
@@ -312,16 +290,6 @@ def test_files_of_an_earlier_connection_are_not_merged(connected: Daemon) -> Non
         sym.kv_merge([sym.kv_create(), old])
 
 
-def test_a_dropped_extract_is_closed_with_the_next_call() -> None:
-    kv = sym.kv_create()
-    dropped = sym.kv_extract(kv, [(0, 0)])
-    number = dropped.handle
-    del dropped
-    gc.collect()
-    sym.model_info()
-    assert number in sym.daemon_stat()["closed"]
-
-
 def test_a_lock_ends_with_its_block_or_with_unlock() -> None:
     kv = sym.kv_create()
     with sym.kv_lock(kv) as held:
@@ -341,7 +309,13 @@ def test_a_lock_ends_with_its_block_or_with_unlock() -> None:
 def test_ctrl_c_ends_the_wait_for_a_lock_and_nobody_gets_it_later() -> None:
     kv = sym.kv_create()
     sym.kv_lock(kv)
-    waiting = threading.Timer(0.0, lambda: interrupt_when_held(1))
+
+    def interrupt_when_held() -> None:
+        while sym.daemon_stat()["held_calls"] < 1:
+            pass
+        signal.raise_signal(signal.SIGINT)
+
+    waiting = threading.Timer(0.0, interrupt_when_held)
     waiting.start()
     with pytest.raises(KeyboardInterrupt):
         sym.kv_lock(kv)
@@ -349,21 +323,12 @@ def test_ctrl_c_ends_the_wait_for_a_lock_and_nobody_gets_it_later() -> None:
     assert not sym.daemon_stat()["locked"], "the library said that it does not want it any more"
 
 
-def interrupt_when_held(count: int) -> None:
-    while sym.daemon_stat()["held_calls"] < count:
-        pass
-    signal.raise_signal(signal.SIGINT)
-
-
-def test_the_books_are_figures() -> None:
-    assert sym.daemon_check() == {"num_pages": 3, "num_free_pages": 3}
-
-
 def test_what_the_daemon_adds_does_not_disturb_old_programs() -> None:
     info = sym.model_info()
     assert (info.name, info.vocab_size, info.eos_ids, info.bos_id) == ("echo", VOCAB_SIZE, {0, 2}, 1)
     assert info.special_ids == frozenset()  # of a daemon that does not say
     assert info.extra == {"colour": "red"}
+    assert sym.daemon_check() == {"num_pages": 3, "num_free_pages": 3}
 
 
 def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
@@ -395,6 +360,10 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
         (lambda: sym.kv_mkdir("a\0b"), "no path"),
         (lambda: sym.kv_open_or_compute("a.kv", [1], "w"), "flags='w'"),  # type: ignore[arg-type]
         (lambda: sym.send_to_user(object()), "JSON"),
+        (lambda: kv.fork_n(-1), "0 or more"),
+        (lambda: copy.copy(kv), "fork"),
+        (lambda: pickle.dumps(kv), "fork"),
+        *((lambda wrong=wrong: sym.kv_create(mode=wrong), "whole number") for wrong in (2**63, 2**70, 1.5, "600")),
     ]
     for call, words in refused:
         with pytest.raises(sym.Invalid, match=words) as caught:
@@ -408,25 +377,17 @@ def test_numbers_beyond_every_float_are_refused(huge: Any) -> None:
     """10**5000 has more digits than Python writes: the message must not fail."""
     kv, row = sym.kv_create(), sym.Dist.of([1.0, 2.0])
     refused: list[Callable[[], object]] = [
-        lambda: sym.pred(kv, [1], deadline=huge),
-        lambda: sym.pred(kv, [1], priority=huge),
-        lambda: sym.pred(kv, [1], rows=huge),
-        lambda: sym.pred(kv, [1], top_k=huge),
-        lambda: sym.pred(kv, [1], first_draw=huge),
-        lambda: sym.generate(kv, [1], deadline=huge),
-        lambda: sym.generate(kv, [1], max_tokens=huge),
-        lambda: sym.generate(kv, [1], stop=huge),
-        lambda: sym.generate(kv, [1], logprobs=huge),
-        lambda: sym.Sampler(temperature=huge),
-        lambda: sym.Sampler(top_p=huge),
-        lambda: sym.Sampler(presence_penalty=huge),
+        *(
+            partial(sym.pred, kv, [1], **{name: huge})
+            for name in ("deadline", "priority", "rows", "top_k", "first_draw")
+        ),
+        *(partial(sym.generate, kv, [1], **{name: huge}) for name in ("deadline", "max_tokens", "stop", "logprobs")),
+        *(partial(sym.Sampler, **{name: huge}) for name in ("temperature", "top_p", "presence_penalty")),
+        *(partial(sym.Budget, **{name: huge}) for name in ("seconds", "tokens")),
+        *(partial(sym.Interpreter, **{name: huge}) for name in ("seconds", "memory")),
         lambda: sym.Sampler(logit_bias={1: huge}),
         lambda: row.sample(min_p=huge),
         lambda: sym.Dist.of([1.0, huge]),
-        lambda: sym.Budget(seconds=huge),
-        lambda: sym.Budget(tokens=huge),
-        lambda: sym.Interpreter(seconds=huge),
-        lambda: sym.Interpreter(memory=huge),
         lambda: sym.PIN(huge),
         lambda: sym.TTL(huge),
         lambda: sym.recv(timeout=huge),
@@ -438,20 +399,6 @@ def test_numbers_beyond_every_float_are_refused(huge: Any) -> None:
         with pytest.raises(sym.Invalid) as caught:
             call()
         assert len(str(caught.value)) < 600, number
-
-
-def test_numbers_beyond_64_bits_are_refused() -> None:
-    for wrong in (2**63, 2**70, 1.5, "600"):
-        with pytest.raises(sym.Invalid, match="whole number"):
-            sym.kv_create(mode=wrong)  # type: ignore[arg-type]
-
-
-def test_a_file_is_neither_copied_nor_pickled_behind_its_back() -> None:
-    with sym.kv_create() as kv:
-        for duplicate in (copy.copy, pickle.dumps):
-            with pytest.raises(sym.Invalid, match="fork"):
-                duplicate(kv)
-        assert kv.len() == 0
 
 
 def test_numpy_tokens_and_positions_are_taken() -> None:
@@ -470,19 +417,16 @@ def test_text_bytes_and_objects_go_to_the_user(capfd: pytest.CaptureFixture[str]
 def test_a_forked_child_gets_a_connection_of_its_own() -> None:
     kv = sym.kv_create()
     dist = sym.pred(kv, [8])
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            own = sym.kv_create()
-            if dist.argmax() == 8 and sym.pred(own, [6]).argmax() == 6:
-                status = 0 if sym.daemon_stat()["open"] == [1] else 3
+
+    def has_its_own() -> bool:
+        own = sym.kv_create()
+        assert (dist.argmax(), sym.pred(own, [6]).argmax()) == (8, 6)
+        assert sym.daemon_stat()["open"] == [1]
+        with pytest.raises(sym.BadHandle):
             sym.pred(kv, [1])
-        except sym.BadHandle:
-            os._exit(status)
-        finally:
-            os._exit(4)
-    assert os.waitpid(child, 0)[1] == 0
+        return True
+
+    assert is_true_in_a_child(has_its_own)
     assert sym.pred(kv, [9]).argmax() == 9
     assert slots_held() == 1
 
@@ -492,57 +436,31 @@ def test_a_child_that_forks_while_other_threads_call_still_works() -> None:
     """Locks that a vanished thread held in the parent must not matter in the child."""
     stop = threading.Event()
 
-    def talk() -> None:
-        while not stop.is_set():
-            sym.tokenize("x")
+    def talk(number: int) -> None:
+        try:
+            while number and not stop.is_set():
+                sym.tokenize("x")
+            for _ in range(0 if number else 20):
+                assert is_true_in_a_child(lambda: sym.tokenize("a") == [97])
+                count.append(1)
+        finally:
+            if not number:
+                stop.set()
 
-    threads = [threading.Thread(target=talk) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(20):
-            child = os.fork()
-            if child == 0:
-                os._exit(0 if sym.tokenize("a") == [97] else 1)
-            assert os.waitpid(child, 0)[1] == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    count: list[int] = []
+    run_threads(talk, 4)
+    assert len(count) == 20
 
 
 def test_threads_that_call_first_share_one_connection() -> None:
     barrier = threading.Barrier(8)
     connections: list[int] = []
 
-    def first_call() -> None:
+    def first_call(_number: int) -> None:
         barrier.wait()
         connections.append(int(sym.daemon_stat()["connections"]))
 
     before = int(sym.daemon_stat()["connections"])
     sym.close()
-    threads = [threading.Thread(target=first_call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(first_call, 8)
     assert connections == [before] * 8
-
-
-def test_ctrl_c_in_a_program_is_a_keyboard_interrupt_and_nothing_else(connected: Daemon) -> None:
-    script = """
-import _thread, threading, libsym as sym
-kv = sym.kv_create()
-threading.Timer(0.2, _thread.interrupt_main).start()
-try:
-    while True:
-        sym.pred(kv, [1])
-        sym.kv_truncate(kv, 0)
-except KeyboardInterrupt:
-    print("interrupted", end=" ")
-print(sym.pred(kv, [5]).argmax(), sym.daemon_stat()["held_slots"])  # the exception is gone, and what its frames held
-"""
-    environment = {**ENVIRONMENT, "SYMPHONY_SOCKET": connected.path}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "interrupted 5 0\n"
-    assert done.stderr == ""

@@ -28,67 +28,14 @@ def tokens_until_found(stops: StopTexts, tokens: Iterable[int]) -> int | None:
     return None
 
 
-def test_a_stop_text_is_found_when_its_last_byte_has_come() -> None:
-    stops = watch(["END"])
-    assert tokens_until_found(stops, b"THE END OF IT") == 7
-    assert stops.found == 0
-
-
-def test_it_may_begin_and_end_in_the_middle_of_tokens() -> None:
-    texts = [b"one. Us", b"er", b": two", b"x"]
-    assert tokens_until_found(watch(["User:"], texts), [3, 0, 1, 2, 3]) == 4
-
-
-def test_characters_of_several_bytes_are_found_across_tokens() -> None:
-    assert tokens_until_found(watch(["é€"]), "aé€".encode()) == 6
-
-
-def test_of_several_in_one_token_the_one_that_began_first_counts() -> None:
-    stops = watch(["b", "a"], [b"xxab"])
-    assert stops.add(0)
-    assert stops.found == 1
-
-
-def test_what_began_tokens_before_began_first() -> None:
-    stops = watch(["b", "nab"], [b"a", b"xn", b"ab"])
-    assert tokens_until_found(stops, [0, 1, 2]) == 3
-    assert stops.found == 1
-
-
-def test_of_several_that_began_together_the_first_in_the_list_counts() -> None:
-    stops = watch(["x", "abc", "ab", "abc"], [b"abc"])
-    assert stops.add(0)
-    assert stops.found == 1
-
-
-def test_what_almost_was_one_is_none() -> None:
-    assert tokens_until_found(watch(["aab"]), b"aacaaaab") == 8
-    assert tokens_until_found(watch(["aab"]), b"abababab") is None
-
-
-def test_without_stop_texts_nothing_stops() -> None:
-    stops = watch([])
-    assert tokens_until_found(stops, b"anything") is None
-    assert stops.found is None
-
-
-def test_a_stop_text_of_one_byte_is_found_in_each_token_anew() -> None:
-    assert tokens_until_found(watch(["\n"], [b"ab", b"c\n"]), [0, 0, 1]) == 3
-
-
-def test_what_was_found_stays_found() -> None:
-    stops = watch(["a", "b"])
-    assert stops.add(ord("a"))
-    assert stops.add(ord("b"))
-    assert stops.found == 0
-
-
-def test_generations_that_share_a_vocabulary_watch_for_themselves() -> None:
+def test_generations_that_share_a_vocabulary_watch_for_themselves_and_what_was_found_stays_found() -> None:
     tokens = TokenTexts(LETTERS)
-    one, other = StopTexts(["ab"], tokens), StopTexts(["ab"], tokens)
+    one, other = StopTexts(["ab", "x"], tokens), StopTexts(["ab"], tokens)
     assert not one.add(ord("a"))
     assert not other.add(ord("b"))
     assert one.add(ord("b"))
+    assert one.add(ord("x"))
+    assert (one.found, other.found) == (0, None)
 
 
 def test_the_vocabulary_lives_as_long_as_somebody_watches() -> None:
@@ -136,7 +83,7 @@ def plainly(texts: Sequence[bytes], pieces: Iterable[bytes]) -> tuple[int, int] 
 letters = st.text("abé", min_size=1, max_size=7)  # so few that texts overlap themselves and each other
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(letters, max_size=6),
     vocabulary=st.lists(st.text("abé", max_size=4).map(str.encode) | st.sampled_from([b"\xc3", b"\xa9"]), min_size=1),
