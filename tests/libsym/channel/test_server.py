@@ -88,19 +88,16 @@ def test_requests_come_out_as_they_were_written(client: Client) -> None:
     assert client.server.arm()
 
 
-def test_a_bounded_receive_leaves_the_rest_for_the_next(client: Client) -> None:
-    client.submit(frame(b"1") + frame(b"2") + frame(b"3"))
-    assert [request.payload for request in client.server.receive(2)] == [b"1", b"2"]
+def test_a_bounded_receive_leaves_the_rest_for_the_next_and_nothing_that_was_taken_can_be_changed(
+    client: Client,
+) -> None:
+    client.submit(frame(b"good") + frame(b"fine") + frame(b"last"))
+    requests = client.server.receive(2)
+    client.submit(3 * frame(b"evil"), tail=384)
+    assert [request.payload for request in requests] == [b"good", b"fine"]
     assert not client.server.arm()
-    assert [request.payload for request in client.server.receive(2)] == [b"3"]
+    assert [request.payload for request in client.server.receive(2)] == [b"last"]
     assert client.server.arm()
-
-
-def test_a_request_cannot_be_changed_after_it_was_received(client: Client) -> None:
-    client.submit(frame(b"good") + frame(b"fine"))
-    requests = client.server.receive(1)
-    client.submit(frame(b"evil") + frame(b"evil"), tail=256)
-    assert [request.payload for request in [*requests, *client.server.receive()]] == [b"good", b"fine"]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +150,12 @@ def test_a_wild_head_of_the_replies_ends_the_connection_but_no_reply_raises(clie
 
 
 @pytest.mark.slow
-def test_twenty_thousand_random_submissions_give_requests_or_protocol_errors() -> None:
+def test_random_submissions_give_requests_or_protocol_errors() -> None:
     """Received requests are what lies between head and tail, byte for byte, or nothing at all."""
     rng = random.Random(2026)
     outcomes = {"requests": 0, "refused": 0}
     client, written = Client(), 0
-    for case in range(20_000):
+    for case in range(5_000):
         raw = random_submission(rng)
         client.region[SUBMIT_RING + written : SUBMIT_RING + written + len(raw)] = raw
         tail = written + len(raw) if rng.random() < 0.8 else rng.choice([rng.getrandbits(64), rng.getrandbits(20), 64])
@@ -179,8 +176,8 @@ def test_twenty_thousand_random_submissions_give_requests_or_protocol_errors() -
             client.close()
             client, written = Client(), 0
     client.close()
-    assert outcomes["requests"] > 5_000
-    assert outcomes["refused"] > 5_000
+    assert outcomes["requests"] > 1_250
+    assert outcomes["refused"] > 1_250
 
 
 def random_submission(rng: random.Random) -> bytes:
@@ -328,17 +325,11 @@ def take_hot(memory: tuple[object, object], *, stop: int = 0, handle: int = 5) -
     return int(lib.sym_server_take_hot(memory[0], handle, 0, ffi.new("int *", stop), found))
 
 
-def test_a_loop_takes_the_call_that_it_waits_for_unless_it_was_stopped(client: Client) -> None:
+def test_a_loop_takes_the_call_that_it_waits_for_unless_it_was_stopped_and_is_lent_its_slot(client: Client) -> None:
     client.submit(decode_frame())
     assert take_hot(client.server.memory, handle=6) == lib.SYM_HOT_OTHER
     assert take_hot(client.server.memory, stop=1) == 0, "what it was stopped for comes first"
-    assert take_hot(client.server.memory) == 1
-    assert take_hot(client.server.memory) == 0
-
-
-def test_the_slot_of_a_call_that_a_loop_took_is_lent_until_the_loop_answers(client: Client) -> None:
-    client.submit(decode_frame())
-    assert take_hot(client.server.memory) == 1
+    assert [take_hot(client.server.memory), take_hot(client.server.memory)] == [1, 0]
     assert client.server.num_lent_slots == 1
     assert lib.sym_server_answer_hot(client.server.memory[0], 7, 0, 1) == 0
     assert client.server.num_lent_slots == 0

@@ -23,6 +23,7 @@ from libsym.channel.scripts import Call
 from libsym.errors import NotConnected, ProtocolError, SymError
 from tests.libsym.echo_client import Daemon, statistics, wait_until
 from tests.libsym.echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
+from tests.libsym.faces import run_threads
 from tests.libsym.interrupts import ends_before
 
 
@@ -59,46 +60,34 @@ def test_a_cancelled_stream_gives_what_was_sent_and_then_its_end(client: ClientC
     assert found.is_over
 
 
-def test_the_death_of_the_daemon_ends_a_stream_in_the_middle(start_daemon: Callable[..., Daemon]) -> None:
+def test_what_came_before_the_daemon_died_can_be_read_and_then_the_stream_is_over(
+    start_daemon: Callable[..., Daemon],
+) -> None:
     daemon = start_daemon()
     client = daemon.client()
-    found = stream(client, 3, flags=HOLD)
-    assert [found.next().args[0], found.next().args[0]] == [0, 1]
+    found = stream(client, 100, flags=HOLD)
+    found.next()
+    client.call(Op.PING)  # behind the reply before the last
     daemon.kill()
+    assert [found.next().args[0] for _ in range(98)] == list(range(1, 99))
     with pytest.raises(NotConnected):
         found.next()
     assert found.is_over
-
-
-def test_what_came_before_the_daemon_died_can_still_be_read(start_daemon: Callable[..., Daemon]) -> None:
-    daemon = start_daemon()
-    client = daemon.client()
-    found = stream(client, 100)
-    found.next()
-    client.call(Op.PING)  # behind the last reply
-    daemon.kill()
-    assert [found.next().args[0] for _ in range(99)] == list(range(1, 100))
 
 
 def test_threads_that_stream_and_threads_that_call_share_a_connection(client: ClientChannel) -> None:
     """A stream's thread may leave with a reply while others wait: somebody must go on leading."""
     wrong: list[object] = []
 
-    def read(_thread: int) -> None:
-        for count in range(1, 40):
+    def talk(thread: int) -> None:
+        for count in range(1, 40 if thread % 2 else 0):
             found = stream(client, count)
             wrong.extend(number for number in range(count) if found.next().args[0] != number)
-
-    def call(thread: int) -> None:
-        for number in range(500):
+        for number in range(0 if thread % 2 else 500):
             reply = client.call(Op.PING, args=(thread, number, 0, 0))
             wrong.extend({(*reply.args,)} - {(thread, number, 0, 0)})
 
-    threads = [threading.Thread(target=target, args=(n,)) for n in range(4) for target in (read, call)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(talk, 8)
     assert wrong == []
 
 
@@ -126,21 +115,29 @@ def batch(client: ClientChannel, *frames: bytes, flags: int = 0) -> Reply:
     return client.call(Op.PRED_BATCH, flags=flags, args=(len(frames), 0, 0, 0), payload=b"".join(frames))
 
 
-def test_ctrl_c_at_any_moment_loses_no_reply_and_repeats_none(client: ClientChannel) -> None:
-    moment, taken, is_done = 0, [0, 1, 2], False
+@pytest.mark.parametrize("reads_tokens", [False, True])
+def test_ctrl_c_at_any_moment_loses_nothing_of_a_stream_and_repeats_nothing(
+    client: ClientChannel, reads_tokens: bool
+) -> None:
+    whole, payload = ([5] * 4, array("i", [5]).tobytes()) if reads_tokens else ([0, 1, 2], b"")
+    moment, is_done = 0, False
     while not is_done:
-        assert taken == [0, 1, 2], f"at moment {moment}"
         moment += 1
-        taken = []
-        found = stream(client, 3)
+        taken: list[int] = []
+        found = stream(client, 5 if reads_tokens else 3, payload=payload)
+        if reads_tokens:
+            found.start()
 
         def read_on(found: Stream = found, taken: list[int] = taken) -> None:
-            while len(taken) < 3:
+            while reads_tokens and found.tokens(lambda tokens, _first, _entries: taken.extend(tokens)):
+                pass
+            while not reads_tokens and len(taken) < 3:
                 found.next(lambda reply: taken.append(reply.args[0]))
 
         is_done = ends_before(moment, read_on)
         read_on()
-    assert moment > 20
+        assert taken == whole, f"at moment {moment}"
+    assert moment > (5 if reads_tokens else 20)
 
 
 def test_tokens_come_as_many_as_are_there_and_what_is_no_token_is_left_to_next(client: ClientChannel) -> None:
@@ -168,24 +165,6 @@ def test_an_error_after_tokens_is_raised_by_next(client: ClientChannel) -> None:
     assert taken == [5]
 
 
-def test_ctrl_c_at_any_moment_loses_no_tokens_and_repeats_none(client: ClientChannel) -> None:
-    moment, taken, is_done = 0, [5] * 4, False
-    while not is_done:
-        assert taken == [5] * 4, f"at moment {moment}"
-        moment += 1
-        taken = []
-        found = stream(client, 5, payload=array("i", [5]).tobytes())
-        found.start()
-
-        def read_on(found: Stream = found, taken: list[int] = taken) -> None:
-            while found.tokens(lambda tokens, _first, _entries: taken.extend(tokens)):
-                pass
-
-        is_done = ends_before(moment, read_on)
-        read_on()
-    assert moment > 5
-
-
 def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not_at_all(client: ClientChannel) -> None:
     reply = client.call(Op.PING, args=(2, 7, Finish.STOP_TOKEN, 9), payload=array("i", [5, 6]).tobytes())
     moment, is_done = 0, False
@@ -198,43 +177,33 @@ def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not
     assert moment > 2
 
 
-@pytest.mark.slow
-def test_each_part_of_a_batch_owns_its_own_rows(client: ClientChannel) -> None:
+def test_each_part_of_a_batch_owns_its_own_rows_and_one_that_failed_says_so(client: ClientChannel) -> None:
     handle = client.call(Op.KV_CREATE).claim()
-    parts = batch(client, part(handle, 5), part(handle, 6, 7), part(handle, 9)).parts()
-    rows = [each.rows() for each in parts]
-    assert [row[token] for row, token in zip(rows, (5, 7, 9), strict=True)] == [BEST_LOGIT] * 3
-    del parts
-    gc.collect()
-    assert statistics(client)["held_slots"] == 3
-    rows.pop(1)
-    gc.collect()
-    assert statistics(client)["held_slots"] == 2
-    rows.clear()
-    gc.collect()
-    assert statistics(client)["held_slots"] == 0
-
-
-def test_a_part_that_failed_says_so_and_the_others_are_whole(client: ClientChannel) -> None:
-    handle = client.call(Op.KV_CREATE).claim()
-    good, bad = batch(client, part(handle, 5), part(handle + 1, 6)).parts()
-    assert good.error is None
-    assert good.rows()[5] == BEST_LOGIT
-    assert bad.error is not None
-    assert bad.error.errno == errno.EBADF
+    parts = batch(client, part(handle, 5), part(handle, 6, 7), part(handle + 1, 6)).parts()
+    failed = parts[2].error
+    assert failed is not None
+    assert failed.errno == errno.EBADF
     with pytest.raises(ProtocolError):
-        bad.rows()
+        parts[2].rows()
+    rows = [each.rows() for each in parts[:2]]
+    assert [rows[0][5], rows[1][7], parts[0].error] == [BEST_LOGIT, BEST_LOGIT, None]
+    del parts
+    for num_held in (2, 1, 0):
+        gc.collect()
+        assert statistics(client)["held_slots"] == num_held
+        del rows[-1:]
+    with pytest.raises(ProtocolError, match="batch"):
+        client.call(Op.PING, payload=bytes(128)).parts()
 
 
-def test_a_batch_whose_parts_nobody_asks_for_gives_its_rows_back(client: ClientChannel) -> None:
+@pytest.mark.parametrize("take", [lambda reply: reply, lambda reply: reply.parts()], ids=["reply", "parts"])
+def test_a_batch_whose_rows_nobody_asks_for_gives_them_back(
+    client: ClientChannel, take: Callable[[Reply], object]
+) -> None:
     handle = client.call(Op.KV_CREATE).claim()
-    whole = batch(client, part(handle, 5), part(handle, 6))
+    whole = take(batch(client, part(handle, 5), part(handle, 6)))
     assert statistics(client)["held_slots"] == 2
     del whole
-    assert statistics(client)["held_slots"] == 0
-    parts = batch(client, part(handle, 5), part(handle, 6)).parts()
-    assert statistics(client)["held_slots"] == 2
-    del parts
     assert statistics(client)["held_slots"] == 0
 
 
@@ -270,8 +239,3 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_it(client: Client
     thread.join()
     assert set(errors) <= {errno.ECANCELED, errno.EINVAL}
     assert len(errors) == 1
-
-
-def test_only_a_batch_has_parts(client: ClientChannel) -> None:
-    with pytest.raises(ProtocolError, match="batch"):
-        client.call(Op.PING, payload=bytes(128)).parts()
