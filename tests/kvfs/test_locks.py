@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 import trio
@@ -61,118 +61,109 @@ async def _acquire(locks: FileLocks, owner: str, exclusive: bool, order: list[st
     order.append(owner)
 
 
-def test_waiters_are_served_in_order_and_readers_together() -> None:
-    async def main() -> None:
-        locks, order = FileLocks(), list[str]()
-        locks.acquire_nowait(FILE, "holder", exclusive=True)
-        async with trio.open_nursery() as nursery:
-            for owner, exclusive in (("r1", False), ("r2", False), ("w", True), ("r3", False)):
-                nursery.start_soon(_acquire, locks, owner, exclusive, order)
-                await trio.testing.wait_all_tasks_blocked()
-            assert not order
-            locks.release(FILE, "holder")
-            await trio.testing.wait_all_tasks_blocked()
-            assert sorted(order) == ["r1", "r2"]  # r3 came after the writer, which must not starve
-            locks.release(FILE, "r1")
-            locks.release(FILE, "r2")
-            await trio.testing.wait_all_tasks_blocked()
-            assert order[2:] == ["w"]
-            locks.release(FILE, "w")
-        assert order[3:] == ["r3"]
+class Waits:
+    """Waits for the lock of a file that somebody holds, in the order in which they were begun."""
 
-    trio.run(main)
+    def __init__(self, locks: FileLocks, nursery: trio.Nursery) -> None:
+        self.locks, self._nursery = locks, nursery
+        self.order: list[str] = []
+        self.scopes: dict[str, trio.CancelScope] = {}
 
-
-def test_two_waiters_of_one_open_file_get_the_lock_together() -> None:
-    async def main() -> None:
-        locks, order = FileLocks(), list[str]()
-        locks.acquire_nowait(FILE, "holder", exclusive=True)
-        async with trio.open_nursery() as nursery:
-            for owner in ("a", "b", "a"):
-                nursery.start_soon(_acquire, locks, owner, True, order)
-                await trio.testing.wait_all_tasks_blocked()
-            locks.release(FILE, "holder")
-            await trio.testing.wait_all_tasks_blocked()
-            assert order == ["a", "a"]
-            locks.release(FILE, "a")
-        assert order == ["a", "a", "b"]
-
-    trio.run(main)
-
-
-def test_a_waiter_that_gives_up_leaves_the_queue() -> None:
-    async def main() -> None:
-        locks, order = FileLocks(), list[str]()
-        locks.acquire_nowait(FILE, "holder", exclusive=False)
-        async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
-
-            async def writer() -> None:
-                with scope:
-                    await locks.acquire(FILE, "w", exclusive=True)
-
-            nursery.start_soon(writer)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(_acquire, locks, "r", False, order)
-            await trio.testing.wait_all_tasks_blocked()
-            assert not order
-            scope.cancel()
-        assert order == ["r"]
-        locks.release(FILE, "r")
-        locks.release(FILE, "holder")
-        assert len(locks) == 0
-
-    trio.run(main)
-
-
-def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once() -> None:
-    async def main() -> None:
-        locks = FileLocks()
-        locks.acquire_nowait(FILE, "holder", exclusive=True)
-        async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
-
-            async def wait() -> None:
-                with scope:
-                    await locks.acquire(FILE, "gone", exclusive=True)
-
-            nursery.start_soon(wait)
-            await trio.testing.wait_all_tasks_blocked()
-            # All before the wait has noticed.
-            locks.leave(FILE, "gone")
-            scope.cancel()
-            locks.release(FILE, "holder")
-            assert not would_block(locks, "holder", exclusive=True)
-            locks.release(FILE, "holder")
-            assert not would_block(locks, "gone", exclusive=True)
-            await trio.testing.wait_all_tasks_blocked()
-            assert would_block(locks, "holder", exclusive=True), "the wait that was over took the lock of its owner"
-        locks.release(FILE, "gone")
-        assert len(locks) == 0
-
-    trio.run(main)
-
-
-def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks: FileLocks) -> None:
-    async def scenario() -> None:
-        scope = trio.CancelScope()
+    async def begin(self, owner: str, *, exclusive: bool = True) -> None:
+        scope = self.scopes[owner] = trio.CancelScope()
 
         async def wait() -> None:
             with scope:
-                await locks.acquire(FILE, "b", exclusive=True)
+                await _acquire(self.locks, owner, exclusive, self.order)
 
-        async with trio.open_nursery() as nursery:
-            locks.acquire_nowait(FILE, "a", exclusive=True)
-            nursery.start_soon(wait)
+        self._nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+def while_held(locks: FileLocks) -> Callable[[Callable[[Waits], Awaitable[None]], bool], None]:
+    """Run a test while "holder" has the lock. In the end nobody waits, and what is held is given back."""
+
+    def run(body: Callable[[Waits], Awaitable[None]], exclusive: bool = True) -> None:
+        async def main() -> None:
+            locks.acquire_nowait(FILE, "holder", exclusive=exclusive)
+            async with trio.open_nursery() as nursery:
+                await body(Waits(locks, nursery))
+            for owner in locks.holders(FILE):
+                locks.release(FILE, owner)
+            assert len(locks) == 0
+
+        trio.run(main)
+
+    return run
+
+
+def test_waiters_are_served_in_order_and_readers_together(locks: FileLocks, while_held) -> None:
+    async def body(waits: Waits) -> None:
+        for owner, exclusive in (("r1", False), ("r2", False), ("w", True), ("r3", False)):
+            await waits.begin(owner, exclusive=exclusive)
+        for released, served in (([], []), (["holder"], ["r1", "r2"]), (["r1", "r2"], ["w"]), (["w"], ["r3"])):
+            before = len(waits.order)
+            for owner in released:
+                locks.release(FILE, owner)
             await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()
-            # All before the wait has noticed: it is granted the lock and gives it back, and another takes it.
-            locks.release(FILE, "a")
-            locks.release(FILE, "b")
-            locks.acquire_nowait(FILE, "c", exclusive=True)
+            assert sorted(waits.order[before:]) == served, "r3 came after the writer, which must not starve"
+
+    while_held(body)
+
+
+def test_two_waiters_of_one_open_file_get_the_lock_together(locks: FileLocks, while_held) -> None:
+    async def body(waits: Waits) -> None:
+        for owner in ("a", "b", "a"):
+            await waits.begin(owner)
+        for released, served in (("holder", ["a", "a"]), ("a", ["a", "a", "b"])):
+            locks.release(FILE, released)
+            await trio.testing.wait_all_tasks_blocked()
+            assert waits.order == served
+
+    while_held(body)
+
+
+def test_a_waiter_that_gives_up_leaves_the_queue(while_held) -> None:
+    async def body(waits: Waits) -> None:
+        await waits.begin("w")
+        await waits.begin("r", exclusive=False)
+        assert not waits.order
+        waits.scopes["w"].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert waits.order == ["r"]
+
+    while_held(body, exclusive=False)
+
+
+def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once(locks: FileLocks, while_held) -> None:
+    async def body(waits: Waits) -> None:
+        await waits.begin("gone")
+        # All before the wait has noticed.
+        locks.leave(FILE, "gone")
+        waits.scopes["gone"].cancel()
+        locks.release(FILE, "holder")
+        assert not would_block(locks, "holder", exclusive=True)
+        locks.release(FILE, "holder")
+        assert not would_block(locks, "gone", exclusive=True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert would_block(locks, "holder", exclusive=True), "the wait that was over took the lock of its owner"
+
+    while_held(body)
+
+
+def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks: FileLocks, while_held) -> None:
+    async def body(waits: Waits) -> None:
+        await waits.begin("b")
+        waits.scopes["b"].cancel()
+        # All before the wait has noticed: it is granted the lock and gives it back, and another takes it.
+        locks.release(FILE, "holder")
+        locks.release(FILE, "b")
+        locks.acquire_nowait(FILE, "c", exclusive=True)
+        await trio.testing.wait_all_tasks_blocked()
         assert would_block(locks, "d", exclusive=True)
 
-    trio.run(scenario)
+    while_held(body)
 
 
 def seconds(what: Callable[[int], None], numbers: Iterable[int]) -> float:
