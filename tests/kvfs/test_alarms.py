@@ -2,94 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 import trio
 import trio.testing
 
 from kvfs.base.alarms import MIN_CANCELLED, Alarms
+from tests.kvfs.clocks import while_alarms_go_off
 
 
-def with_alarms(main: Callable[[Alarms], Awaitable[None]]) -> None:
-    """Run `main` beside the task of its alarms; time passes when everybody waits for it."""
-
-    async def both() -> None:
-        alarms = Alarms()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(alarms.run)
-            await main(alarms)
-            nursery.cancel_scope.cancel()
-
-    trio.run(both, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+def alarms() -> Alarms:
+    return Alarms()
 
 
-def test_alarms_go_off_in_the_order_of_their_times() -> None:
-    async def main(alarms: Alarms) -> None:
-        seen: list[tuple[str, float]] = []
-        began_s = trio.current_time()
-        for name, delay_s in (("late", 30.0), ("early", 10.0), ("same", 10.0), ("between", 20.0)):
-            alarms.set(delay_s, lambda name=name: seen.append((name, trio.current_time() - began_s)))  # type: ignore[misc]
-        await trio.sleep(31)
-        assert [name for name, _ in seen] == ["early", "same", "between", "late"]
-        assert [when for _, when in seen] == pytest.approx([10, 10, 20, 30])
-        assert len(alarms) == 0
-
-    with_alarms(main)
+@while_alarms_go_off
+async def test_alarms_go_off_in_the_order_of_their_times(alarms: Alarms) -> None:
+    seen: list[tuple[str, float]] = []
+    began_s = trio.current_time()
+    for name, delay_s in (("late", 30.0), ("early", 10.0), ("same", 10.0), ("between", 20.0)):
+        alarms.set(delay_s, lambda name=name: seen.append((name, trio.current_time() - began_s)))  # type: ignore[misc]
+    await trio.sleep(31)
+    assert [name for name, _ in seen] == ["early", "same", "between", "late"]
+    assert [when for _, when in seen] == pytest.approx([10, 10, 20, 30])
+    assert len(alarms) == 0
 
 
-def test_an_earlier_alarm_wakes_the_task_that_sleeps_for_a_later_one() -> None:
-    async def main(alarms: Alarms) -> None:
-        seen: list[str] = []
-        alarms.set(1000, lambda: seen.append("late"))
-        await trio.testing.wait_all_tasks_blocked()
-        alarms.set(1, lambda: seen.append("early"))
-        await trio.sleep(2)
-        assert seen == ["early"]
-
-    with_alarms(main)
+@while_alarms_go_off
+async def test_an_earlier_alarm_wakes_the_task_that_sleeps_for_a_later_one(alarms: Alarms) -> None:
+    seen: list[str] = []
+    alarms.set(1000, lambda: seen.append("late"))
+    await trio.testing.wait_all_tasks_blocked()
+    alarms.set(1, lambda: seen.append("early"))
+    await trio.sleep(2)
+    assert seen == ["early"]
 
 
-def test_a_cancelled_alarm_stays_silent_and_many_of_them_cost_nothing() -> None:
-    async def main(alarms: Alarms) -> None:
-        seen: list[int] = []
-        kept = alarms.set(5, lambda: seen.append(-1))
-        for number in range(100 * MIN_CANCELLED):
-            alarm = alarms.set(1, lambda number=number: seen.append(number))  # type: ignore[misc]
-            alarms.cancel(alarm)
-            alarms.cancel(alarm)
-        assert len(alarms) == 1
-        assert len(alarms._heap) <= 2 * MIN_CANCELLED
-        await trio.sleep(6)
-        assert seen == [-1]
-        alarms.cancel(kept)
-        assert len(alarms) == 0
-
-    with_alarms(main)
+@while_alarms_go_off
+async def test_a_cancelled_alarm_stays_silent_and_many_of_them_cost_nothing(alarms: Alarms) -> None:
+    seen: list[int] = []
+    kept = alarms.set(5, lambda: seen.append(-1))
+    for number in range(100 * MIN_CANCELLED):
+        alarm = alarms.set(1, lambda number=number: seen.append(number))  # type: ignore[misc]
+        alarms.cancel(alarm)
+        alarms.cancel(alarm)
+    assert len(alarms) == 1
+    assert len(alarms._heap) <= 2 * MIN_CANCELLED
+    await trio.sleep(6)
+    assert seen == [-1]
+    alarms.cancel(kept)
+    assert len(alarms) == 0
 
 
-def test_an_action_that_fails_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(alarms: Alarms) -> None:
-        seen: list[str] = []
-        alarms.set(1, lambda: seen.remove("nothing"))
-        alarms.set(1, lambda: seen.append("next"))
-        await trio.sleep(2)
-        assert seen == ["next"]
-
-    with_alarms(main)
+@while_alarms_go_off
+async def test_an_action_that_fails_does_not_keep_the_others_from_theirs(
+    alarms: Alarms, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    alarms.set(1, lambda: seen.remove("nothing"))
+    alarms.set(1, lambda: seen.append("next"))
+    await trio.sleep(2)
+    assert seen == ["next"]
     assert "an alarm's action failed" in caplog.text
 
 
-def test_a_crowd_of_alarms_lets_others_have_their_turn() -> None:
-    async def main(alarms: Alarms) -> None:
-        gone: list[int] = []
-        turns = 0
-        for number in range(100):
-            alarms.set(1, lambda number=number: gone.append(number))  # type: ignore[misc]
-        await trio.sleep(1)
-        while len(gone) < 100:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-        assert turns >= 5
-
-    with_alarms(main)
+@while_alarms_go_off
+async def test_a_crowd_of_alarms_lets_others_have_their_turn(alarms: Alarms) -> None:
+    gone: list[int] = []
+    turns = 0
+    for number in range(100):
+        alarms.set(1, lambda number=number: gone.append(number))  # type: ignore[misc]
+    await trio.sleep(1)
+    while len(gone) < 100:
+        turns += 1
+        await trio.lowlevel.checkpoint()
+    assert turns >= 5

@@ -22,6 +22,7 @@ USERS: dict[str, tuple[int, int, list[int]]] = {
     "other member": (1002, 1002, [999, 1000]),
     "stranger": (1003, 1003, [999]),
     "root": (0, 0, []),
+    "alone": (1003, 1003, []),
 }
 SHIFTS = {"owner": 6, "member": 3, "other member": 3, "stranger": 0, "root": 0}
 
@@ -78,41 +79,27 @@ def modes_of_files(user: str) -> Iterator[Scenario]:
         yield Scenario("chmod", ("f", 0o6711), [a_kv("f", mode, 1003)])
 
 
+CALLS_IN_DIRECTORIES: tuple[tuple[Any, ...], ...] = (
+    *((call, "d/f") for call in ("open_to_read", "open_to_write", "stat", "open_or_make", "create", "remove")),
+    *((call, "d/n") for call in ("create", "open_or_make")),
+    *((call, "d/s") for call in ("create", "remove")),
+    *((call, "d/none") for call in ("stat", "remove")),
+    ("list", "d"),
+    *(("mkdir", path, 0o755) for path in ("d/n", "d/f", "d/s")),
+    ("chmod", "d/f", 0o640),
+    ("chmod", "d", 0o750),
+    *(("rename", "d/f", new) for new in ("d/n", "e/n", "e/x", "e/s")),
+    *(("rename", "e/x", new) for new in ("d/n", "d/f", "d/s")),
+    *(("rename", "e/s", new) for new in ("d/n", "d/s")),
+    *(("rename", old, "e/n") for old in ("d/s", "d/none")),
+)
+
+
 def modes_of_directories(user: str) -> Iterator[Scenario]:
     for mode in _digits(user):
         start = [a_dir("d", mode), a_dir("e"), a_kv("e/x"), a_dir("e/s")]
         inner = [("d/f", "kv", 0o666, 1000, 1000, ""), ("d/s", "dir", 0o777, 1000, 1000, "")]
-        for call, *arguments in (
-            ("open_to_read", "d/f"),
-            ("open_to_write", "d/f"),
-            ("stat", "d/f"),
-            ("stat", "d/none"),
-            ("list", "d"),
-            ("create", "d/n"),
-            ("create", "d/f"),
-            ("create", "d/s"),
-            ("open_or_make", "d/n"),
-            ("open_or_make", "d/f"),
-            ("mkdir", "d/n", 0o755),
-            ("mkdir", "d/f", 0o755),
-            ("mkdir", "d/s", 0o755),
-            ("remove", "d/f"),
-            ("remove", "d/none"),
-            ("remove", "d/s"),
-            ("chmod", "d/f", 0o640),
-            ("chmod", "d", 0o750),
-            ("rename", "d/f", "d/n"),
-            ("rename", "d/f", "e/n"),
-            ("rename", "d/f", "e/x"),
-            ("rename", "d/f", "e/s"),
-            ("rename", "e/x", "d/n"),
-            ("rename", "e/x", "d/f"),
-            ("rename", "e/x", "d/s"),
-            ("rename", "e/s", "d/n"),
-            ("rename", "e/s", "d/s"),
-            ("rename", "d/s", "e/n"),
-            ("rename", "d/none", "e/n"),
-        ):
+        for call, *arguments in CALLS_IN_DIRECTORIES:
             yield Scenario(call, tuple(arguments), start + inner)
 
 
@@ -131,39 +118,24 @@ def sticky_directories(user: str) -> Iterator[Scenario]:
                 yield Scenario("rename", ("d/s", "e/s"), things)
 
 
+PATHS = (
+    *("to_d/f", "to_f", "to_d/../d/f", "round", "round/x", "nowhere", "nowhere/x", "up/f", "deep", "into"),
+    *("d/f/", "d/f/x", "d/e/", "d/e/.", "d/e/..", "to_f/", "to_d/", "closed/../d/f", "d/none/x", "./d/./f", "d//f"),
+    *("d/f/..", "n" * 255, "n" * 256, "d/" + "n" * 256),
+)
+
+
 def paths(user: str) -> Iterator[Scenario]:
-    things = [
-        a_dir("d"),
-        a_kv("d/f"),
-        a_dir("d/e"),
-        a_link("to_d", "d"),
-        a_link("to_f", "d/f"),
-        a_link("round", "round"),
-    ]
+    things = [a_dir("d"), a_kv("d/f"), a_dir("d/e"), a_link("to_d", "d"), a_link("to_f", "d/f")]
     things += [
+        a_link("round", "round"),
         a_link("nowhere", "none"),
         a_link("up", "../{}/d"),
-        a_link("deep", "to_d/e/../f"),
         a_dir("closed", 0o700, 1009),
     ]
-    things += [("closed/f", "kv", 0o666, 1000, 1000, ""), a_link("into", "closed/f"), a_kv("closed_not")]
-    for path in (
-        *("to_d/f", "to_f", "to_d/../d/f", "round", "round/x", "nowhere", "nowhere/x", "up/f", "deep", "into"),
-        *(
-            "d/f/",
-            "d/f/x",
-            "d/e/",
-            "d/e/.",
-            "d/e/..",
-            "to_f/",
-            "to_d/",
-            "closed/../d/f",
-            "n" * 255,
-            "n" * 256,
-            "d/" + "n" * 256,
-        ),
-        *("d/none/x", "./d/./f", "d//f", "d/f/.."),
-    ):
+    things += [a_link("deep", "to_d/e/../f"), a_link("into", "closed/f"), a_kv("closed_not")]
+    things += [("closed/f", "kv", 0o666, 1000, 1000, "")]
+    for path in PATHS:
         for call in ("stat", "create", "remove"):
             yield Scenario(call, (path,), things)
         yield Scenario("mkdir", (path, 0o700), things)
@@ -189,54 +161,53 @@ GROUPS: tuple[Callable[[str], Iterator[Scenario]], ...] = (
 )
 
 
-@pytest.mark.parametrize("user", USERS)
+def both(
+    mount: Mount, user: str, scenarios: list[Scenario], become: Callable[[], None]
+) -> list[tuple[Scenario, int, int]]:
+    """Each scenario, and what the kernel said to a process that became somebody, and the gate to the user."""
+    mount.path.chmod(0o777)
+    for face in ("kernel", "gate"):
+        things = [_placed(thing, f"{face}{i}") for i, scene in enumerate(scenarios) for thing in _of(scene)]
+        mount.call("populate", things)
+    kernel = in_child(become, mount, [scene.within(f"kernel{i}") for i, scene in enumerate(scenarios)])
+    gate = mount.call("attempts", *USERS[user], [scene.within(f"gate{i}") for i, scene in enumerate(scenarios)])
+    return list(zip(scenarios, kernel, gate, strict=True))
+
+
+@pytest.mark.parametrize("user", SHIFTS)
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_the_gate_gives_what_the_kernel_gives(
     mount: Mount, user: str, group: Callable[[str], Iterator[Scenario]]
 ) -> None:
-    mount.path.chmod(0o777)
-    scenarios = list(group(user))
-    for face in ("kernel", "gate"):
-        mount.call(
-            "populate", [_placed(thing, f"{face}{i}") for i, scene in enumerate(scenarios) for thing in _of(scene)]
-        )
-    uid, gid, groups = USERS[user]
-    kernel = in_child(
-        lambda: _become(uid, gid, groups), mount, [scene.within(f"kernel{i}") for i, scene in enumerate(scenarios)]
-    )
-    gate = mount.call("attempts", uid, gid, groups, [scene.within(f"gate{i}") for i, scene in enumerate(scenarios)])
+    answers = both(mount, user, list(group(user)), lambda: _become(*USERS[user]))
     different = [
         f"{scene.call}{scene.arguments}: the kernel says {_name(by_kernel)}, the gate {_name(by_gate)}; {scene.things}"
-        for scene, by_kernel, by_gate in zip(scenarios, kernel, gate, strict=True)
+        for scene, by_kernel, by_gate in answers
         if by_kernel != by_gate and not (by_kernel and by_gate and scene.names_no_file)
     ]
-    assert not different, "\n".join([f"{len(different)} of {len(scenarios)}:", *different[:5]])
-    assert 0 in kernel
+    assert not different, "\n".join([f"{len(different)} of {len(answers)}:", *different[:5]])
+    assert 0 in [by_kernel for _, by_kernel, _ in answers]
     found = mount.call("everything")
-    for i, scene in enumerate(scenarios):
+    for i, (scene, _, _) in enumerate(answers):
         assert _below(found, f"gate{i}/") == _below(found, f"kernel{i}/"), f"after {scene.call}{scene.arguments}"
     mount.call("clear")
 
 
 def test_root_of_a_user_namespace_is_nobody_special(mount: Mount) -> None:
     """Root of a user namespace has its user's rights on files of others, on the mount and through the gate."""
-    uid, gid = 1003, 1003
-    mount.path.chmod(0o777)
-    scenarios = [scene for group in (modes_of_files, modes_of_directories) for scene in group("stranger")]
-    for face in ("kernel", "gate"):
-        mount.call(
-            "populate", [_placed(thing, f"{face}{i}") for i, scene in enumerate(scenarios) for thing in _of(scene)]
-        )
+    uid, gid, _ = USERS["alone"]
 
     def become() -> None:
         _become(uid, gid, [])
         _enter_user_namespace(uid, gid)
         assert os.getuid() == 0, "it is root there"
 
-    kernel = in_child(become, mount, [scene.within(f"kernel{i}") for i, scene in enumerate(scenarios)])
-    gate = mount.call("attempts", uid, gid, [], [scene.within(f"gate{i}") for i, scene in enumerate(scenarios)])
-    own = [any(thing[3] == uid and thing[1] != "link" for thing in scene.things) for scene in scenarios]
-    compared = [(k, g) for k, g, mine in zip(kernel, gate, own, strict=True) if not mine]
+    scenarios = [scene for group in (modes_of_files, modes_of_directories) for scene in group("stranger")]
+    compared = [
+        (by_kernel, by_gate)
+        for scene, by_kernel, by_gate in both(mount, "alone", scenarios, become)
+        if not any(thing[3] == uid and thing[1] != "link" for thing in scene.things)
+    ]
     assert [k for k, _ in compared] == [g for _, g in compared]
     assert len(compared) > 200
     mount.call("clear")

@@ -19,19 +19,16 @@ MAX_BYTES = 3 << 20
 NUM_FILES = 3
 
 
-class Model:
-    def __init__(self) -> None:
-        self.data = bytearray()
+class Bytes(bytearray):
+    """What a file holds."""
 
     def put(self, offset: int, data: bytes) -> None:
-        self.resize(max(len(self.data), offset))
-        self.data[offset : offset + len(data)] = data
+        self.resize(max(len(self), offset))
+        self[offset : offset + len(data)] = data
 
     def resize(self, size: int) -> None:
-        if size < len(self.data):
-            del self.data[size:]
-        else:
-            self.data.extend(bytes(size - len(self.data)))
+        del self[size:]
+        self.extend(bytes(size - len(self)))
 
 
 class History:
@@ -40,7 +37,7 @@ class History:
     def __init__(self, directory: Path, seed: int) -> None:
         self._random = random.Random(seed)
         self._paths = [directory / f"f{i}" for i in range(NUM_FILES)]
-        self._models = [Model() for _ in self._paths]
+        self._models = [Bytes() for _ in self._paths]
         self._files = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for path in self._paths]
         self.log: list[str] = []
 
@@ -53,11 +50,11 @@ class History:
         for number in range(num_steps):
             step = self._random.choice(steps)
             i = self._random.randrange(NUM_FILES)
-            self.log.append(f"{number}: {step.__name__} file {i} of {len(self._models[i].data)} bytes")
+            self.log.append(f"{number}: {step.__name__} file {i} of {len(self._models[i])} bytes")
             step(i)
         for i in range(NUM_FILES):
             self._expect(os.pread(self._files[i], MAX_BYTES * 2, 0), i, 0, MAX_BYTES * 2)
-            assert self._paths[i].read_bytes() == self._models[i].data
+            assert self._paths[i].read_bytes() == self._models[i]
 
     def close(self) -> None:
         for file in self._files:
@@ -74,7 +71,7 @@ class History:
         return offset, min(length, MAX_BYTES - offset)
 
     def _expect(self, found: bytes, i: int, offset: int, length: int) -> None:
-        wanted = self._models[i].data[offset : offset + length]
+        wanted = self._models[i][offset : offset + length]
         if found != wanted:
             first = next((k for k, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
             raise AssertionError(f"{len(found)} bytes for {len(wanted)}, different from {first} on")
@@ -99,11 +96,11 @@ class History:
 
     def append(self, i: int) -> None:
         data = self._random.randbytes(self._random.choice([1, 100, 5000]))
-        if len(self._models[i].data) + len(data) > MAX_BYTES:
+        if len(self._models[i]) + len(data) > MAX_BYTES:
             return
         with self._opened(i, os.O_WRONLY | os.O_APPEND) as file:
             assert os.write(file, data) == len(data)
-        self._models[i].data += data
+        self._models[i] += data
 
     def copy(self, i: int) -> None:
         j = self._random.randrange(NUM_FILES)
@@ -112,7 +109,7 @@ class History:
         length = min(length, MAX_BYTES - target)
         if i == j and abs(source - target) < length:
             return
-        expected = bytes(self._models[i].data[source : source + length])
+        expected = bytes(self._models[i][source : source + length])
         count = os.copy_file_range(self._files[i], self._files[j], length, source, target)
         assert count <= len(expected)
         assert count or not expected, "it may be short, but must get on"
@@ -126,11 +123,11 @@ class History:
         done = 0
         while count := os.copy_file_range(self._files[i], self._files[j], 1 << 40, done, done):
             done += count
-        self._models[j].data[:] = self._models[i].data
+        self._models[j][:] = self._models[i]
 
     def write_mapped(self, i: int) -> None:
         offset, length = self._range()
-        length = min(length, len(self._models[i].data) - offset)
+        length = min(length, len(self._models[i]) - offset)
         if length <= 0:
             return
         data = self._random.randbytes(length)
@@ -142,7 +139,7 @@ class History:
 
     def read_mapped(self, i: int) -> None:
         offset, length = self._range()
-        if self._models[i].data:
+        if self._models[i]:
             with mmap.mmap(self._files[i], 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
                 self._expect(mapping[offset : offset + length], i, offset, length)
 
@@ -165,10 +162,10 @@ class History:
         offset, length = self._range()
         if length:
             os.posix_fallocate(self._files[i], offset, length)
-            self._models[i].resize(max(len(self._models[i].data), offset + length))
+            self._models[i].resize(max(len(self._models[i]), offset + length))
 
     def size(self, i: int) -> None:
-        size = len(self._models[i].data)
+        size = len(self._models[i])
         assert os.fstat(self._files[i]).st_size == self._paths[i].stat().st_size == size
 
     def reopen(self, i: int) -> None:
@@ -209,24 +206,14 @@ class History:
             os.close(file)
 
 
-def _run(mount: Mount, seed: int, num_steps: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_history_leaves_the_bytes_it_should(mount: Mount, seed: int) -> None:
     history = History(mount.path, seed)
     try:
-        history.run(num_steps)
+        history.run(600)
     except BaseException:
         print("\n".join(history.log[-20:]))
         raise
     finally:
         history.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_history_leaves_the_bytes_it_should(mount: Mount, seed: int) -> None:
-    _run(mount, seed, 250)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 104))
-def test_a_long_random_history_leaves_the_bytes_it_should(mount: Mount, seed: int) -> None:
-    _run(mount, seed, 2000)
