@@ -31,7 +31,8 @@ class TroubledDisk:
         self._errors: dict[str, int] = {}
         self._paths: dict[int, str] = {}
         real = Disk(deadline_s)
-        self.disk = dataclasses.replace(real, **{name: self._through(name, getattr(real, name)) for name in CALLS})
+        through: dict[str, Any] = {name: self._through(name, getattr(real, name)) for name in CALLS}
+        self.disk = dataclasses.replace(real, **through)
 
     def stall(self, *calls: str, whose: str = "") -> None:
         """Have these calls hang from now on; all do if none is named. `whose`: prefix of the backing file's name."""

@@ -64,7 +64,7 @@ class FakeStore:
         self.pages = np.zeros((num_pages, *facts.page_shape), np.float32)
         self.num_pages = num_pages
         self.page_bytes = math.prod(facts.page_shape) * 4
-        self._bytes = memoryview(self.pages).cast("B")
+        self._bytes = self.pages.data.cast("B")
         # [page, layer, k or v, head, entry, dim]
         self.entries = self.pages.reshape(num_pages, facts.layers, 2, facts.kv_heads, PAGE_ENTRIES, facts.head_dim)
         self.num_zeroed = 0

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -405,7 +406,8 @@ def test_stat_tells_a_stranger_what_the_mount_does(fs: FileSystem) -> None:
     mine, theirs = fs.kv_stat(ANN, "a.kv"), fs.kv_stat(BOB, "a.kv")
     assert (mine.exclusive_pages, mine.pinned, mine.ttl_s, mine.priority) == (2, True, 0, 5)
     hidden = ("exclusive_pages", "pinned", "lease_s", "ttl_s", "priority", "tier", "memory_pages", "turns")
-    assert theirs == mine._replace(**dict.fromkeys(hidden))
+    nothing: dict[str, Any] = dict.fromkeys(hidden)
+    assert theirs == mine._replace(**nothing)
     assert fs.kv_stat_open(handle) == mine
     fs.kv_chmod(ANN, "a.kv", 0o644)
     assert fs.kv_stat(BOB, "a.kv").pinned

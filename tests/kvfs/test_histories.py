@@ -54,7 +54,7 @@ class History:
             step(i)
         for i in range(NUM_FILES):
             self._expect(os.pread(self._files[i], MAX_BYTES * 2, 0), i, 0, MAX_BYTES * 2)
-            assert self._paths[i].read_bytes() == self._models[i]
+            assert self._paths[i].read_bytes() == bytes(self._models[i])
 
     def close(self) -> None:
         for file in self._files:

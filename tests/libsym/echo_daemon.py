@@ -265,7 +265,7 @@ class EchoDaemon:
             try:
                 code, told, text = 0, (*self.pred(lip, part), 0), b""
             except SymError as error:
-                code, told, text = error.errno, (0, 0, 0, 0), str(error).encode()
+                code, told, text = error.errno or errno.EIO, (0, 0, 0, 0), str(error).encode()
             frames += REPLY.pack(64 + len(text), code, 0, *told, 0, 0, 0) + text + bytes(-len(text) % 64)
             at += (size + 63) // 64 * 64
         return frames

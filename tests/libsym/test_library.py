@@ -40,7 +40,7 @@ def test_what_the_package_promises_is_there() -> None:
     assert (HOUSE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("cls", sorted(sym.SymError.__subclasses__(), key=lambda cls: cls.__name__))
+@pytest.mark.parametrize("cls", sorted(sym.SymError.__subclasses__(), key=str))
 def test_errors_survive_pickling_and_print_as_one_line(cls: type[sym.SymError]) -> None:
     error = cls("what.kv is not there: create it first")
     again = pickle.loads(pickle.dumps(error))

@@ -88,11 +88,11 @@ class Walk:
         self.pool.bell = self.bell = HeardBell()
         self.model = Model(NUM_NUMBERS, NUM_FRAMES)
         assert NAME_PAGES * store.page_bytes == NAME_BYTES
-        ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18, most_files=4)
+        ann, bob = Account(1001, most_pages=18), Account(1002, most_pages=18, most_files=(bobs_files := 4))
         limits = AccountLimits(num_bytes=store.page_bytes * 9, num_files=5)
         domain = accounts.new_domain(accounts.of(1001), limits, lambda: "a domain")
         self.accounts = [ann, bob, Account(domain.number, ann, 9, 5)]
-        accounts.of(1002).holdings.limit_bytes = bob.most_files * WEIGHTS[Kind.FILE] * 8 // 7 + 1
+        accounts.of(1002).holdings.limit_bytes = bobs_files * WEIGHTS[Kind.FILE] * 8 // 7 + 1
         accounts.of(1001).charge_files(FREE_NAMES - 3)
         self.model.charge_files(ann, FREE_NAMES - 3)
         self.tables: list[tuple[PageTable, Table]] = []
@@ -135,7 +135,7 @@ class Walk:
             raise AssertionError("the core has room, and the model has none") from None
         return real(), expected
 
-    def table(self, *, is_reserved: bool | None = None) -> tuple[PageTable, Table] | None:
+    def table(self, *, is_reserved: bool | None = None) -> tuple[Any, Any] | None:
         found = [each for each in self.tables if is_reserved is None or (each[1].room is not None) == is_reserved]
         return self.rng.choice(found) if found else None
 
@@ -259,7 +259,6 @@ class Walk:
         if (found := self.table(is_reserved=True)) is None:
             return
         num, reservation = self.rng.choice(COUNTS), found[0].reservation
-        assert reservation is not None
         self.both(lambda: reservation.extend(num), lambda: self.model.extend(found[1], num))
 
     def to_zero(self) -> None:

@@ -111,7 +111,7 @@ class Books:
         tables = [file.table for file in self.files]
         self.pool.check(tables, sources, assemblies, [snapshot for snapshot, _ in self.readers])
         for account in self.pool.accounts:
-            assert account.num_bytes <= account.limits.num_bytes
+            assert account.limits.num_bytes is None or account.num_bytes <= account.limits.num_bytes
         for file in self.files:
             tokens, positions = file.table.read()
             values, moved = self.decoder.moved_entries(file.table.pages, file.table.length)
@@ -158,7 +158,7 @@ class Books:
             self.serial += 1
             pending = [((self.serial * 37 + index) % 1000, start + index) for index in range(count)]
             with self.if_there_is_room():
-                reservation = file.table.reserve(*map(list, zip(*pending, strict=True)))
+                reservation = file.table.reserve([token for token, _ in pending], [place for _, place in pending])
                 file.pending = pending
                 assert reservation.start == len(file.entries)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -93,8 +94,8 @@ def test_a_full_page_that_is_cut_and_rewritten_gets_a_new_digest(
 
 def test_a_table_and_its_one_reservation_end_once(table: PageTable, pool: PagePool):
     first = table.reserve([1], [0])
-    refused = [lambda: table.reserve([2], [1]), lambda: table.truncate(0), table.close]
-    for act in refused:
+    acts: list[Callable[[], object]] = [lambda: table.reserve([2], [1]), lambda: table.truncate(0), table.close]
+    for act in acts:
         with pytest.raises(AssertionError):
             act()
     first.abort()
@@ -102,7 +103,8 @@ def test_a_table_and_its_one_reservation_end_once(table: PageTable, pool: PagePo
     second.ready()
     first.unpin()
     assert second.pinned is not None, "a reservation that is over takes nothing from the next one"
-    for act in (first.ready, first.forget_frames, lambda: first.extend(1), first.abort, lambda: commit_all(first)):
+    acts = [first.ready, first.forget_frames, lambda: first.extend(1), first.abort, lambda: commit_all(first)]
+    for act in acts:
         with pytest.raises(AssertionError):
             act()
     commit_all(second)
@@ -110,7 +112,8 @@ def test_a_table_and_its_one_reservation_end_once(table: PageTable, pool: PagePo
         second.abort()
     table.close()
     first.unpin()
-    for act in (table.close, table.fork, lambda: table.change_owner(BOB), lambda: table.truncate(0)):
+    acts = [table.close, table.fork, lambda: table.change_owner(BOB), lambda: table.truncate(0)]
+    for act in acts:
         with pytest.raises(AssertionError):
             act()
     pool.check([])
@@ -129,7 +132,7 @@ class NoBytesStore(FakeStore):
     def refuse(self, *_: object) -> NoReturn:
         raise AssertionError("a page's bytes were touched")
 
-    view = copy = zero = head = refuse
+    view = copy = zero = head = refuse  # type: ignore[assignment]  # they take anything, and give nothing
 
 
 def test_forking_a_gibibyte_touches_no_page():

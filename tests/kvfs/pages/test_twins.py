@@ -101,7 +101,7 @@ def test_equal_bytes_with_other_tokens_or_positions_are_no_twin(
     at = getattr(layout, what) + 4 * 40  # an entry of the second page
     data[at : at + 4] = (999).to_bytes(4, "little")
     pages = [data[layout.pages + i * pool.page_bytes :][: pool.page_bytes] for i in range(4)]
-    whole = digest(b"".join(map(digest, pages)) + bytes(data[layout.tokens :])).hex()
+    whole = digest(b"".join(digest(bytes(page)) for page in pages) + bytes(data[layout.tokens :])).hex()
     data[: layout.pages] = image_format.header(100, whole)
     copy = import_image(pool, image_format, BytesSource(bytes(data)), ANN)
     shared = [mine == its for mine, its in zip(copy.pages.tolist(), table.pages.tolist(), strict=True)]

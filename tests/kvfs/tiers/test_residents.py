@@ -58,7 +58,9 @@ def test_people_are_not_foretold() -> None:
 
 def test_a_file_with_few_gaps_is_taken_to_be_like_all_others_if_those_are_alike() -> None:
     residents, clock, row = new()
-    other = residents.add(PageTable(residents.table_of(row).pool, 0))
+    table = residents.table_of(row)
+    assert table is not None
+    other = residents.add(PageTable(table.pool, 0))
     assert residents.expected_s(row) is None
     used(residents, clock, other, [1.0, 1.1] * 10)
     residents.end_use(row)

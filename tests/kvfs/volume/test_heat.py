@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from kvfs.facts.hot import hot_files, path_for
+from kvfs.facts.hot import HotFile, hot_files, path_for
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.tree import Credentials
 from kvfs.volume.heat import HALF_LIFE_S, NUM_OF_ALL, NUM_OF_OWNER, Heat
@@ -45,8 +45,12 @@ def append(fs: FileSystem, file: OpenKv, tokens: list[int]) -> None:
     fs.committed(file)
 
 
+def hot(fs: FileSystem, creds: Credentials = ANN) -> list[HotFile]:
+    return [file for file in hot_files(fs.volume, creds) if file is not None]
+
+
 def seen(fs: FileSystem, creds: Credentials = ANN) -> list[str]:
-    return [file.path for file in hot_files(fs.volume, creds) if file is not None]
+    return [file.path for file in hot(fs, creds)]
 
 
 def test_what_is_used_more_often_is_hotter_and_what_is_not_used_cools_by_half_a_minute_each(fs, clock):
@@ -58,9 +62,9 @@ def test_what_is_used_more_often_is_hotter_and_what_is_not_used_cools_by_half_a_
         clock.now_s += 2
     use(fs, "a.kv")
     assert seen(fs) == ["b.kv", "a.kv", "c.kv"]
-    warm = [file.heat for file in hot_files(fs.volume, ANN)]
+    warm = [file.heat for file in hot(fs)]
     clock.now_s += HALF_LIFE_S
-    files = list(hot_files(fs.volume, ANN))
+    files = hot(fs)
     assert [file.heat for file in files] == pytest.approx([heat / 2 for heat in warm])
     assert files[0].idle_s == pytest.approx(HALF_LIFE_S + 2)
     assert [file.hits for file in files] == [3, 1, 0]
@@ -73,7 +77,7 @@ def test_a_file_that_is_used_in_every_second_has_all_the_heat_that_there_is(fs, 
         use(fs, "a.kv")
         clock.now_s += 1
     clock.now_s -= 1
-    (file,) = hot_files(fs.volume, ANN)
+    (file,) = hot(fs)
     assert file.heat == pytest.approx(1, abs=1e-4)
     assert file.hits == 40 * HALF_LIFE_S
 
@@ -82,12 +86,12 @@ def test_appending_and_forking_are_uses_and_an_anonymous_file_is_not_told(fs, cl
     file = fs.kv_create(ANN, "a.kv")
     clock.now_s += 10
     append(fs, file, [1, 2, 3])
-    (found,) = hot_files(fs.volume, ANN)
+    (found,) = hot(fs)
     assert (found.idle_s, found.tokens, found.opens) == (0, 3, 1)
     clock.now_s += 10
     fork = fs.kv_fork(ANN, file, None)
     append(fs, fork, [4])
-    (found,) = hot_files(fs.volume, ANN)
+    (found,) = hot(fs)
     assert (found.path, found.idle_s, found.hits) == ("a.kv", 0, 1)
 
 

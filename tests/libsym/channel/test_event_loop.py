@@ -178,7 +178,7 @@ def test_several_loops_and_plain_threads_share_a_connection(client: ClientChanne
 
     threads = [threading.Thread(target=plain, args=(n,)) for n in range(3)]
     threads += [
-        threading.Thread(target=lambda n=n, backend=backend: anyio.run(many, n, backend=backend))  # type: ignore[misc]
+        threading.Thread(target=lambda n=n, backend=backend: anyio.run(many, n, backend=backend))
         for n, backend in enumerate(LOOPS * 2)
     ]
     for thread in threads:

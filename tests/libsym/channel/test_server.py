@@ -370,11 +370,12 @@ def test_a_closed_channel_lets_its_owner_go():
     """Else each connection that has gone waits for the collector, and for good where it was older than a collection."""
 
     class Owner:
+        channel = ServerChannel.create(16)
+
         def made_room(self):
             """Do nothing when the ring has room again."""
 
     owner = Owner()
-    owner.channel = ServerChannel.create(16)
     owner.channel.when_room[owner] = owner.made_room
     owner.channel.close()
     gone = weakref.ref(owner)

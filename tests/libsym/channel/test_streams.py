@@ -9,7 +9,9 @@ import struct
 import threading
 from array import array
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -170,8 +172,9 @@ def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not
     moment, is_done = 0, False
     while not is_done:
         moment += 1
-        progress = Progress(SimpleNamespace(closed=False, num_cuts=0), Started(0))
-        is_done = ends_before(moment, lambda progress=progress: progress.take(reply))
+        kv: Any = SimpleNamespace(closed=False, num_cuts=0)
+        progress = Progress(kv, Started(0))
+        is_done = ends_before(moment, partial(progress.take, reply))
         state = (progress.tokens, progress.pending, progress.finish, progress.stopped_by)
         assert state in (([], [], None, None), ([5, 6], [5, 6], "stop_token", 9))
     assert moment > 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +22,15 @@ from libsym.rows.sampler import Sampler
 NAMED = [5, 0, 999, 5]
 
 
-def row_of(seed: int, size: int = 1000) -> np.ndarray:
+def row_of(seed: int, size: int = 1000) -> Any:
     return (np.random.default_rng(seed).standard_normal(size) * 3).astype(np.float32)
 
 
-def reduced(rows: list[np.ndarray], sampler: Sampler | None = None, top_k: int | None = 20) -> ReducedDist:
+def reduced(rows: list[Any], sampler: Sampler | None = None, top_k: int | None = 20) -> ReducedDist:
     """Reduce rows and parse the answer, as both sides do."""
     block = reduction_block(top_k, NAMED, sampler.block() if sampler else None)
     reducer = RowReducer(block, len(rows[0]))
-    answer = b"".join(reducer.reduce(memoryview(row), index) for index, row in enumerate(rows))
+    answer = b"".join(reducer.reduce(row.data, index) for index, row in enumerate(rows))
     assert len(answer) == len(rows) * reducer.row_bytes
     return ReducedDist(answer, len(rows), top_k, NAMED)
 
@@ -112,7 +113,7 @@ def test_whatever_bytes_come_they_make_a_reducer_or_an_error(block: bytes, vocab
     except Invalid:
         return
     try:
-        assert len(reducer.reduce(memoryview(np.zeros(vocab_size, np.float32)), 0)) == reducer.row_bytes
+        assert len(reducer.reduce(row_of(0, vocab_size).data, 0)) == reducer.row_bytes
     except Invalid:
         return
 
@@ -124,7 +125,7 @@ def test_c_that_is_given_the_address_answers_with_the_same_bytes() -> None:
     at, answer = ffi.cast("sym_reducer *", reducer.address), bytearray(reducer.row_bytes)
     for index in range(3):
         assert hot.reduce(at, ffi.from_buffer("float[]", row), index, ffi.from_buffer(answer)) == 0
-        assert bytes(answer) == reducer.reduce(memoryview(row), index)
+        assert bytes(answer) == reducer.reduce(row.data, index)
     row[7] = np.nan
     assert hot.reduce(at, ffi.from_buffer("float[]", row), 0, ffi.from_buffer(answer)) == -errno.EDOM
 
@@ -132,17 +133,17 @@ def test_c_that_is_given_the_address_answers_with_the_same_bytes() -> None:
 def test_a_sampler_to_which_nothing_is_possible_is_an_error_of_its_row() -> None:
     block = Sampler(seed=1).block(allowed=bytes(4))
     with pytest.raises(Invalid, match="no token is possible"):
-        RowReducer(reduction_block(None, [], block), 10).reduce(memoryview(row_of(7, 10)), 0)
+        RowReducer(reduction_block(None, [], block), 10).reduce(row_of(7, 10).data, 0)
 
 
 def test_reducers_work_at_the_same_time_and_say_what_they_say_alone() -> None:
     rows = [row_of(seed, 20_000) for seed in range(8)]
     block = reduction_block(40, NAMED, Sampler(top_p=0.9, repetition_penalty=1.3, seed=3).block(before=range(50)))
-    alone = [RowReducer(block, len(row)).reduce(memoryview(row), 1) for row in rows]
+    alone = [RowReducer(block, len(row)).reduce(row.data, 1) for row in rows]
 
-    def again(row: np.ndarray) -> bytes:
+    def again(row: Any) -> bytes:
         reducer = RowReducer(block, len(row))
-        return [reducer.reduce(memoryview(row), 1) for _ in range(20)][-1]
+        return [reducer.reduce(row.data, 1) for _ in range(20)][-1]
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(again, rows)) == alone
@@ -157,5 +158,6 @@ def test_an_answer_of_the_wrong_size_is_the_daemons_fault() -> None:
 
 def test_a_row_without_meaning_is_refused() -> None:
     for bad, reason in ((np.nan, "NaN"), (-np.inf, "no token is possible")):
+        row: Any = np.full(100, bad, np.float32)
         with pytest.raises(Invalid, match=reason):
-            RowReducer(reduction_block(1), 100).reduce(memoryview(np.full(100, bad, np.float32)), 0)
+            RowReducer(reduction_block(1), 100).reduce(row.data, 0)

@@ -7,9 +7,9 @@ import errno
 import math
 import mmap
 import struct
-from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,8 +44,8 @@ def row_of(size: int, seed: int, scale: float, peaks: int = 0, step: float = 0.0
     return (np.round(row / step) * step if step else row).astype(np.float32)
 
 
-def view(row: np.ndarray) -> memoryview:
-    return memoryview(row).toreadonly()
+def view(row: np.ndarray) -> Any:
+    return row.data.toreadonly()
 
 
 def dist_of(row: np.ndarray) -> Dist:
@@ -105,7 +105,7 @@ numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_m
 @tried(max_examples=200, deadline=None)
 @given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
 def test_every_draw_is_what_the_definition_says(
-    row: np.ndarray, setting: dict[str, float], u: float, impossible: float
+    row: np.ndarray, setting: dict[str, Any], u: float, impossible: float
 ) -> None:
     hidden = np.random.default_rng(1).random(len(row)) < impossible
     hidden[len(row) // 2] = False
@@ -116,7 +116,7 @@ def test_every_draw_is_what_the_definition_says(
 
 @tried(max_examples=100, deadline=None)
 @given(row=rows, setting=limits, u=numbers)
-def test_every_set_of_instructions_gives_the_same_bits(row: np.ndarray, setting: dict[str, float], u: float) -> None:
+def test_every_set_of_instructions_gives_the_same_bits(row: np.ndarray, setting: dict[str, Any], u: float) -> None:
     answers = []
     dist, k = dist_of(row), min(len(row), 200)
     allowed = np.random.default_rng(2).integers(0, 256, (len(row) + 31) // 32 * 4, dtype=np.uint8)
@@ -152,7 +152,7 @@ def test_a_row_that_no_guess_narrows_down_is_drawn_from_all_the_same() -> None:
     row = row_of(49_152, seed=3, scale=1.0, step=1.0)
     row[::384] = 30.0 - np.arange(128, dtype=np.float32) / 16  # what a sample of every 384th entry sees
     for setting in ({"top_k": 700}, {"top_p": 0.999999}):
-        full = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, **setting}
+        full: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, **setting}
         for u in (0.0, 0.3, 0.999, 1 - 2**-53):
             assert fits_definition(row, dist_of(row).sample(u=u, **setting), u, **full)
 
@@ -192,7 +192,7 @@ def adjusted(row: np.ndarray, sampler: Sampler, before: list[int], generated: li
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {}])
-def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dict[str, float]) -> None:
+def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)
     row = row_of(3000, seed=5, scale=2.5, peaks=40)
     sampler = Sampler(
@@ -204,7 +204,7 @@ def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dic
         **settings,
     )
     before = rng.integers(0, 3000, 500).tolist()
-    draws, generated = sampler.start(before), []
+    draws, generated = sampler.start(before), list[int]()
     for index in range(300):
         expected = dist_of(adjusted(row, sampler, before, generated)).sample(seed=11, draw=index, **settings)
         generated.append(draws.draw(dist_of(row)))
@@ -214,7 +214,7 @@ def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dic
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.1}, {"temperature": 0.0}])
-def test_draws_and_dist_sample_are_one_definition(settings: dict[str, float]) -> None:
+def test_draws_and_dist_sample_are_one_definition(settings: dict[str, Any]) -> None:
     draws = Sampler(seed=40, **settings).start()
     for index in range(50):
         dist = dist_of(row_of(1000, seed=index, scale=1.0))
@@ -261,7 +261,7 @@ def test_seeds_wrap_around_at_64_bits() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.01}])
-def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings: dict[str, float]) -> None:
+def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings: dict[str, Any]) -> None:
     dist = dist_of(row_of(3001, seed=1, scale=3.0))
     draws = Sampler(seed=0, **settings).start()
     rng = np.random.default_rng(0)
@@ -278,7 +278,7 @@ def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings
 def test_a_bitmask_in_the_block_and_one_for_the_draw_both_hold() -> None:
     block = Sampler.greedy().block(allowed=struct.pack("<I", 0b0110))
     sampler = RowSampler(block, 4)
-    row = memoryview(array("f", [9, 1, 2, 8]))
+    row = view(np.array([9, 1, 2, 8], np.float32))
     assert sampler.draw(row, 0) == 2
     assert sampler.draw(row, 0, struct.pack("<I", 0b1011)) == 1
     with pytest.raises(Invalid, match="no token is possible"):
@@ -341,7 +341,7 @@ def test_threads_that_share_draws_draw_one_after_the_other() -> None:
     assert draws.index == 4096
 
 
-MEANINGLESS: dict[str, list[object]] = {
+MEANINGLESS: dict[str, list[Any]] = {
     "temperature": [-1.0],
     "top_k": [0, 1.5],
     "top_p": [0.0],
@@ -359,13 +359,14 @@ MEANINGLESS: dict[str, list[object]] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in MEANINGLESS for value in MEANINGLESS[name]])
-def test_settings_without_meaning_are_named_when_a_sampler_is_made(name: str, value: object) -> None:
+def test_settings_without_meaning_are_named_when_a_sampler_is_made(name: str, value: Any) -> None:
     with pytest.raises(Invalid, match=name):
         Sampler(**{name: value})
 
 
 def test_seeds_may_be_numbers_of_numpy() -> None:
-    for seed in (np.int64(5), np.int64(-5), np.uint64(2**64 - 5)):
+    seeds: list[Any] = [np.int64(5), np.int64(-5), np.uint64(2**64 - 5)]
+    for seed in seeds:
         assert Sampler(seed=seed).start().seed == int(seed) % 2**64
         assert uniform(seed) == uniform(int(seed))
 
@@ -390,7 +391,7 @@ def test_a_sampler_keeps_its_settings_whatever_becomes_of_the_programs_own() -> 
     bias[1] = 50.0
     assert sampler.start().draw(Dist.of([0.0, 1.0])) == 0
     with pytest.raises(AttributeError):
-        sampler.temperature = 1.0
+        sampler.temperature = 1.0  # type: ignore[misc]  # which must fail
     assert hash(sampler) == hash(Sampler(temperature=0, logit_bias=sampler.logit_bias))
 
 
@@ -453,7 +454,7 @@ def drawn_by_definition(row: np.ndarray, sampler: Sampler, mu: float, u: float) 
     return int(order[place]), float(np.log2(p.sum() / p[place]))
 
 
-SHAPED = {
+SHAPED: dict[str, dict[str, Any]] = {
     "typical": {"typical_p": 0.9},
     "little is typical": {"typical_p": 0.2, "temperature": 1.5},
     "typical beside limits": {"typical_p": 0.7, "top_k": 60, "top_p": 0.8, "min_p": 0.02},
@@ -485,7 +486,7 @@ DIGITS[:4] = [b"\n", b"a: b", b'"', b"**"]
 
 
 @pytest.mark.parametrize("settings", SHAPED.values(), ids=SHAPED.keys())
-def test_shaped_draws_are_those_of_their_definition(instructions: int, settings: dict[str, object]) -> None:
+def test_shaped_draws_are_those_of_their_definition(instructions: int, settings: dict[str, Any]) -> None:
     sampler = Sampler(seed=3, **settings)
     rng = np.random.default_rng(4)
     before = rng.integers(0, 12, 60).tolist()  # tokens that stand out, so that there are repetitions
@@ -609,7 +610,7 @@ def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
     assert (BLOCK.size, ffi.sizeof("struct sym_reduced"), lib.sym_rows_use(1024)) == (64, 16, -errno.ENOTSUP)
     stream = 0xE220A8397B1DCDAF  # of seed 0: mix(G)
     assert Sampler(seed=0).block() == BLOCK.pack(*GOOD[:7], stream, 0, 0, 0, 2)
-    assert RowSampler(bytes(64), 3).draw(memoryview(array("f", [1, 3, 2])), 0) == 1
+    assert RowSampler(bytes(64), 3).draw(view(np.array([1, 3, 2], np.float32)), 0) == 1
 
 
 FORGED: dict[int, tuple[float, ...]] = {
@@ -693,7 +694,7 @@ def test_whatever_bytes_come_they_make_a_sampler_or_an_error(block: bytes, vocab
     except (Invalid, MemoryError):
         return
     if vocab_size <= 100:
-        row = memoryview(array("f", [0.5] * vocab_size))
+        row = view(np.array([0.5] * vocab_size, np.float32))
         try:
             assert 0 <= sampler.draw(row, 0) < vocab_size
         except Invalid:
@@ -705,7 +706,7 @@ def test_a_block_may_lie_at_any_address_and_says_where_it_ends() -> None:
     block = sampler.block(before=[1], generated=[2], allowed=bytes([0xFF] * 4))
     shifted = memoryview(b"x" + block + b"{}")[1:]
     assert sampling_block_bytes(shifted, 3) == len(block)
-    assert RowSampler(shifted[: len(block)], 3).draw(memoryview(array("f", [1, 0, 3])), 0) == 1
+    assert RowSampler(shifted[: len(block)], 3).draw(view(np.array([1, 0, 3], np.float32)), 0) == 1
     with pytest.raises(Invalid, match="cut short"):
         sampling_block_bytes(shifted[: len(block) - 1], 3)
 
@@ -713,7 +714,7 @@ def test_a_block_may_lie_at_any_address_and_says_where_it_ends() -> None:
 def test_a_row_of_another_size_is_refused() -> None:
     sampler = RowSampler(Sampler.greedy().block(), 3)
     with pytest.raises(Invalid, match="a row of 2 logits"):
-        sampler.draw(memoryview(array("f", [1, 2])), 0)
+        sampler.draw(view(np.array([1, 2], np.float32)), 0)
     draws = Draws(Sampler.greedy())
     draws.draw(Dist.of([1.0, 2.0]))
     with pytest.raises(Invalid, match="a row of 3 logits"):
