@@ -7,32 +7,12 @@ from typing import Any, assert_type
 
 import libsym as sym
 
-ERRORS: list[type[sym.SymError]] = [
-    sym.BadHandle,
-    sym.BatchFailed,
-    sym.Busy,
-    sym.CrossDevice,
-    sym.Exists,
-    sym.Invalid,
-    sym.IsDirectory,
-    sym.NameTooLong,
-    sym.NoAccess,
-    sym.NoBuffers,
-    sym.NoSpace,
-    sym.NotConnected,
-    sym.NotDirectory,
-    sym.NotEmpty,
-    sym.NotFound,
-    sym.NotPermitted,
-    sym.NotSupported,
-    sym.OverQuota,
-    sym.ProtocolError,
-    sym.StepFailed,
-    sym.TimedOut,
-    sym.TooLarge,
-    sym.TooManyLinks,
-    sym.WouldBlock,
-]
+ERRORS: tuple[type[sym.SymError], ...] = (
+    *(sym.BadHandle, sym.BatchFailed, sym.Busy, sym.CrossDevice, sym.Exists, sym.Invalid, sym.IsDirectory),
+    *(sym.NameTooLong, sym.NoAccess, sym.NoBuffers, sym.NoSpace, sym.NotConnected, sym.NotDirectory, sym.NotEmpty),
+    *(sym.NotFound, sym.NotPermitted, sym.NotSupported, sym.OverQuota, sym.ProtocolError, sym.StepFailed),
+    *(sym.TimedOut, sym.TooLarge, sym.TooManyLinks, sym.WouldBlock),
+)
 
 
 def model(kv: sym.KV) -> None:

@@ -83,19 +83,6 @@ async def test_a_plain_file_does_not_expire_before_it_is_a_kv_file(fs: FileSyste
     assert "a.kv" not in names(fs)
 
 
-@while_alarms_go_off
-async def test_attributes_are_advice_and_removing_one_takes_it_back(fs: FileSystem) -> None:
-    make(fs, "a.kv")
-    inode = fs.volume.tree.child(fs.volume.tree.root, b"a.kv")
-    for name, value in (("pinned", "1"), ("ttl", "3600"), ("ttl", "0.25"), ("priority", "100")):
-        set_attribute(fs, "a.kv", name, value)
-        assert attribute(fs, "a.kv", name) == value
-        assert f"user.kv.{name}".encode() in xattrs.names(fs.volume, inode)
-    for name in ("pinned", "ttl", "priority"):
-        xattrs.remove(fs.volume, inode, f"user.kv.{name}".encode(), ANN.uid)
-        assert attribute(fs, "a.kv", name) == "0"
-
-
 NO_ADVICE = [(0, 0), (99, 0), (Advice.TTL, -1), (Advice.TTL, 1 << 60), (Advice.PRIORITY, 101)]
 NO_VALUES = {
     "pinned": ["yes"],
@@ -223,7 +210,7 @@ async def test_use_puts_the_end_off_and_an_open_file_does_not_expire(fs: FileSys
     fs.kv_close(handle)
     await trio.sleep(9)
     assert names(fs) == {"a.kv"}, "the time runs from the close"
-    inode = fs.volume.tree.child(fs.volume.tree.root, b"a.kv")
+    inode = fs.find(ROOT, "a.kv")
     fs.volume.tree.opened(inode)  # as the mount does
     await trio.sleep(100)
     fs.volume.tree.closed(inode)
@@ -234,47 +221,41 @@ async def test_use_puts_the_end_off_and_an_open_file_does_not_expire(fs: FileSys
 
 
 @while_alarms_go_off
-async def test_a_pinned_file_stays_until_it_is_unpinned(fs: FileSystem) -> None:
-    make(fs, "a.kv")
-    fs.kv_advise(ANN, "a.kv", [*ttl(10), (Advice.PIN, 0)])
-    await trio.sleep(1000)
-    fs.kv_advise(ANN, "a.kv", [(Advice.UNPIN, 0)])
-    await trio.sleep(9)
-    assert names(fs) == {"a.kv"}
-    await trio.sleep(2)
-    assert names(fs) == set()
-
-
-@while_alarms_go_off
-async def test_minds_may_change_a_longer_ttl_and_none(fs: FileSystem) -> None:
-    for name in ("longer.kv", "shorter.kv", "none.kv"):
+async def test_a_file_goes_by_the_last_advice_that_it_was_given(fs: FileSystem) -> None:
+    for name in ("longer.kv", "shorter.kv", "none.kv", "pinned.kv", "plain.kv"):
         make(fs, name)
         fs.kv_advise(ANN, name, ttl(10))
+    fs.kv_advise(ANN, "pinned.kv", [(Advice.PIN, 0)])
     await trio.sleep(5)
     fs.kv_advise(ANN, "longer.kv", ttl(20))
     fs.kv_advise(ANN, "shorter.kv", ttl(1))
     fs.kv_advise(ANN, "none.kv", ttl(0))
+    fs.volume.truncate(fs.find(ANN, "plain.kv"), 0)
     await trio.sleep(2)
-    assert names(fs) == {"longer.kv", "none.kv"}
+    assert names(fs) == {"longer.kv", "none.kv", "pinned.kv", "plain.kv"}
     await trio.sleep(17)
-    assert names(fs) == {"longer.kv", "none.kv"}
+    assert names(fs) == {"longer.kv", "none.kv", "pinned.kv", "plain.kv"}
+    fs.kv_advise(ANN, "pinned.kv", [(Advice.UNPIN, 0)])
     await trio.sleep(2)
-    assert names(fs) == {"none.kv"}
-
-
-@while_alarms_go_off
-async def test_a_file_that_became_plain_does_not_expire(fs: FileSystem) -> None:
-    make(fs, "a.kv")
-    fs.kv_advise(ANN, "a.kv", ttl(1))
-    fs.volume.truncate(fs.volume.tree.child(fs.volume.tree.root, b"a.kv"), 0)
-    await trio.sleep(2)
-    assert names(fs) == {"a.kv"}
-
-
-@while_alarms_go_off
-async def test_a_removed_file_leaves_no_alarm_behind(fs: FileSystem) -> None:
+    assert names(fs) == {"none.kv", "pinned.kv", "plain.kv"}, "the time of what was pinned runs anew"
+    await trio.sleep(9)
+    assert names(fs) == {"none.kv", "plain.kv"}
+    num_alarms = len(fs.volume.alarms)
     for _ in range(1000):
         make(fs, "a.kv")
         fs.kv_advise(ANN, "a.kv", ttl(1e6))
         fs.kv_remove(ANN, "a.kv")
-    assert len(fs.volume.alarms) == 0
+    assert len(fs.volume.alarms) == num_alarms, "a removed file leaves none behind"
+
+
+@while_alarms_go_off
+async def test_attributes_are_advice_and_removing_one_takes_it_back(fs: FileSystem) -> None:
+    make(fs, "a.kv")
+    inode = fs.find(ANN, "a.kv")
+    for name, value in (("pinned", "1"), ("ttl", "3600"), ("ttl", "0.25"), ("priority", "100")):
+        set_attribute(fs, "a.kv", name, value)
+        assert attribute(fs, "a.kv", name) == value
+        assert f"user.kv.{name}".encode() in xattrs.names(fs.volume, inode)
+    for name in ("pinned", "ttl", "priority"):
+        xattrs.remove(fs.volume, inode, f"user.kv.{name}".encode(), ANN.uid)
+        assert attribute(fs, "a.kv", name) == "0"
