@@ -20,7 +20,7 @@ NUM_FILES = 3
 
 
 class Bytes(bytearray):
-    """What a file holds."""
+    """Bytes that a file must hold."""
 
     def put(self, offset: int, data: bytes) -> None:
         self.resize(max(len(self), offset))
