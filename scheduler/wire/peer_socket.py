@@ -279,9 +279,12 @@ class PeerSocket:
             return False
         receiver.shut(self.socket)
         while True:
-            data, sender, flags, _ = self.socket.recvmsg(
-                _MAX_BYTES, _SENDER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT
-            )
+            try:
+                data, sender, flags, _ = self.socket.recvmsg(
+                    _MAX_BYTES, _SENDER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT
+                )
+            except ConnectionResetError:  # the kernel says once that the peer closed with unread data
+                continue
             if flags & socket.MSG_CTRUNC:
                 return False
             if receiver.is_end(self.socket, data, sender):

@@ -272,3 +272,14 @@ async def test_a_connection_made_blocking_by_its_launcher_blocks_nobody(house, i
         copy.setblocking(True)
         program.send(GREETING if is_full else GREETING[:1])
         await house.still_serves()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_peer_that_closes_without_reading_its_answer_ends_its_own_connection_alone(older_kernel, kind):
+    async def main():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        with peer_socket.PeerSocket(trio.socket.from_stdlib_socket(ours), peer_socket.Threads()) as peer:
+            peer.socket.send(b"an answer that nobody reads")
+            theirs.close()
+
+    trio.run(main)
