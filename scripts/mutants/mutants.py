@@ -11,7 +11,11 @@ mounts end with the tests. Needs root and GCC's binutils.
     scripts/mutants/mutants.py                                       # 80 of the default paths
     scripts/mutants/mutants.py --num 20 --map kv.map --rows kv.rows --tests tests/kvfs -- kvfs/pages
     scripts/mutants/mutants.py --num 0                               # the map alone
+    scripts/mutants/mutants.py --near --num 20 -- kvfs               # without a map
     scripts/mutants/mutants.py --summary                             # of the existing rows
+
+--near makes no map, which takes an hour. The tests of a mutant are then the files of tests beside its module's own, as
+the folders of tests/ follow the folders of the code. So a survivor may be caught by tests that lie elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ QUICK = {  # by file: its tests, and the text that a mutant replaces; the tests 
 VERDICTS = ("caught", "survived", "timed out", "not covered", "does not build")
 
 
-def judged(mutant: Mutant, known: Map, built: dict[str, list[Extension]]) -> tuple[str, str]:
+def judged(mutant: Mutant, known: Map | Near, built: dict[str, list[Extension]]) -> tuple[str, str]:
     """Test a mutant. Return the verdict, such as "survived", and the test that failed."""
     try:
         if mutant.file.endswith(".c"):
@@ -57,9 +61,12 @@ def judged(mutant: Mutant, known: Map, built: dict[str, list[Extension]]) -> tup
     tests, found = known.covering(mutant, LIMIT_S), ("not covered", "")
     while tests:
         found = tried(laid, tests)
-        if found[1] not in tests or tried({}, [found[1]])[0] == "survived":
+        if not found[1].startswith("tests/") or tried({}, [found[1]])[0] == "survived":
             break
-        tests.remove(found[1])  # the test also fails without the mutant
+        if found[1] in tests:
+            tests.remove(found[1])  # the test also fails without the mutant
+        else:
+            tests.append(f"--deselect={found[1]}")
     return found if tests else ("not covered", "")
 
 
@@ -81,11 +88,39 @@ def tried(laid: dict[str, bytes], tests: list[str]) -> tuple[str, str]:
     return tried(laid, left) if left else ("survived", "")
 
 
+class Near:
+    """The files of tests that lie nearest to a mutated file: first those of its module, then those of its folder."""
+
+    def __init__(self, tests: list[str]) -> None:
+        """`tests`: files and folders to choose from."""
+        found = [file for path in map(Path, tests) for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+        self._files = sorted(found)
+
+    def covering(self, mutant: Mutant, limit_s: float) -> list[str]:
+        """Return words for pytest: the files, nearest first, without slow tests. The time limit of a mutant ends the
+        run, however many files there are.
+        """
+        assert limit_s > 0
+        code = Path("tests") / mutant.file
+
+        def distance(file: Path) -> tuple[int, bool, Path]:
+            num_shared = len(os.path.commonpath([code.parent, file.parent]).split("/"))
+            return -num_shared, file.stem != f"test_{code.stem}", file
+
+        package = Path(*code.parts[:2])
+        near = [str(file) for file in sorted(self._files, key=distance) if file.is_relative_to(package)]
+        return ["-m", "not slow", *near]
+
+
 def run(args: argparse.Namespace, rows: list[dict[str, Any]], place: Path) -> None:
     files = files_of(args.paths)
-    known = Map(args.map, files)
-    tests = [[path] if path.is_file() else sorted(path.rglob("test_*.py")) for path in map(Path, args.tests)]
-    known.complete([str(path) for each in tests for path in each], place)
+    known: Map | Near
+    if args.near:
+        known = Near(args.tests)
+    else:
+        known = Map(args.map, files)
+        tests = [[path] if path.is_file() else sorted(path.rglob("test_*.py")) for path in map(Path, args.tests)]
+        known.complete([str(path) for each in tests for path in each], place)
     built = extensions(files, place)
     if args.quick:
         wanted = [next(each for each in mutants_of(file) if each.old == old) for file, (_, old) in QUICK.items()]
@@ -137,6 +172,7 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=Path("/var/tmp/symphony-mutants.rows"))
     parser.add_argument("--map", type=Path, default=Path("/var/tmp/symphony-mutants.map"))
     parser.add_argument("--tests", nargs="+", default=["tests/scheduler", "tests/symphony"], help="files and folders")
+    parser.add_argument("--near", action="store_true", help="without a map: the tests beside the mutant's module")
     parser.add_argument("--summary", action="store_true", help="summarise the rows by package")
     parser.add_argument(
         "--quick", action="store_true", help="one mutant in Python and one in C, which have to be caught"
