@@ -14,45 +14,41 @@ ROOT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A new file, directory, symbolic link (to `target`), socket or FIFO, as the type in `mode` says."""
-
+class _OfFile:
     path: str
     file: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OfName(_OfFile):
     parent: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made(_OfName):
+    """A new file, directory, symbolic link (to `target`), socket or FIFO, as the type in `mode` says."""
+
     mode: int
     uid: int
     gid: int
     target: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Linked:
-    path: str
-    file: int
-    parent: int
-    name: str
+class Linked(_OfName):
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(_OfName):
     """A name is gone, by unlink or rmdir. The file lives on while it has others, or is open."""
 
-    path: str
-    file: int
-    parent: int
-    name: str
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(_OfName):
     """`other` had the new name before: it has lost it, or has the old one now if the two were exchanged."""
 
-    path: str
-    file: int
-    parent: int
-    name: str
     new_path: str
     new_parent: int
     new_name: str
@@ -61,65 +57,53 @@ class Renamed:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Written(_OfFile):
     """`size` bytes written at `offset` of the file; they are at `at` of the log's data."""
 
-    path: str
-    file: int
     offset: int
     size: int
     at: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resized:
-    path: str
-    file: int
+class Resized(_OfFile):
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(_OfFile):
     """fallocate(2): there is room for these bytes. They read as before, or as zeros."""
 
-    path: str
-    file: int
     offset: int
     size: int
     keep_size: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Punched:
+class Punched(_OfFile):
     """FALLOC_FL_PUNCH_HOLE: these bytes read as zeros."""
 
-    path: str
-    file: int
     offset: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(_OfFile):
     """Mode and owners as they are now; times are not recorded."""
 
-    path: str
-    file: int
     mode: int
     uid: int
     gid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(_OfFile):
     """fsync, fdatasync or fsync of a directory is over.
 
     It covers what stands before `start` in the log: an operation that came while the sync was under way is not covered.
     Nor is what stands before `first`: of a write through O_DSYNC, that write alone is covered.
     """
 
-    path: str
-    file: int
     start: int
     data_only: bool = False
     failed: bool = False

@@ -20,9 +20,6 @@ cut:
   the last sync.
 - *Bytes that were not written* below a size that is there read as what was there before. If that was nothing, they
   are zeros, or stale bytes of whoever had these blocks before (`holes`). What fallocate gave reads as zeros.
-
-With `strict`, it promises no more than POSIX does: syncing a file says nothing of its name; name changes that were
-not synced are there or not one by one, and so are a file's truncations and sizes. A rename is still atomic.
 """
 
 from __future__ import annotations
@@ -72,7 +69,6 @@ class State:
     cut: int
     seed: int
     keep: Keep = "some"
-    strict: bool = False
     holes: Holes = "either"
 
     @property
@@ -81,24 +77,7 @@ class State:
         return [operation.label for operation in self.log.operations[: self.cut] if isinstance(operation, Marked)]
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """An operation that is not there, or only in part."""
-
-    place: int
-    operation: NameChange | FileChange
-    torn: bool = False
-
-
-def states(
-    log: Log,
-    seed: int,
-    count: int,
-    *,
-    after: str | None = None,
-    strict: bool = False,
-    holes: Holes = "either",
-) -> Iterator[State]:
+def states(log: Log, seed: int, count: int, *, after: str | None = None) -> Iterator[State]:
     """`count` states of this log, cut anywhere behind the mark `after`.
 
     Half of the cuts are beside a sync, a mark or a change of names. In one of ten nothing is lost, and in two of ten
@@ -116,18 +95,18 @@ def states(
         if corners and random.random() < 0.5:
             cut = random.choice(corners) + random.randint(0, 1)
         keep: Keep = random.choices(["all", "none", "some"], [1, 2, 7])[0]  # type: ignore[assignment]
-        yield State(log, cut, random.getrandbits(32), keep, strict, holes)
+        yield State(log, cut, random.getrandbits(32), keep)
 
 
-def materialize(state: State, target: Path) -> list[Loss]:
-    """Make the tree of this state in `target`, which is emptied first, and say what was lost on the way.
+def materialize(state: State, target: Path) -> None:
+    """Make the tree of this state in `target`, which is emptied first.
 
     Files are sparse where nothing was written. Several processes may do so with states of one log.
     """
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
-    return _Materialization(state, target).run()
+    _Materialization(state, target).run()
 
 
 def _forgets(operation: FileChange) -> tuple[int, int] | None:
@@ -145,38 +124,23 @@ class _Materialization:
         self._state, self._target = state, target
         self._history = history_of(state.log)
         self._random = Random(state.seed)
-        self._losses: list[Loss] = []
         self._holes_are_garbage = state.holes == "garbage" or (state.holes == "either" and self._random.random() < 0.5)
         self._first_paths: dict[int, Path] = {}
 
-    def run(self) -> list[Loss]:
+    def run(self) -> None:
         self._make_directory(ROOT, self._target, self._entries(), set())
-        return sorted(self._losses, key=lambda loss: loss.place)
 
     # Names
 
     def _entries(self) -> dict[int, dict[str, int]]:
         """Return the names that each directory has left."""
         names, cut = self._history.names, self._state.cut
-        number = bisect_left(names, cut, key=lambda change: change[0])
-        kept = self._names_in_a_strict_world(number) if self._state.strict else self._names_in_order(number)
+        number, floor = bisect_left(names, cut, key=lambda change: change[0]), self._history.name_floor(cut)
         entries: dict[int, dict[str, int]] = {}
         linked: set[int] = set()
-        for index, (place, change) in enumerate(names[:number]):
-            if kept[index]:
-                self._apply_name(entries, linked, change)
-            else:
-                self._losses.append(Loss(place, change))
+        for _, change in names[: self._prefix(number - floor) + floor]:
+            self._apply_name(entries, linked, change)
         return entries
-
-    def _names_in_order(self, number: int) -> list[bool]:
-        floor = self._history.name_floor(self._state.cut)
-        length = self._prefix(number - floor) + floor
-        return [index < length for index in range(number)]
-
-    def _names_in_a_strict_world(self, number: int) -> list[bool]:
-        share = self._share()
-        return [self._is_covered(place) or self._random.random() < share for place, _ in self._history.names[:number]]
 
     def _apply_name(self, entries: dict[int, dict[str, int]], linked: set[int], change: NameChange) -> None:
         """Earlier changes may be missing, so the names may not be what they were."""
@@ -247,7 +211,6 @@ class _Materialization:
         size, mode = 0, None
         for place, change in changes:
             if place in kept_in_order and not kept_in_order[place] and not isinstance(change, Written):
-                self._losses.append(Loss(place, change))
                 if (gone := _forgets(change)) is not None:
                     missing.append(gone)
                 continue
@@ -287,9 +250,6 @@ class _Materialization:
             for place, change in changes
             if not self._is_covered(place) and (not isinstance(change, Written) or place in self._history.growing)
         ]
-        if self._state.strict:
-            share = self._share()
-            return {place: self._random.random() < share for place in places}
         length = self._prefix(len(places))
         return {place: index < length for index, place in enumerate(places)}
 
@@ -301,7 +261,7 @@ class _Materialization:
         if self._is_covered(place):
             return whole
         end = write.offset + write.size
-        lacks_room = not self._state.strict and any(low < end and write.offset < high for low, high in missing)
+        lacks_room = any(low < end and write.offset < high for low, high in missing)
         chance = self._random.random()
         if not lacks_room and chance < share:
             return whole
@@ -310,7 +270,6 @@ class _Materialization:
             pieces = self._torn(write)
             if pieces == whole:
                 return whole
-        self._losses.append(Loss(place, write, torn=bool(pieces)))
         return pieces
 
     def _torn(self, write: Written) -> list[tuple[int, int]]:

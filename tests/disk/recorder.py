@@ -126,10 +126,6 @@ class Disk:
         """How many such operations were asked for so far, also those that failed or hang."""
         return int(self._command("count", _known(op), path))
 
-    def wait_count(self, op: str, path: str = "*", *, n: int) -> None:
-        """Wait until `count` is `n` at least. Other threads' commands to this disk wait as long, as for `wait_hung`."""
-        self._command("wait_count", _known(op), path, n)
-
     # What goes wrong
 
     def fail(

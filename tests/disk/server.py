@@ -15,7 +15,6 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,8 @@ _TURN_S = 2e-3
 class Server:
     def __init__(self, below: PassThrough, channel: Channel, control: Connection) -> None:
         self._below, self._channel, self._control = below, channel, control
-        self._waits: list[tuple[int, Callable[[], bool]]] = []
+        self._waits: list[tuple[int, int]] = []
+        """Numbers of commands that wait, and how many operations have to hang."""
         self._troubles: list[str] = []
 
     # The loop
@@ -94,8 +94,8 @@ class Server:
     # Commands
 
     def _obey(self, number: int, command: str, arguments: tuple[Any, ...]) -> None:
-        if command in ("wait_hung", "wait_count"):
-            self._waits.append((number, getattr(self, f"_is_over_{command}")(*arguments)))
+        if command == "wait_hung":
+            self._waits.append((number, *arguments))
             return
         try:
             answer = getattr(self, f"_do_{command}")(*arguments)
@@ -104,16 +104,10 @@ class Server:
         self._control.send((number, answer))
 
     def _wake_waits(self) -> None:
-        over = [wait for wait in self._waits if wait[1]()]
+        over = [wait for wait in self._waits if len(self._below.hung) >= wait[1]]
         for number, _ in over:
             self._control.send((number, None))
         self._waits = [wait for wait in self._waits if wait not in over]
-
-    def _is_over_wait_hung(self, how_many: int) -> Callable[[], bool]:
-        return lambda: len(self._below.hung) >= how_many
-
-    def _is_over_wait_count(self, operation: str, pattern: str, how_many: int) -> Callable[[], bool]:
-        return lambda: self._below.faults.count(operation, pattern) >= how_many
 
     def _do_log(self, start: int) -> tuple[list[Operation], int]:
         return self._below.operations[start:], self._below.data_bytes

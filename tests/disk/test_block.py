@@ -23,20 +23,8 @@ def is_mounted(path: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_ext4_keeps_what_was_synced_and_may_lose_the_rest(tmp_path):
-    kept, unsynced = after_power_cuts(tmp_path, options="defaults")
-    assert kept == {True}
-    assert unsynced == {True, False}
-
-
-@pytest.mark.slow
-def test_ext4_that_does_not_flush_is_caught(tmp_path):
-    kept, _ = after_power_cuts(tmp_path, options="barrier=0")
-    assert kept == {True, False}
-
-
-def after_power_cuts(tmp_path: Path, *, options: str) -> tuple[set[bool], set[bool]]:
-    """Whether files were there whole, whose sync had returned, and those that were never synced."""
+@pytest.mark.parametrize(("options", "left"), [("defaults", {True}), ("barrier=0", {True, False})])
+def test_ext4_keeps_what_was_synced_may_lose_the_rest_and_is_caught_if_it_does_not_flush(tmp_path, options, left):
     contents = [os.urandom(20_000) for _ in range(12)]
     with Ext4(tmp_path, options=options) as ext4:
         for number, content in enumerate(contents):
@@ -61,22 +49,20 @@ def after_power_cuts(tmp_path: Path, *, options: str) -> tuple[set[bool], set[bo
                         unsynced.add(is_whole)
         except (OSError, RuntimeError):  # the file system can't be mounted, read or checked
             kept.add(False)
+    assert kept == left
+    assert unsynced == {True, False}
     assert not is_mounted(tmp_path)
-    return kept, unsynced
 
 
 @pytest.mark.slow
-def test_a_sync_on_ext4_fails_when_the_disk_does(tmp_path):
-    with Ext4(tmp_path) as ext4, (ext4.path / "a").open("wb", buffering=0) as file:
-        file.write(b"x" * 4096)
-        ext4.disk.fail("write", times=None)
-        with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\]"):
+def test_a_sync_on_ext4_fails_when_the_disk_does_and_nothing_stays_mounted_when_a_test_fails(tmp_path):
+    def fail() -> None:
+        with Ext4(tmp_path) as ext4, (ext4.path / "a").open("wb", buffering=0) as file:
+            assert is_mounted(tmp_path / "ext4")
+            file.write(b"x" * 4096)
+            ext4.disk.fail("write", times=None)
             os.fsync(file)
-    assert not is_mounted(tmp_path)
 
-
-@pytest.mark.slow
-def test_nothing_stays_mounted_when_a_test_fails(tmp_path):
-    with pytest.raises(ZeroDivisionError), Ext4(tmp_path):
-        _ = 1 // (not is_mounted(tmp_path / "ext4"))
+    with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\]"):
+        fail()
     assert not is_mounted(tmp_path)

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import trio
 
@@ -56,10 +57,7 @@ def make_state(directory: Path) -> None:
             house.create("dir/b.kv", TOKENS["/dir/b.kv"])
             house.append(house.fs.kv_fork(ROOT, source, "dir/fork.kv"), [7, 8])
             house.create("dir/deep/c.kv", TOKENS["/dir/deep/c.kv"])
-            note = house.volume.make_plain(house.tree.root, b"note.txt", 0o644, 0, 0)
-            with house.volume.charged_for(note, note.content, len(PLAIN["/note.txt"])):
-                note.content.write_at(0, PLAIN["/note.txt"])
-            note.modified()
+            house.make_plain("note.txt", PLAIN["/note.txt"])
 
     trio.run(other)
     trio.run(own)
@@ -79,9 +77,8 @@ def sql(directory: Path, statement: str, *values: object) -> list[tuple]:
 def number_of(directory: Path, path: str) -> int:
     number = 1
     for name in path.strip("/").split("/"):
-        number = sql(directory, "SELECT number FROM names WHERE directory = ? AND name = ?", number, name.encode())[0][
-            0
-        ]
+        found = sql(directory, "SELECT number FROM names WHERE directory = ? AND name = ?", number, name.encode())
+        ((number,),) = found
     return number
 
 
@@ -130,19 +127,15 @@ def swap_slots(directory: Path) -> None:
 
 
 def damage_record(table: str, path: str) -> Callable[[Path], None]:
-    def plant(directory: Path) -> None:
-        number = number_of(directory, path) if path != "/" else 1
-        record = bytearray(sql(directory, f"SELECT record FROM {table} WHERE number = ?", number)[0][0])
-        record[len(record) // 2] ^= 8
-        sql(directory, f"UPDATE {table} SET record = ? WHERE number = ?", bytes(record), number)
+    def flipped(_number: int, record: bytes) -> bytes:
+        place = len(record) // 2
+        return record[:place] + bytes([record[place] ^ 8]) + record[place + 1 :]
 
-    return plant
+    return change_record(table, path, flipped)
 
 
-def lose_row(table: str, path: str) -> Callable[[Path], None]:
-    return lambda directory: (
-        sql(directory, f"DELETE FROM {table} WHERE number = ?", number_of(directory, path)) and None
-    )
+def lose_row(table: str, path: str) -> Callable[[Path], object]:
+    return lambda directory: sql(directory, f"DELETE FROM {table} WHERE number = ?", number_of(directory, path))
 
 
 def exchange_versions(directory: Path) -> None:
@@ -168,12 +161,22 @@ def say_less_is_kept(directory: Path) -> None:
     sql(directory, "UPDATE slots SET kept = 20, row_check = ? WHERE identity = 2 AND slot = 5", row_check)
 
 
-def say_more_entries(directory: Path) -> None:
+def change_record(table: str, path: str, change: Callable[[int, bytes], bytes]) -> Callable[[Path], None]:
+    def plant(directory: Path) -> None:
+        number = number_of(directory, path) if path != "/" else 1
+        ((record,),) = sql(directory, f"SELECT record FROM {table} WHERE number = ?", number)
+        sql(directory, f"UPDATE {table} SET record = ? WHERE number = ?", change(number, record), number)
+
+    return plant
+
+
+def more_entries(path: str) -> Callable[[Path], None]:
     """A length that its slots do not hold, with a checksum that is right."""
-    number = number_of(directory, "/dir/b.kv")
-    record = decode_version(number, sql(directory, "SELECT record FROM versions WHERE number = ?", number)[0][0])
-    wrong = encode_version(number, record._replace(length=90, full_length=90))
-    sql(directory, "UPDATE versions SET record = ? WHERE number = ?", wrong, number)
+
+    def longer(number: int, record: bytes) -> bytes:
+        return encode_version(number, decode_version(number, record)._replace(length=90, full_length=90))
+
+    return change_record("versions", path, longer)
 
 
 def put_name(directory: Path, parent: int, name: bytes, number: int) -> None:
@@ -198,16 +201,21 @@ def make_loop(directory: Path) -> None:
     put_name(directory, deep, b"dir", top)
 
 
-def no_regular_file(directory: Path) -> None:
-    """A file in place of a directory: the names in it lie nowhere."""
-    number = number_of(directory, "/dir/deep")
-    record = decode_inode(number, sql(directory, "SELECT record FROM inodes WHERE number = ?", number)[0][0])
-    sql(
-        directory,
-        "UPDATE inodes SET record = ? WHERE number = ?",
-        encode_inode(number, record._replace(file_type=0o120000)),
-        number,
-    )
+def no_directory(directory: Path) -> None:
+    """A link in place of a directory: the names in it lie nowhere."""
+
+    def link(number: int, record: bytes) -> bytes:
+        return encode_inode(number, decode_inode(number, record)._replace(file_type=0o120000))
+
+    change_record("inodes", "/dir/deep", link)(directory)
+
+
+def name_in_a_file(directory: Path) -> None:
+    put_name(directory, number_of(directory, "/a.kv"), b"x", number_of(directory, "/dir/b.kv"))
+
+
+def damage_identity(directory: Path) -> None:
+    sql(directory, "UPDATE identities SET facts = replace(facts, 'fake', 'fate') WHERE id = 2")
 
 
 def unnamed_version(directory: Path) -> None:
@@ -218,9 +226,8 @@ def unnamed_version(directory: Path) -> None:
 
 
 def low_next_inode(directory: Path) -> None:
-    sql(
-        directory, "UPDATE about SET value = '3', row_check = ? WHERE key = 'next_inode'", text_check("next_inode", "3")
-    )
+    check = text_check("next_inode", "3")
+    sql(directory, "UPDATE about SET value = '3', row_check = ? WHERE key = 'next_inode'", check)
 
 
 def zero_page(directory: Path, page: int) -> None:
@@ -229,13 +236,12 @@ def zero_page(directory: Path, page: int) -> None:
         file.write(bytes(PAGE))
 
 
-def cut(path: Path, size: int) -> None:
-    os.truncate(path, size)
-
-
 def backing_of(directory: Path) -> Path:
     (path,) = (directory / "files").iterdir()
     return path
+
+
+Left: TypeAlias = dict[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -246,7 +252,7 @@ class Damage:
     plant: Callable[[Path], object]
     paths: tuple[str, ...] = ()
     """Paths that fsck has to name."""
-    left: dict[str, int | None] = field(default_factory=dict)
+    left: Left = field(default_factory=dict)
     """Entries that are left after a repair, where not all are; None: the name is gone."""
     moved: dict[str, str] = field(default_factory=dict)
     """New paths of files that a repair moves, with `{}` for the inode's number before."""
@@ -256,19 +262,29 @@ class Damage:
         return self.name
 
 
-CUT_AT_5: dict[str, int | None] = {"/a.kv": 160, "/dir/fork.kv": 160}
-ALL_OWN: dict[str, int | None] = dict.fromkeys(list(TOKENS)[1:], 0)
-
+CUT_AT_5: Left = {"/a.kv": 160, "/dir/fork.kv": 160}
+ALL_OWN: Left = dict.fromkeys(list(TOKENS)[1:], 0)
+NO_ENTRIES: Left = dict.fromkeys(TOKENS, 0)
+GONE: Left = dict.fromkeys(TOKENS)
+FOUND = "/lost+found/#{}"
 BELOW_LOST_DIR = {path: path.replace("/dir", "/lost+found/#{/dir}", 1) for path in TOKENS if path.startswith("/dir")}
 
+
+def lost(path: str) -> str:
+    return f"/lost+found/#{{{path}}}"
+
+
+def zeroed(table: str) -> Callable[[Path], None]:
+    return lambda directory: zero_page(directory, root_page_of(directory, table))
+
+
+def flipped_slot(slot: int, offset: int) -> Callable[[Path], None]:
+    return lambda directory: flip(own_slots(directory), slot_at(slot) + offset)
+
+
 DAMAGES = (
-    Damage("a flipped bit in a page", lambda d: flip(own_slots(d), slot_at(5) + 77), SHARED, CUT_AT_5),
-    Damage(
-        "a flipped bit in the tail of one",
-        lambda d: flip(own_slots(d), slot_at(slots_of(d, "/dir/b.kv")[2])),
-        ("/dir/b.kv",),
-        {"/dir/b.kv": 64},
-    ),
+    Damage("a flipped bit in a page", flipped_slot(5, 77), SHARED, CUT_AT_5),
+    Damage("a flipped bit in the tail of one", flipped_slot(12, 0), ("/dir/b.kv",), {"/dir/b.kv": 64}),
     Damage(
         "a flipped bit in a page of another model",
         lambda d: flip(d / "slots/1.kv", slot_at(0) + 9),
@@ -282,7 +298,7 @@ DAMAGES = (
     Damage("a lost row of a slot", lose_slot_row, SHARED, CUT_AT_5),
     Damage("a damaged row of a slot", damage_slot_row, SHARED, CUT_AT_5),
     Damage("a count too low in a slot's row", say_less_is_kept, SHARED, {"/a.kv": 180, "/dir/fork.kv": 180}),
-    Damage("a length too high", say_more_entries, ("/dir/b.kv",), {"/dir/b.kv": 70}),
+    Damage("a length too high", more_entries("/dir/b.kv"), ("/dir/b.kv",), {"/dir/b.kv": 70}),
     Damage("a damaged list of entries", damage_record("versions", "/a.kv"), ("/a.kv",), {"/a.kv": 0}),
     Damage("a lost list of entries", lose_row("versions", "/a.kv"), ("/a.kv",), {"/a.kv": 0}),
     Damage("exchanged lists of entries", exchange_versions, ("/a.kv", "/dir/b.kv"), {"/a.kv": 0, "/dir/b.kv": 0}),
@@ -291,81 +307,44 @@ DAMAGES = (
     Damage("a lost inode of a plain file", lose_row("inodes", "/note.txt"), ("/note.txt",)),
     Damage("a lost inode of a directory", lose_row("inodes", "/dir"), ("/dir",)),
     Damage("a damaged inode of the root", damage_record("inodes", "/"), ("/",)),
-    Damage(
-        "a version that nothing leads to",
-        unnamed_version,
-        ("/lost+found/#{/dir/b.kv}",),
-        moved={"/dir/b.kv": "/lost+found/#{}"},
-    ),
-    Damage(
-        "a damaged name", damage_name, ("/dir/b.kv", "/lost+found/#{/dir/b.kv}"), moved={"/dir/b.kv": "/lost+found/#{}"}
-    ),
-    Damage(
-        "a lost name", lambda d: take_name(d, "/a.kv"), ("/lost+found/#{/a.kv}",), moved={"/a.kv": "/lost+found/#{}"}
-    ),
-    Damage(
-        "a lost name of a directory", lambda d: take_name(d, "/dir"), ("/lost+found/#{/dir}",), moved=BELOW_LOST_DIR
-    ),
+    Damage("a version that nothing leads to", unnamed_version, (lost("/dir/b.kv"),), moved={"/dir/b.kv": FOUND}),
+    Damage("a damaged name", damage_name, ("/dir/b.kv", lost("/dir/b.kv")), moved={"/dir/b.kv": FOUND}),
+    Damage("a lost name", lambda d: take_name(d, "/a.kv"), (lost("/a.kv"),), moved={"/a.kv": FOUND}),
+    Damage("a lost name of a directory", lambda d: take_name(d, "/dir"), (lost("/dir"),), moved=BELOW_LOST_DIR),
     Damage("a name that leads nowhere", lambda d: put_name(d, 1, b"ghost", 777), ("/ghost",)),
-    Damage(
-        "a name in a file", lambda d: put_name(d, number_of(d, "/a.kv"), b"x", number_of(d, "/dir/b.kv")), ("/a.kv/x",)
-    ),
-    Damage(
-        "names in what is no directory",
-        no_regular_file,
-        ("/dir/deep/c.kv",),
-        moved={"/dir/deep/c.kv": "/lost+found/#{}"},
-    ),
+    Damage("a name in a file", name_in_a_file, ("/a.kv/x",)),
+    Damage("names in what is no directory", no_directory, ("/dir/deep/c.kv",), moved={"/dir/deep/c.kv": FOUND}),
     Damage(
         "a second name of a directory",
         lambda d: put_name(d, 1, b"other", number_of(d, "/dir/deep")),
         ("/dir/deep",),
         moved={"/dir/deep/c.kv": "/other/c.kv"},
     ),
-    Damage("a directory in itself", make_loop, ("/lost+found/#{/dir}",), moved=BELOW_LOST_DIR),
+    Damage("a directory in itself", make_loop, (lost("/dir"),), moved=BELOW_LOST_DIR),
     Damage("an impossible name", lambda d: put_name(d, 1, b"x/y", number_of(d, "/a.kv")), ("/x/y",)),
-    Damage(
-        "a damaged identity",
-        lambda d: sql(d, "UPDATE identities SET facts = replace(facts, 'fake', 'fate') WHERE id = 2"),
-    ),
+    Damage("a damaged identity", damage_identity),
     Damage("a damaged uuid", lambda d: sql(d, "UPDATE about SET value = 'x' WHERE key = 'uuid'")),
     Damage("a lost uuid", lambda d: sql(d, "DELETE FROM about WHERE key = 'uuid'")),
     Damage("a next inode that there is already", low_next_inode),
     Damage(
         "a slot file cut short",
-        lambda d: cut(own_slots(d), slot_at(5) + 100),
+        lambda d: os.truncate(own_slots(d), slot_at(5) + 100),
         tuple(ALL_OWN),
-        {"/a.kv": 160, "/dir/fork.kv": 160, "/dir/b.kv": 0, "/dir/deep/c.kv": 0},
+        {**CUT_AT_5, "/dir/b.kv": 0, "/dir/deep/c.kv": 0},
     ),
-    Damage("a slot file without a superblock", lambda d: cut(own_slots(d), 0), tuple(ALL_OWN), ALL_OWN),
+    Damage("a slot file without a superblock", lambda d: os.truncate(own_slots(d), 0), tuple(ALL_OWN), ALL_OWN),
     Damage("a slot file that is gone", lambda d: own_slots(d).unlink(), tuple(ALL_OWN), ALL_OWN),
     Damage("a backing file that is gone", lambda d: backing_of(d).unlink(), ("/note.txt",)),
     Damage("a backing file that nobody has", lambda d: (d / "files/77.0.plain").write_bytes(b"x"), is_damage=False),
     Damage("a slot file that nobody has", lambda d: (d / "slots/9.kv").write_bytes(b"x"), is_damage=False),
     Damage("an index without its first page", lambda d: zero_page(d, 1)),
-    Damage(
-        "an index without its names",
-        lambda d: zero_page(d, root_page_of(d, "names")),
-        moved=dict.fromkeys(TOKENS, "/lost+found/#{}"),
-    ),
-    Damage(
-        "an index without its versions",
-        lambda d: zero_page(d, root_page_of(d, "versions")),
-        tuple(TOKENS),
-        dict.fromkeys(TOKENS, 0),
-    ),
-    Damage("an index without its inodes", lambda d: zero_page(d, root_page_of(d, "inodes")), tuple(TOKENS)),
-    Damage(
-        "an index without its slots",
-        lambda d: zero_page(d, root_page_of(d, "slots")),
-        tuple(TOKENS),
-        dict.fromkeys(TOKENS, 0),
-    ),
-    Damage("an index that is gone", lambda d: (d / "index.db").unlink(), (), dict.fromkeys(TOKENS)),
-    Damage("an empty index", lambda d: cut(d / "index.db", 0), (), dict.fromkeys(TOKENS)),
-    Damage(
-        "an index of garbage", lambda d: (d / "index.db").write_bytes(os.urandom(3 * PAGE)), (), dict.fromkeys(TOKENS)
-    ),
+    Damage("an index without its names", zeroed("names"), moved=dict.fromkeys(TOKENS, FOUND)),
+    Damage("an index without its versions", zeroed("versions"), tuple(TOKENS), NO_ENTRIES),
+    Damage("an index without its inodes", zeroed("inodes"), tuple(TOKENS)),
+    Damage("an index without its slots", zeroed("slots"), tuple(TOKENS), NO_ENTRIES),
+    Damage("an index that is gone", lambda d: (d / "index.db").unlink(), left=GONE),
+    Damage("an empty index", lambda d: os.truncate(d / "index.db", 0), left=GONE),
+    Damage("an index of garbage", lambda d: (d / "index.db").write_bytes(os.urandom(3 * PAGE)), left=GONE),
 )
 
 

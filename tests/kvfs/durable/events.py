@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Generic, TypeVar
 
 from kvfs.names.inode import OWN_NAME, Inode
@@ -37,20 +37,10 @@ class Attributes:
 
     @classmethod
     def of(cls, inode: Inode) -> Attributes:
-        return cls(
-            inode.file_type,
-            inode.mode,
-            inode.uid,
-            inode.gid,
-            inode.mtime_ns,
-            inode.ctime_ns,
-            inode.used_ns,
-            inode.device,
-            inode.target,
-            inode.advice,
-            tuple(sorted(inode.xattrs.items())),
-            None if inode.domain is None else inode.domain.limits,
-        )
+        beside = {"xattrs", "quota"}
+        facts = {each.name: getattr(inode, each.name) for each in fields(cls) if each.name not in beside}
+        limits = None if inode.domain is None else inode.domain.limits
+        return cls(**facts, xattrs=tuple(sorted(inode.xattrs.items())), quota=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +118,10 @@ class History(Generic[T]):
     def add(self, moment: int, state: T) -> None:
         if not self._states or self._states[-1][1] != state:
             self._states.append((moment, state))
+
+    @property
+    def last(self) -> T:
+        return self._states[-1][1]
 
     def between(self, first: int, last: int) -> Iterator[tuple[int, T]]:
         """Every state that it had in this time, the oldest first, and when it had it first."""

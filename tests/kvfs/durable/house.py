@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from kvfs.durable.fsck import Report
@@ -14,16 +17,32 @@ from kvfs.durable.journal import Journal
 from kvfs.durable.keeper import Keeper
 from kvfs.durable.state import State
 from kvfs.fs import FileSystem, OpenKv
+from kvfs.names.content import KvFile
 from kvfs.names.disk import Disk
 from kvfs.names.inode import Credentials, Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import NO_LIMITS, AccountLimits, Accounts
+from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.pool import PagePool, num_pages_of
+from kvfs.pages.table import Reservation
 from kvfs.tiers.tickets import NoPressure, Pressure
 from libsym.errors import SymError
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all, entry_values
 
 ROOT = Credentials(0, 0)
+
+
+def plain_of(inode: Inode) -> PlainFile:
+    assert isinstance(inode.content, PlainFile)
+    return inode.content
+
+
+def names_after(directory: Path) -> list[str]:
+    """Return the names that a daemon finds when it starts on this state."""
+    house = House(directory)
+    house.keeper.close()
+    house.fs.check()
+    return house.names()
 
 
 class House:
@@ -62,16 +81,18 @@ class House:
 
     def append(self, file: OpenKv, tokens: Sequence[int]) -> None:
         """Append tokens as a step does."""
-        first = file.table.next_position
-        reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+        reservation = self.reserve(file, tokens)
         self.decoder.step(reservation)
         commit_all(reservation)
         self.fs.committed(file)
 
+    def reserve(self, file: OpenKv, tokens: Sequence[int]) -> Reservation:
+        first = file.table.next_position
+        return self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+
     async def compute(self, file: OpenKv, tokens: Sequence[int]) -> None:
         """Compute tokens as a call does: wait for the pages, then for the step."""
-        first = file.table.next_position
-        reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+        reservation = self.reserve(file, tokens)
         is_over, errors = trio.Event(), list[SymError | None]()
 
         def then(error: SymError | None) -> None:
@@ -105,6 +126,13 @@ class House:
             raise
         return file
 
+    async def require(self, path: str, tokens: Sequence[int], *, write: bool = False) -> OpenKv:
+        """Open a KV file that has to have these tokens, and the bytes that they make."""
+        file = await self.open(path, write=write)
+        assert self.tokens(file) == list(tokens)
+        assert self.is_right(file)
+        return file
+
     async def sync(self, path: str) -> None:
         await self.keeper.sync(self.fs.find(ROOT, path))
 
@@ -122,8 +150,7 @@ class House:
     @asynccontextmanager
     async def changing(self, inode: Inode, start: int, stop: int, *, is_cut: bool = False) -> AsyncIterator[None]:
         """Round a change of these bytes of a plain file that was synced: it waits for the mark, as the mount does."""
-        content = inode.content
-        assert isinstance(content, PlainFile)
+        content = plain_of(inode)
         content.sums.begin(start, stop)
         try:
             while content.sums.needs_mark(start, stop, is_cut=is_cut):
@@ -133,44 +160,66 @@ class House:
         finally:
             content.sums.end()
 
-    async def marked(self, inode: Inode, start: int, stop: int, *, is_cut: bool = False) -> None:
-        """Wait for the mark alone."""
-        async with self.changing(inode, start, stop, is_cut=is_cut):
-            pass
-
     def write(self, inode: Inode, data: bytes, offset: int = 0) -> None:
         """Bytes of a plain file, as a worker does."""
-        content, stop = inode.content, offset + len(data)
-        assert isinstance(content, PlainFile)
+        content, stop = plain_of(inode), offset + len(data)
         assert not content.sums.needs_mark(offset, stop)
-        content.sums.begin(min(offset, content.size), stop)
-        try:
-            with self.volume.charged_for(inode, content, stop):
-                content.write_at(offset, data)
-        finally:
-            content.sums.end()
-        inode.modified()
+        self._change(inode, min(offset, content.size), stop, stop, lambda: content.write_at(offset, data))
 
     def cut(self, inode: Inode, size: int) -> None:
         """A plain file gets a size, as by a worker."""
-        content = inode.content
-        assert isinstance(content, PlainFile)
+        content = plain_of(inode)
         start, stop = sorted((content.size, size))
         assert not content.sums.needs_mark(start, stop, is_cut=size < content.size)
+        self._change(inode, start, stop, size, lambda: content.resize(size))
+
+    def _change(self, inode: Inode, start: int, stop: int, size: int, change: Callable[[], object]) -> None:
+        content = plain_of(inode)
         content.sums.begin(start, stop)
         try:
             with self.volume.charged_for(inode, content, size):
-                content.resize(size)
+                change()
         finally:
             content.sums.end()
         inode.modified()
 
+    def make_plain(self, name: str, data: bytes = b"", parent: Inode | None = None, uid: int = 0) -> Inode:
+        inode = self.volume.make_plain(parent or self.tree.root, name.encode(), 0o600, uid, uid)
+        if data:
+            self.write(inode, data)
+        return inode
+
     def read(self, inode: Inode) -> bytes:
-        assert isinstance(inode.content, PlainFile)
-        return inode.content.read_at(0, inode.content.size)
+        return plain_of(inode).read_at(0, plain_of(inode).size)
+
+    def kv(self, path: str) -> KvFile:
+        content = self.fs.find(ROOT, path).content
+        assert isinstance(content, KvFile)
+        return content
+
+    async def image(self, content: KvFile) -> bytes:
+        """Return the image that cp would copy out."""
+        snapshot = self.volume.open_snapshot(content)
+        try:
+            await trio.to_thread.run_sync(snapshot.prepare)
+            lent: dict[int, Bytes] = {}
+            while missing := snapshot.missing(0, snapshot.size, lent):
+                pool, pages = snapshot.pool, snapshot.held_pages()[missing]
+                found = await trio.to_thread.run_sync(look, pool.store, pool.cold, pages, copies)
+                lent |= zip(missing, found, strict=True)
+            return bytes(snapshot.read(0, snapshot.size, lent))
+        finally:
+            self.volume.close_snapshot(snapshot)
 
     def names(self) -> list[str]:
-        return sorted(str(self.tree.path_of(inode)) for inode in self.tree if inode.names)
+        """Return the path of every name."""
+        found, waiting = list[str](), [("", self.tree.root)]
+        while waiting:
+            path, directory = waiting.pop()
+            for name, child in directory.entries.items():
+                found.append(f"{path}/{os.fsdecode(name)}")
+                waiting += [(found[-1], child)] if child.is_directory else []
+        return sorted(found)
 
 
 @asynccontextmanager
@@ -198,6 +247,38 @@ async def running(house: House, *, drain: bool = False) -> AsyncIterator[House]:
 def is_clean(report: Report) -> bool:
     """No finding of an fsck is damage."""
     return not any(finding.is_damage for finding in report.findings)
+
+
+@contextmanager
+def failing(code: int, match: str | None = None) -> Iterator[None]:
+    with pytest.raises(SymError, match=match) as failed:
+        yield
+    assert failed.value.errno == code
+
+
+class Hold(threading.Event):
+    """Event that lets calls go on which are held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> Iterator[Hold]:
+    """Hold up calls of a worker's function until the event is set, or until the end."""
+    real, may_go_on = getattr(owner, name), Hold()
+
+    def call(*given: Any) -> Any:
+        may_go_on.reached.set()
+        assert may_go_on.wait(60)
+        return real(*given)
+
+    monkeypatch.setattr(owner, name, call)
+    try:
+        yield may_go_on
+    finally:
+        may_go_on.set()
 
 
 def _raise(errors: list[SymError | None]) -> None:

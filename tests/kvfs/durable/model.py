@@ -87,12 +87,19 @@ class Model:
         self._inodes |= {inode.number: inode for inode in house.tree}
         for number, inode in self._inodes.items():
             life = self._lives.setdefault(number, Life())
-            life.attributes.add(self.moment, Attributes.of(inode))
+            attributes = Attributes.of(inode)
+            if inode.xattrs.is_away:  # they are as they were
+                attributes = replace(attributes, xattrs=life.attributes.last.xattrs)
+            life.attributes.add(self.moment, attributes)
             seen = inode.content, getattr(inode.content, "changes", 0), getattr(inode.content, "lost", 0)
             is_gone = inode.content is None and not inode.names and not inode.is_directory
             if self._seen.get(number) != seen and not is_gone:
                 self._seen[number] = seen
                 life.content.add(self.moment, content_of(inode))
+
+    def has_xattrs(self, inode: Inode) -> bool:
+        """Whether the attributes of an inode that were brought from the index are those that it had."""
+        return self._lives[inode.number].attributes.last.xattrs == Attributes.of(inode).xattrs
 
     @contextmanager
     def syncing(self, number: int | None = None) -> Iterator[None]:
@@ -120,7 +127,7 @@ class Model:
     def _above(self, number: int | None) -> set[int]:
         """The directories that an inode lies in."""
         found: set[int] = set()
-        waiting = {number}
+        waiting = set() if number is None else {number}
         while waiting:
             parents = {directory for (directory, _), child in self._names.items() if child in waiting}
             waiting = parents - found
@@ -147,6 +154,7 @@ class Model:
         for inode in house.tree:
             if inode.number not in self._lives:
                 raise AssertionError(f"{_called(house, inode)} has never been")
+            await house.keeper.bring_xattrs(inode)
             self._judge_attributes(house, inode, now)
             self._judge_content(house, inode, now, [moment for number, moment in named if number == inode.number])
         for inode in house.tree:

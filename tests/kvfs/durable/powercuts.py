@@ -19,7 +19,7 @@ from tests.disk.powercut import State
 from tests.disk.recorder import Disk
 from tests.kvfs.durable.house import House, running
 from tests.kvfs.durable.model import Model
-from tests.kvfs.durable.workload import Workload
+from tests.kvfs.durable.workload import STEPS, Workload
 
 NUM_PAGES = 512
 READY = "ready"
@@ -40,7 +40,7 @@ def in_a_process(life: Callable[[], Awaitable[None]]) -> None:
     assert not status, "the process ended otherwise"
 
 
-def killed_life(directory: Path, seed: int, num_steps: int, kind: type[Workload] = Workload) -> Model:
+def killed_life(directory: Path, seed: int, num_steps: int, steps: dict[str, int] = STEPS) -> Model:
     """A house in a process that ends in the middle of its work; what it did."""
     end = trio.Event()
 
@@ -54,7 +54,7 @@ def killed_life(directory: Path, seed: int, num_steps: int, kind: type[Workload]
             async with running(House(directory, num_pages=NUM_PAGES)) as house, trio.open_nursery() as nursery:
                 await house.keeper.sync(house.tree.root)
                 model = Model(house, mark)
-                nursery.start_soon(kind(house, model, seed).run, 10 * num_steps)
+                nursery.start_soon(Workload(house, model, Random(seed), steps).run, 10 * num_steps)
                 await end.wait()
                 pickle.dump(model, said)
                 said.flush()
@@ -74,7 +74,7 @@ def recorded_life(
     before: Model | None = None,
     *,
     has_faults: bool = False,
-    kind: type[Workload] = Workload,
+    steps: dict[str, int] = STEPS,
 ) -> Model:
     """A house in a directory of the disk, which is told of all that the model knows; `before` judges how it begins.
 
@@ -91,7 +91,7 @@ def recorded_life(
                 await house.keeper.sync(house.tree.root)
             disk.mark(READY)
             model = Model(house, lambda moment: disk.mark(str(moment)), has_bytes=before is None)
-            workload = kind(house, model, seed)
+            workload = Workload(house, model, Random(seed), steps)
             async with trio.open_nursery() as nursery:
                 if has_faults:
                     nursery.start_soon(partial(_fail_sometimes, disk, model, Random(seed), is_sliced=bool(seed % 2)))

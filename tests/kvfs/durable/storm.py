@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ import trio
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.looking import copies, look
 from kvfs.pages.table import PageTable, Reservation
-from kvfs.tiers.policy import Files, FloatArray, Gaps
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
 from tests.disk.recorder import Disk
@@ -102,10 +101,8 @@ class Storm:
                 for mine in self.files:
                     mine.promised, mine.cut = len(mine.entries), []
         self._count_moves()
-        self.files, self._gone = [*self.files, *self._gone] if ends_hard else self._kept(), []
-
-    def _kept(self) -> list[Mine]:
-        return [mine for mine in self.files if mine.path is not None]
+        named = [mine for mine in self.files if mine.path is not None]
+        self.files, self._gone = [*self.files, *self._gone] if ends_hard else named, []
 
     async def remove_all(self) -> None:
         """Remove all files in one more life: nothing is left of them in memory or on disk."""
@@ -215,15 +212,9 @@ class Storm:
 
     def _one(self, *, is_idle: bool = True, has_handle: bool = False, has_name: bool = False) -> Mine | None:
         """Return a random file of that kind; None: none was found."""
-        for _ in range(6):
-            if not self.files:
-                return None
-            mine = self.rng.choice(self.files)
-            if (
-                not (is_idle and mine.is_busy)
-                and not (has_handle and mine.handle is None)
-                and not (has_name and mine.path is None)
-            ):
+        for mine in self.rng.choices(self.files, k=6) if self.files else ():
+            is_it = not (is_idle and mine.is_busy) and not (has_handle and mine.handle is None)
+            if is_it and not (has_name and mine.path is None):
                 return mine
         return None
 
@@ -249,8 +240,7 @@ class Storm:
     async def _call(self, mine: Mine, tokens: Sequence[int]) -> None:
         house, handle = self.house, mine.handle
         assert handle is not None
-        first = handle.table.next_position
-        reservation = house.fs.reserve(handle, tokens, range(first, first + len(tokens)))
+        reservation = house.reserve(handle, tokens)
         is_over, errors = trio.Event(), list[SymError | None]()
 
         def then(error: SymError | None) -> None:
@@ -281,8 +271,8 @@ class Storm:
     def _require_pages(self, errors: Sequence[SymError | None]) -> None:
         if not errors:
             raise Lost(f"a call waits for ever: {self.house.volume.pager.statistics()}")
-        if errors[0] is not None:
-            raise errors[0]
+        for error in filter(None, errors):
+            raise error
 
     async def _compute(self, mine: Mine, reservation: Reservation) -> None:
         """Compute as a member of the run: steps, then the member leaves, whatever has become of it."""
@@ -442,9 +432,8 @@ class Storm:
         mine = self._one(is_idle=False)
         if mine is None or not mine.entries:
             return
-        content = mine.inode.content if mine.handle is None else mine.handle.content
         entries = list(mine.entries)
-        snapshot = self.house.volume.open_snapshot(content)
+        snapshot = self.house.volume.open_snapshot(mine.content)
         try:
             with trio.CancelScope(shield=True):
                 found = await trio.to_thread.run_sync(partial(_pages_of, snapshot))
@@ -459,26 +448,22 @@ class Storm:
 
     async def _sync(self) -> None:
         mine = self._one(is_idle=False, has_name=True)
-        if mine is None:
-            return
-        sync = mine.begin_sync(self.num_done)
-        try:
-            await self.house.keeper.sync(mine.inode)
-            if mine.path is not None:  # nothing is promised of what has lost its name meanwhile
-                mine.synced(sync)
-        finally:
-            mine.syncs.remove(sync)
+        if mine is not None:
+            await self._synced([mine], self.house.keeper.sync(mine.inode))
 
     async def _sync_all(self) -> None:
-        begun = [(mine, mine.begin_sync(self.num_done)) for mine in self.files if mine.path is not None]
+        await self._synced([mine for mine in self.files if mine.path is not None], self.house.keeper.sync_all())
+
+    async def _synced(self, files: Sequence[Mine], sync: Awaitable[None]) -> None:
+        begun = [(mine, mine.begin_sync(self.num_done)) for mine in files]
         try:
-            await self.house.keeper.sync_all()
-            for mine, sync in begun:
-                if mine.path is not None:
-                    mine.synced(sync)
+            await sync
+            for mine, each in begun:
+                if mine.path is not None:  # nothing is promised of what has lost its name meanwhile
+                    mine.synced(each)
         finally:
-            for mine, sync in begun:
-                mine.syncs.remove(sync)
+            for mine, each in begun:
+                mine.syncs.remove(each)
 
     async def _limit(self) -> None:
         """Allow less on disk, or more, or set no bounds."""
@@ -487,47 +472,45 @@ class Storm:
 
     # Advice
 
-    def _any_table(self) -> PageTable | None:
+    def _any_table(self) -> list[PageTable]:
+        """Return a table, if there is a file."""
         mine = self._one(is_idle=False)
-        return None if mine is None else mine.table
-
-    async def _for_a_while(self, work: Callable[[PageTable], Awaitable[None]]) -> bool:
-        """Whether it was waited for to the end."""
-        table = self._any_table()
-        if table is not None:
-            with trio.move_on_after(self.rng.choice((0.002, 0.5))) as scope:
-                await work(table)
-            return not scope.cancelled_caught
-        return False
+        return [] if mine is None else [mine.table]
 
     async def _put_on_disk(self) -> None:
-        await self._for_a_while(self.house.volume.pager.put_on_disk)
+        for table in self._any_table():
+            with trio.move_on_after(self.rng.choice((0.002, 0.5))):
+                await self.house.volume.pager.put_on_disk(table)
 
     async def _put_in_memory(self) -> None:
-        await self._for_a_while(self.house.volume.pager.put_in_memory)
+        for table in self._any_table():
+            with trio.move_on_after(self.rng.choice((0.002, 0.5))):
+                await self.house.volume.pager.put_in_memory(table)
 
     async def _will_need(self) -> None:
-        if (table := self._any_table()) is not None:
+        for table in self._any_table():
             self.house.volume.pager.will_need(table)
 
     async def _demote(self) -> None:
-        if (table := self._any_table()) is not None:
+        for table in self._any_table():
             self.house.volume.pager.demote(table)
 
     async def _pin(self) -> None:
-        if (table := self._any_table()) is not None:
-            pager = self.house.volume.pager
+        pager = self.house.volume.pager
+        for table in self._any_table():
             pager.pin_file(table, pager.clock() + self.rng.uniform(0, 0.1))
 
     async def _unpin(self) -> None:
-        if (table := self._any_table()) is not None:
+        for table in self._any_table():
             self.house.volume.pager.unpin_file(table)
 
     async def _policy(self) -> None:
-        self.house.volume.pager.departures.use(self.rng.choice((_least_recent, _most_recent, self._any_order)))
-
-    def _any_order(self, files: Files, _gaps: Gaps) -> FloatArray:
-        return np.array([self.rng.random() for _ in range(len(files))])
+        """Rank files by their last use, the other way round, or by chance."""
+        sign = self.rng.choice((1, -1, 0))
+        random = np.random.default_rng(self.num_done)
+        self.house.volume.pager.departures.use(
+            lambda files, _gaps: sign * files.idle_s if sign else random.random(len(files))
+        )
 
 
 class Pressure:
@@ -540,14 +523,6 @@ class Pressure:
         assert num_pages > 0
         assert not any(table.closed for table in tables)
         return self._rng.choice((0, 0, 0, 0.001, 0.01))
-
-
-def _least_recent(files: Files, _gaps: Gaps) -> FloatArray:
-    return -files.idle_s
-
-
-def _most_recent(files: Files, _gaps: Gaps) -> FloatArray:
-    return files.idle_s
 
 
 def _pages_of(snapshot: Snapshot) -> list[bytes]:

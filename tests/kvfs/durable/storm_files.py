@@ -57,10 +57,14 @@ class Mine:
     """Whether a call is in flight, or a reader looks at the file."""
 
     @property
-    def table(self) -> PageTable:
+    def content(self) -> KvFile:
         content = self.inode.content if self.handle is None else self.handle.content
         assert isinstance(content, KvFile)
-        return content.table
+        return content
+
+    @property
+    def table(self) -> PageTable:
+        return self.content.table
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append the entries that a step computes for these tokens."""

@@ -17,7 +17,7 @@ def happened(base: dict[Key, int], operations: Sequence[Operation], sync: Sync, 
     return [each.moment for each in there.happened()]
 
 
-def test_a_file_that_is_removed_while_everything_is_synced_may_never_have_been() -> None:
+def test_a_file_that_is_removed_while_everything_is_synced_may_never_have_been():
     operations = [
         Operation(1, (Put(A, None, 5),)),
         Operation(3, (Put(B, None, 6),)),
@@ -28,16 +28,14 @@ def test_a_file_that_is_removed_while_everything_is_synced_may_never_have_been()
     assert happened({}, operations, sync, {A: 5}) == [1]
 
 
-def test_a_name_that_was_taken_before_everything_was_synced_does_not_come_back_with_a_file_that_goes_meanwhile() -> (
-    None
-):
+def test_a_name_that_was_taken_before_everything_was_synced_does_not_come_back_with_a_file_that_goes_meanwhile():
     operations = [Operation(1, (Put(A, 5, None),)), Operation(3, (Put(B, 5, None),))]
     sync = Sync(None, 2, ended=4, named=frozenset({ROOT}), unnamed=frozenset({5}))
     with pytest.raises(AssertionError, match="1/a leads to 5"):
         happened({A: 5, B: 5}, operations, sync, {A: 5, B: 5})
 
 
-def test_a_removal_before_everything_was_synced_has_happened() -> None:
+def test_a_removal_before_everything_was_synced_has_happened():
     operations = [Operation(1, (Put(A, 5, None),))]
     sync = Sync(None, 2, ended=3, named=frozenset({ROOT}))
     assert happened({A: 5}, operations, sync, {}) == [1]

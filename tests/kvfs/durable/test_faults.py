@@ -8,14 +8,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from kvfs.names.plain import PlainFile
 from libsym.errors import SymError
 from tests.disk.recorder import Disk, available
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, failing, running
 
 pytestmark = pytest.mark.skipif(bool(available()), reason=available())
 
@@ -36,7 +36,7 @@ class Work:
         await self._sync("a.kv", lambda: house.keeper.sync(file.inode))
         house.fs.kv_fork(ROOT, file, "fork.kv")
         house.append(file, SECOND)
-        plain = house.volume.make_plain(house.tree.root, b"plain", 0o644, 0, 0)
+        plain = house.make_plain("plain")
         try:
             await trio.to_thread.run_sync(house.write, plain, BYTES, abandon_on_cancel=True)
         except SymError as error:
@@ -74,9 +74,7 @@ async def what_was_promised_is_there(house: House, promised: set[str]) -> None:
         assert house.tokens(last)[: len(FIRST)] == FIRST
         assert house.is_right(last)
     if "plain" in promised:
-        content = house.fs.find(ROOT, "plain").content
-        assert isinstance(content, PlainFile)
-        assert await trio.to_thread.run_sync(content.read_at, 0, 100) == BYTES
+        assert await trio.to_thread.run_sync(house.read, house.fs.find(ROOT, "plain")) == BYTES
     if {"all", "moved"} & promised:
         assert house.tokens(await house.open("a.kv")) == FIRST + SECOND
         (fork,) = names & {"/fork.kv", "/moved.kv"}
@@ -101,11 +99,11 @@ def new_disk(tmp_path: Path) -> Iterator[Callable[[], Disk]]:
     disks[-1].close()
 
 
-async def work_with(disk: Disk, go_wrong: Callable[[Disk], None], *, heals: bool) -> tuple[Work, int]:
+async def work_with(disk: Disk, operation: str, *, heals: bool, **how: Any) -> tuple[Work, int]:
     """Return the work on a disk that goes wrong, and how many disk operations there were from then on."""
     async with running(House(disk.path / "state", num_pages=16)) as house:
         work, before = Work(house), disk.count("any")
-        go_wrong(disk)
+        disk.fail(operation, **how)
         await work.do()
         num_operations = disk.count("any") - before
         disk.heal()
@@ -123,130 +121,74 @@ WAYS = [(code, heals) for code in (errno.EIO, errno.ENOSPC) for heals in (False,
 
 
 @pytest.mark.slow
-def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(
-    new_disk: Callable[[], Disk],
-) -> None:
+async def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(new_disk):
     """Operations of the disk fail in turn, with the next error each time; the house is killed then, or after a sync."""
 
-    async def once(place: int) -> bool:
-        """Whether there was an operation at that place."""
+    place, num_operations = 0, 1
+    while place < num_operations:
         code, heals = WAYS[place % len(WAYS)]
         disk = new_disk()
-        work, num_operations = await work_with(
-            disk, lambda disk: disk.fail("any", after=place, errno=code), heals=heals
-        )
+        work, num_operations = await work_with(disk, "any", heals=heals, after=place, errno=code)
         for error in work.errors:
             assert error.errno in {code, errno.EIO}, f"operation {place}: {error}"
         async with running(House(disk.path / "state", num_pages=16)) as house:
             await what_was_promised_is_there(house, work.promised)
-        return place < num_operations
-
-    async def every_place() -> None:
-        place = 0
-        while await once(place):
-            place += 1
-        assert place > 20, "the work writes at more places than that"
-
-    trio.run(every_place)
+        place += 1
+    assert place > 20, "the work writes at more places than that"
 
 
 @pytest.mark.parametrize("op", ["write", "fsync", "allocate", "create"])
-def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(
-    new_disk: Callable[[], Disk], op: str
-) -> None:
-    async def main() -> None:
-        disk = new_disk()
-        work, _ = await work_with(disk, lambda disk: disk.fail(op, times=None), heals=True)
-        if op in ("write", "fsync"):
-            assert work.errors
-        async with running(House(disk.path / "state", num_pages=16)) as house:
-            await what_was_promised_is_there(house, work.promised)
-
-    trio.run(main)
+async def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(new_disk, op):
+    disk = new_disk()
+    work, _ = await work_with(disk, op, heals=True, times=None)
+    if op in ("write", "fsync"):
+        assert work.errors
+    async with running(House(disk.path / "state", num_pages=16)) as house:
+        await what_was_promised_is_there(house, work.promised)
 
 
-def test_a_full_disk_forgets_what_is_removed(new_disk: Callable[[], Disk]) -> None:
+async def test_a_full_disk_forgets_what_is_removed(new_disk):
     """The index has room for that already: else nothing could be freed any more."""
 
-    async def main() -> None:
-        disk = new_disk()
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            for number in range(60):
-                house.create(f"{number}.kv", [number])
-            await house.keeper.sync_all()
-            disk.limit(disk.used())
-            for number in range(50):
-                house.fs.kv_remove(ROOT, f"{number}.kv")
-            await house.keeper.sync_all()
-        disk.limit(None)
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            assert house.names() == sorted(f"/{number}.kv" for number in range(50, 60))
-
-    trio.run(main)
+    disk = new_disk()
+    async with running(House(disk.path / "state", num_pages=64)) as house:
+        for number in range(60):
+            house.create(f"{number}.kv", [number])
+        await house.keeper.sync_all()
+        disk.limit(disk.used())
+        for number in range(50):
+            house.fs.kv_remove(ROOT, f"{number}.kv")
+        await house.keeper.sync_all()
+    disk.limit(None)
+    async with running(House(disk.path / "state", num_pages=64)) as house:
+        assert house.names() == sorted(f"/{number}.kv" for number in range(50, 60))
 
 
-def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(
-    new_disk: Callable[[], Disk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(new_disk, monkeypatch):
     monkeypatch.setattr("kvfs.durable.index.LOG_BYTES", 4096)  # the index is what has no room, soon
 
-    async def main() -> None:
-        disk = new_disk()
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            house.create("a.kv", FIRST)
+    disk = new_disk()
+    async with running(House(disk.path / "state", num_pages=64)) as house:
+        house.create("a.kv", FIRST)
+        await house.keeper.sync_all()
+        disk.limit(disk.used() + 4 * 4096)
+        for number in range(60):
+            house.create(f"{number}.kv", [number])
+        with failing(errno.ENOSPC):
             await house.keeper.sync_all()
-            disk.limit(disk.used() + 4 * 4096)
-            for number in range(60):
-                house.create(f"{number}.kv", [number])
-            with pytest.raises(SymError) as caught:
-                await house.keeper.sync_all()
-            assert caught.value.errno == errno.ENOSPC
-            assert house.keeper.statistics().error
-            assert house.volume.space_around(house.tree.root).available_bytes == 0, "as df says"
-            assert house.tokens(await house.open("59.kv")) == [59]
-            for number in range(50):
-                house.fs.kv_remove(ROOT, f"{number}.kv")
-            disk.limit(None)
-            await house.keeper.sync_all()
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            assert house.names() == sorted(["/a.kv", *(f"/{number}.kv" for number in range(50, 60))])
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize(("op", "path"), [("write", "1.kv"), ("fsync", "1.kv"), ("fsync", "index.db-wal")])
-def test_a_disk_that_hangs_fails_who_waits_and_when_it_answers_all_is_well(
-    new_disk: Callable[[], Disk], op: str, path: str
-) -> None:
-    async def main() -> None:
-        disk = new_disk()
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            kept = house.create("kept.kv", FIRST)
-            await house.keeper.sync_all()
-            house.keeper.jobs.deadline_s = 0.2  # not before: others may use the disk, too
-            disk.hang(op, path)
-            file = house.create("a.kv", FIRST)
-            with pytest.raises(SymError) as caught:
-                await house.keeper.sync(file.inode)
-            assert caught.value.errno == errno.ETIMEDOUT
-            house.append(kept, SECOND)
-            assert house.tokens(kept) == FIRST + SECOND
-            assert house.is_right(kept)
-            disk.resume()
-            house.keeper.jobs.deadline_s = 30.0
-            await house.keeper.jobs.idle()
-            await house.keeper.sync_all()
-        async with running(House(disk.path / "state", num_pages=64)) as house:
-            assert house.tokens(await house.open("a.kv")) == FIRST
-            assert house.tokens(await house.open("kept.kv")) == FIRST + SECOND
-
-    trio.run(main)
+        assert house.keeper.statistics().error
+        assert house.volume.space_around(house.tree.root).available_bytes == 0, "as df says"
+        assert house.tokens(await house.open("59.kv")) == [59]
+        for number in range(50):
+            house.fs.kv_remove(ROOT, f"{number}.kv")
+        disk.limit(None)
+        await house.keeper.sync_all()
+    async with running(House(disk.path / "state", num_pages=64)) as house:
+        assert house.names() == sorted(["/a.kv", *(f"/{number}.kv" for number in range(50, 60))])
 
 
 @pytest.mark.slow
-def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(
-    new_disk: Callable[[], Disk],
-) -> None:
+async def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(new_disk):
     """The disk hangs at one operation after the other."""
 
     async def once(place: int) -> bool:
@@ -275,28 +217,21 @@ def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_w
             assert house.tokens(await house.open("kept.kv")) == FIRST + SECOND
         return not is_over
 
-    async def every_place() -> None:
-        place = 0
-        while await once(place):
-            place += 1
-        assert place > 20, "the work writes at more places than that"
-
-    trio.run(every_place)
+    place = 0
+    while await once(place):
+        place += 1
+    assert place > 20, "the work writes at more places than that"
 
 
-def test_a_file_that_can_not_be_read_back_is_an_error_and_others_are_opened(new_disk: Callable[[], Disk]) -> None:
-    async def main() -> None:
-        disk = new_disk()
-        async with running(House(disk.path / "state"), drain=True) as house:
-            house.create("a.kv", FIRST)
-            house.create("b.kv", SECOND)
-        async with running(House(disk.path / "state")) as house:
-            disk.fail("read", "1.kv", times=None)
-            with pytest.raises(SymError) as caught:
-                await house.open("a.kv")
-            assert caught.value.errno == errno.EIO
-            disk.heal()
-            assert house.tokens(await house.open("b.kv")) == SECOND
-            assert house.tokens(await house.open("a.kv")) == FIRST, "the disk answers again"
-
-    trio.run(main)
+async def test_a_file_that_can_not_be_read_back_is_an_error_and_others_are_opened(new_disk):
+    disk = new_disk()
+    async with running(House(disk.path / "state"), drain=True) as house:
+        house.create("a.kv", FIRST)
+        house.create("b.kv", SECOND)
+    async with running(House(disk.path / "state")) as house:
+        disk.fail("read", "1.kv", times=None)
+        with failing(errno.EIO):
+            await house.open("a.kv")
+        disk.heal()
+        assert house.tokens(await house.open("b.kv")) == SECOND
+        assert house.tokens(await house.open("a.kv")) == FIRST, "the disk answers again"

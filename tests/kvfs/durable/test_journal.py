@@ -2,86 +2,72 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import trio
-
+from kvfs.durable.journal import Journal
 from tests.kvfs.durable.house import ROOT, House, running
 
 
-def test_operations_of_a_commit_that_failed_are_found_again_in_their_order(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            journal = house.keeper._journal
-            for name in ("a", "a/b"):
-                house.fs.kv_mkdir(ROOT, name, 0o700)
-            house.create("a/b/file.kv", [1])
-            house.create("other.kv")
-            file = house.fs.find(ROOT, "a/b/file.kv")
-            before = journal.closure([file])
-            assert [change.puts[0].key[1] for change in before] == [b"a", b"b", b"file.kv"]
-            all_of_them = list(journal.operations.values())
-            journal.give_back(before[:2], journal.take(before[:2], []))
-            assert journal.closure([file]) == before
-            assert list(journal.operations.values()) == all_of_them
-
-    trio.run(main)
+def settle(journal: Journal) -> None:
+    while journal.settle():
+        pass
 
 
-def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_its_name(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            journal, root = house.keeper._journal, house.tree.root
-            house.create("x.kv", [1])
-            number = journal.number
-            house.create("gone.kv", [2])
-            house.fs.kv_remove(ROOT, "gone.kv")
-            house.create("y.kv", [3])
-            house.fs.kv_rename(ROOT, "y.kv", "x.kv")
-            while journal.settle():
-                pass
-            made, renamed = journal.operations.values()
-            assert [put.key[1] for put in (*made.puts, *renamed.puts)] == [b"y.kv", b"x.kv", b"y.kv"]
-            journal.take([made], [root])
-            assert renamed.number > number
-            assert journal.concerns(root, number)
-            journal.take([renamed], [])
-            assert not journal.concerns(root, number)
-            journal.give_back([made, renamed], {})
-
-    trio.run(main)
+async def test_operations_of_a_commit_that_failed_are_found_again_in_their_order(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal = house.keeper._journal
+        for name in ("a", "a/b"):
+            house.fs.kv_mkdir(ROOT, name, 0o700)
+        house.create("a/b/file.kv", [1])
+        house.create("other.kv")
+        file = house.fs.find(ROOT, "a/b/file.kv")
+        before = journal.closure([file])
+        assert [change.puts[0].key[1] for change in before] == [b"a", b"b", b"file.kv"]
+        all_of_them = list(journal.operations.values())
+        journal.give_back(before[:2], journal.take(before[:2], []))
+        assert journal.closure([file]) == before
+        assert list(journal.operations.values()) == all_of_them
 
 
-def test_a_file_that_got_its_name_back_from_one_that_is_gone_leaves_the_journal_as_well(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            journal = house.keeper._journal
-            one = house.create("a.kv", [1]).inode
-            house.tree.link(one, house.tree.root, b"c.kv")
-            house.create("b.kv", [2])
-            house.fs.kv_rename(ROOT, "b.kv", "a.kv")
-            house.fs.kv_rename(ROOT, "c.kv", "a.kv")
-            while journal.settle():
-                pass
-            house.fs.kv_remove(ROOT, "a.kv")
-            while journal.settle():
-                pass
-            assert not journal.operations
+async def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_its_name(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal, root = house.keeper._journal, house.tree.root
+        house.create("x.kv", [1])
+        number = journal.number
+        house.create("gone.kv", [2])
+        house.fs.kv_remove(ROOT, "gone.kv")
+        house.create("y.kv", [3])
+        house.fs.kv_rename(ROOT, "y.kv", "x.kv")
+        settle(journal)
+        made, renamed = journal.operations.values()
+        assert [put.key[1] for put in (*made.puts, *renamed.puts)] == [b"y.kv", b"x.kv", b"y.kv"]
+        journal.take([made], [root])
+        assert renamed.number > number
+        assert journal.concerns(root, number)
+        journal.take([renamed], [])
+        assert not journal.concerns(root, number)
+        journal.give_back([made, renamed], {})
 
-    trio.run(main)
+
+async def test_a_file_that_got_its_name_back_from_one_that_is_gone_leaves_the_journal_as_well(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal = house.keeper._journal
+        one = house.create("a.kv", [1]).inode
+        house.tree.link(one, house.tree.root, b"c.kv")
+        house.create("b.kv", [2])
+        house.fs.kv_rename(ROOT, "b.kv", "a.kv")
+        house.fs.kv_rename(ROOT, "c.kv", "a.kv")
+        settle(journal)
+        house.fs.kv_remove(ROOT, "a.kv")
+        settle(journal)
+        assert not journal.operations
 
 
-def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_when_that_has_failed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            journal = house.keeper._journal
-            house.create("a.kv")
-            committed = list(journal.operations.values())
-            dirty = journal.take(committed, journal.dirty.copy())
-            house.fs.kv_remove(ROOT, "a.kv")
-            journal.give_back(committed, dirty)
-            while journal.settle():
-                pass
-            assert not journal.operations
-
-    trio.run(main)
+async def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_when_that_has_failed(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal = house.keeper._journal
+        house.create("a.kv")
+        committed = list(journal.operations.values())
+        dirty = journal.take(committed, journal.dirty.copy())
+        house.fs.kv_remove(ROOT, "a.kv")
+        journal.give_back(committed, dirty)
+        settle(journal)
+        assert not journal.operations

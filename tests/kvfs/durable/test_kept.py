@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -59,7 +61,7 @@ def read(directory: Path) -> KeptRows:
         index.close()
 
 
-def test_rows_in_bulk_say_what_each_says_alone(varied: Path) -> None:
+def test_rows_in_bulk_say_what_each_says_alone(varied):
     kept = read(varied)
     rows = {table: sql(varied, f"SELECT * FROM {table}") for table in ONE_BY_ONE}
     assert kept.inodes == dict(map(inode_row, rows["inodes"]))
@@ -80,30 +82,27 @@ def test_rows_in_bulk_say_what_each_says_alone(varied: Path) -> None:
         assert (mine.checks[place], mine.kept[place], entries) == record[1:]
 
 
-def test_a_daemon_has_all_of_it_again(varied: Path) -> None:
-    async def look() -> None:
-        async with running(House(varied)) as house:
-            find = house.fs.find
-            assert find(ROOT, "dir/again.kv") is find(ROOT, "a.kv")
-            assert find(ROOT, "a.kv").nlink == 2
-            assert house.tree.child(house.tree.root, b"link").target == b"dir/deep"
-            assert house.tree.child(house.tree.root, b"null").device == 0x103
-            assert find(ROOT, "quota").domain.num_files == 1
-            assert find(ROOT, "quota").domain.weight == 0.25
-            file = find(ROOT, "dir/b.kv")
-            assert file.xattrs == {b"user.a": b"1", b"user.b": bytes(300)}
-            assert (file.advice.pinned, file.advice.ttl_ms, file.advice.priority) == (True, 5000, -3)
-
-    trio.run(look)
+async def test_a_daemon_has_all_of_it_again(varied):
+    async with running(House(varied)) as house:
+        find = house.fs.find
+        assert find(ROOT, "dir/again.kv") is find(ROOT, "a.kv")
+        assert find(ROOT, "a.kv").nlink == 2
+        assert house.tree.child(house.tree.root, b"link").target == b"dir/deep"
+        assert house.tree.child(house.tree.root, b"null").device == 0x103
+        assert (domain := find(ROOT, "quota").domain) is not None
+        assert (domain.num_files, domain.weight) == (1, 0.25)
+        file = find(ROOT, "dir/b.kv")
+        assert file.xattrs == {b"user.a": b"1", b"user.b": bytes(300)}
+        assert (file.advice.pinned, file.advice.ttl_ms, file.advice.priority) == (True, 5000, -3)
 
 
-COLUMNS = [
-    ("inodes", "record"),
-    ("versions", "record"),
-    *[("names", column) for column in ("directory", "name", "number", "row_check")],
-    *[("slots", column) for column in ("identity", "slot", "page_check", "kept", "entries", "row_check")],
-]
-OTHERS: dict[str, Callable[[object], object]] = {
+COLUMNS = {
+    "inodes": ["record"],
+    "versions": ["record"],
+    "names": ["directory", "name", "number", "row_check"],
+    "slots": ["identity", "slot", "page_check", "kept", "entries", "row_check"],
+}
+OTHERS: dict[str, Callable[[Any], object]] = {
     "a flipped bit": lambda value: value[:-1] + bytes([value[-1] ^ 64]) if isinstance(value, bytes) else value ^ 64,
     "a lost end": lambda value: value[:-1] if isinstance(value, bytes) else value >> 8,
     "a text": lambda _value: "lost",
@@ -111,17 +110,18 @@ OTHERS: dict[str, Callable[[object], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-@pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_a_row_that_is_not_as_it_was_written_is_named(state: Path, table: str, column: str, what: str) -> None:
+@pytest.mark.parametrize("table", COLUMNS)
+def test_a_row_that_is_not_as_it_was_written_is_named(state, table):
+    sound = (state / "index.db").read_bytes()
     rows = sql(state, f"SELECT * FROM {table}")
     columns = [name for _, name, *_ in sql(state, f"SELECT * FROM pragma_table_info('{table}')")]
-    row = rows[len(rows) // 2]
-    wrong = OTHERS[what](row[columns.index(column)])
-    is_it = " AND ".join(f"{each} = ?" for each in columns)
-    sql(state, f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {is_it}", wrong, *row)
-    with pytest.raises(Broken) as alone:
-        list(map(ONE_BY_ONE[table], sql(state, f"SELECT * FROM {table}")))
-    with pytest.raises(Broken) as in_bulk:
-        read(state)
-    assert str(in_bulk.value) == str(alone.value)
+    row, is_it = rows[len(rows) // 2], " AND ".join(f"{each} = ?" for each in columns)
+    for column, what in product(COLUMNS[table], OTHERS):
+        wrong = OTHERS[what](row[columns.index(column)])
+        sql(state, f"UPDATE OR REPLACE {table} SET {column} = ? WHERE {is_it}", wrong, *row)
+        with pytest.raises(Broken) as alone:
+            list(map(ONE_BY_ONE[table], sql(state, f"SELECT * FROM {table}")))
+        with pytest.raises(Broken) as in_bulk:
+            read(state)
+        assert str(in_bulk.value) == str(alone.value), (column, what)
+        (state / "index.db").write_bytes(sound)

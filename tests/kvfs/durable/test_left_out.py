@@ -6,8 +6,6 @@ import errno
 import logging
 import sqlite3
 from collections.abc import Awaitable
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,114 +88,86 @@ PARTS = [
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(("kind", "part"), PARTS)
-def test_what_can_not_be_written_is_left_out_and_the_rest_is_kept(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-    part: str,
-    is_known: bool,
-) -> None:
-    async def before() -> None:
-        plant = Plant(monkeypatch, part)
-        async with running(House(tmp_path)) as house:
-            bad = make(house, kind, "bad")
-            if is_known:
-                await house.keeper.sync_all()
-                await change(house, bad, kind)
-            plant.bad.add(bad)
-            make(house, "kv", "second.kv")
-            await house.sync("second.kv")
-            await is_refused(house.sync("bad"))
-            make(house, "plain", "third")
-            await is_refused(house.keeper.sync_all())
-            await house.sync("second.kv")
-            await is_refused(house.keeper.sync_all())
-            assert "/bad is left out" in house.keeper.statistics().error
-            assert "/bad" in house.keeper.unsynced_names()
-            assert not {"/second.kv", "/third"}.intersection(house.keeper.unsynced_names())
-            told = [each for each in caplog.records if each.levelno == logging.ERROR]
-            assert ["/bad is left out" in each.getMessage() for each in told] == [True], "once, not with each commit"
-            with trio.fail_after(PROMPT_S):
-                assert "/bad" in await house.keeper.drain()
-
-    async def after() -> None:
-        async with running(House(tmp_path)) as house:
-            # The name of a new file may be kept before any of its slots has to be.
-            has_name = is_known or part == "slot_check"
-            assert {*house.names()} - {"/"} == {"/second.kv", "/third", *(["/bad"] if has_name else [])}
-            assert house.read(house.fs.find(ROOT, "third")) == b"bytes"
-            assert house.is_right(await house.open("second.kv"))
-            if is_known and kind == "kv":
-                assert house.tokens(await house.open("bad")) == ENTRIES
-
-    trio.run(before)
-    trio.run(after)
+async def test_what_can_not_be_written_is_left_out_and_the_rest_is_kept(
+    tmp_path, monkeypatch, caplog, kind, part, is_known
+):
+    plant = Plant(monkeypatch, part)
+    async with running(House(tmp_path)) as house:
+        bad = make(house, kind, "bad")
+        if is_known:
+            await house.keeper.sync_all()
+            await change(house, bad, kind)
+        plant.bad.add(bad)
+        make(house, "kv", "second.kv")
+        await house.sync("second.kv")
+        await is_refused(house.sync("bad"))
+        make(house, "plain", "third")
+        await is_refused(house.keeper.sync_all())
+        await house.sync("second.kv")
+        await is_refused(house.keeper.sync_all())
+        assert "/bad is left out" in house.keeper.statistics().error
+        assert "/bad" in house.keeper.unsynced_names()
+        assert not {"/second.kv", "/third"}.intersection(house.keeper.unsynced_names())
+        told = [each for each in caplog.records if each.levelno == logging.ERROR]
+        assert ["/bad is left out" in each.getMessage() for each in told] == [True], "once, not with each commit"
+        with trio.fail_after(PROMPT_S):
+            assert "/bad" in await house.keeper.drain()
+    async with running(House(tmp_path)) as house:
+        # The name of a new file may be kept before any of its slots has to be.
+        has_name = is_known or part == "slot_check"
+        assert {*house.names()} - {"/"} == {"/second.kv", "/third", *(["/bad"] if has_name else [])}
+        assert house.read(house.fs.find(ROOT, "third")) == b"bytes"
+        assert house.is_right(await house.open("second.kv"))
+        if is_known and kind == "kv":
+            assert house.tokens(await house.open("bad")) == ENTRIES
 
 
 @pytest.mark.parametrize("heals", ["written", "removed", "replaced"])
-def test_what_was_left_out_is_kept_as_soon_as_it_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heals: str
-) -> None:
-    async def before() -> None:
-        plant = Plant(monkeypatch, "encode_inode")
-        async with running(House(tmp_path)) as house:
-            bad = make(house, "kv", "bad")
-            plant.bad.add(bad)
-            await is_refused(house.sync("bad"))
-            house.fs.kv_rename(ROOT, "bad", "bad-1")
-            make(house, "plain", "other")
+async def test_what_was_left_out_is_kept_as_soon_as_it_can_be(tmp_path, monkeypatch, heals):
+    plant = Plant(monkeypatch, "encode_inode")
+    async with running(House(tmp_path)) as house:
+        bad = make(house, "kv", "bad")
+        plant.bad.add(bad)
+        await is_refused(house.sync("bad"))
+        house.fs.kv_rename(ROOT, "bad", "bad-1")
+        make(house, "plain", "other")
+        await is_refused(house.keeper.sync_all())
+        if heals == "written":
+            plant.bad.clear()
+        elif heals == "removed":
+            house.fs.kv_remove(ROOT, "bad-1")
+        else:
+            make(house, "kv", "good")
+            house.fs.kv_rename(ROOT, "good", "bad-1")
+        await house.keeper.sync_all()
+        assert house.keeper.statistics().error == ""
+        assert house.keeper.unsynced_names() == []
+        assert await house.keeper.drain() == []
+    async with running(House(tmp_path)) as house:
+        names = {"/", "/other"} if heals == "removed" else {"/", "/other", "/bad-1"}
+        assert {*house.names()} | {"/"} == names
+
+
+async def test_what_lies_in_a_directory_that_can_not_be_written_waits_and_nothing_else(tmp_path, monkeypatch):
+    plant = Plant(monkeypatch, "encode_inode")
+    async with running(House(tmp_path)) as house:
+        plant.bad.add(make(house, "directory", "bad"))
+        for number in range(100):  # more than a commit takes
+            make(house, "kv" if number % 10 == 0 else "plain", f"bad-{number}")
+            plant.bad.add(house.fs.find(ROOT, f"bad-{number}"))
+        house.create("bad/in.kv", ENTRIES)
+        house.create("before.kv", ENTRIES)
+        house.fs.kv_rename(ROOT, "before.kv", "after.kv")
+        await is_refused(house.sync("bad/in.kv"))
+        await house.sync("after.kv")
+        with trio.fail_after(2 * PROMPT_S):
+            make(house, "plain", "last")
             await is_refused(house.keeper.sync_all())
-            if heals == "written":
-                plant.bad.clear()
-            elif heals == "removed":
-                house.fs.kv_remove(ROOT, "bad-1")
-            else:
-                make(house, "kv", "good")
-                house.fs.kv_rename(ROOT, "good", "bad-1")
-            await house.keeper.sync_all()
-            assert house.keeper.statistics().error == ""
-            assert house.keeper.unsynced_names() == []
-            assert await house.keeper.drain() == []
-
-    async def after() -> None:
-        async with running(House(tmp_path)) as house:
-            names = {"/", "/other"} if heals == "removed" else {"/", "/other", "/bad-1"}
-            assert {*house.names()} | {"/"} == names
-
-    trio.run(before)
-    trio.run(after)
+    async with running(House(tmp_path)) as house:
+        assert {*house.names()} - {"/"} == {"/after.kv", "/last"}
 
 
-def test_what_lies_in_a_directory_that_can_not_be_written_waits_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def before() -> None:
-        plant = Plant(monkeypatch, "encode_inode")
-        async with running(House(tmp_path)) as house:
-            plant.bad.add(make(house, "directory", "bad"))
-            for number in range(100):  # more than a commit takes
-                make(house, "kv" if number % 10 == 0 else "plain", f"bad-{number}")
-                plant.bad.add(house.fs.find(ROOT, f"bad-{number}"))
-            house.create("bad/in.kv", ENTRIES)
-            house.create("before.kv", ENTRIES)
-            house.fs.kv_rename(ROOT, "before.kv", "after.kv")
-            await is_refused(house.sync("bad/in.kv"))
-            await house.sync("after.kv")
-            with trio.fail_after(2 * PROMPT_S):
-                make(house, "plain", "last")
-                await is_refused(house.keeper.sync_all())
-
-    async def after() -> None:
-        async with running(House(tmp_path)) as house:
-            assert {*house.names()} - {"/"} == {"/after.kv", "/last"}
-
-    trio.run(before)
-    trio.run(after)
-
-
-@contextmanager
-def planted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> Any:
+def plant_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
     real = getattr(owner, name)
 
     def planted(*arguments: Any, **named: Any) -> Any:
@@ -205,7 +175,6 @@ def planted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: 
         raise error
 
     monkeypatch.setattr(owner, name, planted)
-    yield
 
 
 @pytest.mark.parametrize(
@@ -215,27 +184,21 @@ def planted_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: 
     ("owner", "name"),
     [(Index, "commit"), (Index, "_write"), (Keeper, "_sync_slots"), (keeper, "sync_directory"), (PlainFile, "sync")],
 )
-def test_what_a_worker_of_a_commit_raises_is_told_to_who_waits_and_the_next_commit_has_it_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception
-) -> None:
-    async def before() -> None:
-        async with running(House(tmp_path)) as house:
-            make(house, "kv", "a.kv")
-            make(house, "plain", "plain")
-            planting = planted_once(monkeypatch, owner, name, error)
-            with planting, trio.fail_after(PROMPT_S), pytest.raises(SymError) as raised:
-                await (house.sync("plain") if owner is PlainFile else house.keeper.sync_all())
-            assert raised.value.errno == errno.EIO
-            await house.keeper.sync_all()
-            assert house.keeper.statistics().error == ""
-
-    async def after() -> None:
-        async with running(House(tmp_path)) as house:
-            assert house.is_right(await house.open("a.kv"))
-            assert house.read(house.fs.find(ROOT, "plain")) == b"bytes"
-
-    trio.run(before)
-    trio.run(after)
+async def test_what_a_worker_of_a_commit_raises_is_told_to_who_waits_and_the_next_commit_has_it_all(
+    tmp_path, monkeypatch, owner, name, error
+):
+    async with running(House(tmp_path)) as house:
+        make(house, "kv", "a.kv")
+        make(house, "plain", "plain")
+        plant_once(monkeypatch, owner, name, error)
+        with trio.fail_after(PROMPT_S), pytest.raises(SymError) as raised:
+            await (house.sync("plain") if owner is PlainFile else house.keeper.sync_all())
+        assert raised.value.errno == errno.EIO
+        await house.keeper.sync_all()
+        assert house.keeper.statistics().error == ""
+    async with running(House(tmp_path)) as house:
+        assert house.is_right(await house.open("a.kv"))
+        assert house.read(house.fs.find(ROOT, "plain")) == b"bytes"
 
 
 @pytest.mark.parametrize(
@@ -249,34 +212,30 @@ def test_what_a_worker_of_a_commit_raises_is_told_to_who_waits_and_the_next_comm
         (Keeper, "_make_durable"),
     ],
 )
-def test_an_error_in_a_commit_itself_ends_the_storage_at_once_and_the_log_has_the_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: Any, name: str
-) -> None:
+async def test_an_error_in_a_commit_itself_ends_the_storage_at_once_and_the_log_has_the_names(
+    tmp_path, monkeypatch, caplog, owner, name
+):
     """Files that were kept before are there at the next start."""
 
-    async def before() -> None:
+    async def live() -> None:
         house = House(tmp_path)
-        with trio.fail_after(PROMPT_S):
-            async with trio.open_nursery() as nursery:
-                await nursery.start(house.keeper.run)
-                make(house, "kv", "kept.kv")
-                await house.sync("kept.kv")
-                make(house, "kv", "lost.kv")
-                try:
-                    with planted_once(monkeypatch, owner, name, Planted(name)):
-                        await house.keeper.sync_all()
-                finally:
-                    with trio.CancelScope(shield=True):
-                        assert "/lost.kv" in await house.keeper.drain()
-                        assert await house.keeper.is_at_rest(PROMPT_S)
-                        house.keeper.close()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(house.keeper.run)
+            make(house, "kv", "kept.kv")
+            await house.sync("kept.kv")
+            make(house, "kv", "lost.kv")
+            plant_once(monkeypatch, owner, name, Planted(name))
+            try:
+                await house.keeper.sync_all()
+            finally:
+                with trio.CancelScope(shield=True):
+                    assert "/lost.kv" in await house.keeper.drain()
+                    assert await house.keeper.is_at_rest(PROMPT_S)
+                    house.keeper.close()
 
-    async def after() -> None:
-        async with running(House(tmp_path)) as house:
-            assert house.is_right(await house.open("kept.kv"))
-
-    with pytest.raises(ExceptionGroup) as raised:
-        trio.run(before)
+    with pytest.raises(ExceptionGroup) as raised, trio.fail_after(PROMPT_S):
+        await live()
     assert raised.group_contains(Planted)
     assert "not kept: /lost.kv: an error has ended the storage" in caplog.text
-    trio.run(after)
+    async with running(House(tmp_path)) as house:
+        assert house.is_right(await house.open("kept.kv"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -92,12 +91,12 @@ def a_lost_block() -> Log:
 
 
 @pytest.mark.parametrize("make", [whole, what_failed_commits_left, an_older_log, a_commit_that_the_power_cut])
-def test_a_log_that_a_crash_may_leave_has_lost_nothing(make, tmp_path: Path) -> None:
+def test_a_log_that_a_crash_may_leave_has_lost_nothing(make, tmp_path):
     (tmp_path / "log").write_bytes(make().bytes)
     assert not has_lost_commits(tmp_path / "log")
 
 
 @pytest.mark.parametrize("make", [a_flipped_bit, a_lost_block])
-def test_commits_behind_what_the_disk_has_changed_are_lost(make, tmp_path: Path) -> None:
+def test_commits_behind_what_the_disk_has_changed_are_lost(make, tmp_path):
     (tmp_path / "log").write_bytes(make().bytes)
     assert has_lost_commits(tmp_path / "log")

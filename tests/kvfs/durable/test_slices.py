@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,13 +15,11 @@ from kvfs.durable.journal import DIRTY_LOOKED_AT, LOOKED_AT, OPERATIONS_A_SLICE,
 from kvfs.durable.keeper import OTHERS_A_CUT, SYNCS_A_CUT
 from kvfs.names.inode import Inode
 from libsym.errors import SymError
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, failing, names_after, running
 from tests.kvfs.durable.test_left_out import Plant
 from tests.kvfs.durable.test_overtaking import hold_back_names
 
 MANY = 4 * OPERATIONS_A_SLICE
-PROMPT_S = 60.0
-"""Under the storage's own deadlines together; nothing here hangs."""
 
 
 class Cuts:
@@ -56,28 +53,10 @@ class Cuts:
         monkeypatch.setattr(Cutter, "take", noted)
         monkeypatch.setattr(Journal, "closure", walked)
 
-    def are_bounded(self) -> bool:
-        is_taken = max(self.num_taken) <= 2 * OPERATIONS_A_SLICE
-        return (
-            is_taken
-            and max(self.num_walked) <= OPERATIONS_A_SLICE + 1
-            and max(self.num_above) <= 2 * OPERATIONS_A_SLICE
-        )
-
-
-Names = dict[tuple[int, bytes], int]
-
-
-def names_of(house: House) -> Names:
-    return {(each.number, name): child.number for each in house.tree for name, child in each.entries.items()}
-
-
-def names_after(directory: Path) -> Names:
-    """Return the names that a daemon finds when it starts on this state."""
-    house = House(directory)
-    house.keeper.close()
-    house.fs.check()
-    return names_of(house)
+    def check(self) -> None:
+        assert max(self.num_taken) <= 2 * OPERATIONS_A_SLICE
+        assert max(self.num_walked) <= OPERATIONS_A_SLICE + 1
+        assert max(self.num_above) <= 2 * OPERATIONS_A_SLICE
 
 
 def make_directory(house: House, name: str, directory: Inode | None = None) -> Inode:
@@ -89,6 +68,11 @@ def links(house: House) -> Inode:
     for number in range(MANY):
         house.tree.link(file, house.tree.root, b"%d" % number)
     return file
+
+
+def links_behind_others(house: House) -> Inode:
+    hold_back_names(house)
+    return links(house)
 
 
 def nested(house: House) -> Inode:
@@ -123,105 +107,65 @@ def replacing(house: House) -> Inode:
     return house.tree.root
 
 
-@pytest.mark.parametrize("work", [links, nested, round_a_directory, round_a_file, replacing])
-def test_a_sync_takes_what_it_depends_on_in_slices(
-    work: Callable[[House], Inode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: Names = {}
-
-    async def main() -> None:
-        async with running(House(tmp_path, num_pages=2 * MANY)) as house:
-            cuts = Cuts(house, monkeypatch)
-            inode = work(house)
-            await house.keeper.sync(inode)
-            assert cuts.are_bounded(), (cuts.num_taken, cuts.num_walked)
-            found.update(names_of(house))
-
-    trio.run(main)
+@pytest.mark.parametrize("work", [links, links_behind_others, nested, round_a_directory, round_a_file, replacing])
+async def test_a_sync_takes_what_it_depends_on_in_slices(work, tmp_path, monkeypatch):
+    async with running(House(tmp_path, num_pages=2 * MANY)) as house:
+        cuts = Cuts(house, monkeypatch)
+        inode = work(house)
+        await house.keeper.sync(inode)
+        cuts.check()
+        found = house.names()
     assert names_after(tmp_path) == found
 
 
-def test_many_syncs_at_once_share_a_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Names = {}
-
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            hold_back_names(house)
-            files = [house.create(f"{number}.kv").inode for number in range(SYNCS_A_CUT)]
+async def test_many_syncs_at_once_share_a_slice(tmp_path, monkeypatch):
+    async with running(House(tmp_path)) as house:
+        hold_back_names(house)
+        files = [house.create(f"{number}.kv").inode for number in range(SYNCS_A_CUT)]
+        for inode in files:
+            for number in range(OPERATIONS_A_SLICE // 8):
+                house.tree.link(inode, house.tree.root, b"%d-%d" % (inode.number, number))
+        cuts = Cuts(house, monkeypatch)
+        async with trio.open_nursery() as nursery:
             for inode in files:
-                for number in range(OPERATIONS_A_SLICE // 8):
-                    house.tree.link(inode, house.tree.root, b"%d-%d" % (inode.number, number))
-            cuts = Cuts(house, monkeypatch)
-            async with trio.open_nursery() as nursery:
-                for inode in files:
-                    nursery.start_soon(house.keeper.sync, inode)
-            assert cuts.are_bounded(), (cuts.num_taken, cuts.num_walked)
-            found.update({key: number for key, number in names_of(house).items() if b"held" not in key[1]})
-
-    trio.run(main)
-    assert found.items() <= names_after(tmp_path).items()
-
-
-def test_a_sync_of_more_than_a_slice_writes_what_is_before_it(tmp_path: Path) -> None:
-    found: Names = {}
-
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            hold_back_names(house)
-            await house.keeper.sync(links(house))
-            found.update(names_of(house))
-
-    trio.run(main)
-    assert names_after(tmp_path) == found
+                nursery.start_soon(house.keeper.sync, inode)
+        cuts.check()
+        found = {name for name in house.names() if "held" not in name}
+    assert found <= {*names_after(tmp_path)}
 
 
 @pytest.mark.parametrize("is_bad", [False, True])
-def test_a_sync_of_more_than_a_slice_waits_for_nothing_that_can_not_be_written(
-    is_bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: Names = {}
-
-    async def main() -> None:
-        plant = Plant(monkeypatch, "encode_inode")
-        async with running(House(tmp_path)) as house:
-            bad = make_directory(house, "bad")
-            plant.bad.add(bad)
-            for number in range(MANY):
-                make_directory(house, str(number), bad)
-            file = links(house)
-            with trio.fail_after(PROMPT_S):
-                if is_bad:
-                    with pytest.raises(SymError, match="/bad is left out") as raised:
-                        await house.keeper.sync(bad)
-                    assert raised.value.errno == errno.EIO
-                await house.keeper.sync(file)
-            found.update({key: number for key, number in names_of(house).items() if number == file.number})
-
-    trio.run(main)
-    assert names_after(tmp_path) == found
+async def test_a_sync_of_more_than_a_slice_waits_for_nothing_that_can_not_be_written(is_bad, tmp_path, monkeypatch):
+    plant = Plant(monkeypatch, "encode_inode")
+    async with running(House(tmp_path)) as house:
+        bad = make_directory(house, "bad")
+        plant.bad.add(bad)
+        for number in range(MANY):
+            make_directory(house, str(number), bad)
+        file = links(house)
+        if is_bad:
+            with failing(errno.EIO, "/bad is left out"):
+                await house.keeper.sync(bad)
+        await house.keeper.sync(file)
+    assert names_after(tmp_path) == sorted(["/file.kv", *(f"/{number}" for number in range(MANY))])
 
 
-def test_a_full_disk_forgets_what_was_removed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            house.fs.kv_close(house.create("old.kv", range(640)))
-            await house.keeper.sync_all()
-            house.create("held.kv", range(320))
-            house.fs.kv_rename(ROOT, "held.kv", "held2.kv")
-            links(house)
-            house.fs.kv_remove(ROOT, "old.kv")
-            cuts = Cuts(house, monkeypatch)
-            house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
-            await house.sync("held2.kv")
-            assert cuts.are_bounded(), (cuts.num_taken, cuts.num_walked)
-            assert not house.keeper.pages_out.missing(house.fs.find(ROOT, "held2.kv").content, 320).size
-
-    trio.run(main)
+async def test_a_full_disk_forgets_what_was_removed_in_slices(tmp_path, monkeypatch):
+    async with running(House(tmp_path)) as house:
+        house.fs.kv_close(house.create("old.kv", range(640)))
+        await house.keeper.sync_all()
+        house.create("held.kv", range(320))
+        house.fs.kv_rename(ROOT, "held.kv", "held2.kv")
+        links(house)
+        house.fs.kv_remove(ROOT, "old.kv")
+        cuts = Cuts(house, monkeypatch)
+        house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
+        await house.sync("held2.kv")
+        cuts.check()
+        assert not house.keeper.pages_out.missing(house.kv("held2.kv"), 320).size
 
 
-def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_goes_on(tmp_path, monkeypatch):
     num_looked, others = [0], Journal.others
 
     def counted(journal: Journal, may_be_taken: Callable[[Inode], bool], most: int) -> list[Inode]:
@@ -234,96 +178,85 @@ def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_
         return others(journal, noted, most)
 
     monkeypatch.setattr(Journal, "others", counted)
-
-    async def main() -> None:
-        async with running(House(tmp_path, num_pages=2 * MANY)) as house:
-            behind = house.create("behind.kv").inode
+    async with running(House(tmp_path, num_pages=2 * MANY)) as house:
+        behind = house.create("behind.kv").inode
+        await house.keeper.sync_all()
+        for number in range(MANY):
+            house.fs.kv_close(house.create(f"{number}.kv", [1]))
+        behind.mode = 0o640
+        behind.changed()
+        house.keeper.limit(0, 30.0)
+        with failing(errno.ENOSPC):
             await house.keeper.sync_all()
-            for number in range(MANY):
-                house.fs.kv_close(house.create(f"{number}.kv", [1]))
-            behind.mode = 0o640
-            behind.changed()
-            house.keeper.limit(0, 30.0)
-            with pytest.raises(SymError) as raised:
-                await house.keeper.sync_all()
-            assert raised.value.errno == errno.ENOSPC
-            assert max(num_looked) <= DIRTY_LOOKED_AT
-
-    trio.run(main)
+        assert max(num_looked) <= DIRTY_LOOKED_AT
     house = House(tmp_path)
     house.keeper.close()
     assert house.fs.find(ROOT, "behind.kv").mode == 0o640
 
 
-def test_a_full_disk_has_the_room_of_what_was_cut_while_a_pass_over_what_is_dirty_was_under_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path)) as house:
-            old, grown = house.create("old.kv", range(640)), house.create("grown.kv")
-            others = [house.create(f"{number}.kv").inode for number in range(2 * OTHERS_A_CUT)]
-            await house.keeper.sync_all()
-            for each in others:
-                each.changed()
-            await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
-            house.fs.kv_truncate(old, 0)
-            house.append(grown, range(1000, 1320))
-            house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
-            await house.sync("grown.kv")
-
-    trio.run(main)
+async def test_a_full_disk_has_the_room_of_what_was_cut_while_a_pass_over_what_is_dirty_was_under_way(tmp_path):
+    async with running(House(tmp_path)) as house:
+        old, grown = house.create("old.kv", range(640)), house.create("grown.kv")
+        others = [house.create(f"{number}.kv").inode for number in range(2 * OTHERS_A_CUT)]
+        await house.keeper.sync_all()
+        for each in others:
+            each.changed()
+        await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
+        house.fs.kv_truncate(old, 0)
+        house.append(grown, range(1000, 1320))
+        house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
+        await house.sync("grown.kv")
     house = House(tmp_path)
     house.keeper.close()
     assert [house.fs.kv_stat(ROOT, name).tokens for name in ("old.kv", "grown.kv")] == [0, 320]
 
 
-def test_a_full_disk_has_no_commits_of_files_that_lack_their_entries_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(House(tmp_path, num_pages=4 * OTHERS_A_CUT)) as house:
-            files = [house.create(f"{number}.kv") for number in range(3 * OTHERS_A_CUT)]
-            await house.keeper.sync_all()
-            for number, file in enumerate(files):
-                house.append(file, [number])
-            house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
-            num_commits = []
-            for _ in range(2):
-                with pytest.raises(SymError) as raised:
-                    await house.sync("0.kv")
-                assert raised.value.errno == errno.ENOSPC
-                num_commits.append(house.keeper.statistics().num_commits)
-            assert num_commits[0] == num_commits[1]
-            house.keeper.limit(None, 30.0)
-            await house.keeper.sync_all()
-
-    trio.run(main)
+async def test_a_full_disk_has_no_commits_of_files_that_lack_their_entries_alone(tmp_path):
+    async with running(House(tmp_path, num_pages=4 * OTHERS_A_CUT)) as house:
+        files = [house.create(f"{number}.kv") for number in range(3 * OTHERS_A_CUT)]
+        await house.keeper.sync_all()
+        for number, file in enumerate(files):
+            house.append(file, [number])
+        house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
+        num_commits = []
+        for _ in range(2):
+            with failing(errno.ENOSPC):
+                await house.sync("0.kv")
+            num_commits.append(house.keeper.statistics().num_commits)
+        assert num_commits[0] == num_commits[1]
+        house.keeper.limit(None, 30.0)
+        await house.keeper.sync_all()
     house = House(tmp_path, num_pages=4 * OTHERS_A_CUT)
     house.keeper.close()
     assert not house.keeper.lost_files()
     assert {house.fs.kv_stat(ROOT, name.decode()).tokens for name in house.tree.root.entries} == {1}
 
 
-def test_a_sync_of_everything_beside_what_can_not_be_written_goes_through_no_list_of_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        plant = Plant(monkeypatch, "encode_inode")
-        async with running(House(tmp_path)) as house:
-            journal = house.keeper._journal
-            file = links(house)
-            plant.bad.add(file)
-            make_directory(house, "last")
-            asked: list[NameChange] = []
-            waits = Journal.waits
-            monkeypatch.setattr(Journal, "waits", lambda each, change: asked.append(change) or waits(each, change))
-            with journal.counting() as num_left:
-                assert num_left() == len(journal.operations) + len(journal.dirty) + 1
-                make_directory(house, "later")
-                with pytest.raises(SymError, match="left out"):
-                    await house.keeper.sync_all()
-                assert num_left() == MANY + 1 + 1 + 1, "of the file: its names and itself; and that there are some"
-                asked.clear()
-                journal.first_operations()
-                assert len(asked) <= LOOKED_AT
-                plant.bad.clear()
-                await house.keeper.sync_all()
-                assert num_left() == 0
+async def test_a_sync_of_everything_beside_what_can_not_be_written_goes_through_no_list_of_changes(
+    tmp_path, monkeypatch
+):
+    plant = Plant(monkeypatch, "encode_inode")
+    async with running(House(tmp_path)) as house:
+        journal = house.keeper._journal
+        file = links(house)
+        plant.bad.add(file)
+        make_directory(house, "last")
+        asked, waits = list[NameChange](), Journal.waits
 
-    trio.run(main)
+        def noted(each: Journal, change: NameChange) -> bool:
+            asked.append(change)
+            return waits(each, change)
+
+        monkeypatch.setattr(Journal, "waits", noted)
+        with journal.counting() as num_left:
+            assert num_left() == len(journal.operations) + len(journal.dirty) + 1
+            make_directory(house, "later")
+            with pytest.raises(SymError, match="left out"):
+                await house.keeper.sync_all()
+            assert num_left() == MANY + 1 + 1 + 1, "of the file: its names and itself; and that there are some"
+            asked.clear()
+            journal.first_operations()
+            assert len(asked) <= LOOKED_AT
+            plant.bad.clear()
+            await house.keeper.sync_all()
+            assert num_left() == 0

@@ -40,8 +40,8 @@ class Pages:
             room[:] = np.random.default_rng([seed, number]).bytes(len(room))
         return self
 
-    def sources(self) -> list[Callable[[], memoryview]]:
-        return [partial(memoryview, room) for room in self.rooms]
+    def sources(self) -> list[Callable[[], bytes]]:
+        return [partial(bytes, room) for room in self.rooms]
 
     def read(self) -> list[bytes]:
         return [bytes(room) for room in self.rooms]
@@ -50,7 +50,7 @@ class Pages:
 @pytest.mark.parametrize("page_bytes", [LARGE, LARGE - 100])
 @pytest.mark.parametrize("beside", [0, 16])
 @pytest.mark.parametrize("into_beside", [0, 512])
-def test_pages_come_back_wherever_they_lie(tmp_path: Path, page_bytes: int, beside: int, into_beside: int) -> None:
+def test_pages_come_back_wherever_they_lie(tmp_path, page_bytes, beside, into_beside):
     file = slot_file(tmp_path, page_bytes)
     pages = Pages(page_bytes, len(SLOTS), beside).fill()
     checks = file.write(SLOTS, pages.sources())
@@ -62,7 +62,7 @@ def test_pages_come_back_wherever_they_lie(tmp_path: Path, page_bytes: int, besi
     file.close()
 
 
-def test_the_same_page_has_the_same_checksum_from_anywhere_and_slots_end_in_zeros(tmp_path: Path) -> None:
+def test_the_same_page_has_the_same_checksum_from_anywhere_and_slots_end_in_zeros(tmp_path):
     file = slot_file(tmp_path, LARGE - 100)
     dirty = file.write([0], Pages(LARGE - 100, 1).fill(seed=1).sources())
     file.close()
@@ -77,7 +77,7 @@ def test_the_same_page_has_the_same_checksum_from_anywhere_and_slots_end_in_zero
     assert data[-100:] == bytes(100)
 
 
-def test_a_job_is_one_system_call_for_each_run_of_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_one_system_call_for_each_run_of_slots(tmp_path, monkeypatch):
     calls: list[int] = []
     pwritev, preadv = os.pwritev, os.preadv
 
@@ -99,7 +99,7 @@ def test_a_job_is_one_system_call_for_each_run_of_slots(tmp_path: Path, monkeypa
     file.close()
 
 
-def test_what_the_disk_takes_and_gives_in_parts_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_takes_and_gives_in_parts_is_whole(tmp_path, monkeypatch):
     pwritev, preadv = os.pwritev, os.preadv
 
     def some(views: Sequence[memoryview], most: int) -> list[memoryview]:
@@ -122,7 +122,7 @@ def test_what_the_disk_takes_and_gives_in_parts_is_whole(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("beside", [0, 16])
-def test_damage_is_told_by_slot_and_the_others_are_read(tmp_path: Path, beside: int) -> None:
+def test_damage_is_told_by_slot_and_the_others_are_read(tmp_path, beside):
     file = slot_file(tmp_path, LARGE)
     pages = Pages(LARGE, SLOTS_A_JOB).fill()
     slots = list(range(SLOTS_A_JOB))
@@ -147,7 +147,7 @@ def test_damage_is_told_by_slot_and_the_others_are_read(tmp_path: Path, beside: 
     file.close()
 
 
-def test_a_slot_that_the_disk_cannot_read_is_damaged_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_the_disk_cannot_read_is_damaged_alone(tmp_path, monkeypatch):
     preadv = os.preadv
 
     def failing(descriptor: int, views: Sequence[memoryview], offset: int) -> int:
@@ -169,7 +169,7 @@ def test_a_slot_that_the_disk_cannot_read_is_damaged_alone(tmp_path: Path, monke
     file.close()
 
 
-def test_a_full_page_that_is_cut_and_overwritten_while_it_is_written_has_no_slot() -> None:
+def test_a_full_page_that_is_cut_and_overwritten_while_it_is_written_has_no_slot():
     """The page is summed where it lies: the sum and what the disk got may be of different entries."""
     columns = Columns("page_columns", 4, 4)
     on_disk = PageSlots(columns)

@@ -8,7 +8,7 @@ import pytest
 from kvfs.durable.slots import Slots
 
 
-def test_slots_are_taken_from_the_bottom_while_more_come_and_are_free_when_nobody_has_them() -> None:
+def test_slots_are_taken_from_the_bottom_while_more_come_and_are_free_when_nobody_has_them():
     slots = Slots()
     assert slots.take(3000).tolist() == [*range(3000)]
     slots.need(np.array([5, 6, 6], np.int32))
@@ -22,7 +22,7 @@ def test_slots_are_taken_from_the_bottom_while_more_come_and_are_free_when_nobod
     slots.check()
 
 
-def test_a_slot_that_is_free_although_a_version_needs_it_is_found_out() -> None:
+def test_a_slot_that_is_free_although_a_version_needs_it_is_found_out():
     slots = Slots()
     slots.take(2)
     slots.disown(np.array([1], np.int32))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 
@@ -11,15 +9,13 @@ from tests.disk.recorder import Disk, available
 from tests.kvfs.durable.storm import Storm
 
 
-def test_nothing_is_lost_between_memory_and_disk_whatever_is_done(tmp_path: Path) -> None:
+def test_nothing_is_lost_between_memory_and_disk_whatever_is_done(tmp_path):
     storm = Storm(tmp_path / "state", 1)
     trio.run(storm.lives, 4000, 3)
     assert min(storm.counts["num_in"], storm.counts["num_out"], storm.counts["num_waits"]) > 200
 
 
-def test_nobody_is_refused_whose_pages_fit_into_memory_while_nothing_is_pinned_and_the_disk_has_room(
-    tmp_path: Path,
-) -> None:
+def test_nobody_is_refused_whose_pages_fit_into_memory_while_nothing_is_pinned_and_the_disk_has_room(tmp_path):
     storm = Storm(tmp_path / "state", 2, without=("pin", "limit", "assemble"))
     trio.run(storm.lives, 3000, 2)
     assert storm.counts["num_waits"] > 200
@@ -27,9 +23,7 @@ def test_nobody_is_refused_whose_pages_fit_into_memory_while_nothing_is_pinned_a
 
 
 @pytest.mark.skipif(bool(available()), reason=available())
-def test_nothing_is_lost_on_a_disk_that_fails_hangs_and_is_full(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_lost_on_a_disk_that_fails_hangs_and_is_full(tmp_path, caplog):
     with Disk(tmp_path) as disk:
         storm = Storm(disk.path / "state", 3, disk)
         trio.run(storm.lives, 2000, 2)

@@ -7,7 +7,8 @@ import math
 import os
 import tracemalloc
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ from kvfs.names.sums import EXTENT_BYTES, Sums
 from libsym.errors import SymError
 from tests.kvfs.disks import TroubledDisk
 from tests.kvfs.durable.damage import flip, number_of, sql
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, failing, plain_of, running
 
 BYTES = Random(1).randbytes(3 * EXTENT_BYTES + 1000)
 PIECE = 128 << 10
@@ -40,14 +41,14 @@ class Programs:
         self.disk = DiskWork(house.volume, Eager())
 
     async def write(self, inode: Inode, offset: int, data: bytes) -> None:
-        await self.disk.write(inode, plain(inode), offset, data, math.inf)
+        await self.disk.write(inode, plain_of(inode), offset, data, math.inf)
         inode.modified()
 
     async def read(self, inode: Inode, offset: int, size: int) -> bytes:
-        return bytes(await self.disk.read(plain(inode), offset, size, math.inf))
+        return bytes(await self.disk.read(plain_of(inode), offset, size, math.inf))
 
     async def cut(self, inode: Inode, size: int) -> None:
-        content = plain(inode)
+        content = plain_of(inode)
         resize = lambda: content.resize(size)  # noqa: E731
         await self.disk.change(inode, content, size, resize, math.inf, start=size, is_cut=True)
         inode.modified()
@@ -61,17 +62,10 @@ class Programs:
         return inode
 
 
-def plain(inode: Inode) -> PlainFile:
-    assert isinstance(inode.content, PlainFile)
-    return inode.content
-
-
-def live(directory: Path, life: Callable[[Programs], object], *, drain: bool = False) -> None:
-    async def main() -> None:
-        async with running(House(directory), drain=drain) as house:
-            await life(Programs(house))  # type: ignore[misc]
-
-    trio.run(main)
+@asynccontextmanager
+async def programs_on(directory: Path, *, drain: bool = False) -> AsyncIterator[Programs]:
+    async with running(House(directory), drain=drain) as house:
+        yield Programs(house)
 
 
 def backing(directory: Path) -> Path:
@@ -79,8 +73,16 @@ def backing(directory: Path) -> Path:
     return path
 
 
-async def make_note(programs: Programs) -> None:
-    await programs.make(b"note", BYTES)
+@pytest.fixture
+def noted(tmp_path: Path) -> Path:
+    """A state with a note that was synced."""
+
+    async def make() -> None:
+        async with programs_on(tmp_path) as programs:
+            await programs.make(b"note", BYTES)
+
+    trio.run(make)
+    return tmp_path
 
 
 def unchecked(content: PlainFile) -> list[int]:
@@ -98,91 +100,70 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], set[int], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_of_a_backing_file_is_eio_and_in_the_log_and_fsck_names_the_file(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_damage_of_a_backing_file_is_eio_and_in_the_log_and_fsck_names_the_file(kind, noted, caplog):
     plant, damaged, what = DAMAGES[kind]
-    live(tmp_path, make_note)
-    assert fsck(tmp_path).findings == ()
-    plant(backing(tmp_path))
-
-    async def look(programs: Programs) -> None:
+    assert fsck(noted).findings == ()
+    plant(backing(noted))
+    async with programs_on(noted) as programs:
         note = programs.house.fs.find(ROOT, "note")
-        assert plain(note).size == len(BYTES), "bytes that are missing are not hidden by a size"
+        assert plain_of(note).size == len(BYTES), "bytes that are missing are not hidden by a size"
         for offset in range(0, len(BYTES), PIECE):
             extent = offset // EXTENT_BYTES
             if extent in damaged:
-                with pytest.raises(SymError, match=f"damaged on disk: /note: bytes {extent * EXTENT_BYTES} to") as told:
+                told = f"damaged on disk: /note: bytes {extent * EXTENT_BYTES} to"
+                with failing(errno.EIO, told):
                     await programs.read(note, offset, PIECE)
-                assert told.value.errno == errno.EIO
-                assert str(told.value) in caplog.text
+                assert told in caplog.text
             else:
                 assert await programs.read(note, offset, PIECE) == BYTES[offset : offset + PIECE]
-
-    live(tmp_path, look)
-    report = fsck(tmp_path, repair=True)
+    report = fsck(noted, repair=True)
     assert [(each.kind, each.paths) for each in report.findings] == [("sum", ("/note",))]
     assert what in report.findings[0].what
-    assert fsck(tmp_path).findings == ()
-    left = backing(tmp_path).read_bytes()
-
-    async def after(programs: Programs) -> None:
+    assert fsck(noted).findings == ()
+    left = backing(noted).read_bytes()
+    async with programs_on(noted) as programs:
         assert await programs.read(programs.house.fs.find(ROOT, "note"), 0, len(BYTES)) == left
 
-    live(tmp_path, after)
 
-
-def test_a_write_heals_a_damaged_extent_that_it_replaces_and_is_eio_where_it_keeps_some(tmp_path: Path) -> None:
-    live(tmp_path, make_note)
-    flip(backing(tmp_path), EXTENT_BYTES + 5)
-
-    async def mend(programs: Programs) -> None:
+async def test_a_write_heals_a_damaged_extent_that_it_replaces_and_is_eio_where_it_keeps_some(noted):
+    flip(backing(noted), EXTENT_BYTES + 5)
+    async with programs_on(noted) as programs:
         note = programs.house.fs.find(ROOT, "note")
         for change in (programs.write(note, EXTENT_BYTES + 100, b"some"), programs.cut(note, EXTENT_BYTES + 100)):
-            with pytest.raises(SymError, match="damaged on disk") as told:
+            with failing(errno.EIO, "damaged on disk"):
                 await change
-            assert told.value.errno == errno.EIO
         await programs.write(note, EXTENT_BYTES - 100, BYTES[EXTENT_BYTES - 100 : 2 * EXTENT_BYTES + 100])
         assert await programs.read(note, 0, len(BYTES)) == BYTES
         await programs.house.keeper.sync(note)
-
-    live(tmp_path, mend)
-    assert fsck(tmp_path).findings == ()
+    assert fsck(noted).findings == ()
 
 
-def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path: Path) -> None:
-    async def life(programs: Programs) -> None:
+async def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path):
+    async with programs_on(tmp_path) as programs:
         note = await programs.make(b"note", BYTES)
         flip(backing(tmp_path), 5)
         with pytest.raises(SymError, match="damaged on disk"):
             await programs.read(note, 100, 10)
 
-    live(tmp_path, life)
 
-
-def test_a_file_that_is_emptied_during_its_first_read_is_not_damaged(tmp_path: Path) -> None:
-    live(tmp_path, make_note)
+async def test_a_file_that_is_emptied_during_its_first_read_is_not_damaged(noted):
     trouble = TroubledDisk()
+    async with running(House(noted, disk=trouble.disk)) as house:
+        programs, note = Programs(house), house.fs.find(ROOT, "note")
+        before = plain_of(note)
+        trouble.stall("open")
 
-    async def main() -> None:
-        async with running(House(tmp_path, disk=trouble.disk)) as house:
-            programs, note = Programs(house), house.fs.find(ROOT, "note")
-            before = plain(note)
-            trouble.stall("open")
+        async def read() -> None:
+            assert bytes(await programs.disk.read(before, 0, PIECE, math.inf)) == b""
 
-            async def read() -> None:
-                assert bytes(await programs.disk.read(before, 0, PIECE, math.inf)) == b""
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                await trio.to_thread.run_sync(trouble.entered.acquire)
-                house.volume.truncate(note, 0)
-                trouble.go_on()
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.to_thread.run_sync(trouble.entered.acquire)
+            house.volume.truncate(note, 0)
+            trouble.go_on()
 
 
-def test_a_reader_between_extents_has_few_bytes_read_twice(tmp_path: Path) -> None:
+async def test_a_reader_between_extents_has_few_bytes_read_twice(tmp_path):
     num_read = 0
 
     def counted(fd: int, rooms: list[memoryview], offset: int) -> int:
@@ -190,20 +171,17 @@ def test_a_reader_between_extents_has_few_bytes_read_twice(tmp_path: Path) -> No
         num_read += (found := os.preadv(fd, rooms, offset))
         return found
 
-    async def main() -> None:
-        async with running(House(tmp_path, disk=Disk(pread=counted))) as house:
-            programs = Programs(house)
-            note = await programs.make(b"note", BYTES)
-            starts = [0, *range(EXTENT_BYTES - 4096, len(BYTES), PIECE)]
-            parts = [await programs.read(note, start, stop - start) for start, stop in pairwise([*starts, len(BYTES)])]
-            assert b"".join(parts) == BYTES
-
-    trio.run(main)
+    async with running(House(tmp_path, disk=Disk(pread=counted))) as house:
+        programs = Programs(house)
+        note = await programs.make(b"note", BYTES)
+        starts = [0, *range(EXTENT_BYTES - 4096, len(BYTES), PIECE)]
+        parts = [await programs.read(note, start, stop - start) for start, stop in pairwise([*starts, len(BYTES)])]
+        assert b"".join(parts) == BYTES
     assert num_read < 1.1 * len(BYTES)
 
 
-def test_first_writes_and_appends_make_no_commit(tmp_path: Path) -> None:
-    async def life(programs: Programs) -> None:
+async def test_first_writes_and_appends_make_no_commit(tmp_path):
+    async with programs_on(tmp_path) as programs:
         num_commits = lambda: programs.house.keeper.statistics().num_commits  # noqa: E731
         root = programs.house.tree.root
         note, other = (programs.house.volume.make_plain(root, name, 0o600, 0, 0) for name in (b"note", b"other"))
@@ -220,11 +198,9 @@ def test_first_writes_and_appends_make_no_commit(tmp_path: Path) -> None:
         await programs.write(note, 200, BYTES[200:300])
         assert num_commits() == before + 1, "and needs no other"
 
-    live(tmp_path, life)
 
-
-def test_the_marks_of_one_cut_share_one_sync(tmp_path: Path) -> None:
-    async def life(programs: Programs) -> None:
+async def test_the_marks_of_one_cut_share_one_sync(tmp_path):
+    async with programs_on(tmp_path) as programs:
         notes = [await programs.make(b"note%d" % each, BYTES[:5000]) for each in range(40)]
         for each in notes:
             await programs.read(each, 0, 10)  # of extents that nobody has verified a worker would read the rest first
@@ -241,15 +217,12 @@ def test_the_marks_of_one_cut_share_one_sync(tmp_path: Path) -> None:
                 nursery.start_soon(programs.write, each, 10, b"new")
         assert [len(rows.sums) for rows in made] == [len(notes)]
 
-    live(tmp_path, life)
 
-
-def test_what_was_overwritten_is_unchecked_until_the_file_is_quiet(tmp_path: Path) -> None:
+async def test_what_was_overwritten_is_unchecked_until_the_file_is_quiet(tmp_path):
     """Extents that were marked ahead, and not overwritten, are not read for that."""
-
-    async def life(programs: Programs) -> None:
+    async with programs_on(tmp_path) as programs:
         note = await programs.make(b"note", BYTES)
-        content = plain(note)
+        content = plain_of(note)
         assert unchecked(content) == []
         await programs.write(note, 10, b"new")
         await programs.write(note, EXTENT_BYTES + 10, b"new")
@@ -258,48 +231,36 @@ def test_what_was_overwritten_is_unchecked_until_the_file_is_quiet(tmp_path: Pat
         assert content.sums.lacking(content.size) == [0, 1]
         await programs.house.keeper.summer.sum(content)
         assert unchecked(content) == []
-
-    live(tmp_path, life)
     assert fsck(tmp_path).findings == ()
     flip(backing(tmp_path), 11)
     assert [each.kind for each in fsck(tmp_path).findings] == ["sum"]
 
 
-def test_a_daemon_that_ends_keeps_the_sums_that_it_knows(tmp_path: Path) -> None:
-    async def life(programs: Programs) -> None:
+async def test_a_daemon_that_ends_keeps_the_sums_that_it_knows(tmp_path):
+    async with programs_on(tmp_path, drain=True) as programs:
         note = await programs.make(b"note", BYTES)
         await programs.write(note, 10, b"new")
         await programs.write(note, EXTENT_BYTES + 10, b"new")
-        assert unchecked(plain(note)) == [0, 1, 2, 3], "the second mark takes seven ahead"
-
-    live(tmp_path, life, drain=True)
-
-    async def look(programs: Programs) -> None:
-        assert unchecked(plain(programs.house.fs.find(ROOT, "note"))) == [0, 1]
-
-    live(tmp_path, look)
+        assert unchecked(plain_of(note)) == [0, 1, 2, 3], "the second mark takes seven ahead"
+    async with programs_on(tmp_path) as programs:
+        assert unchecked(plain_of(programs.house.fs.find(ROOT, "note"))) == [0, 1]
 
 
-def test_appends_of_another_daemon_are_summed_when_the_file_is_quiet(tmp_path: Path) -> None:
-    live(tmp_path, make_note)
-
-    async def append(programs: Programs) -> None:
+async def test_appends_of_another_daemon_are_summed_when_the_file_is_quiet(noted):
+    async with programs_on(noted) as programs:
         note = programs.house.fs.find(ROOT, "note")
-        content = plain(note)
+        content = plain_of(note)
         await programs.write(note, len(BYTES), b"more")
         await programs.house.keeper.sync(note)
         assert content.sums.size == len(BYTES), "the sum of what was there before stays"
         await programs.house.keeper.summer.sum(content)
         assert (content.sums.size, unchecked(content)) == (len(BYTES) + 4, [])
-
-    live(tmp_path, append)
-    assert fsck(tmp_path).findings == ()
+    assert fsck(noted).findings == ()
 
 
-def test_quiet_files_are_summed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quiet_files_are_summed_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr("kvfs.durable.sums.QUIET_S", 0.01)
-
-    async def life(programs: Programs) -> None:
+    async with programs_on(tmp_path) as programs:
         summer, is_summed = programs.house.keeper.summer, trio.Event()
         keep_now = summer._keep
 
@@ -313,61 +274,49 @@ def test_quiet_files_are_summed_by_themselves(tmp_path: Path, monkeypatch: pytes
         await programs.write(note, 10, b"new")
         await programs.house.keeper.sync(note)
         await is_summed.wait()
-        assert unchecked(plain(note)) == []
-
-    live(tmp_path, life)
+        assert unchecked(plain_of(note)) == []
 
 
-def test_the_sums_of_many_quiet_files_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sums_of_many_quiet_files_share_a_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("kvfs.durable.sums.FILES_A_COMMIT", 4)
-
-    async def life(programs: Programs) -> None:
+    async with programs_on(tmp_path) as programs:
         keeper = programs.house.keeper
         notes = [await programs.make(b"note%d" % each, BYTES[:1000]) for each in range(6)]
         for each in notes:
             await programs.write(each, 10, b"new")
         await keeper.sync_all()
         for each in notes:
-            plain(each).close()  # as when the last handle goes
+            plain_of(each).close()  # as when the last handle goes
         keeper.summer.look()
         before = keeper.statistics().num_commits
         await keeper.summer.sum_quiet()
         assert keeper.statistics().num_commits == before + 2
-        assert not any(unchecked(plain(each)) for each in notes)
-        assert not any(plain(each)._file for each in notes), "nobody would close them"
-
-    live(tmp_path, life)
+        assert not any(unchecked(plain_of(each)) for each in notes)
+        assert not any(plain_of(each)._file for each in notes), "nobody would close them"
 
 
-def test_a_damaged_row_of_sums_refuses_no_good_bytes_and_is_a_finding(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    live(tmp_path, make_note)
-    number = number_of(tmp_path, "/note")
-    row = bytearray(sql(tmp_path, "SELECT record FROM sums WHERE number = ?", number)[0][0])
+async def test_a_damaged_row_of_sums_refuses_no_good_bytes_and_is_a_finding(noted, caplog):
+    number = number_of(noted, "/note")
+    row = bytearray(sql(noted, "SELECT record FROM sums WHERE number = ?", number)[0][0])
     row[-1] ^= 1
-    sql(tmp_path, "UPDATE sums SET record = ? WHERE number = ?", bytes(row), number)
-    (finding,) = fsck(tmp_path).findings
+    sql(noted, "UPDATE sums SET record = ? WHERE number = ?", bytes(row), number)
+    (finding,) = fsck(noted).findings
     assert (finding.kind, finding.paths) == ("sum", ("/note",))
     assert "a row of the checksums of its bytes is damaged" in finding.what
-
-    async def look(programs: Programs) -> None:
+    async with programs_on(noted) as programs:
         note = programs.house.fs.find(ROOT, "note")
         assert await programs.read(note, 0, len(BYTES)) == BYTES
         assert "symphony fsck" in caplog.text
         await programs.write(note, 10, BYTES[10:20])
         await programs.house.keeper.sync(note)
-        await programs.house.keeper.summer.sum(plain(note))
-
-    live(tmp_path, look)
-    assert fsck(tmp_path).findings == ()
-    assert len(sql(tmp_path, "SELECT record FROM sums")) == 1
+        await programs.house.keeper.summer.sum(plain_of(note))
+    assert fsck(noted).findings == ()
+    assert len(sql(noted, "SELECT record FROM sums")) == 1
 
 
-def test_sums_go_with_the_bytes_that_they_are_of(tmp_path: Path) -> None:
+async def test_sums_go_with_the_bytes_that_they_are_of(tmp_path):
     """Renamed, linked: they stay; emptied, removed: they go. An open file without a name is written without them."""
-
-    async def life(programs: Programs) -> None:
+    async with programs_on(tmp_path) as programs:
         house = programs.house
         notes = [await programs.make(name, BYTES[:5000]) for name in (b"moved", b"emptied", b"removed", b"open")]
         house.fs.kv_rename(ROOT, "moved", "other")
@@ -380,16 +329,12 @@ def test_sums_go_with_the_bytes_that_they_are_of(tmp_path: Path) -> None:
         await house.keeper.sync_all()
         await programs.write(notes[3], 0, b"newer")
         house.tree.closed(notes[3])
-
-    live(tmp_path, life)
     assert [row[0] for row in sql(tmp_path, "SELECT number FROM sums")] == [number_of(tmp_path, "/second")]
     assert fsck(tmp_path).findings == ()
 
 
-def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def life(programs: Programs) -> None:
+async def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(tmp_path, monkeypatch):
+    async with programs_on(tmp_path) as programs:
         note = await programs.make(b"note", BYTES)
 
         def fail(_rows: Rows) -> None:
@@ -402,17 +347,13 @@ def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(
         assert await programs.read(note, 0, len(BYTES)) == BYTES
         await programs.write(note, 10, b"new")
         assert (await programs.read(note, 0, 20)) == BYTES[:10] + b"new" + BYTES[13:20]
-
-    live(tmp_path, life)
     assert fsck(tmp_path).findings == ()
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before it", "behind the end"])
-def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(is_late: bool, tmp_path: Path) -> None:
-    live(tmp_path, make_note)
-
-    async def life(programs: Programs) -> None:
-        """The second mark takes the last extent ahead."""
+async def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(is_late, noted):
+    async with programs_on(noted) as programs:
+        # The second mark takes the last extent ahead.
         note = programs.house.fs.find(ROOT, "note")
         if not is_late:
             await programs.write(note, len(BYTES), b"more")
@@ -421,15 +362,13 @@ def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(i
         if is_late:
             await programs.write(note, 5 * EXTENT_BYTES, b"far")
         await programs.house.keeper.sync(note)
-        await programs.read(note, 0, plain(note).size)
-        await programs.house.keeper.summer.sum(plain(note))
-        assert unchecked(plain(note)) == []
-
-    live(tmp_path, life)
-    assert fsck(tmp_path).findings == ()
+        await programs.read(note, 0, plain_of(note).size)
+        await programs.house.keeper.summer.sum(plain_of(note))
+        assert unchecked(plain_of(note)) == []
+    assert fsck(noted).findings == ()
 
 
-def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
+def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums():
     """A state may have a million such files."""
     tracemalloc.start()
     try:
@@ -439,29 +378,3 @@ def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
         tracemalloc.stop()
     assert num_bytes < 600 * len(sums)
     assert all(each._hasher is None for each in sums), "700 bytes that tracemalloc does not see"
-
-
-def test_sums_of_a_commit_that_failed_and_was_made_all_the_same_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit that failed is the first one with bytes of the file."""
-
-    async def life(programs: Programs) -> None:
-        index = programs.house.state.index
-        note = programs.house.volume.make_plain(programs.house.tree.root, b"note", 0o600, 0, 0)
-        await programs.house.keeper.sync(note)
-        commit = index.commit
-
-        def fail(rows: Rows) -> None:
-            commit(rows)
-            raise SymError("the disk has failed", errno.EIO)
-
-        await programs.write(note, 0, BYTES)
-        with monkeypatch.context() as patch:
-            patch.setattr(index, "commit", fail)
-            with pytest.raises(SymError, match="the disk has failed"):
-                await programs.house.keeper.sync(note)
-        await programs.write(note, 10, b"new")
-
-    live(tmp_path, life)
-    assert fsck(tmp_path).findings == ()

@@ -1,35 +1,36 @@
-"""Memory is the fastest place of several: pages go to disk and come back, and nobody notices but by the clock."""
+"""Memory is the fastest place of several: pages go to disk and come back, and nobody notices but by the clock.
+
+Random work on far too little memory is in `test_storm`.
+"""
 
 from __future__ import annotations
 
 import errno
-import random
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import trio
-import trio.testing
+from trio.testing import wait_all_tasks_blocked
 
-from kvfs.durable.slot_file import slot_bytes_of
+from kvfs.durable.slot_file import SlotFile, slot_bytes_of
 from kvfs.fs import OpenKv
-from kvfs.pages.table import PageTable, Reservation
-from libsym.abi import PAGE_ENTRIES
+from kvfs.names.inode import Credentials
+from kvfs.pages.pool import NO_ROW
+from kvfs.pages.table import PageTable
+from libsym.abi import PAGE_ENTRIES as PAGE
+from libsym.abi import Advice
 from libsym.errors import NoSpace, SymError
 from tests.kvfs.durable.damage import slot_at
-from tests.kvfs.durable.house import ROOT, House, running
-
-PAGE = PAGE_ENTRIES
+from tests.kvfs.durable.house import ROOT, House, held, running
 
 
-def live(work: Callable[[House], Awaitable[None]], directory: Path, **options: object) -> None:
-    async def main() -> None:
-        with trio.fail_after(30):
-            async with running(House(directory, **options)) as house:  # type: ignore[arg-type]
-                await work(house)
-
-    trio.run(main)
+def small(directory: Path, **options: Any) -> AbstractAsyncContextManager[House]:
+    """A house that has memory for 16 pages, and more on disk."""
+    return running(House(directory, num_pages=16, num_on_disk=400, **options))
 
 
 async def files(house: House, count: int, num_pages: int = 4, prefix: str = "f") -> list[OpenKv]:
@@ -40,81 +41,8 @@ async def files(house: House, count: int, num_pages: int = 4, prefix: str = "f")
     return found
 
 
-def test_ten_times_more_than_memory_is_computed_and_each_file_is_as_it_was(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
-        found = await files(house, 40)
-        assert house.fs.pool.store.held_pages().size <= 16
-        for file in found:
-            await house.volume.pager.put_in_memory(file.table)
-            assert house.is_right(file)
-        assert house.volume.pager.statistics().num_in >= 36 * 4
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
-
-
-def test_files_go_on_where_they_were_cut_off_by_the_disk(tmp_path: Path) -> None:
-    """Tails that are not full, forks that share them, and truncation, below and at a page's boundary."""
-
-    async def work(house: House) -> None:
-        rng = random.Random(7)
-        found = [house.create(f"{number}.kv") for number in range(12)]
-        lengths = [0] * 12
-        for turn in range(400):
-            place = rng.randrange(len(found))
-            file = found[place]
-            kind = rng.random()
-            if kind < 0.6:
-                count = rng.choice((1, 5, 31, 32, 33, 70))
-                if lengths[place] + count > 5 * PAGE:
-                    house.fs.kv_truncate(file, lengths[place] // 3)
-                    lengths[place] //= 3
-                await house.compute(file, [turn % 1000 + each for each in range(count)])
-                lengths[place] += count
-            elif kind < 0.8:
-                other = rng.randrange(len(found))
-                house.fs.kv_close(found[other])
-                if other == place:
-                    found[other] = house.create(f"n{turn}.kv")
-                    lengths[other] = 0
-                else:
-                    found[other] = house.fs.kv_fork(ROOT, file, f"n{turn}.kv")
-                    lengths[other] = lengths[place]
-            elif lengths[place]:
-                lengths[place] = rng.randrange(lengths[place])
-                house.fs.kv_truncate(file, lengths[place])
-            if turn % 10 == 0:
-                await trio.sleep(0.001)
-            house.fs.check()
-        for file, length in zip(found, lengths, strict=True):
-            assert file.table.length == length
-            await house.volume.pager.put_in_memory(file.table)
-            assert house.is_right(file)
-
-    live(work, tmp_path, num_pages=12, num_on_disk=400)
-
-
-def test_many_wait_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
-        found = await files(house, 16, 5)
-
-        async def go_on(file: OpenKv) -> None:
-            for each in range(10):
-                await house.compute(file, [each])
-                await trio.lowlevel.checkpoint()
-
-        async with trio.open_nursery() as nursery:
-            for file in found:
-                nursery.start_soon(go_on, file)
-        for file in found:
-            assert file.table.length == 5 * PAGE + 10
-            await house.volume.pager.put_in_memory(file.table)
-            assert house.is_right(file)
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
-
-
-def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path):
+    async with small(tmp_path) as house:
         file = house.create("large.kv")
         await house.compute(file, range(10 * PAGE))
         with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
@@ -124,11 +52,9 @@ def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path
         (other,) = await files(house, 1)
         assert house.is_right(other)
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path):
+    async with small(tmp_path, disk_limit=20 * 4096) as house:
         found = [house.create(f"{number}.kv") for number in range(10)]
         num_done, failure = 0, None
         while failure is None:
@@ -153,11 +79,9 @@ def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path)
             await house.volume.pager.put_in_memory(file.table)
             assert house.is_right(file)
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200, disk_limit=20 * 4096)
 
-
-def test_what_df_calls_available_is_what_the_disk_has_room_for(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_what_df_calls_available_is_what_the_disk_has_room_for(tmp_path):
+    async with running(House(tmp_path, num_pages=64, num_on_disk=20, disk_limit=20 * slot_bytes_of(4096))) as house:
         root = house.tree.root
         space = house.volume.space_around(root)
         assert space.num_bytes == 64 * 4096, "memory, for it is more than the disk"
@@ -172,39 +96,26 @@ def test_what_df_calls_available_is_what_the_disk_has_room_for(tmp_path: Path) -
         with pytest.raises(NoSpace):
             house.volume.storage.require_room(1)
 
-    live(work, tmp_path, num_pages=64, num_on_disk=20, disk_limit=20 * slot_bytes_of(4096))
 
-
-def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to_or_hinted(tmp_path):
+    async with small(tmp_path) as house:
         pager = house.volume.pager
         one, two = await files(house, 2)
-        await pager.put_on_disk(one.table)
-        assert (pager.tier_of(one.table), pager.tier_of(two.table)) == ("disk", "memory")
-        await pager.put_in_memory(one.table)
-        assert pager.tier_of(one.table) == "memory"
-        assert house.is_right(one)
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
-
-
-def test_a_hint_brings_a_file_in_behind_its_back(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
-        pager = house.volume.pager
-        (one,) = await files(house, 1)
-        await pager.put_on_disk(one.table)
-        pager.will_need(one.table)
-        while pager.tier_of(one.table) != "memory":  # noqa: ASYNC110
-            await trio.sleep(0.001)
-        assert house.is_right(one)
-        await trio.sleep(0.01)
-        house.fs.check()
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
+        for is_hint in (False, True):
+            await pager.put_on_disk(one.table)
+            assert (pager.tier_of(one.table), pager.tier_of(two.table)) == ("disk", "memory")
+            if is_hint:
+                pager.will_need(one.table)
+                while pager.tier_of(one.table) != "memory":  # noqa: ASYNC110
+                    await trio.sleep(0.001)
+            else:
+                await pager.put_in_memory(one.table)
+            assert pager.tier_of(one.table) == "memory"
+            assert house.is_right(one)
 
 
-def test_pinned_files_stay_until_their_lease_is_over(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_pinned_files_stay_until_their_lease_is_over(tmp_path):
+    async with small(tmp_path) as house:
         pager = house.volume.pager
         (one,) = await files(house, 1, prefix="kept")
         pager.pin_file(one.table, pager.clock() + 1000)
@@ -217,11 +128,9 @@ def test_pinned_files_stay_until_their_lease_is_over(tmp_path: Path) -> None:
         await files(house, 10, prefix="g")
         assert pager.tier_of(one.table) == "disk"
 
-    live(work, tmp_path, num_pages=16, num_on_disk=400)
 
-
-def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path):
+    async with small(tmp_path) as house:
         (base,) = await files(house, 1, 4, prefix="base")
         for number in range(30):
             fork = house.fs.kv_fork(ROOT, base, None)
@@ -231,77 +140,9 @@ def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> 
         assert house.volume.pager.tier_of(base.table) == "memory"
         assert house.volume.pager.statistics().num_in == 0
 
-    live(work, tmp_path, num_pages=16, num_on_disk=400)
 
-
-async def reserve_all(house: House, file: OpenKv, num_entries: int) -> Reservation:
-    """A call that has its pages, and is computing."""
-    reservation = house.fs.reserve(file, range(num_entries), range(num_entries))
-    if house.volume.pager.acquire(reservation, 0, lambda _error: None) is not None:
-        while reservation.pinned is None:  # noqa: ASYNC110
-            await trio.sleep(0.001)
-    return reservation
-
-
-def test_a_file_that_is_cut_while_it_waits_to_be_in_memory_harms_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work(house: House) -> None:
-        pager = house.volume.pager
-        (file,) = await files(house, 1)
-        await pager.put_on_disk(file.table)
-        large = house.create("large.kv")
-        reservation = await reserve_all(house, large, 15 * PAGE)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pager.put_in_memory, file.table)
-            await trio.testing.wait_all_tasks_blocked()
-            assert pager.statistics().num_waiting == 1
-            house.fs.kv_truncate(file, PAGE)
-            house.fs.check()
-            reservation.abort()
-        await pager.put_in_memory(file.table)
-        assert house.tokens(file) == [*range(PAGE)]
-        assert house.is_right(file)
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
-    assert not caplog.records
-
-
-def test_a_file_that_is_removed_on_its_way_down_is_no_error_of_the_disk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work(house: House) -> None:
-        found = await files(house, 2)
-        for file in found:
-            house.volume.pager.demote(file.table)
-        house.fs.kv_close(found[0])
-        house.fs.kv_remove(ROOT, "f0.kv")
-        await house.volume.pager.put_on_disk(found[1].table)
-        assert not house.volume.pager.statistics().error
-        await files(house, 10, prefix="g")
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
-    assert not caplog.records
-
-
-def test_a_file_goes_down_while_it_is_synced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(house: House) -> None:
-        for number in range(20):
-            (file,) = await files(house, 1, 8, prefix=f"{number}-")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(house.keeper.sync, file.inode)
-                await trio.lowlevel.checkpoint()
-                await house.volume.pager.put_on_disk(file.table)
-            await house.volume.pager.put_in_memory(file.table)
-            assert house.is_right(file)
-        assert not house.volume.pager.statistics().num_computing
-
-    live(work, tmp_path, num_pages=16, num_on_disk=400)
-    assert not caplog.records
-
-
-def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_same_read(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_same_read(tmp_path):
+    async with small(tmp_path) as house:
         pager, pool = house.volume.pager, house.fs.pool
         (base,) = await files(house, 1, prefix="base")
         broken = house.fs.kv_fork(ROOT, base, "broken.kv")
@@ -332,27 +173,191 @@ def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_s
         assert house.is_right(base)
         assert house.tokens(broken)[-1] == PAGE - 1
 
-    live(work, tmp_path, num_pages=16, num_on_disk=400)
-
 
 class Listening:
     """Programs that begin to listen after they could have been told once, and do nothing."""
 
-    def __init__(self) -> None:
-        self.graces_s: list[float] = []
+    num_told = 0
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
-        assert len(tables) > 0
-        assert num_pages > 0
-        self.graces_s.append(0.05 if self.graces_s else 0.0)
-        return self.graces_s[-1]
+        assert len(tables) > 0 < num_pages
+        self.num_told += 1
+        return 0.05 if self.num_told > 1 else 0.0
 
 
-def test_who_begins_to_listen_is_told_although_pages_have_just_gone_and_then_they_go(tmp_path: Path) -> None:
+async def test_who_begins_to_listen_is_told_although_pages_have_just_gone_and_then_they_go(tmp_path):
     listening = Listening()
-
-    async def work(house: House) -> None:
+    async with small(tmp_path, pressure=lambda: listening) as house:
         await files(house, 8)
-        assert listening.graces_s[:2] == [0.0, 0.05]
+        assert listening.num_told > 1
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200, pressure=lambda: listening)
+
+async def test_a_shared_tail_is_whole_after_a_sync_failed_and_another_wrote_its_part(tmp_path, monkeypatch):
+    """The page is on disk alone, and is written anew for the file that has less of it."""
+
+    def fails(_file: SlotFile) -> None:
+        raise OSError(5, "no luck")
+
+    async with small(tmp_path) as house:
+        long = house.create("long.kv")
+        await house.compute(long, range(PAGE + 20))
+        short = house.fs.kv_fork(ROOT, long, "short.kv")
+        house.fs.kv_truncate(short, PAGE + 10)
+        for file in (long, short):
+            await house.volume.pager.put_on_disk(file.table)
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotFile, "sync", fails)
+            with pytest.raises(SymError, match="no luck"):
+                await house.sync("short.kv")
+        await house.sync("short.kv")
+        await house.volume.pager.put_in_memory(long.table)
+        assert house.is_right(long)
+
+
+async def test_a_copy_of_a_tail_that_is_on_disk_is_not_taken_for_its_owner_s_alone(tmp_path):
+    async with small(tmp_path) as house:
+        pool = house.fs.pool
+        base = house.create("base.kv")
+        await house.compute(base, range(10))
+        theirs = base.table.fork(7)  # goes on in place: the page has bytes of another behind the tenth entry
+        page = int(theirs.pages[0])
+        reservation = theirs.reserve(range(10), range(10, 20))
+        assert house.volume.pager.acquire(reservation, 0, lambda _error: None) is None
+        house.decoder.step(reservation)
+        reservation.commit_first(reservation.tokens)
+        await house.volume.pager.put_on_disk(base.table)
+        await files(house, 1, 1, prefix="other")  # in the frame that the page was in
+        (gone,) = await files(house, 1, 15, prefix="gone")  # all others have bytes of the owner alone
+        house.fs.kv_close(gone)
+        house.fs.kv_remove(ROOT, "gone0.kv")
+        await house.compute(base, [1])
+        (copy,) = base.table.pages
+        assert copy != page
+        assert pool.owners_of(np.array([copy], np.int32))[0] != base.table.owner
+        theirs.close()
+
+
+async def test_a_number_that_is_given_out_again_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    async with small(tmp_path) as house:
+        pager = house.volume.pager
+        (old,) = await files(house, 1)
+        numbers = set(old.table.pages.tolist())
+        await pager.put_on_disk(old.table)
+        with held(monkeypatch, house.keeper.pages_in, "_read") as may_read:
+            reservation = house.fs.reserve(old, [1], [4 * PAGE])
+            ticket = pager.acquire(reservation, 0, lambda _error: None)
+            await wait_all_tasks_blocked()
+            assert ticket is not None
+            assert ticket.is_admitted
+            pager.cancel(ticket)
+            reservation.abort()
+            house.fs.kv_close(old)
+            house.fs.kv_remove(ROOT, "f0.kv")
+            (new,) = await files(house, 1, prefix="new")
+            assert numbers & set(new.table.pages.tolist())
+            await pager.put_on_disk(new.table)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(house.compute, new, [3])
+                await wait_all_tasks_blocked()
+                may_read.set()
+            assert house.is_right(new)
+
+
+async def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_damaged(tmp_path, monkeypatch, caplog):
+    """The slot of old is another page's by then."""
+    async with small(tmp_path) as house:
+        pager, on_disk = house.volume.pager, house.fs.pool.on_disk
+        (file,) = await files(house, 1)
+        await pager.put_on_disk(file.table)
+        before = set(on_disk.slot[file.table.pages].tolist())
+        on_disk.spoil(file.table.pages.copy(), np.zeros(4, np.bool_))  # as after a sync that failed
+        with held(monkeypatch, house.keeper.pages_in, "_read") as may_read:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(house.compute, file, [1])
+                await wait_all_tasks_blocked()
+                await house.keeper.pages_out.write(file.content, 4 * PAGE)
+                other = house.create("other.kv")
+                await house.compute(other, range(500, 500 + 4 * PAGE))
+                await house.keeper.pages_out.write(other.content, 4 * PAGE)
+                assert before & set(on_disk.slot[other.table.pages].tolist())
+                may_read.set()
+        assert house.is_right(file)
+    assert not caplog.records
+
+
+async def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_nothing(tmp_path):
+    async with small(tmp_path) as house:
+        pager, residents = house.volume.pager, house.volume.pager.residents
+        found = await files(house, 2)
+        for file in found:
+            await house.keeper.sync(file.inode)
+        for file, idle_s in zip(found, (100.0, 0.5), strict=True):
+            row = file.table.row
+            residents.num_uses[row], residents.latest_gaps_s[row] = 10, 1.0
+            residents.last_use_s[row] = pager.clock() - idle_s
+            pager.departures.send(pager.departures.may_go(file.table.pages))
+            assert pager.tier_of(file.table) == "disk"
+        pager.will_need(house.create("wakes.kv").table)
+        with trio.fail_after(5):
+            while pager.tier_of(found[1].table) != "memory":  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert pager.tier_of(found[0].table) == "disk"
+
+
+async def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path):
+    """A tail that it made a copy of, and what it was cut by: both are others' still."""
+    async with small(tmp_path) as house:
+        (base,) = await files(house, 1)
+        await house.compute(base, [1])
+        fork = house.fs.kv_fork(ROOT, base, None)
+        house.fs.kv_truncate(fork, 4 * PAGE)
+        await house.compute(fork, [2])
+        house.fs.kv_truncate(fork, PAGE)
+        row = fork.table.row
+        house.fs.kv_close(fork)
+        assert row not in house.fs.pool.row_of[base.table.pages].tolist()
+        assert NO_ROW not in house.fs.pool.row_of[base.table.pages[:1]].tolist()
+
+
+async def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path):
+    """A second file has the page still; and a pinned one keeps what both had."""
+    async with small(tmp_path) as house:
+        pager, pool = house.volume.pager, house.fs.pool
+        (base,) = await files(house, 1, 6)
+        fork = house.fs.kv_fork(ROOT, base, "fork.kv")
+        half = house.fs.kv_fork(ROOT, base, "half.kv")
+        house.fs.kv_truncate(half, 3 * PAGE)
+        house.fs.kv_advise_open(ROOT, half, [(Advice.PIN, 0)])
+        house.fs.kv_advise_open(ROOT, base, [(Advice.PIN, 0)])
+        assert pager.statistics().num_kept == 6
+        house.fs.kv_truncate(base, PAGE)
+        assert pager.statistics().num_kept == 3
+        house.fs.kv_advise_open(ROOT, half, [(Advice.UNPIN, 0)])
+        assert pager.statistics().num_kept == 1
+        assert not pool.kept.until[fork.table.pages[1:]].any()
+
+
+async def test_who_sends_a_file_to_a_disk_that_hangs_is_told_so(tmp_path, monkeypatch):
+    async with small(tmp_path, deadline_s=0.2) as house:
+        (file,) = await files(house, 1)
+        with held(monkeypatch, SlotFile, "write"), trio.fail_after(10), pytest.raises(SymError) as failed:
+            await house.volume.pager.put_on_disk(file.table)
+        assert failed.value.errno == errno.ETIMEDOUT
+
+
+async def test_a_priority_puts_a_file_before_others_of_its_user_and_not_before_those_of_another(tmp_path):
+    async with small(tmp_path) as house:
+        pager, other = house.volume.pager, Credentials(7, 7)
+        idle = []
+        for priority in (100, 1, 100):
+            idle.append(house.fs.kv_create(other, None, 0o600))
+            await house.compute(idle[-1], range(4 * PAGE))
+            house.fs.kv_advise_open(other, idle[-1], [(Advice.PRIORITY, priority)])
+        used = await files(house, 1, 5)
+        assert [pager.tier_of(file.table) == "memory" for file in idle] == [True, False, True]
+        used += await files(house, 2, 2, prefix="more")
+        for number in range(10):
+            for file in used:
+                await house.compute(file, [number])
+        assert all(pager.tier_of(file.table) == "memory" for file in used)
+        assert not all(pager.tier_of(file.table) == "memory" for file in idle)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,25 +15,14 @@ from kvfs.mount.eager import Eager
 from kvfs.mount.spans import Rooms
 from kvfs.mount.views import Reader
 from kvfs.names.inode import Inode
-from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.frames import NOWHERE
-from libsym.abi import PAGE_ENTRIES
+from libsym.abi import PAGE_ENTRIES as PAGE
 from libsym.errors import NoSpace
-from tests.kvfs.durable.house import ROOT, House, running
-from tests.kvfs.durable.test_restart import image
-
-PAGE = PAGE_ENTRIES
-
-
-def live(work: Callable[[House], Awaitable[None]], directory: Path, **options: object) -> None:
-    async def main() -> None:
-        with trio.fail_after(60):
-            async with running(House(directory, **options)) as house:  # type: ignore[arg-type]
-                await work(house)
-
-    trio.run(main)
+from tests.kvfs.durable.house import ROOT, House, plain_of, running
+from tests.kvfs.durable.test_cold_readers import read_all
+from tests.kvfs.durable.test_tiers import small
 
 
 async def a_file(house: House, name: str, num_pages: int, first: int = 0) -> OpenKv:
@@ -48,16 +36,9 @@ def places(house: House, *files: OpenKv) -> list[bool]:
     return [bool(each) for file in files for each in house.fs.pool.store.of[file.table.pages] != NOWHERE]
 
 
-def plain(house: House, name: bytes, data: bytes) -> Inode:
-    inode = house.volume.make_plain(house.tree.root, name, 0o644, 0, 0)
-    house.write(inode, data)
-    return inode
-
-
 async def imported(house: House, inode: Inode) -> None:
     """Import an image, as a close on the mount does."""
-    content = inode.content
-    assert isinstance(content, PlainFile)
+    content = plain_of(inode)
     plan = parse_header(house.volume.image_format, content)
     frames = await house.volume.room_for_import(plan, inode)
     incoming = house.volume.begin_import(plan, inode, frames=frames)
@@ -87,39 +68,11 @@ def extract(house: House, source: OpenKv, ranges: Sequence[tuple[int, int]], pat
     return house.fs.begin_extract(ROOT, source, np.array(ranges), path, 0o600, rebase=True)
 
 
-async def read_all(reader: Reader, piece: int = 9000) -> bytes:
-    found = b""
-    while data := bytes(await reader.read(len(found), piece)):
-        found += data
-    return found
-
-
-def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_are_right_while_their_pages_come_and_go(tmp_path, monkeypatch):
     monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
-
-    async def work(house: House) -> None:
-        cold = await a_file(house, "cold.kv", 20)
-        wanted = await image(house, cold.content)
-        await house.volume.pager.put_on_disk(cold.table)
-        hot = [await a_file(house, f"hot{number}.kv", 9, number) for number in range(3)]
-        assert places(house, cold) == [False] * 20
-        before = house.volume.pager.statistics()
-        reader = Reader(house.volume, cold.content, Eager(), Rooms())
-        assert await read_all(reader) == wanted
-        reader.close()
-        after = house.volume.pager.statistics()
-        assert (after.num_in, after.num_dropped, after.num_out) == (before.num_in, before.num_dropped, before.num_out)
-        assert places(house, cold, *hot) == [False] * 20 + [True] * 27
-
-    live(work, tmp_path, num_pages=32, num_on_disk=200)
-
-
-def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
-
-    async def work(house: House) -> None:
+    async with small(tmp_path) as house:
         files = [await a_file(house, f"{number}.kv", 11, 100 * number) for number in range(4)]
-        wanted = [await image(house, file.content) for file in files]
+        wanted = [await house.image(file.content) for file in files]
         rooms, is_over = Rooms(), False
 
         async def move() -> None:
@@ -134,7 +87,7 @@ def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypa
                 reader = Reader(house.volume, files[number].content, Eager(), rooms)
                 assert await read_all(reader, 5000 + 1000 * number) == wanted[number]
                 house.fs.pool.has_digest[files[number].table.pages] = False
-                assert await image(house, files[number].content) == wanted[number]
+                assert await house.image(files[number].content) == wanted[number]
                 reader.close()
 
         async with trio.open_nursery() as movers:
@@ -147,63 +100,45 @@ def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypa
         assert statistics.num_in > 100
         assert statistics.num_dropped > 100
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_an_import_waits_until_others_have_made_room(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_an_import_waits_until_others_have_made_room(tmp_path):
+    async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 10)
-        data = await image(house, source.content)
+        data = await house.image(source.content)
         house.fs.kv_remove(ROOT, "source.kv")
         house.fs.kv_close(source)
-        inode = plain(house, b"copy.kv", data)
+        inode = house.make_plain("copy.kv", data)
         others = [await a_file(house, f"{number}.kv", 7, number) for number in range(2)]
         assert house.fs.pool.num_free_frames < 10
         await imported(house, inode)
         assert not all(places(house, *others))
-        copy = await house.open("copy.kv")
-        assert house.tokens(copy) == [each % 900 for each in range(10 * PAGE)]
-        assert house.is_right(copy)
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
+        await house.require("copy.kv", [each % 900 for each in range(10 * PAGE)])
 
 
-def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path: Path) -> None:
-    data = bytearray()
-
-    async def before(house: House) -> None:
-        source = await a_file(house, "source.kv", 20)
-        data.extend(await image(house, source.content))
-
-    async def work(house: House) -> None:
+async def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path):
+    async with running(House(tmp_path / "large", num_pages=32)) as house:
+        data = await house.image((await a_file(house, "source.kv", 20)).content)
+    async with small(tmp_path / "small") as house:
         other = await a_file(house, "other.kv", 10)
         with pytest.raises(NoSpace, match="20 pages are needed in memory at once, and there is room for 16"):
-            await imported(house, plain(house, b"copy.kv", bytes(data)))
+            await imported(house, house.make_plain("copy.kv", data))
         assert places(house, other) == [True] * 10
 
-    live(before, tmp_path / "large", num_pages=32)
-    live(work, tmp_path / "small", num_pages=16, num_on_disk=200)
 
-
-def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -> None:
-    """An import that waits for its frames is not charged twice, either."""
-
-    async def work(house: House) -> None:
+async def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota_once(tmp_path):
+    async with small(tmp_path, limits=AccountLimits(num_bytes=10 * 4096 + 8192)) as house:
         source = await a_file(house, "source.kv", 10)
-        data = await image(house, source.content)
+        data = await house.image(source.content)
         house.fs.kv_remove(ROOT, "source.kv")
         house.fs.kv_close(source)
-        inode = plain(house, b"copy.kv", data)
-        await imported(house, inode)
+        await imported(house, house.make_plain("copy.kv", data))
         assert house.is_right(await house.open("copy.kv"))
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200, limits=AccountLimits(num_bytes=10 * 4096 + 8192))
 
-
-def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path):
+    async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 10)
-        inode = plain(house, b"copy.kv", await image(house, source.content))
+        inode = house.make_plain("copy.kv", await house.image(source.content))
         async with house.volume.pager.hold([source.table]):  # nothing of it may go
             with trio.move_on_after(0.2) as waited:
                 await imported(house, inode)
@@ -212,11 +147,9 @@ def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path
         await imported(house, inode)
         assert house.is_right(await house.open("copy.kv"))
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path):
+    async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 10)
         await house.volume.pager.put_on_disk(source.table)
         made = await assembled(house, extract(house, source, [(0, 3 * PAGE), (7 * PAGE + 5, 8 * PAGE)], "x.kv"), "x.kv")
@@ -231,35 +164,10 @@ def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> Non
         assert values.tolist() == [*whole[: 3 * PAGE], *whole[7 * PAGE + 5 : 8 * PAGE]]
         assert moved.tolist() == [0] * 3 * PAGE + [3 * PAGE - 7 * PAGE - 5] * (PAGE - 5)
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_extracts_that_need_more_than_memory_together_all_finish(tmp_path: Path) -> None:
-    """Each needs its pages at once, so none waits for another with some in its hands."""
-
-    async def work(house: House) -> None:
-        sources = [await a_file(house, f"{number}.kv", 7, number) for number in range(6)]
-
-        async def one(number: int) -> None:
-            for turn in range(4):
-                name = f"x{number}-{turn}.kv"
-                made = await assembled(house, extract(house, sources[number], [(1, 7 * PAGE)], name), name)
-                assert house.tokens(made) == [(number + each) % 900 for each in range(1, 7 * PAGE)]
-
-        async with trio.open_nursery() as nursery:
-            for number in range(6):
-                nursery.start_soon(one, number)
-        for source in sources:
-            await house.volume.pager.put_in_memory(source.table)
-            assert house.is_right(source)
-
-    live(work, tmp_path, num_pages=16, num_on_disk=400)
-
-
-def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
+async def test_what_is_being_put_together_stays_in_memory(tmp_path):
     """An assembly's pages have no other copy, and belong to no file that says when they were used."""
-
-    async def work(house: House) -> None:
+    async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 4)
         assembly = extract(house, source, [(1, 4 * PAGE)], "x.kv")
         assembly.plan()
@@ -273,13 +181,10 @@ def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
         assert places(house, made) == [True] * 4
         assert not all(places(house, *others))
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path) -> None:
+async def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path):
     """Whichever of the two comes to a page first."""
-
-    async def work(house: House) -> None:
+    async with running(House(tmp_path, num_pages=220, num_on_disk=2000)) as house:
         pager = house.volume.pager
         for number in range(5):
             file = await a_file(house, f"{number}.kv", 200, number)
@@ -293,15 +198,12 @@ def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path
             assert house.is_right(file)
             await pager.put_on_disk(file.table)
 
-    live(work, tmp_path, num_pages=220, num_on_disk=2000)
 
-
-def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_that_rest(tmp_path: Path) -> None:
+async def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_that_rest(tmp_path):
     """An import, or a file that was put together, was used just then."""
-
-    async def work(house: House) -> None:
+    async with small(tmp_path) as house:
         gone = await a_file(house, "gone.kv", 4, 500)
-        inode = plain(house, b"imported.kv", await image(house, gone.content))
+        inode = house.make_plain("imported.kv", await house.image(gone.content))
         house.fs.kv_remove(ROOT, "gone.kv")
         house.fs.kv_close(gone)
         source = await a_file(house, "source.kv", 4)
@@ -318,15 +220,11 @@ def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_t
             await house.volume.pager.put_on_disk(file.table)
             house.fs.kv_close(file)
 
-    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
-
-def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_path: Path) -> None:
-    async def work(house: House) -> None:
+async def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_path):
+    async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 4)
         made = await assembled(house, extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
         await house.sync("made.kv")
         house.volume.pager.demote(made.table)
         assert places(house, made) == [False] * 4
-
-    live(work, tmp_path, num_pages=16, num_on_disk=200)

@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import errno
-import random
+import math
 import re
 import shutil
 import sqlite3
 import stat
-from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
 from kvfs.durable import index as index_module
+from kvfs.durable import keeper
 from kvfs.durable.disk_room import RESERVE_BYTES
 from kvfs.durable.fsck import fsck
 from kvfs.durable.index import SPARE_PAGES, Index, Rows
 from kvfs.durable.keeper import LOOKED_AT, WRITE_BACK_XATTRS_BYTES
 from kvfs.durable.records import decode_xattrs, encode_xattrs
 from kvfs.facts import xattrs
-from kvfs.names.inode import ATTRIBUTE_BYTES, MOST_IN_MEMORY, Inode
+from kvfs.names.inode import ATTRIBUTE_BYTES, Inode
 from kvfs.pages.accounts import NAME_BYTES, AccountLimits
-from libsym.errors import (
-    CrossDevice,
-    Exists,
-    Invalid,
-    IsDirectory,
-    NoSpace,
-    NotDirectory,
-    NotFound,
-    OverQuota,
-    SymError,
-)
+from libsym.errors import NoSpace, OverQuota
 from tests.kvfs.core.model import FREE_NAMES
 from tests.kvfs.durable.damage import sql
-from tests.kvfs.durable.house import ROOT, House, is_clean, running
-from tests.kvfs.durable.test_restart import lives
+from tests.kvfs.durable.house import ROOT, House, failing, is_clean, running
 
 ANN, BOB = 1000, 1001
 LARGE = bytes(range(250)) * 200
-SIZES = (0, 1, 500, MOST_IN_MEMORY, 20_000)
-
-
-def file(house: House, name: str, uid: int = ANN) -> Inode:
-    return house.volume.make_plain(house.tree.root, name.encode(), 0o600, uid, uid)
 
 
 def put(house: House, inode: Inode, name: str, value: bytes) -> None:
     xattrs.put(house.volume, inode, f"user.{name}".encode(), value, inode.uid)
+
+
+def file(house: House, name: str, uid: int = ANN, **attributes: Any) -> Inode:
+    inode = house.make_plain(name, uid=uid)
+    for each, value in attributes.items():
+        put(house, inode, each, value)
+    return inode
+
+
+def link(house: House, size: int) -> None:
+    house.tree.make(house.tree.root, b"l", stat.S_IFLNK, mode=0o777, uid=ANN, gid=ANN, target=b"t" * size)
 
 
 def charged(house: House, uid: int = ANN) -> int:
@@ -70,123 +66,9 @@ def rows(directory: Path) -> list[int]:
     return [number for (number,) in sql(directory, "SELECT number FROM xattrs ORDER BY number")]
 
 
-# Charges
-
-
-class Life:
-    """Random changes of attributes and names; charges are counted anew after each step."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.known: dict[int, dict[bytes, bytes]] = {}
-        self.num_away = 0
-
-    async def live(self, house: House) -> None:
-        opened: list[Inode] = []
-        for _ in range(60):
-            inodes = [inode for inode in house.tree if inode.names and not inode.is_directory]
-            step = self.random.choice(
-                [self.put, self.put, self.put, self.take, self.rename, self.link, self.chown, self.remove, self.keep]
-            )
-            if len(inodes) < 4 or self.random.random() < 0.2:
-                self.make(house)
-            else:
-                inode = self.random.choice(inodes)
-                if self.random.random() < 0.2:
-                    house.tree.opened(inode)
-                    opened.append(inode)
-                await step(house, inode)
-            house.fs.check()
-        for inode in opened:
-            await self.compare(house, inode)
-            house.tree.closed(inode)
-            house.fs.check()
-        for inode in house.tree:
-            await self.compare(house, inode)
-
-    async def compare(self, house: House, inode: Inode) -> None:
-        self.num_away += inode.xattrs.is_away
-        assert await noted(house, inode) == self.known.get(inode.number, {})
-
-    def directory(self, house: House) -> Inode:
-        return self.random.choice([inode for inode in house.tree if inode.is_directory])
-
-    def name(self) -> bytes:
-        return b"%d" % self.random.randrange(12) * self.random.choice((1, 100))
-
-    def make(self, house: House) -> None:
-        place, uid = (self.directory(house), self.name()), self.random.choice((ANN, BOB))
-        if place[1] in place[0].entries:
-            return
-        kind = self.random.choice((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK))
-        if kind == stat.S_IFREG:
-            house.volume.make_plain(*place, 0o600, uid, uid)
-        else:
-            target = b"t" * self.random.randrange(1, 4000) if kind == stat.S_IFLNK else b""
-            inode = house.tree.make(*place, kind, mode=0o700, uid=uid, gid=uid, target=target)
-            if kind == stat.S_IFDIR and self.random.random() < 0.5:
-                house.volume.domains.set_limit(inode, b"user.kv.quota", b"8M", 0)
-                house.volume.domains.set_weight(inode, b"2", 0)
-                self.known[inode.number] = {b"user.kv.weight": b"2"}
-
-    async def put(self, house: House, inode: Inode) -> None:
-        await house.keeper.bring_xattrs(inode)
-        name, value = b"user.%d" % self.random.randrange(3), bytes(self.random.choice(SIZES))
-        xattrs.put(house.volume, inode, name, value, 0)
-        self.known.setdefault(inode.number, {})[name] = value
-
-    async def take(self, house: House, inode: Inode) -> None:
-        await house.keeper.bring_xattrs(inode)
-        for name in sorted(inode.xattrs)[:1]:
-            xattrs.remove(house.volume, inode, name, 0)
-            del self.known[inode.number][name]
-
-    async def rename(self, house: House, inode: Inode) -> None:
-        number, name = self.random.choice(sorted(inode.names))
-        target, new_name = self.directory(house), self.name()
-        with suppress(CrossDevice, IsDirectory, NotDirectory, NotFound, Invalid):
-            house.tree.rename(house.tree.get(number), name, target, new_name, self.random.choice((0, 0, 2)))
-
-    async def link(self, house: House, inode: Inode) -> None:
-        with suppress(CrossDevice, Exists):
-            house.tree.link(inode, self.directory(house), self.name())
-
-    async def chown(self, house: House, inode: Inode) -> None:
-        house.volume.change_owner(inode, self.random.choice((ANN, BOB)))
-        house.volume.change_owner(self.directory(house), self.random.choice((ANN, BOB)))
-
-    async def remove(self, house: House, inode: Inode) -> None:
-        number, name = self.random.choice(sorted(inode.names))
-        house.tree.unlink(house.tree.get(number), name)
-
-    async def keep(self, house: House, _inode: Inode) -> None:
-        await house.keeper.sync_all()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_charges_are_what_counting_anew_gives_whatever_happens_also_after_restarts(seed: int, tmp_path: Path) -> None:
-    life = Life(seed)
-    sums: list[dict[str, tuple[int, int]]] = []
-
-    async def live(house: House) -> None:
-        house.fs.check()
-        if sums:
-            assert accounts(house) == sums.pop()
-        await life.live(house)
-        sums.append(accounts(house))
-
-    def accounts(house: House) -> dict[str, tuple[int, int]]:
-        found = {each.describe(): (each.num_bytes, each.num_files) for each in house.fs.pool.accounts}
-        return {who: held for who, held in found.items() if held != (0, 0)}
-
-    lives(tmp_path, live, live, live)
-    assert life.num_away, "some attributes were in the index alone"
-
-
-def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", bytes(5000))
+async def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path):
+    async with running(House(tmp_path, limits=AccountLimits(num_bytes=8192)), drain=True) as house:
+        inode = file(house, "a", x=bytes(5000))
         assert charged(house) == ATTRIBUTE_BYTES + len("user.x") + 5000
         put(house, inode, "y", bytes(2900))
         with pytest.raises(OverQuota, match="uid 1000 is at its quota of 8192 bytes"):
@@ -194,7 +76,7 @@ def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path: Path) 
         with pytest.raises(OverQuota):
             put(house, inode, "x", bytes(5200))
         with pytest.raises(OverQuota):
-            house.tree.make(house.tree.root, b"l", stat.S_IFLNK, mode=0o777, uid=ANN, gid=ANN, target=b"t" * 200)
+            link(house, 200)
         put(house, inode, "x", bytes(4000))
         house.tree.unlink(house.tree.root, b"a")
         assert charged(house) == 0
@@ -207,13 +89,10 @@ def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path: Path) 
         with pytest.raises(OverQuota):
             house.tree.link(house.tree.child(house.tree.root, b"a" * 255), house.tree.root, b"b")
 
-    lives(tmp_path, live, limits=AccountLimits(num_bytes=8192))
 
-
-def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", bytes(50_000))
+async def test_attributes_links_and_names_count_to_the_disk(tmp_path):
+    async with running(House(tmp_path, disk_limit=60000), drain=True) as house:
+        inode = file(house, "a", x=bytes(50_000))
         with pytest.raises(NoSpace, match="at its limit of 60000 bytes"):
             put(house, inode, "y", bytes(10_000))
         room = (60_000 - house.keeper.statistics().disk_bytes) // NAME_BYTES
@@ -224,45 +103,36 @@ def test_attributes_links_and_names_count_to_the_disk(tmp_path: Path) -> None:
         put(house, inode, "x", b"")
         put(house, inode, "y", bytes(10_000))
 
-    lives(tmp_path, live, disk_limit=60_000)
 
-
-def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_remove_some(tmp_path, monkeypatch, caplog):
     """There is no limit but the disk's. An index that had filled the disk could never be told of removals."""
     there = RESERVE_BYTES + 100_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=there))
-
-    async def live(house: House) -> None:
-        nonlocal there
-        root = house.tree.root
-        put(house, file(house, "a"), "x", bytes(60_000))
+    async with running(House(tmp_path), drain=True) as house:
+        file(house, "a", x=bytes(60_000))
         with pytest.raises(NoSpace, match=r"has 3\d{7} bytes left"):
-            put(house, file(house, "b"), "x", bytes(60_000))
+            file(house, "b", x=bytes(60_000))
         there -= 60_000
         await house.keeper.sync_all()
         await house.keeper.jobs.idle()
-        put(house, file(house, "c"), "x", bytes(20_000))
+        file(house, "c", x=bytes(20_000))
         with pytest.raises(NoSpace):
-            house.tree.make(root, b"l", stat.S_IFLNK, mode=0o777, uid=ANN, gid=0, target=bytes(30_000))
+            link(house, 30_000)
         for number in range(2 * FREE_NAMES):
             file(house, f"{number}")  # a name is few bytes, and what is computed goes on
         there += 100_000 + NAME_BYTES * 2 * FREE_NAMES
         with pytest.raises(NoSpace):
-            put(house, file(house, "d"), "x", bytes(60_000))
+            file(house, "d", x=bytes(60_000))
         await house.keeper.jobs.idle()
-        put(house, file(house, "e"), "x", bytes(60_000))
-
-    lives(tmp_path, live)
+        file(house, "e", x=bytes(60_000))
     assert caplog.text.count("attributes and links must leave") == 1, "the log says once why"
 
 
-def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
+async def test_chown_moves_attributes_and_names_or_nothing(tmp_path):
+    async with running(House(tmp_path, limits=AccountLimits(num_bytes=8192)), drain=True) as house:
         inode, before = file(house, "a"), charged(house, BOB)
         put(house, inode, "x", bytes(5000))
-        put(house, file(house, "theirs", BOB), "x", bytes(6000))
+        file(house, "theirs", BOB, x=bytes(6000))
         sums = charged(house), charged(house, BOB)
         with pytest.raises(OverQuota):
             house.volume.change_owner(inode, BOB)
@@ -272,15 +142,12 @@ def test_chown_moves_attributes_and_names_or_nothing(tmp_path: Path) -> None:
         house.volume.change_owner(inode, BOB)
         assert (charged(house), charged(house, BOB)) == (0, before + sums[0])
 
-    lives(tmp_path, live, limits=AccountLimits(num_bytes=8192))
 
-
-def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_path: Path) -> None:
-    async def before(house: House) -> None:
+async def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
         for name in ("a", "b"):
-            put(house, file(house, name), "x", LARGE)
-
-    async def after(house: House) -> None:
+            file(house, name, x=LARGE)
+    async with running(House(tmp_path, limits=AccountLimits(num_bytes=4096)), drain=True) as house:
         inode = house.tree.child(house.tree.root, b"a")
         assert await noted(house, inode) == {b"user.x": LARGE}
         await house.keeper.bring_xattrs(inode)
@@ -291,19 +158,10 @@ def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_p
         house.tree.unlink(house.tree.root, b"b")
         assert charged(house) == 0
 
-    lives(tmp_path, before)
-    lives(tmp_path, after, limits=AccountLimits(num_bytes=4096))
 
-
-# Where they are
-
-
-def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay_in_memory(tmp_path: Path) -> None:
-    async def before(house: House) -> None:
-        large, small = file(house, "large"), file(house, "small")
-        put(house, large, "x", LARGE)
-        put(house, large, "y", b"1")
-        put(house, small, "x", b"1")
+async def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay_in_memory(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
+        large, small = file(house, "large", x=LARGE, y=b"1"), file(house, "small", x=b"1")
         await house.keeper.sync_all()
         assert (large.xattrs, large.xattrs.is_away) == ({}, True)
         assert (small.xattrs, small.xattrs.is_away) == ({b"user.x": b"1"}, False)
@@ -312,8 +170,7 @@ def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay
         await house.keeper.bring_xattrs(large)
         put(house, large, "y", b"2")
         assert not large.xattrs.is_away
-
-    async def after(house: House) -> None:
+    async with running(House(tmp_path), drain=True) as house:
         large = house.tree.child(house.tree.root, b"large")
         assert (large.xattrs, large.xattrs.is_away) == ({}, True)
         assert await noted(house, large) == {b"user.x": LARGE, b"user.y": b"2"}
@@ -324,53 +181,37 @@ def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay
         put(house, large, "x", b"")
         await house.keeper.sync_all()
         assert large.xattrs == {b"user.x": b"", b"user.y": b"2"}
-
-    async def at_last(house: House) -> None:
+    assert rows(tmp_path) == []
+    async with running(House(tmp_path), drain=True) as house:
         assert house.tree.child(house.tree.root, b"large").xattrs == {b"user.x": b"", b"user.y": b"2"}
 
-    lives(tmp_path, before, after)
-    assert rows(tmp_path) == []
-    lives(tmp_path, at_last)
 
-
-async def unlinked_and_open(house: House) -> Inode:
-    inode = file(house, "a")
-    put(house, inode, "x", LARGE)
-    house.tree.opened(inode)
-    await house.keeper.sync_all()
-    house.tree.unlink(house.tree.root, b"a")
-    await house.keeper.sync_all()
-    return inode
-
-
-def test_a_file_that_is_unlinked_and_open_keeps_its_large_attributes_until_it_is_closed(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = await unlinked_and_open(house)
-        assert await noted(house, inode) == {b"user.x": LARGE}
-        assert house.state.index.xattrs(inode.number) == {b"user.x": LARGE}
-        house.tree.closed(inode)
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "crashed"])
+async def test_a_file_that_is_unlinked_and_open_keeps_its_large_attributes_until_it_is_closed_or_the_next_start(
+    tmp_path, is_closed
+):
+    async with running(House(tmp_path)) as house:
+        inode = file(house, "a", x=LARGE)
+        house.tree.opened(inode)
         await house.keeper.sync_all()
-        assert house.state.index.xattrs(inode.number) is None
-
-    lives(tmp_path, live)
-
-
-def test_attributes_of_an_open_file_that_a_crash_ended_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    async def crash() -> None:
-        async with running(House(tmp_path)) as house:
-            await unlinked_and_open(house)
-
-    trio.run(crash)
-    assert len(rows(tmp_path)) == 1
+        house.tree.unlink(house.tree.root, b"a")
+        await house.keeper.sync_all()
+        assert await noted(house, inode) == house.state.index.xattrs(inode.number) == {b"user.x": LARGE}
+        if is_closed:
+            house.tree.closed(inode)
+            await house.keeper.bring_xattrs(inode)
+            assert inode.xattrs == {}, "nothing is read for a file that is gone"
+            await house.keeper.sync_all()
+            assert house.state.index.xattrs(inode.number) is None
+    assert len(rows(tmp_path)) == 1 - is_closed
     assert is_clean(fsck(tmp_path))
     House(tmp_path).keeper.close()
     assert rows(tmp_path) == []
 
 
-def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", LARGE)
+async def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
+        inode = file(house, "a", x=LARGE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(house.keeper.sync_all)
             while not house.keeper._committing.xattrs:
@@ -380,21 +221,12 @@ def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path: 
         await house.keeper.sync_all()
         assert await noted(house, inode) == {b"user.x": LARGE, b"user.y": b"later"}
 
-    lives(tmp_path, live)
 
-
-def test_attributes_that_are_brought_twice_at_once_are_those_of_the_last_commit(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", LARGE)
+async def test_attributes_that_are_brought_twice_at_once_are_those_of_the_last_commit(tmp_path, monkeypatch):
+    async with running(House(tmp_path)) as house:
+        inode, index = file(house, "a", x=LARGE), house.state.index
         await house.keeper.sync_all()
-        read = house.state.index.xattrs
-
-        def read_slowly(number: int) -> dict[bytes, bytes] | None:
-            found = read(number)
-            house.state.index.xattrs = read  # type: ignore[method-assign]
-            trio.from_thread.run(change)
-            return found
+        read = index.xattrs
 
         async def change() -> None:
             inode.xattrs.bring(read(inode.number) or {})
@@ -402,42 +234,39 @@ def test_attributes_that_are_brought_twice_at_once_are_those_of_the_last_commit(
             await house.keeper.sync_all()
             assert inode.xattrs.is_away
 
-        house.state.index.xattrs = read_slowly  # type: ignore[method-assign]
+        def read_slowly(number: int) -> dict[bytes, bytes] | None:
+            found = read(number)
+            monkeypatch.setattr(index, "xattrs", read)
+            trio.from_thread.run(change)
+            return found
+
+        monkeypatch.setattr(index, "xattrs", read_slowly)
         assert await noted(house, inode) == {b"user.x": LARGE[::-1]}
 
-    lives(tmp_path, live)
+
+async def test_many_attributes_are_written_back_before_they_fill_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "WRITE_BACK_S", math.inf)  # little is not written back
+    async with running(House(tmp_path)) as house:
+        files = [file(house, f"{number}", x=LARGE) for number in range(WRITE_BACK_XATTRS_BYTES // len(LARGE) + 1)]
+        while not files[0].xattrs.is_away:  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
-def test_many_attributes_are_written_back_before_they_fill_memory(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        with trio.fail_after(4):  # what is little waits for 5 s
-            for number in range(WRITE_BACK_XATTRS_BYTES // len(LARGE) + 1):
-                put(house, file(house, f"{number}"), "x", LARGE)
-            while not house.tree.child(house.tree.root, b"0").xattrs.is_away:  # noqa: ASYNC110
-                await trio.sleep(0.1)
-
-    lives(tmp_path, live)
-
-
-def test_attributes_behind_many_other_changes_are_written_first(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
+async def test_attributes_behind_many_other_changes_are_written_first(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
         others = [file(house, f"other{number}") for number in range(LOOKED_AT + 1)]
         await house.keeper.sync_all()
         for inode in others:
             inode.changed()
-        large = [file(house, f"{number}") for number in range(WRITE_BACK_XATTRS_BYTES // len(LARGE) + 1)]
-        for inode in large:
-            put(house, inode, "x", LARGE)
+        large = [file(house, f"{number}", x=LARGE) for number in range(WRITE_BACK_XATTRS_BYTES // len(LARGE) + 1)]
         assert house.keeper.is_behind
         await house.keeper.catch_up()
         assert large[0].xattrs.is_away
         assert not house.keeper.is_behind
 
-    lives(tmp_path, live)
 
-
-def test_attributes_in_memory_weigh_until_the_index_has_them(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
+async def test_attributes_in_memory_weigh_until_the_index_has_them(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
         ann = house.fs.pool.accounts.of(ANN).holdings
         inode = file(house, "a")
         before = ann.num_bytes
@@ -449,19 +278,14 @@ def test_attributes_in_memory_weigh_until_the_index_has_them(tmp_path: Path) -> 
         xattrs.remove(house.volume, inode, b"user.x", ANN)
         assert ann.num_bytes == before
 
-    lives(tmp_path, live)
-
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_path: Path, is_kept: bool) -> None:
+async def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_path, is_kept):
     """The files are open and were removed: no commit ever puts their attributes into the index."""
-
-    async def live(house: House) -> None:
-        accounts, inodes = house.fs.pool.accounts, [file(house, f"{number}") for number in range(8)]
-        for inode in inodes:
-            put(house, inode, "small", b"x")
-            if is_kept:
-                put(house, inode, "x", LARGE)
+    async with running(House(tmp_path), drain=True) as house:
+        accounts = house.fs.pool.accounts
+        kept: dict[str, Any] = {"x": LARGE} if is_kept else {}
+        inodes = [file(house, f"{number}", small=b"x", **kept) for number in range(8)]
         await house.keeper.sync_all()
         ann = accounts.of(ANN).holdings
         for number, inode in enumerate(inodes):
@@ -483,38 +307,18 @@ def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_
             house.tree.closed(inode)
         assert ann.num_bytes == accounts.of(BOB).holdings.num_bytes == 0
 
-    lives(tmp_path, live)
 
-
-def test_a_domain_whose_attributes_are_large_has_its_weight_after_a_restart(tmp_path: Path) -> None:
-    async def before(house: House) -> None:
+async def test_a_domain_whose_attributes_are_large_has_its_weight_after_a_restart(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
         domain = house.tree.make(house.tree.root, b"d", stat.S_IFDIR, mode=0o700, uid=ANN, gid=ANN)
         house.volume.domains.set_limit(domain, b"user.kv.quota", b"8M", ANN)
         house.volume.domains.set_weight(domain, b"3", ANN)
         put(house, domain, "x", LARGE)
-
-    async def after(house: House) -> None:
+    async with running(House(tmp_path), drain=True) as house:
         domain = house.tree.child(house.tree.root, b"d")
         assert domain.xattrs.is_away
         assert domain.domain is not None
         assert domain.domain.weight == 3
-
-    lives(tmp_path, before, after)
-
-
-# Damage
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A state with large attributes of two files."""
-
-    async def live(house: House) -> None:
-        for name in ("a", "b"):
-            put(house, file(house, name), "x", LARGE)
-
-    lives(tmp_path, live)
-    return tmp_path
 
 
 def flip(directory: Path, number: int) -> None:
@@ -522,60 +326,42 @@ def flip(directory: Path, number: int) -> None:
     sql(directory, "UPDATE xattrs SET record = ? WHERE number = ?", record[:-1] + b"?", number)
 
 
-def test_damaged_attributes_are_an_error_for_who_reads_them_and_for_nobody_else(large: Path) -> None:
-    flip(large, rows(large)[0])
-
-    async def look(house: House) -> None:
-        one, other = (house.tree.child(house.tree.root, name) for name in (b"a", b"b"))
-        with pytest.raises(SymError, match=r"attributes of inode \d+ are damaged \(its checksum is wrong\)") as caught:
-            await noted(house, one)
-        assert caught.value.errno == errno.EIO
-        assert await noted(house, other) == {b"user.x": LARGE}
-        house.tree.unlink(house.tree.root, b"a")
-
-    lives(large, look)
-
-
-def test_a_start_names_an_inode_whose_attributes_are_lost_and_reading_them_is_an_error(
-    large: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sql(large, "DELETE FROM xattrs WHERE number = ?", rows(large)[0])
-
-    async def look(house: House) -> None:
-        assert re.search(r"the attributes of inode \d+ are lost", caplog.text)
-        with pytest.raises(SymError) as caught:
-            await noted(house, house.tree.child(house.tree.root, b"a"))
-        assert caught.value.errno == errno.EIO
-        assert await noted(house, house.tree.child(house.tree.root, b"b")) == {b"user.x": LARGE}
-
-    lives(large, look)
+def lose(directory: Path, number: int) -> None:
+    sql(directory, "DELETE FROM xattrs WHERE number = ?", number)
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "error", "logged", "found"),
     [
-        (flip, "its attributes' row is damaged"),
-        (lambda state, number: sql(state, "DELETE FROM xattrs WHERE number = ?", number), "attributes' row is lost"),
+        (flip, r"attributes of inode \d+ are damaged \(its checksum is wrong\)", "", "its attributes' row is damaged"),
+        (lose, r"attributes of inode \d+ are", r"the attributes of inode \d+ are lost", "attributes' row is lost"),
     ],
+    ids=["damaged", "lost"],
 )
-def test_fsck_keeps_all_but_attributes_that_are_damaged(
-    large: Path, damage: Callable[[Path, int], Awaitable[None]], says: str
-) -> None:
-    damage(large, rows(large)[0])
-    found = fsck(large, repair=True)
-    assert [(each.kind, each.paths) for each in found.findings] == [("attributes", ("/a",))]
-    assert says in found.findings[0].what
-    assert is_clean(fsck(large))
-
-    async def look(house: House) -> None:
+async def test_attributes_without_their_row_are_an_error_for_who_reads_them_alone_until_fsck_keeps_the_rest(
+    tmp_path, caplog, damage, error, logged, found
+):
+    async with running(House(tmp_path), drain=True) as house:
+        for name in ("a", "b"):
+            file(house, name, x=LARGE)
+    damage(tmp_path, rows(tmp_path)[0])
+    async with running(House(tmp_path)) as house:
+        assert re.search(logged, caplog.text)
+        with failing(errno.EIO, error):
+            await noted(house, house.tree.child(house.tree.root, b"a"))
+        assert await noted(house, house.tree.child(house.tree.root, b"b")) == {b"user.x": LARGE}
+        house.tree.unlink(house.tree.root, b"a")
+    report = fsck(tmp_path, repair=True)
+    assert [(each.kind, each.paths) for each in report.findings] == [("attributes", ("/a",))]
+    assert found in report.findings[0].what
+    assert is_clean(fsck(tmp_path))
+    async with running(House(tmp_path)) as house:
         one, other = (house.tree.child(house.tree.root, name) for name in (b"a", b"b"))
         assert (one.xattrs, one.xattrs.is_away) == ({}, False)
         assert await noted(house, other) == {b"user.x": LARGE}
 
-    lives(large, look)
 
-
-def test_a_row_of_attributes_is_what_was_written_and_of_no_other_inode() -> None:
+def test_a_row_of_attributes_is_what_was_written_and_of_no_other_inode():
     many = {b"user.%d" % number: bytes(number) for number in range(100)}
     row = encode_xattrs(7, many)
     assert decode_xattrs(7, row) == many
@@ -583,29 +369,21 @@ def test_a_row_of_attributes_is_what_was_written_and_of_no_other_inode() -> None
         decode_xattrs(8, row)
 
 
-# The index's own size
-
-
-def test_the_index_gives_back_what_is_removed_in_slices_between_commits(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
+async def test_the_index_gives_back_what_is_removed_in_slices_between_commits(tmp_path):
+    async with running(House(tmp_path)) as house:
         for number in range(400):
-            put(house, file(house, f"{number}"), "x", LARGE)
+            file(house, f"{number}", x=LARGE)
         await house.keeper.sync_all()
         path, most = house.state.index.path, SPARE_PAGES * 4096 + (2 << 20)
         assert path.stat().st_size > 2 * most
         for number in range(400):
             house.tree.unlink(house.tree.root, b"%d" % number)
         await house.keeper.sync_all()
-        with trio.fail_after(30):
-            while path.stat().st_size > most:  # noqa: ASYNC110
-                await trio.sleep(0.1)
-
-    lives(tmp_path, live)
+        while path.stat().st_size > most:  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
-def test_an_index_of_an_older_release_is_written_anew_once_unless_it_is_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_an_older_release_is_written_anew_once_unless_it_is_large(tmp_path, monkeypatch):
     Index(tmp_path / "index.db").close()
     with closing(sqlite3.connect(tmp_path / "index.db")) as database:
         database.executescript("PRAGMA journal_mode=DELETE; PRAGMA auto_vacuum=0; VACUUM;")
@@ -627,17 +405,3 @@ def test_an_index_of_an_older_release_is_written_anew_once_unless_it_is_large(
     monkeypatch.undo()
     assert mode() == 2
     assert (tmp_path / "index.db").stat().st_size < size
-
-
-def test_nothing_is_read_for_a_file_that_is_gone(tmp_path: Path) -> None:
-    async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", LARGE)
-        await house.keeper.sync_all()
-        house.tree.unlink(house.tree.root, b"a")
-        await house.keeper.bring_xattrs(inode)
-        assert inode.xattrs == {}
-        with pytest.raises(NotFound):
-            house.tree.get(inode.number)
-
-    lives(tmp_path, live)
