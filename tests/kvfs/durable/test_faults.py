@@ -84,24 +84,14 @@ async def what_was_promised_is_there(house: House, promised: set[str]) -> None:
 
 
 @pytest.fixture
-def new_disk(tmp_path: Path) -> Iterator[Callable[[], Disk]]:
-    disks: list[Disk] = []
-
-    def new() -> Disk:
-        for disk in disks:
-            disk.close()
-        base = tmp_path / str(len(disks))
-        base.mkdir()
-        disks.append(Disk(base))
-        return disks[-1]
-
-    yield new
-    disks[-1].close()
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with Disk(tmp_path) as disk:
+        yield disk
 
 
-async def work_with(disk: Disk, operation: str, *, heals: bool, **how: Any) -> tuple[Work, int]:
+async def work_with(disk: Disk, directory: Path, operation: str, *, heals: bool, **how: Any) -> tuple[Work, int]:
     """Return the work on a disk that goes wrong, and how many disk operations there were from then on."""
-    async with running(House(disk.path / "state", num_pages=16)) as house:
+    async with running(House(directory, num_pages=16)) as house:
         work, before = Work(house), disk.count("any")
         disk.fail(operation, **how)
         await work.do()
@@ -121,36 +111,34 @@ WAYS = [(code, heals) for code in (errno.EIO, errno.ENOSPC) for heals in (False,
 
 
 @pytest.mark.slow
-async def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(new_disk):
+async def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(disk):
     """Operations of the disk fail in turn, with the next error each time; the house is killed then, or after a sync."""
 
     place, num_operations = 0, 1
     while place < num_operations:
         code, heals = WAYS[place % len(WAYS)]
-        disk = new_disk()
-        work, num_operations = await work_with(disk, "any", heals=heals, after=place, errno=code)
+        directory = disk.path / str(place)
+        work, num_operations = await work_with(disk, directory, "any", heals=heals, after=place, errno=code)
         for error in work.errors:
             assert error.errno in {code, errno.EIO}, f"operation {place}: {error}"
-        async with running(House(disk.path / "state", num_pages=16)) as house:
+        async with running(House(directory, num_pages=16)) as house:
             await what_was_promised_is_there(house, work.promised)
         place += 1
     assert place > 20, "the work writes at more places than that"
 
 
 @pytest.mark.parametrize("op", ["write", "fsync", "allocate", "create"])
-async def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(new_disk, op):
-    disk = new_disk()
-    work, _ = await work_with(disk, op, heals=True, times=None)
+async def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(disk, op):
+    work, _ = await work_with(disk, disk.path / "state", op, heals=True, times=None)
     if op in ("write", "fsync"):
         assert work.errors
     async with running(House(disk.path / "state", num_pages=16)) as house:
         await what_was_promised_is_there(house, work.promised)
 
 
-async def test_a_full_disk_forgets_what_is_removed(new_disk):
+async def test_a_full_disk_forgets_what_is_removed(disk):
     """The index has room for that already: else nothing could be freed any more."""
 
-    disk = new_disk()
     async with running(House(disk.path / "state", num_pages=64)) as house:
         for number in range(60):
             house.create(f"{number}.kv", [number])
@@ -164,10 +152,9 @@ async def test_a_full_disk_forgets_what_is_removed(new_disk):
         assert house.names() == sorted(f"/{number}.kv" for number in range(50, 60))
 
 
-async def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(new_disk, monkeypatch):
+async def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(disk, monkeypatch):
     monkeypatch.setattr("kvfs.durable.index.LOG_BYTES", 4096)  # the index is what has no room, soon
 
-    disk = new_disk()
     async with running(House(disk.path / "state", num_pages=64)) as house:
         house.create("a.kv", FIRST)
         await house.keeper.sync_all()
@@ -188,17 +175,16 @@ async def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(new_disk
 
 
 @pytest.mark.slow
-async def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(new_disk):
+async def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(disk):
     """The disk hangs at one operation after the other."""
 
-    async def once(place: int) -> bool:
-        """Whether there was an operation at that place."""
-        disk = new_disk()
-        async with running(House(disk.path / "state", num_pages=32, deadline_s=0.1)) as house:
-            house.keeper.jobs.deadline_s = 30.0  # a tenth of a second is not much for a disk that others use
+    place, num_hung = 0, 1
+    while num_hung:
+        directory = disk.path / str(place)
+        async with running(House(directory, num_pages=32)) as house:
             kept = house.create("kept.kv", FIRST)
             await house.keeper.sync(kept.inode)
-            house.keeper.jobs.deadline_s = 0.1
+            house.keeper.jobs.deadline_s = 0.1  # not before: it is not much for a disk that others use
             work = Work(house)
             disk.hang("any", after=place, times=1)
             with trio.move_on_after(1):  # a write of a plain file waits in a worker, for the mount to give it up
@@ -206,25 +192,20 @@ async def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_al
             assert {error.errno for error in work.errors} <= {errno.ETIMEDOUT}, f"operation {place}: {work.errors}"
             house.append(kept, SECOND)
             assert house.is_right(kept)
-            is_over = not disk.resume()
+            num_hung = disk.resume()
             house.keeper.jobs.deadline_s = 30.0
             await house.keeper.jobs.idle()
             await house.keeper.sync_all()
             names = house.names()
-        async with running(House(disk.path / "state", num_pages=32)) as house:
+        async with running(House(directory, num_pages=32)) as house:
             assert house.names() == names
             await what_was_promised_is_there(house, work.promised)
             assert house.tokens(await house.open("kept.kv")) == FIRST + SECOND
-        return not is_over
-
-    place = 0
-    while await once(place):
         place += 1
     assert place > 20, "the work writes at more places than that"
 
 
-async def test_a_file_that_can_not_be_read_back_is_an_error_and_others_are_opened(new_disk):
-    disk = new_disk()
+async def test_a_file_that_can_not_be_read_back_is_an_error_and_others_are_opened(disk):
     async with running(House(disk.path / "state"), drain=True) as house:
         house.create("a.kv", FIRST)
         house.create("b.kv", SECOND)

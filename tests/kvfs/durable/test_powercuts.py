@@ -34,11 +34,11 @@ def fast(tmp_path: Path) -> Iterator[Path]:
 
 
 LIVES: dict[str, tuple[int, dict[str, Any]]] = {
-    "a sound disk": (4, {"num_steps": 150}),
-    "a disk that fails now and then": (4, {"num_steps": 120, "has_faults": True}),
-    "a daemon was killed before": (4, {"num_steps": 30}),
-    "plain files": (3, {"num_steps": 200, "steps": STEPS_ON_PLAIN}),
-    "plain files on a disk that fails": (3, {"num_steps": 200, "steps": STEPS_ON_PLAIN, "has_faults": True}),
+    "a sound disk": (3, {"num_steps": 150}),
+    "a disk that fails now and then": (3, {"num_steps": 120, "has_faults": True}),
+    "a daemon was killed before": (3, {"num_steps": 30}),
+    "plain files": (2, {"num_steps": 200, "steps": STEPS_ON_PLAIN}),
+    "plain files on a disk that fails": (2, {"num_steps": 200, "steps": STEPS_ON_PLAIN, "has_faults": True}),
 }
 """Lives on a disk that is recorded, each with a number of seeds."""
 

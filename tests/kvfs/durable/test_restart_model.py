@@ -130,7 +130,7 @@ def cases(machine: type[Restarts], max_examples: int, step_count: int) -> type:
     return type(case.__name__, (case,), {"settings": how})
 
 
-TestRestarts = cases(Restarts, 20, 40)
-TestSlicedRestarts = cases(SlicedRestarts, 20, 40)
-TestManyRestarts = pytest.mark.slow(cases(Restarts, 150, 60))
-TestManySlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 150, 60))
+TestRestarts = cases(Restarts, 15, 40)
+TestSlicedRestarts = cases(SlicedRestarts, 15, 40)
+TestManyRestarts = pytest.mark.slow(cases(Restarts, 60, 60))
+TestManySlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 60, 60))

@@ -19,7 +19,7 @@ from tests.kvfs.durable.house import ROOT, House, failing, names_after, running
 from tests.kvfs.durable.test_left_out import Plant
 from tests.kvfs.durable.test_overtaking import hold_back_names
 
-MANY = 4 * OPERATIONS_A_SLICE
+MANY = 3 * OPERATIONS_A_SLICE
 
 
 class Cuts:
