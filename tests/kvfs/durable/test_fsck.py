@@ -24,7 +24,7 @@ from tests.kvfs.durable.damage import (
     zero_page,
 )
 from tests.kvfs.durable.house import ROOT, House, is_clean, names_after, running
-from tests.kvfs.durable.test_formats import extracted, names_of
+from tests.kvfs.durable.test_migrations import extracted, names_of
 
 
 def everything(directory: Path) -> dict[str, bytes | None]:

@@ -16,7 +16,7 @@ from kvfs.durable.keeper import OTHERS_A_CUT, SYNCS_A_CUT
 from kvfs.names.inode import Inode
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House, failing, names_after, running
-from tests.kvfs.durable.test_left_out import Plant
+from tests.kvfs.durable.test_cut import Plant
 from tests.kvfs.durable.test_overtaking import hold_back_names
 
 MANY = 3 * OPERATIONS_A_SLICE
