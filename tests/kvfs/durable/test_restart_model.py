@@ -132,5 +132,5 @@ def cases(machine: type[Restarts], max_examples: int, step_count: int) -> type:
 
 TestRestarts = cases(Restarts, 15, 40)
 TestSlicedRestarts = cases(SlicedRestarts, 15, 40)
-TestManyRestarts = pytest.mark.slow(cases(Restarts, 60, 60))
-TestManySlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 60, 60))
+TestManyRestarts = pytest.mark.slow(cases(Restarts, 30, 60))
+TestManySlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 30, 60))
