@@ -378,3 +378,23 @@ def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums():
         tracemalloc.stop()
     assert num_bytes < 600 * len(sums)
     assert all(each._hasher is None for each in sums), "700 bytes that tracemalloc does not see"
+
+
+async def test_sums_of_a_commit_that_failed_and_was_made_all_the_same_are_marked(tmp_path, monkeypatch):
+    """The commit that failed is the first one with bytes of the file."""
+    async with programs_on(tmp_path) as programs:
+        index, note = programs.house.state.index, programs.house.make_plain("note")
+        await programs.house.keeper.sync(note)
+        commit = index.commit
+
+        def fail(rows: Rows) -> None:
+            commit(rows)
+            raise SymError("the disk has failed", errno.EIO)
+
+        await programs.write(note, 0, BYTES)
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "commit", fail)
+            with pytest.raises(SymError, match="the disk has failed"):
+                await programs.house.keeper.sync(note)
+        await programs.write(note, 10, b"new")
+    assert fsck(tmp_path).findings == ()
