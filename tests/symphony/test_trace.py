@@ -16,7 +16,7 @@ from scheduler.trace.file import read_trace
 from symphony.cli import main
 from symphony.traces.trace_calls import calls_of
 from tests.symphony.daemons import SYMPHONY
-from tests.symphony.traces import TraceMaker
+from tests.symphony.traces.trace_maker import TraceMaker
 
 TEXT = "a text that is written"
 

@@ -328,7 +328,7 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
         "import sys; sys.modules['textual'] = None; sys.stdin.isatty = sys.stdout.isatty = lambda: True\n"
         "from symphony.cli import main; sys.exit(main(['top']))"
     )
-    environment = {**seen.environment, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**seen.environment, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'" in done.stderr

@@ -18,7 +18,7 @@ from symphony.policy.machine import cpu, h100, machine_of
 from symphony.policy.simulation import Simulation
 from symphony.policy.workload import workload_of
 
-TRACES = Path(__file__).resolve().parents[2] / "scripts" / "traces"
+TRACES = Path(__file__).resolve().parents[3] / "scripts" / "traces"
 PAGE = 32
 
 

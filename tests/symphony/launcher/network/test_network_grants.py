@@ -20,7 +20,7 @@ from symphony.launcher.network import dialing
 from symphony.launcher.network import forwarder as forwarder_module
 from symphony.launcher.network import relay as relay_module
 from symphony.launcher.network.forwarder import MAX_CONNECTIONS, Forwarder
-from tests.symphony.networks import Inside, granted
+from tests.symphony.launcher.network.networks import Inside, granted
 
 NAME = ("example.test", 80)
 LARGE = random.Random(7).randbytes(8 << 20)

@@ -11,7 +11,7 @@ from scheduler.trace.file import read_trace
 from symphony.traces.trace_calls import UNKNOWN, calls_of, span_ns
 from symphony.traces.trace_rows import rows_of
 from symphony.traces.tracing import summary
-from tests.symphony.traces import BEGAN_NS, MS, TraceMaker
+from tests.symphony.traces.trace_maker import BEGAN_NS, MS, TraceMaker
 
 
 def by_number(trace):

@@ -21,7 +21,7 @@ from symphony.launcher.common.places import Refused
 from symphony.launcher.network.forwarder import Forwarder
 from symphony.launcher.sandbox.network import open_grants
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 _NEWUSER, _NEWNET, _SET_DUMPABLE = 0x10000000, 0x40000000, 4
 _MAX_FDS = 200
 
@@ -31,7 +31,7 @@ class Inside:
 
     def __init__(self, grants: Sequence[Grant], uid: int | None = None) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"from tests.symphony.networks import serve; serve({theirs.fileno()})"
+        code = f"from tests.symphony.launcher.network.networks import serve; serve({theirs.fileno()})"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],

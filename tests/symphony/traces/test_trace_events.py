@@ -5,7 +5,7 @@ import json
 import pytest
 
 from symphony.traces.trace_events import events_of, text_of
-from tests.symphony.traces import TraceMaker
+from tests.symphony.traces.trace_maker import TraceMaker
 
 
 @pytest.fixture

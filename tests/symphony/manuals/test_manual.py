@@ -15,7 +15,7 @@ from symphony.cli import build_parser
 from symphony.manuals.manual import Page, find_pages
 from symphony.manuals.manual_text import plain_line, plain_text
 
-MAN = Path(__file__).resolve().parents[2] / "man"
+MAN = Path(__file__).resolve().parents[3] / "man"
 PAGES = find_pages([MAN])
 WRITTEN = [page for page in PAGES if not page.is_alias]
 OF_ALL = {"-h", "--help"}
