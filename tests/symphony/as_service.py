@@ -46,7 +46,7 @@ def open_python_to_all() -> None:
 def listen(path: str) -> None:
     """Listen as symphony.socket does, on descriptors from 3 on."""
     kinds = ((socket.SOCK_STREAM, path), (socket.SOCK_SEQPACKET, f"{path}.programs"))
-    listening = []
+    listening = list[int]()
     for kind, where in kinds:
         each = socket.socket(socket.AF_UNIX, kind)
         Path(where).unlink(missing_ok=True)
@@ -54,8 +54,8 @@ def listen(path: str) -> None:
         Path(where).chmod(0o666)
         each.listen(1024)
         listening.append(os.dup2(each.detach(), 100 + len(listening)))
-    for number, each in enumerate(listening):
-        os.dup2(each, 3 + number)
+    for number, descriptor in enumerate(listening):
+        os.dup2(descriptor, 3 + number)
     os.environ.update(LISTEN_FDS=str(len(listening)), LISTEN_PID=str(os.getpid()))
 
 

@@ -1,8 +1,10 @@
 """Fixtures: a daemon with a tiny model for the tests of a module."""
 
+import gc
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,23 @@ def shared(shared_daemon, monkeypatch):
 
 
 @pytest.fixture
+def emptied(connected):
+    """The same; whatever the test makes on the mount is removed, and then all pages are free again."""
+    before = sym.daemon_stat()["num_free_pages"]
+    yield connected
+    for path in connected.mount.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    gc.collect()
+    eventually(lambda: sym.daemon_stat()["num_free_pages"] == before)
+
+
+@pytest.fixture
+def open_to_all(tmp_path):
+    """Other users' programs reach what is in the test's directory, the socket of its daemon above all."""
+    tmp_path.chmod(0o755)
+
+
+@pytest.fixture
 def start_daemon(tmp_path):
     """Starts daemons in the test's directory. They end with the test."""
     daemons = []
@@ -86,14 +105,42 @@ def start_daemon(tmp_path):
         daemon.clean_up()
 
 
-@pytest.fixture
-def launchers(tmp_path):
-    """Yield launchers and the daemon's side of them. Programs end with the test, and no log may have a traceback."""
+@contextmanager
+def new_launchers(directory):
     with tempfile.TemporaryDirectory(prefix="sl") as runtime:
-        launchers = Launchers(tmp_path, Path(runtime))
+        launchers = Launchers(directory, Path(runtime))
         try:
             yield launchers
             for log in Path(runtime).glob("symphony/*/launcher.log"):
                 assert "Traceback" not in log.read_text(), log.read_text()
         finally:
             launchers.clean_up()
+
+
+@pytest.fixture
+def own_launchers(tmp_path):
+    """Yield launchers and the daemon's side of them. Programs end with the test, and no log may have a traceback."""
+    with new_launchers(tmp_path) as launchers:
+        yield launchers
+
+
+@pytest.fixture
+def launchers(own_launchers):
+    return own_launchers
+
+
+@pytest.fixture(scope="module")
+def launchers_of_module(tmp_path_factory):
+    with new_launchers(tmp_path_factory.mktemp("launcher")) as launchers:
+        yield launchers
+
+
+@pytest.fixture
+def shared_launchers(launchers_of_module, tmp_path, tmp_path_factory):
+    """The launcher of the module, for a test that leaves it alone; the directory and the environment are its own."""
+    launchers, environment = launchers_of_module, launchers_of_module.environment
+    launchers.directory, launchers.environment = tmp_path, {**environment}
+    launchers.outside = tmp_path_factory.mktemp("outside")
+    yield launchers
+    launchers.environment, launchers.daemon.mount = environment, None
+    launchers.end_clients()

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from tests.symphony.launchers import end_launchers
+from tests.symphony.launchers import PIPES, end_launchers, started
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
 READY_TIMEOUT_S = 60
@@ -46,7 +47,7 @@ class Daemon:
             "XDG_RUNTIME_DIR": str(self.runtime),
         }
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = started(
                 [*command, "serve", "--mount", self.mount, "--state", directory / "state", *options],
                 stdin=None if command is SYMPHONY else subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -64,16 +65,8 @@ class Daemon:
 
     def shell(self, command: str | list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command in the mount's directory's sight; its output is text."""
-        done = subprocess.run(
-            command,
-            shell=isinstance(command, str),
-            check=False,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            cwd=self.mount.parent,
-            timeout=100,
-        )
+        how: dict[str, Any] = {"env": self.environment, "cwd": self.mount.parent, "timeout": 100, "text": True}
+        done = subprocess.run(command, shell=isinstance(command, str), check=False, capture_output=True, **how)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done
 
@@ -83,14 +76,8 @@ class Daemon:
     def program(self, source: str, *arguments: str) -> subprocess.Popen[str]:
         """Start a LIP given as text; it has libsym as `sym`."""
         head = "import sys, os, time, threading\nimport libsym as sym\n"
-        return subprocess.Popen(
-            [sys.executable, "-c", head + textwrap.dedent(source), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment,
-        )
+        command = [sys.executable, "-c", head + textwrap.dedent(source), *arguments]
+        return subprocess.Popen(command, env=self.environment, **PIPES)
 
     def run(self, source: str, *arguments: str) -> str:
         """Run a LIP given as text to its end; return its output."""

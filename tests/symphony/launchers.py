@@ -9,12 +9,23 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 from symphony.launcher.common.places import Places
 from tests.symphony.programs_socket import ProgramsSocket
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
 ROOT = Path(__file__).resolve().parents[2]
+PIPES: dict[str, Any] = {
+    **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+    "text": True,
+}
+"""Arguments of Popen for a process that a test talks to."""
+
+
+def started(command: list[Any], **how: Any) -> Any:
+    """A process, with pipes or without: who reads one knows that it is there."""
+    return subprocess.Popen(command, **how)
 
 
 class Launchers:
@@ -23,7 +34,8 @@ class Launchers:
     def __init__(self, directory: Path, runtime: Path, real: Path | None = None) -> None:
         """`runtime`: a short path, for there are sockets below it."""
         self.directory = directory
-        self.runtime = runtime
+        self.runtime = self.outside = runtime
+        """`outside`: a place for files that no sandbox shows unasked."""
         self.socket = runtime / "d.sock"
         self.daemon = ProgramsSocket(self.socket, real)
         self.environment = {
@@ -40,31 +52,22 @@ class Launchers:
         path.write_text("import os, signal, sys, time\n" + textwrap.dedent(source))
         return path
 
-    def symphony(self, *words: object, check: bool = True, text: bool = True, **how) -> subprocess.CompletedProcess:
+    def symphony(
+        self, *words: object, check: bool = True, text: bool = True, **how: Any
+    ) -> subprocess.CompletedProcess:
         """A command, to its end."""
-        done = subprocess.run(
-            [*SYMPHONY, *map(str, words)],
-            check=False,
-            capture_output=True,
-            text=text,
-            env=self.environment,
-            cwd=self.directory,
-            timeout=60,
-            **({"stdin": subprocess.DEVNULL} if "input" not in how else {}),
-            **how,
-        )
+        how |= {"env": self.environment, "cwd": self.directory, "timeout": 60}
+        how |= {} if "input" in how else {"stdin": subprocess.DEVNULL}
+        command = [*SYMPHONY, *map(str, words)]
+        done = subprocess.run(command, check=False, capture_output=True, text=text, **how)
         assert not check or done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
         return done
 
-    def client(self, *words: object, nohup: bool = False, **how) -> subprocess.Popen:
+    def client(self, *words: object, nohup: bool = False, **how: Any) -> Any:
         """A command that goes on. SIGHUP ends it without `nohup`, also where the suite itself runs under nohup."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        client = subprocess.Popen(
-            ["env", f"--{'ignore' if nohup else 'default'}-signal=HUP", *SYMPHONY, *map(str, words)],
-            env=self.environment,
-            cwd=self.directory,
-            **{**pipes, **how},
-        )
+        how = {"env": self.environment, "cwd": self.directory, **PIPES, **how}
+        hang_up = f"--{'ignore' if nohup else 'default'}-signal=HUP"
+        client = subprocess.Popen(["env", hang_up, *SYMPHONY, *map(str, words)], **how)
         self._clients.append(client)
         return client
 
@@ -91,13 +94,17 @@ class Launchers:
     def log(self) -> str:
         return (self.state / "launcher.log").read_text()
 
-    def clean_up(self) -> None:
-        for client in self._clients:
+    def end_clients(self) -> None:
+        while self._clients:
+            client = self._clients.pop()
             client.kill()
             client.wait()
             for pipe in (client.stdin, client.stdout, client.stderr):
                 if pipe is not None:
                     pipe.close()
+
+    def clean_up(self) -> None:
+        self.end_clients()
         end_launchers(self.runtime)
         for directory in self.runtime.glob("symphony/*"):  # of launchers that were killed
             for group in cgroups_of(Places(directory, "").key):

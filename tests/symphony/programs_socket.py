@@ -110,7 +110,8 @@ class ProgramsSocket:
                     self._spawn(self._relay, socket.socket(fileno=fd))
 
     def _answer(self, connection: socket.socket, message: dict) -> None:
-        words = {"ok": True, **({"usage": {"tokens": 7}} if message["do"] == "end" else {"mount": self.mount})}
+        words: dict[str, object] = {"ok": True}
+        words |= {"usage": {"tokens": 7}} if message["do"] == "end" else {"mount": self.mount}
         if message["do"] in self.refusals:
             words = {"error": self.refusals[message["do"]], "errno": 11}
         with suppress(OSError):

@@ -35,13 +35,13 @@ class Helper:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
-        words = [sys.executable, "-m", "symphony.service.mount_helper", "--for", str(SERVICE_UID), *self._mounts]
+        words = [sys.executable, "-m", "symphony.service.mount_helper", "--for", str(SERVICE_UID)]
         as_unit = (
             f"import os, sys; os.dup2({self.listening.fileno()}, 3); os.environ['LISTEN_PID'] = str(os.getpid()); "
         )
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", as_unit + "os.execv(sys.argv[1], sys.argv[1:])", *words],
+                [sys.executable, "-c", as_unit + "os.execv(sys.argv[1], sys.argv[1:])", *words, *self._mounts],
                 pass_fds=[self.listening.fileno()],
                 stderr=log,
                 env={**os.environ, "LISTEN_FDS": "1", "PYTHONPATH": str(ROOT)},

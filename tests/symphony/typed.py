@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from symphony.manuals.manual_text import plain_line
 from tests.symphony.launchers import end_launchers
@@ -51,11 +52,11 @@ class Command:
 def commands(page: str) -> Iterator[Command]:
     """Yield the commands of all examples of a page, in order. Lines above the first `$` of an example are skipped."""
     for block in re.findall(r"^\.EX\n(.*?)^\.EE$", page, re.MULTILINE | re.DOTALL):
-        command = None
+        command: Command | None = None
         ending = ""
         for source in block.splitlines():
             line = plain_line(source)
-            if ending:
+            if command is not None and ending:
                 command.typed += f"\n{line}"
                 ending = "" if line == ending else ending
             elif line.startswith("$ "):
@@ -88,7 +89,7 @@ class Shell:
         }
         typed, self._typing = os.pipe()
         self._errors = (home / "errors").open("w+")
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             ["bash", "--norc", "-c", SHELL, "manual", str(typed)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
