@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from symphony.service.notify import Notifier
 from tests.symphony.daemons import SYMPHONY
-from tests.symphony.services import Manager
+from tests.symphony.services import OTHER_UID, Manager, as_user
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
 STUCK = """
@@ -82,16 +83,19 @@ def test_the_service_manager_hears_of_every_stage(start_daemon, manager, tmp_pat
     assert manager.until("STOPPING")
 
 
-def test_children_of_the_daemon_can_not_speak_for_it(start_daemon, manager):
-    """Words of the service manager are for the daemon's own process."""
-    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"}
-    daemon = start_daemon(*TINY, environment=environment)
-    assert manager.until("READY")
-    while "loaded" not in manager.next().get("STATUS", "loaded"):
-        pass
-    with pytest.raises(TimeoutError):  # the watchdog is another process's
-        manager.next(timeout_s=1)
-    assert daemon.stop() == 0
+def test_words_of_the_service_manager_are_for_the_daemons_own_process(manager):
+    for about, is_ours in (("", True), (str(os.getpid()), True), ("1", False)):
+        environment = {
+            "NOTIFY_SOCKET": str(manager.path),
+            "WATCHDOG_USEC": "400000",
+            "WATCHDOG_PID": about,
+            "HOME": "/",
+        }
+        notifier = Notifier(environment)
+        assert notifier.watchdog_s == pytest.approx(0.4 if is_ours else 0)
+        assert environment == {"HOME": "/"}, "children can't speak for it"
+        notifier.alive()
+        assert manager.next() == {"WATCHDOG": "1"}
 
 
 @pytest.mark.slow
@@ -114,8 +118,8 @@ def test_the_watchdog_starves_while_a_step_hangs_and_is_fed_again_when_it_ends(s
     assert daemon.stop() == 0
 
 
-def handed_over(*sockets: socket.socket) -> list[str]:
-    """Command that starts `symphony` with these from descriptor 3 on."""
+def handed_over(*sockets: socket.socket, then=("-m", "symphony")) -> list[str]:
+    """Command that starts `symphony`, or another module, with these from descriptor 3 on."""
     numbers = [each.fileno() for each in sockets]
     source = f"""
 import fcntl, os, sys
@@ -123,9 +127,9 @@ away = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in {numbers}]
 for place, number in enumerate(away):
     os.dup2(number, 3 + place)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="{len(numbers)}")
-os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-    return [sys.executable, "-c", source]
+    return [sys.executable, "-c", source, *then]
 
 
 @pytest.fixture
@@ -160,80 +164,83 @@ def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(star
     assert "Traceback" not in daemon.log.read_text()
 
 
-def refused(words: list[str], *inherited: socket.socket) -> str:
-    """Last line of a daemon that does not start."""
-    fds = [each.fileno() for each in inherited]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, pass_fds=fds)
-    assert done.returncode == 1, done.stderr
-    return done.stderr.splitlines()[-1]
-
-
 NOTHING_THERE = """
 import os, sys
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2")
 os.closerange(3, 10)
-os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+TAKES = """
+import sys
+from pathlib import Path
+from symphony.daemon.sockets import Sockets
+from symphony.service.activation import activated
+Sockets(Path(sys.argv[1]), activated())
 """
 
 
-def test_sockets_that_do_not_fit_are_refused(listening, tmp_path):
-    common = ["serve", *TINY, "--mount", str(tmp_path / "kv"), "--state", str(tmp_path / "state"), "--socket"]
-    fitting = str(tmp_path / "symphony.sock")
-    one = refused([*handed_over(listening[0]), *common, fitting], *listening)
-    assert "one ListenStream= and one ListenSequentialPacket= are needed" in one
-    other = refused([*handed_over(*listening), *common, str(tmp_path / "other")], *listening)
-    none = refused([sys.executable, "-c", NOTHING_THERE, *common, fitting])
-    assert "descriptor 3 is handed over, and is no socket" in none
-    assert f"socket is {tmp_path}/other, and the service manager listens at {fitting}" in other
+@pytest.mark.parametrize(
+    ("count", "name", "why"),
+    [
+        (1, "symphony.sock", "one ListenStream= and one ListenSequentialPacket= are needed"),
+        (2, "other", "socket is {path}/other, and the service manager listens at {path}/symphony.sock"),
+        (0, "symphony.sock", "descriptor 3 is handed over, and is no socket"),
+    ],
+)
+def test_sockets_that_do_not_fit_are_refused(listening, tmp_path, count, name, why):
+    command = (
+        handed_over(*listening[:count], then=("-c", TAKES))
+        if count
+        else [sys.executable, "-c", NOTHING_THERE, "-c", TAKES]
+    )
+    fds = [each.fileno() for each in listening]
+    done = subprocess.run([*command, tmp_path / name], capture_output=True, text=True, check=False, pass_fds=fds)
+    assert why.format(path=tmp_path) in done.stderr.splitlines()[-1]
 
 
 # Reload
 
 
-@pytest.fixture
-def configured(start_daemon, tmp_path):
-    """A daemon, and how to change its file."""
-    config = tmp_path / "symphony.toml"
-    config.write_text('model = "tiny"\nkv_memory = "8M"\n')
-    daemon = start_daemon("--config", str(config), "--starts", "50")
-    return daemon, config
-
-
-def test_a_reload_changes_a_quota_at_once_and_names_what_needs_a_restart(configured):
-    daemon, config = configured
-    user = 12345
-    with_quota = f"os.setuid({user}); print(sym.daemon_stat()['quota_files'], sym.daemon_stat()['weight'])"
+def test_a_reload_changes_what_it_can_at_once_names_what_needs_a_restart_and_ends_no_thread(
+    start_daemon, open_to_all, tmp_path
+):
     if os.geteuid() != 0:
         pytest.skip("NO QUOTA TESTED: another user needs root")
-    daemon.mount.parent.chmod(0o755)
-    holder = daemon.program(f"os.setuid({user}); sym.connect(); print(1, flush=True); input()")
+    base = 'model = "tiny"\nkv_memory = "8M"\n'
+    config = tmp_path / "symphony.toml"
+    config.write_text(base)
+    daemon = start_daemon("--config", str(config), "--starts", "50")
+    told = as_user(OTHER_UID, "print(sym.daemon_stat()['quota_files'], sym.daemon_stat()['weight'])")
+    holder = daemon.program(as_user(OTHER_UID, "sym.connect(); print(1, flush=True); input()"))
     holder.stdout.readline()  # its account is there already
-    assert daemon.run(with_quota) == "None 1.0\n"
+    assert daemon.run(told) == "None 1.0\n"
     config.write_text(
         'model = "tiny"\nkv_memory = "16M"\nquota_files = 7\nstarts = 9\nstep_ms = 40\ndisk_timeout = 5\n'
-        f"verbose = true\n[weight]\n{user} = 3\n"
+        f"verbose = true\n[weight]\n{OTHER_UID} = 3\n"
     )
     said = daemon.symphony("reload").stdout
-    assert said == ("changed: disk_timeout, step_ms, quota_files, weight, verbose\nneeds a restart: kv_memory\n")
-    assert daemon.run(with_quota) == "7 3.0\n"
+    assert said == "changed: disk_timeout, step_ms, quota_files, weight, verbose\nneeds a restart: kv_memory\n"
+    assert daemon.run(told) == "7 3.0\n"
     assert "program" in daemon.log.read_text()  # connections are logged now
-    assert daemon.stat()["config"]["reloads"] == 1
-    config.write_text('model = "tiny"\nkv_memory = "8M"\n')
-    assert "needs a restart" not in daemon.symphony("reload").stdout
-    assert daemon.run(with_quota) == "None 1.0\n"
-    holder.communicate("\n", timeout=60)
-
-
-def test_a_bad_file_changes_nothing_and_its_line_is_told(configured):
-    daemon, config = configured
-    config.write_text('model = "tiny"\nquota_files = 7\nkv_memory = "8M"\nstep_ms = "soon"\n')
+    config.write_text(base + 'quota_files = 9\nstep_ms = "soon"\n')
     done = daemon.symphony("reload", check=False)
     assert done.returncode == 1
     assert f"nothing is changed: {config}:4: step_ms is 'soon'" in done.stderr
-    assert daemon.stat()["quota_files"] is None
+    assert daemon.run(told) == "7 3.0\n"
     config.unlink()
     assert "no configuration file" in daemon.symphony("reload", check=False).stderr
+    config.write_text(base)
+    assert "needs a restart" not in daemon.symphony("reload").stdout
+    assert daemon.run(told) == "None 1.0\n"
+    assert daemon.stat()["config"]["reloads"] == 4
+    holder.communicate("\n", timeout=60)
+    # With two reloads at once, for one, the kernel gives a signal to any thread.
+    for thread in Path(f"/proc/{daemon.process.pid}/task").iterdir():
+        ctypes.CDLL(None).tgkill(daemon.process.pid, int(thread.name), signal.SIGHUP)
+    assert daemon.symphony("reload").stdout == "changed: nothing\n"
     assert daemon.run(ONE_STEP) == "3\n"
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
 
 
 def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon, manager, tmp_path):
@@ -254,19 +261,6 @@ def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon
     assert daemon.stop() == 0
 
 
-def test_a_signal_ends_no_thread_that_waits(configured):
-    """The kernel gives it to any thread, if the first one has another to see to: with two reloads at once, for one."""
-    daemon, _ = configured
-    assert daemon.run(ONE_STEP) == "3\n"  # all are there
-    pid = daemon.process.pid
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        ctypes.CDLL(None).tgkill(pid, int(thread.name), signal.SIGHUP)
-    assert daemon.symphony("reload").stdout == "changed: nothing\n"
-    assert daemon.run(ONE_STEP) == "3\n"
-    assert daemon.stop() == 0
-    assert "Traceback" not in daemon.log.read_text()
-
-
 def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
     done = daemon.symphony("reload", check=False)
     assert (done.returncode, "start it with --config" in done.stderr) == (1, True)
@@ -278,9 +272,7 @@ def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
 
 def test_lines_of_json_say_which_program_and_user_they_are_about(start_daemon):
     daemon = start_daemon(*TINY, "--log", "json", "--verbose")
-    daemon.run(
-        "import time; kv = sym.kv_create('old.kv'); sym.kv_advise(kv, sym.TTL(1)); sym.pred(kv, [1]); kv.close()"
-    )
+    daemon.run("with sym.kv_create('old.kv') as kv: sym.kv_advise(kv, sym.TTL(0.2)); sym.pred(kv, [1])")
     daemon.shell("while [ -e kv/old.kv ]; do sleep 0.05; done")
     assert daemon.stop() == 0
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
@@ -341,5 +333,7 @@ def test_the_journal_gets_fields_that_it_can_be_searched_by(tmp_path):
 def test_a_journal_that_is_not_there_is_an_error(tmp_path):
     if Path("/run/systemd/journal/socket").is_socket():
         pytest.skip("this machine has a journal")
-    said = refused([*SYMPHONY, "serve", *TINY, "--log", "journal", "--state", str(tmp_path), "--mount", str(tmp_path)])
-    assert "choose another --log" in said
+    words = ["serve", *TINY, "--log", "journal", "--state", tmp_path, "--mount", tmp_path]
+    done = subprocess.run([*SYMPHONY, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "choose another --log" in done.stderr.splitlines()[-1]
