@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from libsym.errors import NotConnected
 from symphony.checks.doctor import check_helper, check_service, mounted_kind
 from symphony.service.mount_helper import MAX_CONNECTIONS
-from symphony.service.mounting import ANSWER_TIMEOUT_S
+from symphony.service.mounting import ANSWER_TIMEOUT_S, HelpersMount
 from tests.scheduler.weapons import kernel_can_refuse
+from tests.symphony.launchers import eventually
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
 
 AT_ONCE_S = ANSWER_TIMEOUT_S - 5
@@ -57,20 +60,26 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def ask(helper: Helper, message: object, uid: int = SERVICE_UID) -> tuple[dict, socket.socket]:
-    """Ask the helper as a process of `uid`; return the answer, and the connection that it came by."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(60)
-    os.seteuid(uid)  # SO_PEERCRED is what it was at connect()
-    try:
-        connection.connect(str(helper.path))
-    finally:
-        os.seteuid(0)
-    connection.send(message if isinstance(message, bytes) else json.dumps(message).encode())
-    data, descriptors, _, _ = socket.recv_fds(connection, 8192, 4)
-    for each in descriptors:
-        os.close(each)
-    return json.loads(data), connection
+@contextmanager
+def asking(helper: Helper, message: object, uid: int = SERVICE_UID) -> Iterator[dict]:
+    """Ask the helper as a process of `uid`; its answer, while the connection lasts that it came by."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(60)
+        os.seteuid(uid)  # SO_PEERCRED is what it was at connect()
+        try:
+            connection.connect(str(helper.path))
+        finally:
+            os.seteuid(0)
+        connection.send(message if isinstance(message, bytes) else json.dumps(message).encode())
+        data, descriptors, _, _ = socket.recv_fds(connection, 8192, 4)
+        for each in descriptors:
+            os.close(each)
+        yield json.loads(data)
+
+
+def ask(helper: Helper, message: object, uid: int = SERVICE_UID) -> dict:
+    with asking(helper, message, uid) as answer:
+        return answer
 
 
 def test_the_daemon_has_no_rights_and_others_see_its_mount(service):
@@ -89,26 +98,16 @@ def test_the_daemon_has_no_rights_and_others_see_its_mount(service):
 
 def test_a_user_has_files_that_other_users_can_not_read(service):
     path = service.mount / "mine.kv"
-    make = """
-        kv = sym.kv_create("mine.kv")
-        print(sym.pred(kv, [1, 2, 3]).argmax())
-        sym.kv_sync(kv)
-    """
+    service.run(as_user(OTHER_UID, "with sym.kv_create('mine.kv') as kv: sym.pred(kv, [1, 2, 3]); sym.kv_sync(kv)"))
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (OTHER_UID, 0o600)
     look = f"""
-        try:
-            open("{path}").read()
-        except PermissionError:
-            print("the mount says no")
-        try:
-            sym.kv_open("mine.kv")
-        except sym.NoAccess:
-            print("the daemon says no")
+        try: open("{path}").read()
+        except PermissionError: print("the mount says no")
+        try: sym.kv_open("mine.kv")
+        except sym.NoAccess: print("the daemon says no")
         os.mkdir("{service.mount}/of-another")
     """
-    service.run(as_user(OTHER_UID, make))
-    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (OTHER_UID, 0o600)
-    said = service.run(as_user(OTHER_UID + 1, look))
-    assert said.split("\n")[:2] == ["the mount says no", "the daemon says no"]
+    assert service.run(as_user(OTHER_UID + 1, look)) == "the mount says no\nthe daemon says no\n"
     os.chown(path, OTHER_UID + 1, OTHER_UID + 1)  # as root may on any file system
     assert service.run(as_user(OTHER_UID + 1, "print(len(sym.kv_open('mine.kv')))")) == "3\n"
 
@@ -144,8 +143,7 @@ def test_the_helper_refuses_what_its_unit_does_not_name(service, helper, message
         names = {"MOUNT": str(service.mount), "OTHER": str(service.mount.with_name("other"))}
         for name, path in names.items():
             message = {**message, "at": message["at"].replace(name, path)}
-    answer, connection = ask(helper, message)
-    connection.close()
+    answer = ask(helper, message)
     assert answer["errno"] == code
     assert text in answer["error"]
     assert service.stat()["pid"] == service.process.pid
@@ -162,8 +160,7 @@ def test_the_helper_has_the_kernel_refuse_descriptors(helper, service):
 
 def test_the_helper_serves_no_other_user_not_even_root(service, helper):
     for uid in (OTHER_UID, 0):
-        answer, connection = ask(helper, {"do": "mount", "at": str(service.mount.with_name("other"))}, uid)
-        connection.close()
+        answer = ask(helper, {"do": "mount", "at": str(service.mount.with_name("other"))}, uid)
         assert answer["errno"] == errno.EPERM
         assert f"not uid {uid}" in answer["error"]
 
@@ -171,15 +168,11 @@ def test_the_helper_serves_no_other_user_not_even_root(service, helper):
 def test_a_mount_point_is_no_link_and_is_empty(service, helper):
     other = service.mount.with_name("other")
     other.symlink_to("/etc")
-    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
-    connection.close()
-    assert answer["errno"] in (errno.ELOOP, errno.ENOTDIR)
+    assert ask(helper, {"do": "mount", "at": str(other)})["errno"] in (errno.ELOOP, errno.ENOTDIR)
     other.unlink()
     other.mkdir()
     (other / "precious").touch()
-    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
-    connection.close()
-    assert answer["errno"] == errno.ENOTEMPTY
+    assert ask(helper, {"do": "mount", "at": str(other)})["errno"] == errno.ENOTEMPTY
     (other / "precious").unlink()
 
 
@@ -191,8 +184,7 @@ def test_a_link_on_the_way_to_a_mount_point_is_refused(tmp_path):
     helper = Helper(tmp_path, tmp_path / "link/kv")
     try:
         for _ in range(2):  # it is still there
-            answer, connection = ask(helper, {"do": "mount", "at": str(tmp_path / "link/kv")})
-            connection.close()
+            answer = ask(helper, {"do": "mount", "at": str(tmp_path / "link/kv")})
             assert answer["errno"] == errno.ELOOP
             assert f"is {tmp_path}/real/kv, by a link on the way" in answer["error"]
         assert mounted_kind(tmp_path / "real/kv") is None
@@ -209,34 +201,26 @@ def test_a_daemon_that_connects_without_end_ends_no_helper(service, helper):
     for each in connections:
         each.close()
     assert service.stat()["mount_helper"]["kept"]
-    answer, connection = ask(helper, {"do": "mount", "at": "/two\n<0>lines"})
-    connection.close()
+    answer = ask(helper, {"do": "mount", "at": "/two\n<0>lines"})
     assert "'/two\\n<0>lines' is no mount point" in answer["error"]
     assert "\n<0>" not in helper.log.read_text()
 
 
 def test_the_end_of_a_connection_is_the_end_of_its_mount_and_of_no_other(service, helper):
     other = service.mount.with_name("other")
-    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
-    assert answer == {"ok": True}
-    assert mounted_kind(other) == "fuse.kv"
-    connection.close()
-    wait_until(lambda: mounted_kind(other) is None)
+    with asking(helper, {"do": "mount", "at": str(other)}) as answer:
+        assert answer == {"ok": True}
+        assert mounted_kind(other) == "fuse.kv"
+    eventually(lambda: mounted_kind(other) is None)
     assert mounted_kind(service.mount) == "fuse.kv"
 
 
-def wait_until(condition) -> None:
-    """Poll for a condition: the kernel's list of mounts has no event that Python could wait for."""
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.01)
-
-
 def test_doctor_looks_whether_the_helper_is_there(service):
-    assert check_helper(service.stat()).ok
-    gone = check_helper({"mount_helper": {"kept": False}})
-    assert (gone.ok, gone.advice) == (False, "systemctl start symphony-mount.socket")
-    assert check_helper({"mount_helper": None}) is None
+    there, gone, none = (
+        check_helper(each) for each in (service.stat(), {"mount_helper": {"kept": False}}, {"mount_helper": None})
+    )
+    assert (there and there.ok, none) == (True, None)
+    assert (gone and (gone.ok, gone.advice)) == (False, "systemctl start symphony-mount.socket")
 
 
 @pytest.mark.parametrize(
@@ -265,28 +249,33 @@ def test_doctor_says_what_systemd_has_of_the_service(tmp_path, monkeypatch, said
 def test_a_helper_that_is_killed_takes_no_mount_with_it_and_the_next_one_keeps_it(service, helper):
     helper.kill()
     assert service.run("print(len(sym.kv_create()))") == "0\n"
-    wait_until(lambda: not service.stat()["mount_helper"]["kept"])
+    eventually(lambda: not service.stat()["mount_helper"]["kept"])
     helper.start_again()
-    wait_until(lambda: service.stat()["mount_helper"]["kept"])
+    eventually(lambda: service.stat()["mount_helper"]["kept"])
     assert mounted_kind(service.mount) == "fuse.kv"
     assert (service.mount / ".symphony/metrics").exists()
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts services in the test's own directory, over a helper of its own."""
+def own_helper(tmp_path):
     tmp_path.chmod(0o755)
-    helper, daemons = Helper(tmp_path, tmp_path / "kv"), []
+    helper = Helper(tmp_path, tmp_path / "kv")
+    yield helper
+    helper.close()
+
+
+@pytest.fixture
+def start(tmp_path, own_helper):
+    """Starts services in the test's own directory, over a helper of its own."""
+    daemons = []
 
     def start():
-        daemons.append(start_service(tmp_path, helper))
+        daemons.append(start_service(tmp_path, own_helper))
         return daemons[-1]
 
-    start.helper = helper
     yield start
     for daemon in daemons:
         daemon.clean_up()
-    helper.close()
 
 
 def kill(daemon):
@@ -298,7 +287,7 @@ def test_kill_9_leaves_no_mount_and_the_next_daemon_has_every_synced_file(start)
     daemon = start()
     daemon.run("kv = sym.kv_create('kept.kv'); sym.pred(kv, [5, 6, 7]); sym.kv_sync(kv)")
     kill(daemon)
-    wait_until(lambda: mounted_kind(daemon.mount) is None)
+    eventually(lambda: mounted_kind(daemon.mount) is None)
     assert not any(daemon.mount.iterdir())
     again = start()
     assert again.run("print(len(sym.kv_open('kept.kv')))") == "3\n"
@@ -306,24 +295,24 @@ def test_kill_9_leaves_no_mount_and_the_next_daemon_has_every_synced_file(start)
     assert mounted_kind(again.mount) is None
 
 
-def test_a_helper_that_does_not_answer_holds_up_no_end(start):
+def test_a_helper_that_does_not_answer_holds_up_no_end(start, own_helper):
     daemon = start()
-    start.helper.kill()  # and its socket is there: who connects waits
-    wait_until(lambda: "the mount helper is gone" in daemon.log.read_text())
+    own_helper.kill()  # and its socket is there: who connects waits
+    eventually(lambda: "the mount helper is gone" in daemon.log.read_text())
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(AT_ONCE_S) == 0
-    start.helper.start_again()
+    own_helper.start_again()
 
 
-def test_a_mount_that_both_left_is_cleared_by_the_next(start):
+def test_a_mount_that_both_left_is_cleared_by_the_next(start, own_helper):
     """The daemon and its helper are killed together: nobody was there to unmount."""
     daemon = start()
-    start.helper.kill()
+    own_helper.kill()
     kill(daemon)
     assert mounted_kind(daemon.mount) == "fuse.kv"
     with pytest.raises(OSError, match="not connected"):
         daemon.mount.stat()
-    start.helper.start_again()
+    own_helper.start_again()
     again = start()
     assert (again.mount / ".symphony/metrics").exists()
     assert again.stop() == 0
@@ -331,16 +320,8 @@ def test_a_mount_that_both_left_is_cleared_by_the_next(start):
 
 
 def test_without_a_helper_the_daemon_says_what_to_start(tmp_path):
-    words = ["--model", "tiny", "--mount", tmp_path / "kv", "--state", tmp_path / "state", "--socket", tmp_path / "s"]
-    done = subprocess.run(
-        [sys.executable, "-m", "symphony", "serve", *words, "--mount-helper", tmp_path / "nobody"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    assert "start symphony-mount.socket" in done.stderr.splitlines()[-1]
+    with pytest.raises(NotConnected, match=r"start symphony-mount\.socket"):
+        HelpersMount(tmp_path / "nobody").mount(tmp_path / "kv", "symphony:state")
 
 
 def test_a_daemon_whose_mount_somebody_takes_away_ends_and_says_so(start):
