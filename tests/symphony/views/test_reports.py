@@ -6,21 +6,18 @@ from typing import Any
 
 from symphony.views.reports import du_lines, memory_line, stat_lines, tiers_line
 
-
-def row(path: str, exclusive: int | None, shared: int | None, tokens: int = 0, plain_bytes: int = 0) -> dict[str, Any]:
-    return {
-        "path": path,
-        "tokens": tokens,
-        "exclusive_pages": exclusive,
-        "shared_pages": shared,
-        "plain_bytes": plain_bytes,
-    }
+ROW = ("path", "exclusive_pages", "shared_pages", "tokens", "plain_bytes")
 
 
 def test_du_shows_bytes_of_both_kinds_of_files_and_a_dash_for_what_is_not_told() -> None:
-    rows = [row("./a.kv", 2, 1, 70), row("./b.txt", 0, 0, plain_bytes=1500), row("./theirs.kv", None, None, 40)]
-    usage = {"rows": rows, "total": row(".", 2, 1, 110, 1500)}
-    assert du_lines(usage, 4096) == [
+    found = (
+        ("./a.kv", 2, 1, 70, 0),
+        ("./b.txt", 0, 0, 0, 1500),
+        ("./theirs.kv", None, None, 40, 0),
+        (".", 2, 1, 110, 1500),
+    )
+    *rows, total = (dict(zip(ROW, each, strict=True)) for each in found)
+    assert du_lines({"rows": rows, "total": total}, 4096) == [
         "EXCLUSIVE  SHARED   TOKENS  PATH",
         "     8.0K    4.0K       70  ./a.kv",
         "     1.5K       0        0  ./b.txt",
@@ -29,31 +26,11 @@ def test_du_shows_bytes_of_both_kinds_of_files_and_a_dash_for_what_is_not_told()
     ]
 
 
-TIERS = {
-    "num_frames": 1024,
-    "num_free_frames": 512,
-    "num_on_disk_alone": 0,
-    "num_kept": 0,
-    "policy": "cost",
-    "policy_error": "",
-    "num_in": 0,
-    "num_dropped": 0,
-    "num_resumes": 0,
-    "num_hidden": 0,
-    "num_waiting": 0,
-    "num_waits": 0,
-    "wait_s": 0.0,
-    "num_preempted": 0,
-    "error": "",
-}
-DISK = {
-    "disk_bytes": 3 << 20,
-    "disk_limit_bytes": None,
-    "num_unsynced_files": 0,
-    "unsynced_bytes": 0,
-    "error": "",
-    "damage": "",
-}
+COUNTS = "num_on_disk_alone num_kept num_in num_dropped num_resumes num_hidden num_waiting num_waits num_preempted"
+TIERS: dict[str, Any] = dict.fromkeys(COUNTS.split(), 0)
+TIERS |= {"num_frames": 1024, "num_free_frames": 512, "policy": "cost", "policy_error": "", "wait_s": 0.0, "error": ""}
+DISK: dict[str, Any] = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0}
+DISK |= {"error": "", "damage": ""}
 
 
 def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_held() -> None:
@@ -72,12 +49,8 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     info["cost_model"] = {"1 decode": {"median_error": 0.034, "steps": 9}, "mixed": {"median_error": 0.081, "steps": 2}}
     info["disk"] = DISK
     assert "disk     3.0M" in stat_lines(info)
-    info["disk"] = DISK | {
-        "disk_limit_bytes": 4 << 20,
-        "num_unsynced_files": 2,
-        "unsynced_bytes": 8192,
-        "error": "full",
-    }
+    full = {"disk_limit_bytes": 4 << 20, "num_unsynced_files": 2, "unsynced_bytes": 8192, "error": "full"}
+    info["disk"] = DISK | full
     assert "disk     3.0M of 4.0M; 2 changes not on it yet, 8.0K of pages; IT FAILS: full" in stat_lines(info)
     assert "costs    steps take what was expected within 3 % (1 decode), 8 % (mixed)" in stat_lines(info)
     assert "weights  loading (12 s)" in stat_lines(info)
@@ -86,7 +59,7 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     )
     holds = {"files": 3000, "handles": 12}
     user = {"uid": 4242, "used_bytes": 8192, "memory_bytes": 18 << 20, "quota_memory": 1 << 30, "holds": holds}
-    others = {"uid": 0, "used_bytes": 0, "memory_bytes": 0, "quota_memory": None, "holds": {}}
+    others: dict[str, Any] = {"uid": 0, "used_bytes": 0, "memory_bytes": 0, "quota_memory": None, "holds": {}}
     assert stat_lines(info | {"users": [user, others]})[-2:] == [
         "user     4242: 8.0K of files, 18M of 1.0G of memory (3,000 files, 12 handles)",
         "user     0: 0 of files, 0 of memory (nothing)",

@@ -8,11 +8,10 @@ import ctypes
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from symphony.launcher.common.places import Refused
 from symphony.launcher.network.forwarder import Forwarder
 from symphony.launcher.sandbox.network import open_grants
 
-ROOT = Path(__file__).resolve().parents[4]
 _NEWUSER, _NEWNET, _SET_DUMPABLE = 0x10000000, 0x40000000, 4
 _MAX_FDS = 200
 
@@ -31,13 +29,15 @@ class Inside:
 
     def __init__(self, grants: Sequence[Grant], uid: int | None = None) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = f"from tests.symphony.launcher.network.networks import serve; serve({theirs.fileno()})"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.dup2(theirs.fileno(), 3)
+                os.closerange(4, 4096)
+                serve(3)
+            finally:
+                os._exit(0)
+        theirs.close()
         self._connection.send(json.dumps({"grants": grants, "uid": uid}).encode())
         said, fds, _, _ = socket.recv_fds(self._connection, 65536, _MAX_FDS)
         answer = json.loads(said)
@@ -74,7 +74,7 @@ class Inside:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.wait()
+        os.waitpid(self._pid, 0)
 
 
 def serve(descriptor: int) -> None:
@@ -116,9 +116,9 @@ def _enter(uid: int | None) -> None:
 class Granted:
     """A sandbox's network with its forwarder."""
 
-    def __init__(self, grants: Sequence[Grant], found: dict[str, object] | None, uid: int | None) -> None:
+    def __init__(self, grants: Sequence[Grant], found: dict[str, Any] | None, uid: int | None) -> None:
         """`found`: for each name the addresses and ports that it has outside, or an error; None: as the machine has."""
-        self._found = found
+        self.found = found or {}
         self.resolve = self._resolve
         self.troubles: list[str] = []
         self.inside = Inside(grants, uid)
@@ -129,7 +129,7 @@ class Granted:
         return await self.resolve(host, port, **how)
 
     async def _resolve(self, host: str, port: int, **_how: object) -> list:
-        found = self._found[host]
+        found = self.found[host]
         if isinstance(found, Exception):
             raise found
         return [
@@ -140,7 +140,7 @@ class Granted:
 
 @asynccontextmanager
 async def granted(
-    *grants: Grant, found: dict[str, object] | None = None, uid: int | None = None
+    *grants: Grant, found: dict[str, Any] | None = None, uid: int | None = None
 ) -> AsyncIterator[Granted]:
     made = Granted(grants, found, uid)
     try:

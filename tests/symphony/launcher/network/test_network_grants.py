@@ -158,40 +158,28 @@ def test_a_name_gets_no_address_that_is_granted_by_itself():
 # What is inside.
 
 
-def test_the_names_are_in_hosts_and_each_grant_has_a_listener():
-    inside = Inside([("a.test", 80), ("localhost", 8000), ("192.0.2.7", 1), ("a.test", 443), ("2001:db8::7", 65535)])
-    assert inside.hosts == "127.0.0.1 localhost\n::1 localhost\n127.77.0.1 a.test\n"
-    assert [each.getsockname()[:2] for each in inside.listening] == [
-        ("127.77.0.1", 80),
-        ("127.0.0.1", 8000),
-        ("::1", 8000),
-        ("192.0.2.7", 1),
-        ("127.77.0.1", 443),
-        ("2001:db8::7", 65535),
-    ]
-    for each in inside.listening:
-        each.close()
-    inside.close()
+MANY = [(f"10.{each}.0.1", 80) for each in range(MAX_GRANTS // 2)]
+MANY += [(f"2001:db8::{each}", 80) for each in range(1, MAX_GRANTS // 2 + 1)]
+SOME = [("a.test", 80), ("localhost", 8000), ("192.0.2.7", 1), ("a.test", 443), ("2001:db8::7", 65535)]
+OF_SOME = [("127.77.0.1", 80), ("127.0.0.1", 8000), ("::1", 8000), ("192.0.2.7", 1), ("127.77.0.1", 443)]
 
 
-def test_without_grants_there_is_only_localhost():
-    inside = Inside([])
-    assert (inside.hosts, inside.listening) == ("127.0.0.1 localhost\n::1 localhost\n", [])
-    inside.close()
-
-
-def test_as_many_grants_as_there_may_be_are_opened():
-    grants = [(f"10.{each}.0.1", 80) for each in range(MAX_GRANTS // 2)]
-    grants += [(f"2001:db8::{each}", 80) for each in range(1, MAX_GRANTS // 2 + 1)]
+@pytest.mark.parametrize(
+    ("grants", "names", "listening"),
+    [([], "", []), (SOME, "127.77.0.1 a.test\n", [*OF_SOME, ("2001:db8::7", 65535)]), (MANY, "", MANY)],
+    ids=["none", "some", "as many as there may be"],
+)
+def test_the_names_are_in_hosts_and_each_grant_has_a_listener(grants, names, listening):
     inside = Inside(grants)
-    assert [each.getsockname()[:2] for each in inside.listening] == grants
+    assert inside.hosts == "127.0.0.1 localhost\n::1 localhost\n" + names
+    assert [each.getsockname()[:2] for each in inside.listening] == listening
     for each in inside.listening:
         each.close()
     inside.close()
 
 
 @in_a_loop
-async def test_what_is_not_granted_is_refused_at_once():
+async def test_what_is_not_granted_is_refused_at_once_and_datagrams_are_never_granted():
     async with granted(NAME, ("192.0.2.7", 80), ("2001:db8::7", 80), found={}) as made:
         for address, port, code in (
             (made.inside.address("example.test"), 81, errno.ECONNREFUSED),
@@ -204,13 +192,8 @@ async def test_what_is_not_granted_is_refused_at_once():
             with pytest.raises(OSError) as refused:
                 await made.inside.connected(address, port)
             assert refused.value.errno == code, address
-
-
-@in_a_loop
-async def test_datagrams_are_not_granted():
-    async with granted(("192.0.2.7", 53), found={}) as made:
         with made.inside.new(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.connect(("192.0.2.7", 53))
+            asking.connect(("192.0.2.7", 80))
             asking.send(b"?")
             with pytest.raises(ConnectionRefusedError):
                 asking.send(b"?")
@@ -235,36 +218,21 @@ async def test_megabytes_go_both_ways_at_once_unharmed(uid):
 
 
 @in_a_loop
-async def test_localhost_is_the_machines_at_both_of_its_addresses():
-    async with server(echo) as (_, port), granted(("localhost", port)) as made:
-        assert await asked(made.inside, "127.0.0.1", port) == b"hello"
-        assert await asked(made.inside, "::1", port) == b"hello"
+async def test_each_grant_leads_to_its_own_port_of_its_own_host_and_addresses_are_reached_at_themselves():
+    async def say_port(reader, writer):
+        await reader.read()
+        writer.write(b"%d" % writer.get_extra_info("sockname")[1])
 
-
-@in_a_loop
-async def test_addresses_are_reached_at_themselves():
-    async with server(echo) as where:
-        found = {"192.0.2.7": [where], "2001:db8::7": [where]}
-        async with granted(("192.0.2.7", 80), ("2001:db8::7", 80), found=found) as made:
-            assert await asked(made.inside, "192.0.2.7", 80) == b"hello"
-            assert await asked(made.inside, "2001:db8::7", 80) == b"hello"
-
-
-@in_a_loop
-async def test_each_grant_leads_to_its_own_port_of_its_own_host():
-    async def one(_, writer):
-        writer.write(b"one")
-
-    async def two(_, writer):
-        writer.write(b"two")
-
-    async with server(one) as first, server(two) as second:
-        found = {"a.test": [first], "b.test": [second]}
-        async with granted(("a.test", 80), ("b.test", 80), found=found) as made:
-            for name, said in (("a.test", b"one"), ("b.test", b"two")):
-                reader, writer = await made.inside.streams(made.inside.address(name), 80)
-                assert await reader.read() == said
-                writer.close()
+    async with server(say_port) as first, server(say_port) as second:
+        grants = [("a.test", 80), ("b.test", 80), ("192.0.2.7", 80), ("2001:db8::7", 80), ("localhost", second[1])]
+        found = {name: [first if name in ("a.test", "192.0.2.7") else second] for name, _ in grants[:-1]}
+        found["localhost"] = [second]
+        async with granted(*grants, found=found) as made:
+            reached = [(made.inside.address(name), 80, found[name]) for name in ("a.test", "b.test")]
+            reached += [(name, 80, found[name]) for name in ("192.0.2.7", "2001:db8::7")]
+            reached += [(each, second[1], [second]) for each in ("127.0.0.1", "::1")]
+            for address, port, [where] in reached:
+                assert await asked(made.inside, address, port) == b"%d" % where[1]
 
 
 @in_a_loop
@@ -358,52 +326,66 @@ async def test_more_connections_than_there_may_be_wait_for_their_turn():
 # What can't be reached.
 
 
-@in_a_loop
-async def test_a_host_that_refuses_resets_and_is_named_once(caplog):
+@asynccontextmanager
+async def refusing():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        async with granted(NAME, found={"example.test": [bound.getsockname()]}) as made:
-            for _ in range(2):
-                reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
-                with pytest.raises(ConnectionResetError):
-                    await reader.read()
-                writer.close()
-    assert made.troubles == ["example.test:80 can't be reached: Connection refused"]
-    assert [record.getMessage() for record in caplog.records] == made.troubles
+        yield bound.getsockname()
+
+
+@asynccontextmanager
+async def silent():
+    """An address where nothing answers: its queue is full."""
+    with socket.socket() as listening, socket.socket() as filling:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        filling.connect(listening.getsockname())
+        yield listening.getsockname()
+
+
+@asynccontextmanager
+async def nowhere(found):
+    yield found
 
 
 @pytest.mark.parametrize(
-    ("found", "cause"),
+    ("target", "cause"),
     [
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
-        ([("0.0.0.0", 80), ("::", 80)], "its name has no address"),
+        (refusing(), "Connection refused"),
+        (silent(), "no answer within 0.1 s"),
+        (nowhere(socket.gaierror(socket.EAI_NONAME, "Name or service not known")), "Name or service not known"),
+        (nowhere([("0.0.0.0", 80), ("::", 80)]), "its name has no address"),
     ],
+    ids=["refuses", "does not answer", "no name", "no address"],
 )
 @in_a_loop
-async def test_a_name_that_leads_nowhere_resets(found, cause):
-    async with granted(NAME, found={"example.test": found}) as made:
-        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
-        with pytest.raises(ConnectionResetError):
-            await reader.read()
-        writer.close()
-        assert made.troubles == [f"example.test:80 can't be reached: {cause}"]
+async def test_a_host_that_can_not_be_reached_resets_and_is_named_once(monkeypatch, caplog, target, cause):
+    monkeypatch.setattr(forwarder_module, "REACH_S", 0.1)
+    async with target as where, granted(NAME, found={}) as made:
+        made.found["example.test"] = [where] if isinstance(where, tuple) else where
+        for _ in range(2):
+            reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+            writer.close()
+    assert made.troubles == [f"example.test:80 can't be reached: {cause}"]
+    assert [record.getMessage() for record in caplog.records] == made.troubles
 
 
 @in_a_loop
 async def test_a_connection_to_itself_is_none(monkeypatch):
     """The kernel may choose the target's own port for one, if nobody listens there: here it has to."""
-    made_at = {}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = free.getsockname()
 
     async def bound(family):
         connection = socket.socket(family)
-        connection.bind(made_at["where"])
+        connection.bind(where)
         return connection
 
     monkeypatch.setattr(dialing, "_made", bound)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        made_at["where"] = free.getsockname()
     with pytest.raises(ConnectionRefusedError):
-        await dialing.dial([(socket.AF_INET, socket.SOCK_STREAM, 6, "", made_at["where"])])
+        await dialing.dial([(socket.AF_INET, socket.SOCK_STREAM, 6, "", where)])
 
 
 @in_a_loop
@@ -429,37 +411,13 @@ async def test_connections_at_the_same_time_ask_for_their_name_once():
         assert len(asked_for) == 2
 
 
-@asynccontextmanager
-async def silent():
-    """An address where nothing answers: its queue is full."""
-    with socket.socket() as listening, socket.socket() as filling:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        filling.connect(listening.getsockname())
-        yield listening.getsockname()
-
-
 @in_a_loop
 async def test_the_next_address_is_tried_while_one_does_not_answer(monkeypatch):
     monkeypatch.setattr(forwarder_module, "REACH_S", 5.0)
-    with socket.socket() as refusing:
-        refusing.bind(("127.0.0.1", 0))
-        async with silent() as quiet, server(echo) as where:
-            found = {"example.test": [refusing.getsockname(), quiet, where]}
-            async with granted(NAME, found=found) as made:
-                assert await asked(made.inside, made.inside.address("example.test"), 80) == b"hello"
-                assert made.troubles == []
-
-
-@in_a_loop
-async def test_a_host_that_does_not_answer_resets_after_a_while(monkeypatch):
-    monkeypatch.setattr(forwarder_module, "REACH_S", 0.1)
-    async with silent() as quiet, granted(NAME, found={"example.test": [quiet]}) as made:
-        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
-        with pytest.raises(ConnectionResetError):
-            await reader.read()
-        writer.close()
-        assert made.troubles == ["example.test:80 can't be reached: no answer within 0.1 s"]
+    async with refusing() as refused, silent() as quiet, server(echo) as where, granted(NAME, found={}) as made:
+        made.found["example.test"] = [refused, quiet, where]
+        assert await asked(made.inside, made.inside.address("example.test"), 80) == b"hello"
+        assert made.troubles == []
 
 
 @pytest.mark.parametrize("left", [0, 1])
