@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import signal
 import subprocess
@@ -16,9 +17,7 @@ SOAK = Path(__file__).resolve().parents[2] / "scripts" / "soak"
 @pytest.fixture
 def flatness(monkeypatch):
     monkeypatch.syspath_prepend(str(SOAK))
-    import flatness
-
-    return flatness
+    return importlib.import_module("flatness")
 
 
 @pytest.fixture
@@ -76,8 +75,7 @@ def test_a_stretch_that_is_too_short_tells_nothing(leaks):
 def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(monkeypatch, tmp_path, lock):
     """The soak ended itself over it; and its number may be another process's by now."""
     monkeypatch.syspath_prepend(str(SOAK))
-    import service
-
+    service = importlib.import_module("service")
     places = service.Places(tmp_path, "/no/daemon")
     with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["true"]) as gone:
         gone.wait()
@@ -91,8 +89,7 @@ def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(monkeypatch, tm
 
 def test_a_launcher_that_is_there_is_ended(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(SOAK))
-    import service
-
+    service = importlib.import_module("service")
     places = service.Places(tmp_path, "/no/daemon")
     with subprocess.Popen([sys.executable, "-c", "input()", tmp_path], stdin=subprocess.PIPE) as launcher:
         places.lock.write_text(f"{launcher.pid}\n")
