@@ -4,13 +4,14 @@ import errno
 import os
 import socket
 import threading
-import time
+from typing import Any
 
 import anyio
 import pytest
 
 import libsym as sym
 from tests.symphony.fake_launcher import FakeLauncher
+from tests.symphony.launchers import eventually
 
 CHILD = {"ok": True, "id": "1f2e3d4c", "name": "child", "pid": 4242}
 
@@ -20,7 +21,7 @@ def launcher(daemon, tmp_path, monkeypatch):
     """A launcher that has this process as a program."""
     sym.close()
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    launcher = FakeLauncher(daemon.socket, tmp_path)
+    launcher: Any = FakeLauncher(daemon.socket, tmp_path)
     launcher.number = launcher.start("parent")
     sym.connect(launcher.socket_of(launcher.number))
     yield launcher
@@ -45,60 +46,50 @@ def in_a_thread(call):
 
 def until_it_waits(launcher, call):
     """The daemon has these calls of this program."""
-    for _ in range(2000):
-        (me,) = [each for each in sym.programs() if each.id == launcher.number]
-        if (me.state, me.call) == ("waiting for a program", call):
-            return
-        threading.Event().wait(0.01)
-    pytest.fail(f"it is {me.state}, in {me.call}")
+    waits = ("waiting for a program", call)
+    eventually(lambda: waits in [(each.state, each.call) for each in sym.programs() if each.id == launcher.number])
 
 
-def test_spawn_asks_the_launcher_and_gives_what_it_started(launcher):
-    asked = []
-    launcher.answer_by["spawn"] = lambda found: asked.append(found) or CHILD
-    child = sym.spawn(
-        "child.py",
-        ["a", "b c"],
-        name="child",
-        env={"KEY": "vä=lue"},
-        cwd="/tmp",
-        detached=True,
-        limits={"tokens": 100, "time": 1.5},
-        restart="on-failure",
-    )
+def answer_by(launcher, do, answer):
+    """Have the launcher give one answer; what it is asked, as it comes."""
+    asked: list[dict] = []
+
+    def answered(found):
+        asked.append(found)
+        return answer
+
+    launcher.answer_by[do] = answered
+    return asked
+
+
+def test_spawn_and_kill_ask_the_launcher_and_give_what_it_says(launcher):
+    asked = answer_by(launcher, "spawn", CHILD)
+    about: dict[str, Any] = {
+        "name": "child",
+        "env": {"KEY": "vä=lue"},
+        "cwd": "/tmp",
+        "detached": True,
+        "restart": "on-failure",
+    }
+    about["limits"] = {"tokens": 100, "time": 1.5}
+    child = sym.spawn("child.py", ["a", "b c"], **about)
     assert child == sym.Child("1f2e3d4c", "child", 4242)
     del asked[0]["d"]
-    assert asked == [
-        {
-            "do": "spawn",
-            "by": launcher.number,
-            "program": "child.py",
-            "args": ["a", "b c"],
-            "env": {"KEY": "vä=lue"},
-            "cwd": "/tmp",
-            "name": "child",
-            "detached": True,
-            "limits": {"tokens": 100, "time": 1.5},
-            "restart": "on-failure",
-        }
-    ]
+    assert asked == [{"do": "spawn", "by": launcher.number, "program": "child.py", "args": ["a", "b c"], **about}]
+    asked = answer_by(launcher, "kill", {"ok": True})
+    sym.kill("1f2e3d4c")
+    sym.kill(sym.Child("00000001", "child", 1), 9)
+    found = [(each["by"], each["id"], each["signal"]) for each in asked]
+    assert found == [(launcher.number, "1f2e3d4c", 15), (launcher.number, "00000001", 9)]
 
 
 def test_what_the_launcher_refuses_is_raised_as_it_says_it(launcher):
-    launcher.answer_by["spawn"] = lambda _found: {"error": "no such program: a.py", "errno": errno.ENOENT}
+    answer_by(launcher, "spawn", {"error": "no such program: a.py", "errno": errno.ENOENT})
     with pytest.raises(sym.NotFound, match=r"no such program: a\.py"):
         sym.spawn("a.py")
-    launcher.answer_by["kill"] = lambda _found: {"error": "not yours", "errno": errno.EPERM}
+    answer_by(launcher, "kill", {"error": "not yours", "errno": errno.EPERM})
     with pytest.raises(sym.NotPermitted, match="not yours"):
         sym.kill("1f2e3d4c")
-
-
-def test_kill_sends_the_signal_that_is_given(launcher):
-    asked = []
-    launcher.answer_by["kill"] = lambda found: asked.append((found["by"], found["id"], found["signal"])) or {"ok": True}
-    sym.kill("1f2e3d4c")
-    sym.kill(sym.Child("00000001", "child", 1), 9)
-    assert asked == [(launcher.number, "1f2e3d4c", 15), (launcher.number, "00000001", 9)]
 
 
 def test_waits_may_take_long_and_hold_nobody_up(launcher):
@@ -169,7 +160,6 @@ def test_what_waits_for_a_launcher_that_goes_fails(launcher):
 
 
 def test_a_program_that_no_launcher_started_is_told_what_to_do(connected):
-    assert connected
     for call in (lambda: sym.spawn("a.py"), lambda: sym.wait("1f2e3d4c"), lambda: sym.kill("1f2e3d4c")):
         with pytest.raises(sym.NotSupported, match="start it with `symphony run`"):
             call()
@@ -211,34 +201,18 @@ def test_a_spawn_that_makes_no_sense_reaches_no_launcher(launcher, wrong, why):
     assert launcher.asked.empty()
 
 
-def test_a_launcher_that_does_not_read_is_asked_no_more_and_others_are_served(daemon, tmp_path, monkeypatch):
+def test_a_launcher_that_does_not_read_is_asked_no_more_and_others_are_served(launcher):
     """The launcher's queue is full, so the daemon refuses further requests at once."""
-    sym.close()
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    launcher = FakeLauncher(daemon.socket, tmp_path)
-    number = launcher.start("parent")
-    sym.connect(launcher.socket_of(number))
     sym.getrusage()
     launcher.stop_reading()
-    errors = []
+    calls = [in_a_thread(lambda: sym.spawn("a.py", ["x" * 60_000])) for _ in range(40)]
 
-    def spawn():
-        try:
-            sym.spawn("a.py", ["x" * 60_000])
-        except OSError as error:
-            errors.append(error.errno)
+    def errors():
+        return {error.errno for found, _ in calls for error in found}
 
-    threads = [threading.Thread(target=spawn) for _ in range(40)]
-    for thread in threads:
-        thread.start()
-    end_s = time.monotonic() + 20
-    while errno.EAGAIN not in errors:
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.01)
+    eventually(lambda: errno.EAGAIN in errors())
     assert sym.daemon_stat()["launchers"] >= 1
     launcher.connection.shutdown(socket.SHUT_RDWR)
-    for thread in threads:
+    for _, thread in calls:
         thread.join(20)
-    assert set(errors) == {errno.EAGAIN, errno.EHOSTDOWN}
-    sym.close()
-    launcher.close()
+    assert errors() == {errno.EAGAIN, errno.EHOSTDOWN}

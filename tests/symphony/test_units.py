@@ -43,14 +43,8 @@ def test_systemd_verifies_every_unit(units, manager, monkeypatch):
     assert len(names) >= 3
     monkeypatch.setenv("SYSTEMD_UNIT_PATH", f"{directory}:")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(units))
-    done = subprocess.run(
-        ["systemd-analyze", f"--{manager}", "--man=no", "--recursive-errors=no", "verify", *names],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        cwd=directory,
-    )
+    command = ["systemd-analyze", f"--{manager}", "--man=no", "--recursive-errors=no", "verify", *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=directory)
     ours = [line for line in done.stderr.splitlines() if "symphony" in line]
     assert (ours, done.returncode) == ([], 0), done.stderr
 
@@ -59,17 +53,12 @@ def test_systemd_verifies_every_unit(units, manager, monkeypatch):
 @pytest.mark.parametrize("name", ["symphony.service", "symphony@.service"])
 def test_the_daemon_is_hardly_exposed(units, name):
     unit = units / name
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", f"--threshold={int(MOST_EXPOSED * 10)}", unit],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={int(MOST_EXPOSED * 10)}", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     overall = done.stdout.strip().splitlines()[-1]
-    print(overall)
     assert done.returncode == 0, done.stdout
-    assert float(re.search(r": (\d+\.\d)", overall)[1]) < MOST_EXPOSED
+    (level,) = re.findall(r": (\d+\.\d)", overall)
+    assert float(level) < MOST_EXPOSED
 
 
 @pytest.mark.parametrize("path", [*UNITS.glob("symphony-mount*.service"), *UNITS.glob("user/*.service")], ids=str)
