@@ -24,6 +24,12 @@ def tell(got: object) -> None:
         os.write(1, json.dumps({"got": got}).encode() + b"\n")
 
 
+def tell_taken(take: Callable[[], object], most: int) -> None:
+    """Take until it is refused, tell how often it was given, and hold all of it."""
+    tell(until_refused(take, most))
+    signal.pause()
+
+
 def until_refused(take: Callable[[], object], most: int) -> int:
     """How often it was given."""
     for number in range(most):
@@ -64,8 +70,7 @@ def fork_and_flee() -> None:
 
 def threads() -> None:
     """Threads that do nothing."""
-    tell(until_refused(lambda: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(), 100_000))
-    time.sleep(3600)
+    tell_taken(lambda: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(), 100_000)
 
 
 def memory() -> None:
@@ -119,15 +124,13 @@ def many_files() -> None:
     """Empty files, which take the kernel's memory."""
     room = Path(tempfile.mkdtemp())
     numbers = iter(range(1 << 30))
-    tell(until_refused(lambda: os.close(os.open(room / str(next(numbers)), os.O_CREAT)), 300_000))
-    signal.pause()
+    tell_taken(lambda: os.close(os.open(room / str(next(numbers)), os.O_CREAT)), 300_000)
 
 
 def output() -> None:
     """Output without end."""
-    line = b"x" * 65535 + b"\n"
     while True:
-        os.write(1, line)
+        os.write(1, b"x" * 65535 + b"\n")
 
 
 def descriptors() -> None:
@@ -135,8 +138,7 @@ def descriptors() -> None:
     for _ in range(20):
         if os.fork() == 0:
             break
-    tell(until_refused(lambda: os.dup(0), 1_000_000))
-    signal.pause()
+    tell_taken(lambda: os.dup(0), 1_000_000)
 
 
 def descriptors_under_way() -> None:
@@ -151,14 +153,12 @@ def descriptors_under_way() -> None:
         for _ in range(8):
             mine.sendmsg([b"x"], rights)
 
-    tell(until_refused(take, 5_000))
-    signal.pause()
+    tell_taken(take, 5_000)
 
 
 def terminals() -> None:
     """Terminals, of which a machine has so many."""
-    tell(until_refused(pty.openpty, 10_000))
-    signal.pause()
+    tell_taken(pty.openpty, 10_000)
 
 
 def connections() -> None:
@@ -171,8 +171,7 @@ def connections() -> None:
         connection.connect(os.environ["SYMPHONY_SOCKET"])
         held.append(connection)
 
-    tell(until_refused(take, 5_000))
-    signal.pause()
+    tell_taken(take, 5_000)
 
 
 def kv_files() -> None:
@@ -189,20 +188,5 @@ def kv_files() -> None:
     signal.pause()
 
 
-def spawned() -> None:
-    """Programs that it spawns, which spawn more."""
-    import libsym as sym
-
-    tell("spawns")
-    while True:
-        with suppress(OSError):
-            sym.spawn(os.path.abspath(sys.argv[0]), ["spawned"], detached=True)
-
-
-BOMBS: dict[str, Callable[[], None]] = {
-    each.__name__: each
-    for each in (busy, fork, fork_and_flee, threads, memory, memory_of_many, hidden_memory, disk, many_files, output)
-} | {each.__name__: each for each in (descriptors, descriptors_under_way, terminals, connections, kv_files, spawned)}
-
 if __name__ == "__main__":
-    BOMBS[sys.argv[1]]()
+    globals()[sys.argv[1]]()

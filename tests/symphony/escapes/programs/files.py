@@ -8,29 +8,16 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from attack import Attack, Refused, World, attack
+from attack import Attack, World, attack
 
-USUAL_DEVICES = frozenset(
-    {
-        "null",
-        "zero",
-        "full",
-        "random",
-        "urandom",
-        "tty",
-        "ptmx",
-        "pts",
-        "shm",
-        "fd",
-        "stdin",
-        "stdout",
-        "stderr",
-        "mqueue",
-    }
-)
+USUAL_DEVICES = {
+    *("null", "zero", "full", "random", "urandom", "tty", "ptmx"),
+    *("pts", "shm", "fd", "stdin", "stdout", "stderr", "mqueue"),
+}
 MAX_LOOKED_AT = 20_000
 ENOUGH = 3
 """Files that can be written, to be told of."""
+OWN = frozenset({"self", "thread-self", "sys", "net"})
 
 
 def _reads(name: str, tries: str, where: Callable[[World], str], no_control: str | None = None) -> Attack:
@@ -61,6 +48,20 @@ def _writes(name: str, tries: str, where: Callable[[World], str]) -> Attack:
     return Attack(name, tries, run)
 
 
+def _lists(name: str, tries: str, where: Callable[[World], str]) -> Attack:
+    return Attack(name, tries, lambda world: os.listdir(where(world)))
+
+
+def _dials(name: str, tries: str, where: Callable[[World], str], kind: socket.SocketKind) -> Attack:
+    def run(world: World) -> str:
+        with socket.socket(socket.AF_UNIX, kind) as connection:
+            connection.settimeout(2)
+            connection.connect(where(world))
+            return "connected"
+
+    return Attack(name, tries, run)
+
+
 _NOT_HERE = "a machine need not have it"
 _OF_THE_TEST = Path(__file__).parent
 
@@ -76,9 +77,7 @@ MANY = [
     _reads("disk", "Reads the machine's disk", lambda world: world["disk"], _NOT_HERE),
     _reads("launcher_lock", "Reads the launcher's files", lambda world: f"{world['launcher']}/lock"),
     _reads("program_log", "Reads another program's output", lambda world: world["other_log"]),
-    _opens(
-        "core_pattern", "Has the kernel run a program when one crashes", "/proc/sys/kernel/core_pattern", os.O_WRONLY
-    ),
+    _opens("core_pattern", "Has a program run when one crashes", "/proc/sys/kernel/core_pattern", os.O_WRONLY),
     _opens("modprobe", "Has the kernel run another modprobe", "/proc/sys/kernel/modprobe", os.O_WRONLY, _NOT_HERE),
     _opens("sysrq", "Commands the machine by sysrq", "/proc/sysrq-trigger", os.O_WRONLY, _NOT_HERE),
     _opens("binfmt", "Has the kernel run programs with another one", "/proc/sys/fs/binfmt_misc/register", 1, _NOT_HERE),
@@ -98,6 +97,14 @@ MANY = [
     _writes("write_libraries", "Writes beside Python's libraries", lambda _world: os.path.dirname(os.__file__)),
     _writes("write_libsym", "Writes beside libsym, which other programs load", lambda _world: _libsym()),
     _writes("write_dev", "Makes files in /dev", lambda _world: "/dev"),
+    _lists("home_listing", "Lists the user's home", lambda world: world["home"]),
+    _lists("runtime_listing", "Lists the user's runtime directory", lambda world: world["runtime"]),
+    _lists("launcher_directory", "Lists the launcher's programs, sockets and logs", lambda world: world["launcher"]),
+    _lists("sysfs_there", "Reads what /sys tells of the machine", lambda _world: "/sys/class/net"),
+    _dials("daemon_socket", "Goes to the daemon past the launcher", lambda w: w["daemon"], socket.SOCK_STREAM),
+    _dials("programs_socket", "Is a launcher", lambda w: w["daemon"] + ".programs", socket.SOCK_SEQPACKET),
+    _dials("control_socket", "Commands the launcher", lambda w: f"{w['launcher']}/control", socket.SOCK_SEQPACKET),
+    _dials("other_program_socket", "Is another program to the daemon", lambda w: w["other_socket"], socket.SOCK_STREAM),
 ]
 
 
@@ -106,18 +113,6 @@ def _libsym() -> str:
 
     assert libsym.__file__ is not None
     return os.path.dirname(libsym.__file__)
-
-
-@attack()
-def home_listing(world: World) -> list[str]:
-    """Lists the user's home."""
-    return os.listdir(world["home"])
-
-
-@attack()
-def runtime_listing(world: World) -> list[str]:
-    """Lists the user's runtime directory."""
-    return os.listdir(world["runtime"])
 
 
 @attack()
@@ -144,11 +139,8 @@ def sys_kernel_settings(_world: World) -> str | None:
 @attack()
 def proc_files(_world: World) -> str | None:
     """Opens the kernel's other files in /proc for writing."""
-    tops = [path for path in Path("/proc").iterdir() if not path.name.isdigit() and path.name not in _OWN]
+    tops = [path for path in Path("/proc").iterdir() if not path.name.isdigit() and path.name not in OWN]
     return _writable(each for top in tops for each in (top.rglob("*") if top.is_dir() else [top]))
-
-
-_OWN = frozenset({"self", "thread-self", "sys", "net"})
 
 
 def _writable(paths: Iterable[Path], leave: tuple[str, ...] = ()) -> str | None:
@@ -175,12 +167,6 @@ def sysfs_tree(_world: World) -> str | None:
 
 
 @attack()
-def sysfs_there(_world: World) -> list[str]:
-    """Reads what /sys tells of the machine."""
-    return os.listdir("/sys/class/net")
-
-
-@attack()
 def devices(_world: World) -> str | None:
     """Finds devices beyond the harmless ones in /dev."""
     found = sorted(path.name for path in Path("/dev").iterdir() if path.name not in USUAL_DEVICES)
@@ -201,61 +187,25 @@ def set_uid_bit(_world: World) -> str:
     path.write_bytes(b"#!/bin/sh\n")
     try:
         path.chmod(0o4755)
-        mode = path.stat().st_mode
+        return "has the bit" if path.stat().st_mode & stat.S_ISUID else ""
     finally:
         path.unlink()
-    if not mode & stat.S_ISUID:
-        raise Refused("the bit is not there")
-    return f"mode {mode:o}"
 
 
-@attack()
-def device_node(_world: World) -> str:
-    """Makes a device: the machine's disk."""
-    path = f"/tmp/node-{os.getpid()}"
-    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(1, 0))
-    try:
-        os.close(os.open(path, os.O_RDONLY))
-    except OSError as error:
-        return f"a device node, which can't be opened ({error.strerror})"
-    finally:
+def _makes(name: str, tries: str, kind: int, number: int) -> Attack:
+    def run(_world: World) -> str:
+        path = f"/tmp/{name}-{os.getpid()}"
+        os.mknod(path, kind | 0o600, os.makedev(1, number))
         os.unlink(path)
-    return "a device that can be read"
-
-
-@attack()
-def character_node(_world: World) -> str:
-    """Makes a device: the machine's memory."""
-    path = f"/tmp/char-{os.getpid()}"
-    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
-    os.unlink(path)
-    return "a device node"
-
-
-def _dials(name: str, tries: str, where: Callable[[World], str], kind: socket.SocketKind) -> Attack:
-    def run(world: World) -> str:
-        with socket.socket(socket.AF_UNIX, kind) as connection:
-            connection.settimeout(2)
-            connection.connect(where(world))
-            return "connected"
+        return "a device node"
 
     return Attack(name, tries, run)
 
 
 MANY += [
-    _dials("daemon_socket", "Goes to the daemon past the launcher", lambda w: w["daemon"], socket.SOCK_STREAM),
-    _dials(
-        "programs_socket", "Is a launcher to the daemon", lambda w: w["daemon"] + ".programs", socket.SOCK_SEQPACKET
-    ),
-    _dials("control_socket", "Commands the launcher", lambda w: f"{w['launcher']}/control", socket.SOCK_SEQPACKET),
-    _dials("other_program_socket", "Is another program to the daemon", lambda w: w["other_socket"], socket.SOCK_STREAM),
+    _makes("device_node", "Makes a device: the machine's disk", stat.S_IFBLK, 0),
+    _makes("character_node", "Makes a device: the machine's memory", stat.S_IFCHR, 5),
 ]
-
-
-@attack()
-def launcher_directory(world: World) -> list[str]:
-    """Lists the launcher's directory: its programs, their sockets and logs."""
-    return os.listdir(world["launcher"])
 
 
 @attack(no_control="there is no such socket outside")

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from attack import Attack, World, attack, syscall
@@ -36,12 +37,35 @@ def _call(name: str, tries: str, number: int, *args: object, no_control: str | N
 
 
 def _unshare(name: str, flags: int) -> Attack:
-    return Attack(f"unshare_{name}", f"Makes a {name} namespace of its own", lambda _world: _unshared(flags))
+    return Attack(f"unshare_{name}", f"Makes a {name} namespace", lambda _world: f"made: {syscall(272, flags)}")
 
 
-def _unshared(flags: int) -> str:
-    syscall(272, flags)
-    return "a namespace"
+def _mounts(name: str, tries: str, what: bytes, kind: bytes | None, flags: int) -> Attack:
+    def run(world: World) -> str:
+        where = os.fsencode(_room(world, name))
+        syscall(165, what, where, kind, flags, NULL)
+        syscall(166, where, 0)
+        return "mounted"
+
+    return Attack(name, tries, run)
+
+
+def _room(world: World, name: str) -> str:
+    """A new directory: in the test's where it can be reached, else in /tmp."""
+    for parent in (world["writable"], "/tmp"):
+        with suppress(OSError):
+            Path(where := f"{parent}/{name}-{os.getpid()}").mkdir()
+            return where
+    raise OSError(errno.EACCES, "no directory can be made")
+
+
+def _as_id(name: str, what: str, change: Callable[[], object], no_control: str | None = None) -> Attack:
+    return Attack(name, what, lambda _world: f"{change()}: uid {os.getresuid()}, gid {os.getresgid()}", no_control)
+
+
+def _became_root() -> None:
+    """Root's own programs are uid 0 in their sandbox, where that is no power: they try the next one."""
+    os.setresuid(*([0 if os.getuid() else 1] * 3))
 
 
 def _perf_event() -> bytes:
@@ -120,20 +144,30 @@ MANY = [
     _unshare("name", CLONE_NEWUTS),
     _unshare("cgroup", CLONE_NEWCGROUP),
     _unshare("time", CLONE_NEWTIME),
+    _unshare("user", CLONE_NEWUSER),
+    _mounts("mount", "Mounts a tmpfs", b"none", b"tmpfs", 0),
+    _mounts("bind_mount", "Mounts a directory at another place", b"/usr", NULL, 4096),
+    _as_id("setuid", "Becomes another user", lambda: os.setresuid(4242, 4242, 4242)),
+    _as_id("setuid_root", "Becomes root", _became_root, "root is root already"),
+    _as_id("setgid", "Becomes a member of another group", lambda: os.setresgid(4242, 4242, 4242)),
+    _as_id("setgroups", "Takes other groups", lambda: os.setgroups([4242, 0])),
+    Attack(
+        "kcmp_own",
+        "Compares its own objects, which shows the order of kernel addresses",
+        lambda _world: reached(312, os.getpid(), os.getpid(), 0, 0, 1),
+    ),
+    Attack(
+        "posix_shared_memory",
+        "Reads another program's POSIX shared memory",
+        lambda world: Path(world["dev_shm"]).read_text(),
+    ),
+    Attack(
+        "message_queue",
+        "Opens another program's POSIX message queue by its name",
+        lambda world: f"queue {syscall(240, os.fsencode(world['queue']), os.O_RDONLY, 0, NULL)}",
+    ),
+    Attack("dumpable_keys", "Reads which keys there are", lambda _world: Path("/proc/keys").read_text()[:60]),
 ]
-
-
-@attack()
-def kcmp_own(_world: World) -> str:
-    """Compares its own objects, which shows the order of kernel addresses."""
-    return reached(312, os.getpid(), os.getpid(), 0, 0, 1)
-
-
-@attack()
-def user_namespace(_world: World) -> str:
-    """Makes a user namespace in which it is root."""
-    syscall(272, CLONE_NEWUSER)
-    return "a user namespace"
 
 
 @attack()
@@ -158,24 +192,6 @@ def clone3(_world: World) -> str | None:
     return f"child {pid}"
 
 
-@attack()
-def mount(world: World) -> str:
-    """Mounts a tmpfs."""
-    where = _room(world, "mounted")
-    syscall(165, b"none", os.fsencode(where), b"tmpfs", 0, NULL)
-    syscall(166, os.fsencode(where), 0)
-    return "mounted"
-
-
-@attack()
-def bind_mount(world: World) -> str:
-    """Mounts a directory at another place."""
-    where = _room(world, "bound")
-    syscall(165, b"/usr", os.fsencode(where), NULL, 4096, NULL)
-    syscall(166, os.fsencode(where), 0)
-    return "mounted"
-
-
 @attack(no_control="outside it would be the machine's root")
 def remount_root(_world: World) -> str:
     """Makes its root writable by a remount."""
@@ -187,15 +203,13 @@ def remount_root(_world: World) -> str:
 def umount(_world: World) -> str:
     """Takes away what is mounted over /proc, /tmp, /dev, and the root."""
     done = []
-    refusal: OSError | None = None
     for path in (b"/proc", b"/tmp", b"/dev", b"/"):
         try:
             syscall(166, path, 2)
-            done.append(path.decode())
+            done.append(path)
         except OSError as error:
             refusal = error
     if not done:
-        assert refusal is not None
         raise refusal
     return f"{done}"
 
@@ -227,59 +241,8 @@ def shared_memory(world: World) -> str:
 
 
 @attack()
-def posix_shared_memory(world: World) -> str:
-    """Reads another program's POSIX shared memory."""
-    return Path(world["dev_shm"]).read_text()
-
-
-@attack()
-def message_queue(world: World) -> str:
-    """Opens another program's POSIX message queue by its name."""
-    return f"queue {syscall(240, os.fsencode(world['queue']), os.O_RDONLY, 0, NULL)}"
-
-
-def _room(world: World, name: str) -> str:
-    """A new directory: in the test's where it can be reached, else in /tmp."""
-    for parent in (world["writable"], "/tmp"):
-        where = f"{parent}/{name}-{os.getpid()}"
-        try:
-            Path(where).mkdir()
-        except OSError:
-            continue
-        return where
-    raise OSError(errno.EACCES, "no directory can be made")
-
-
-def _as_id(name: str, what: str, change: Callable[[], object], no_control: str | None = None) -> Attack:
-    def run(_world: World) -> str:
-        change()
-        return f"uid {os.getresuid()}, gid {os.getresgid()}, groups {os.getgroups()}"
-
-    return Attack(name, what, run, no_control)
-
-
-def _became_root() -> None:
-    """Root's own programs are uid 0 in their sandbox, where that is no power: they try the next one."""
-    os.setresuid(*([0 if os.getuid() else 1] * 3))
-
-
-MANY += [
-    _as_id("setuid", "Becomes another user", lambda: os.setresuid(4242, 4242, 4242)),
-    _as_id("setuid_root", "Becomes root", _became_root, "root is root already"),
-    _as_id("setgid", "Becomes a member of another group", lambda: os.setresgid(4242, 4242, 4242)),
-    _as_id("setgroups", "Takes other groups", lambda: os.setgroups([4242, 0])),
-]
-
-
-@attack()
 def capabilities(_world: World) -> str | None:
     """Has capabilities, or takes them."""
     syscall(126, struct.pack("<Ii", 0x20080522, 0), struct.pack("<IIIIII", *[0x1FFFFF] * 2, 0, 0, 0, 0))
     held = Path("/proc/self/status").read_text().partition("CapEff:\t")[2].split()[0]
     return f"capabilities {held}" if int(held, 16) else None
-
-
-@attack()
-def dumpable_keys(_world: World) -> str | None:
-    """Reads which keys there are."""
-    return Path("/proc/keys").read_text()[:60]

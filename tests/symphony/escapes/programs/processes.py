@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
-from attack import LIBC, World, attack, syscall
+from attack import LIBC, Attack, World, attack, syscall
 
-PTRACE_ATTACH, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_PEEKDATA = 16, 17, 0x4206, 2
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
+F_SETSIG, RLIMIT_NOFILE, WALL = 10, 7, 0x40000000
+GETFD, READV, WRITEV = 438, 310, 311
 NICE = 5
-RLIMIT_NOFILE = 7
+OF_THE_MACHINE = "process 1 outside is the machine's"
 
 
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def _vectors(world: World, room: ctypes.Array[ctypes.c_char]) -> tuple[_Vector, _Vector]:
-    return _Vector(ctypes.addressof(room), len(room)), _Vector(world["victim_address"], len(room))
+def _moved(number: int, pid: int, address: int, room: ctypes.Array[ctypes.c_char], size: int) -> int:
+    """The bytes that process_vm_readv or its twin moves between here and another process."""
+    mine, theirs = _Vector(ctypes.addressof(room), size), _Vector(address, size)
+    return syscall(number, pid, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
 
 
 @attack()
@@ -34,8 +40,7 @@ def namespaces(world: World) -> str | None:
 def process_vm_readv(world: World) -> str:
     """Reads another program's memory by process_vm_readv."""
     room = ctypes.create_string_buffer(len(world["canary"]))
-    mine, theirs = _vectors(world, room)
-    syscall(310, world["victim"], ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
+    _moved(READV, world["victim"], world["victim_address"], room, len(room))
     return room.raw.decode()
 
 
@@ -43,22 +48,14 @@ def process_vm_readv(world: World) -> str:
 def process_vm_writev(world: World) -> str:
     """Writes to another program's memory by process_vm_writev."""
     room = ctypes.create_string_buffer(world["canary"].encode(), len(world["canary"]))
-    mine, theirs = _vectors(world, room)
-    return f"wrote {syscall(311, world['victim'], ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)} bytes"
-
-
-def _read_at(path: str, address: int, size: int) -> str:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(fd, size, address).decode()
-    finally:
-        os.close(fd)
+    return f"wrote {_moved(WRITEV, world['victim'], world['victim_address'], room, len(room))} bytes"
 
 
 @attack()
 def proc_mem(world: World) -> str:
     """Reads another program's memory by /proc/PID/mem."""
-    return _read_at(f"/proc/{world['victim']}/mem", world["victim_address"], len(world["canary"]))
+    with open(f"/proc/{world['victim']}/mem", "rb") as memory:
+        return os.pread(memory.fileno(), len(world["canary"]), world["victim_address"]).decode()
 
 
 @attack()
@@ -66,24 +63,6 @@ def proc_environ(world: World) -> str:
     """Reads another program's environment."""
     raw = Path(f"/proc/{world['victim']}/environ").read_bytes().split(b"\0")
     return next(each.decode() for each in raw if world["canary"].encode() in each)
-
-
-@attack()
-def proc_fd(world: World) -> str:
-    """Opens a file again that another program has open, by /proc/PID/fd."""
-    return Path(f"/proc/{world['victim']}/fd/{world['victim_fd']}").read_text()
-
-
-@attack()
-def proc_root(world: World) -> str:
-    """Goes through /proc/PID/root of another program to a file."""
-    return Path(f"/proc/{world['victim']}/root{world['secret']}").read_text()
-
-
-@attack()
-def proc_cwd(world: World) -> list[str]:
-    """Goes through /proc/PID/cwd of another program."""
-    return sorted(each.name for each in Path(f"/proc/{world['victim']}/cwd").iterdir())[:4]
 
 
 @attack()
@@ -101,118 +80,146 @@ def process_list(world: World) -> str | None:
 
 
 def _ptraced(pid: int) -> str:
-    request = PTRACE_ATTACH
     LIBC.ptrace.restype = ctypes.c_long
-    if LIBC.ptrace(request, pid, None, None) != 0:
+    if LIBC.ptrace(PTRACE_ATTACH, pid, None, None) != 0:
         raise OSError(ctypes.get_errno(), "ptrace")
-    os.waitpid(pid, 0x40000000)  # __WALL
+    os.waitpid(pid, WALL)
     LIBC.ptrace(PTRACE_DETACH, pid, None, None)
     return f"stopped process {pid}"
 
 
-@attack()
-def ptrace(world: World) -> str:
-    """Attaches to another program as a debugger."""
-    return _ptraced(world["victim"])
+def _to_a_child(name: str, tries: str, do: Callable[[int], str]) -> Attack:
+    def run(_world: World) -> str:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        try:
+            return do(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    return Attack(name, tries, run)
 
 
-@attack()
-def ptrace_a_child(_world: World) -> str:
-    """Is a debugger of a child of its own: a way around a filter that looks at calls."""
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    try:
-        return _ptraced(child)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+def _read(child: int) -> str:
+    secret, room = ctypes.create_string_buffer(b"child"), ctypes.create_string_buffer(5)
+    _moved(READV, child, ctypes.addressof(secret), room, 5)
+    return room.raw.decode()
 
 
-@attack()
-def read_a_child(world: World) -> str:
-    """Reads the memory of a child of its own by process_vm_readv."""
-    secret = ctypes.create_string_buffer(b"child")
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    try:
-        room = ctypes.create_string_buffer(5)
-        mine, theirs = _Vector(ctypes.addressof(room), 5), _Vector(ctypes.addressof(secret), 5)
-        syscall(310, child, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
-        return room.raw.decode()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+def _signals(name: str, tries: str, send: Callable[[int], object]) -> Attack:
+    def run(world: World) -> str:
+        send(world["victim"])
+        return "sent SIGUSR1"
+
+    return Attack(name, tries, run)
 
 
-@attack()
-def signal_by_kill(world: World) -> str:
-    """Sends another program a signal."""
-    os.kill(world["victim"], signal.SIGUSR1)
-    return "sent SIGUSR1"
-
-
-@attack()
-def signal_by_tgkill(world: World) -> str:
-    """Sends another program's thread a signal."""
-    syscall(234, world["victim"], world["victim"], int(signal.SIGUSR1))
-    return "sent SIGUSR1"
-
-
-@attack()
-def signal_by_sigqueue(world: World) -> str:
-    """Sends another program a signal with forged information."""
+def _with_information(pid: int) -> None:
     information = ctypes.create_string_buffer(128)
     ctypes.memmove(ctypes.addressof(information) + 8, (-1).to_bytes(4, "little", signed=True), 4)
-    syscall(129, world["victim"], int(signal.SIGUSR1), information)
-    return "sent SIGUSR1"
+    syscall(129, pid, int(signal.SIGUSR1), information)
 
 
-@attack()
-def signal_by_pidfd(world: World) -> str:
-    """Sends another program a signal by a pidfd."""
-    signal.pidfd_send_signal(os.pidfd_open(world["victim"]), signal.SIGUSR1)
-    return "sent SIGUSR1"
-
-
-@attack()
-def signal_by_socket_owner(world: World) -> str:
-    """Has the kernel send another program SIGIO-like signals, as the owner of a pipe."""
-    import fcntl
-
+def _as_owner(pid: int) -> None:
     reading, writing = os.pipe()
-    fcntl.fcntl(reading, fcntl.F_SETOWN, world["victim"])
-    fcntl.fcntl(reading, 10, int(signal.SIGUSR1))  # F_SETSIG
+    fcntl.fcntl(reading, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(reading, F_SETSIG, int(signal.SIGUSR1))
     fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC)
     os.write(writing, b"x")
-    return "it owns a pipe"
+
+
+def _to_victim(name: str, tries: str, do: Callable[[int], object]) -> Attack:
+    return Attack(name, tries, lambda world: f"done: {do(world['victim'])}")
+
+
+def _to_init(name: str, tries: str, do: Callable[[], object]) -> Attack:
+    return Attack(name, tries, lambda _world: f"done: {do()}", OF_THE_MACHINE)
+
+
+def _limits(pid: int) -> list[int]:
+    room = (ctypes.c_uint64 * 2)()
+    syscall(302, pid, RLIMIT_NOFILE, None, room)
+    return list(room)
+
+
+MANY = [
+    Attack(
+        "proc_fd",
+        "Opens a file again that another program has open, by /proc/PID/fd",
+        lambda world: Path(f"/proc/{world['victim']}/fd/{world['victim_fd']}").read_text(),
+    ),
+    Attack(
+        "proc_root",
+        "Goes through /proc/PID/root of another program to a file",
+        lambda world: Path(f"/proc/{world['victim']}/root{world['secret']}").read_text(),
+    ),
+    Attack(
+        "proc_cwd",
+        "Goes through /proc/PID/cwd of another program",
+        lambda world: os.listdir(f"/proc/{world['victim']}/cwd"),
+    ),
+    _to_victim("ptrace", "Attaches to another program as a debugger", _ptraced),
+    _to_a_child(
+        "ptrace_a_child", "Is a debugger of its own child: a way around a filter that looks at calls", _ptraced
+    ),
+    _to_a_child("read_a_child", "Reads the memory of a child of its own by process_vm_readv", _read),
+    _signals("signal_by_kill", "Sends another program a signal", lambda pid: os.kill(pid, signal.SIGUSR1)),
+    _signals("signal_by_tgkill", "Signals a thread", lambda pid: syscall(234, pid, pid, int(signal.SIGUSR1))),
+    _signals("signal_by_sigqueue", "Sends another program a signal with forged information", _with_information),
+    _signals(
+        "signal_by_pidfd",
+        "Sends another program a signal by a pidfd",
+        lambda pid: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGUSR1),
+    ),
+    _signals("signal_by_socket_owner", "Has the kernel signal another program, as the owner of a pipe", _as_owner),
+    _to_victim("pidfd_open", "Gets a pidfd of another program", os.pidfd_open),
+    _to_victim("kcmp", "Compares kernel objects with another program", lambda p: syscall(312, os.getpid(), p, 1, 0, 0)),
+    _to_victim("limits_of_another", "Reads another program's resource limits", _limits),
+    _to_victim("priority_of_another", "Changes its priority", lambda p: os.setpriority(os.PRIO_PROCESS, p, NICE)),
+    _to_victim(
+        "affinity_of_another", "Changes its processors", lambda p: os.sched_setaffinity(p, os.sched_getaffinity(0))
+    ),
+    _to_init("init_environ", "Reads the environment of process 1", lambda: Path("/proc/1/environ").read_bytes()[:40]),
+    _to_init("init_memory", "Opens the memory of process 1", lambda: os.close(os.open("/proc/1/mem", os.O_RDWR))),
+    _to_init("init_maps", "Reads where process 1 has its memory", lambda: Path("/proc/1/maps").read_text()[:80]),
+    _to_init(
+        "init_descriptors",
+        "Reads which descriptors process 1 has",
+        lambda: [os.readlink(each) for each in Path("/proc/1/fd").iterdir()][:4],
+    ),
+    Attack(
+        "init_root",
+        "Goes through /proc/1/root to a file outside",
+        lambda world: Path(f"/proc/1/root{world['secret']}").read_text(),
+        OF_THE_MACHINE,
+    ),
+    _to_init("init_ptrace", "Attaches to process 1 as a debugger", lambda: _ptraced(1)),
+    _to_init(
+        "init_limits",
+        "Sets the resource limits of process 1, which holds the sandbox",
+        lambda: syscall(302, 1, RLIMIT_NOFILE, (ctypes.c_uint64 * 2)(3, 3), None),
+    ),
+    _to_init(
+        "init_oom_score",
+        "Has the kernel kill process 1 first when memory is short",
+        lambda: Path("/proc/1/oom_score_adj").write_text("1000"),
+    ),
+]
 
 
 @attack(no_control="outside it would reach every process of the user")
-def signal_to_all(world: World) -> str | None:
+def signal_to_all(_world: World) -> None:
     """Sends a signal to all that it can reach; the test looks whom that reached."""
     os.kill(-1, signal.SIGUSR1)
-    return None
 
 
 @attack()
 def pidfd_getfd(world: World) -> str:
     """Takes a descriptor out of another program."""
-    taken = syscall(438, os.pidfd_open(world["victim"]), world["victim_fd"], 0)
+    taken = syscall(GETFD, os.pidfd_open(world["victim"]), world["victim_fd"], 0)
     return os.pread(taken, 100, 0).decode()
-
-
-@attack()
-def pidfd_open(world: World) -> str:
-    """Gets a pidfd of another program."""
-    return f"descriptor {os.pidfd_open(world['victim'])}"
-
-
-@attack()
-def kcmp(world: World) -> str:
-    """Compares the kernel's objects of another program with its own."""
-    return f"order {syscall(312, os.getpid(), world['victim'], 1, 0, 0)}"
 
 
 @attack()
@@ -223,7 +230,7 @@ def process_madvise(world: World) -> str:
 
 
 @attack()
-def process_mrelease(world: World) -> str:
+def process_mrelease(_world: World) -> str:
     """Asks for the memory of a dying process."""
     try:
         syscall(448, os.pidfd_open(os.getpid()), 0)
@@ -231,28 +238,6 @@ def process_mrelease(world: World) -> str:
         if error.errno != 22:
             raise
     return "the kernel looked at it"
-
-
-@attack()
-def limits_of_another(world: World) -> str:
-    """Reads and sets another program's resource limits."""
-    room = (ctypes.c_uint64 * 2)()
-    syscall(302, world["victim"], RLIMIT_NOFILE, None, room)
-    return f"{list(room)} descriptors"
-
-
-@attack()
-def priority_of_another(world: World) -> str:
-    """Changes another program's priority."""
-    os.setpriority(os.PRIO_PROCESS, world["victim"], NICE)
-    return f"nice {NICE}"
-
-
-@attack()
-def affinity_of_another(world: World) -> str:
-    """Changes another program's processors."""
-    os.sched_setaffinity(world["victim"], os.sched_getaffinity(0))
-    return "set"
 
 
 @attack()
@@ -269,76 +254,20 @@ def raised_priority(_world: World) -> str:
     return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
-@attack(no_control="process 1 outside is the machine's")
-def init_environ(_world: World) -> str:
-    """Reads the environment of process 1."""
-    return Path("/proc/1/environ").read_bytes()[:40].decode(errors="replace")
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_memory(_world: World) -> str:
-    """Opens the memory of process 1."""
-    os.close(os.open("/proc/1/mem", os.O_RDWR))
-    return "opened /proc/1/mem"
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_maps(_world: World) -> str:
-    """Reads where process 1 has its memory."""
-    return Path("/proc/1/maps").read_text().splitlines()[0]
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_descriptors(_world: World) -> list[str]:
-    """Reads which descriptors process 1 has."""
-    return [os.readlink(each) for each in Path("/proc/1/fd").iterdir()][:4]
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_root(world: World) -> str:
-    """Goes through /proc/1/root to a file outside."""
-    return Path(f"/proc/1/root{world['secret']}").read_text()
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_ptrace(_world: World) -> str:
-    """Attaches to process 1 as a debugger."""
-    return _ptraced(1)
-
-
-@attack(no_control="process 1 outside is the machine's")
+@attack(no_control=OF_THE_MACHINE)
 def init_process_vm(_world: World) -> str:
-    """Reads the memory of process 1."""
+    """Reads the memory of process 1, whose parent's fork has much at the same addresses."""
     room = ctypes.create_string_buffer(16)
-    mine = _Vector(ctypes.addressof(room), 16)
-    theirs = _Vector(ctypes.addressof(room), 16)  # the zygote's fork has much at the same addresses
-    return f"{syscall(310, 1, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)} bytes"
+    return f"{_moved(READV, 1, ctypes.addressof(room), room, 16)} bytes"
 
 
-@attack(no_control="process 1 outside is the machine's")
+@attack(no_control=OF_THE_MACHINE)
 def init_pidfd_getfd(_world: World) -> str:
     """Takes a descriptor out of process 1."""
-    last: OSError | None = None
     pidfd = os.pidfd_open(1)
     for number in range(32):
         try:
-            return os.readlink(f"/proc/self/fd/{syscall(438, pidfd, number, 0)}")
+            return os.readlink(f"/proc/self/fd/{syscall(GETFD, pidfd, number, 0)}")
         except OSError as error:
-            last = error
-    assert last is not None
-    raise last
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_limits(_world: World) -> str:
-    """Sets the resource limits of process 1, which holds the sandbox."""
-    room = (ctypes.c_uint64 * 2)(3, 3)
-    syscall(302, 1, RLIMIT_NOFILE, room, None)
-    return "it has three descriptors at most now"
-
-
-@attack(no_control="process 1 outside is the machine's")
-def init_oom_score(_world: World) -> str:
-    """Has the kernel kill process 1 first when memory is short."""
-    Path("/proc/1/oom_score_adj").write_text("1000")
-    return "written"
+            refusal = error
+    raise refusal
