@@ -1,8 +1,6 @@
 """The metrics of a daemon: the same on the mount and on the port, as Prometheus reads them, and nothing private."""
 
 import os
-import socket
-import subprocess
 import urllib.request
 
 import pytest
@@ -10,7 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libsym.errors import Invalid
 from symphony.settings.loading import load
-from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import eventually
 
 SECRET = "of-ann-alone"
@@ -67,17 +64,6 @@ def test_the_port_tells_what_the_file_does_and_prometheus_understands_it(start_d
     assert labels - {"user"} == {"name", "le", "op", "result", "phase", "way", "hidden"}, "people are told of by a uid"
     names = {value for samples in found.values() for _, *pairs in samples for key, value in pairs if key == "name"}
     assert names == {"tiny"}, "the model's"
-
-
-def test_a_port_that_can_not_be_had_ends_the_start_with_a_line_that_says_why(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        places = [word for name in ("mount", "state", "socket") for word in (f"--{name}", str(tmp_path / name))]
-        command = [*SYMPHONY, "serve", "--model", "tiny", *places, "--metrics-port", str(port)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
-    assert f"symphony: no metrics on port {port} of 127.0.0.1: Address already in use" in done.stderr
-    assert not os.path.ismount(tmp_path / "mount")
 
 
 @pytest.mark.parametrize("number", [-1, 65_536, 70_000])

@@ -5,8 +5,7 @@ import re
 import socket
 import subprocess
 import sys
-import threading
-import time
+from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ import libsym as sym
 from scheduler.doors.launchers import PROTOCOL
 from symphony.launcher.supervising import daemon_link
 from tests.symphony.fake_launcher import FakeLauncher, Refused
+from tests.symphony.launchers import eventually
 
 PROMPT = list(b"the quick brown fox the quick brown fox the quick")
 
@@ -21,7 +21,7 @@ PROMPT = list(b"the quick brown fox the quick brown fox the quick")
 @pytest.fixture
 def launch(tmp_path):
     """Launchers for a daemon; all go with the test."""
-    launchers = []
+    launchers = list[FakeLauncher]()
 
     def launch(daemon):
         (directory := tmp_path / f"launcher-{len(launchers)}").mkdir()
@@ -56,16 +56,24 @@ def reached(daemon, reach):
     return reach(daemon)
 
 
-def until(condition, what=""):
-    """Poll for a condition that the daemon settles soon after its answer."""
-    pause, end_s = threading.Event(), time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end_s, what or "it did not come to be"
-        pause.wait(0.01)
+@pytest.fixture
+def limited(reached, launcher):
+    """Has this process be a program with limits; its number."""
+
+    def limited(**limits):
+        sym.connect(launcher.socket_of(number := launcher.start("greedy", limits=limits)))
+        return number
+
+    return limited
 
 
 def tokens_of_programs():
     return sum(each.usage.tokens for each in sym.programs(ended=True))
+
+
+def program(number):
+    (found,) = [each for each in sym.programs(ended=True) if each.id == number]
+    return found
 
 
 def use_the_model(kv):
@@ -94,14 +102,13 @@ def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_da
     sym.connect(launcher.socket_of(launcher.start("launched")))
     with sym.kv_create() as kv:
         use_the_model(kv)
-    killed = daemon.program("kv = sym.kv_create()\nprint(next(sym.generate(kv, [1], max_tokens=4000)), flush=True)\n"
-                            "time.sleep(60)")  # fmt: skip
+    killed = daemon.program("print(next(sym.generate(sym.kv_create(), [1], max_tokens=4000)), flush=True); input()")
     killed.stdout.readline()
     killed.kill()
     killed.communicate()
     daemon.shell(f"printf 'some text that is long enough' | tee {daemon.mount}/.symphony/text/a.kv")
-    until(lambda: sym.daemon_stat()["waiting_calls"] == 0)
-    until(lambda: tokens_of_programs() == sym.daemon_stat()["num_tokens"])
+    eventually(lambda: sym.daemon_stat()["waiting_calls"] == 0)
+    eventually(lambda: tokens_of_programs() == sym.daemon_stat()["num_tokens"])
     found = {each.name: each.usage for each in sym.programs(ended=True)}
     assert sum(each.usage.steps for each in sym.programs(ended=True)) == sym.daemon_stat()["num_calls_in_steps"]
     assert sum(each.usage.calls for each in sym.programs(ended=True)) == sym.daemon_stat()["num_calls"]
@@ -112,7 +119,7 @@ def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_da
     assert sum(map(int, of_users)) == sym.daemon_stat()["num_tokens"]
 
 
-def test_tokens_in_are_those_that_were_given_and_tokens_out_what_came_of_it(reached):
+def test_what_is_counted_is_what_was_given_and_what_came_of_it_and_pages_while_they_are_held(reached):
     with sym.kv_create() as kv:
         before = sym.getrusage()
         sym.pred(kv, [1, 2, 3])
@@ -124,6 +131,11 @@ def test_tokens_in_are_those_that_were_given_and_tokens_out_what_came_of_it(reac
         with pytest.raises(sym.Invalid):
             sym.pred(kv, [1] * 4090)
         used = sym.getrusage()
+    held, later = sym.getrusage().page_seconds, sym.getrusage().page_seconds
+    assert held == later > used.page_seconds > before.page_seconds
+    status = (reached.mount / f".symphony/proc/{os.getpid()}/status").read_text()
+    assert float(re.findall(r"page_seconds: +(\S+)", status)[0]) == round(held, 6)
+    assert used.queue_s >= 0 < used.compute_s
     assert used.tokens_in - before.tokens_in == 3 + 3 + 2 + 2 + 3
     assert used.tokens_out - before.tokens_out == 1 + 3 + 0 + len(got) + 3
     assert (used.calls - before.calls, used.failed_calls - before.failed_calls) == (8, 1)
@@ -139,7 +151,7 @@ def test_what_a_program_has_used_is_that_of_all_its_connections(reached, launche
         sym.kv_write(kv, PROMPT)
     child = "import libsym as sym\nsym.kv_write(sym.kv_create(), [1, 2, 3])"
     subprocess.run([sys.executable, "-c", child], env={**os.environ, "SYMPHONY_SOCKET": path}, check=True)
-    until(lambda: sym.getrusage().tokens == len(PROMPT) + 3)
+    eventually(lambda: sym.getrusage().tokens == len(PROMPT) + 3)
     sym.close()
     sym.connect(path)
     assert sym.getrusage().tokens == len(PROMPT) + 3
@@ -163,13 +175,13 @@ def test_a_program_without_a_connection_is_in_proc_and_in_lists(reached, launche
         facts = dict(re.findall(r"(\w+): +(.*)\n", status))
         assert (facts["name"], facts["id"], facts["connections"]) == ("sleeper", number, "0")
         assert (facts["state"], facts["limit_tokens"]) == ("idle", "1000")
-        (found,) = [each for each in sym.programs() if each.id == number]
+        found = program(number)
         assert (found.name, found.pid, found.state, found.limits) == ("sleeper", process.pid, "idle", {"tokens": 1000})
         process.kill()
         process.wait()
         launcher.end(number, 137, "killed")
         assert not (reached.mount / f".symphony/proc/{process.pid}").exists()
-        (ended,) = [each for each in sym.programs(ended=True) if each.id == number]
+        ended = program(number)
         assert (ended.status, ended.reason, ended.state) == (137, "killed", "ended")
 
 
@@ -178,13 +190,11 @@ def test_why_a_program_waits_is_told(reached, launcher):
     with sym.kv_create("lock.kv") as kv, sym.kv_lock(kv):
         source = 'kv = sym.kv_open("lock.kv", "rw")\nprint(flush=True)\nsym.kv_lock(kv)'
         environment = {**os.environ, "SYMPHONY_SOCKET": launcher.socket_of(number)}
-        waiter = subprocess.Popen(
-            [sys.executable, "-c", f"import libsym as sym\n{source}"], env=environment, stdout=subprocess.PIPE
-        )
+        command = [sys.executable, "-c", f"import libsym as sym\n{source}"]
+        waiter: Any = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
         waiter.stdout.readline()
-        until(lambda: [each.state for each in sym.programs() if each.id == number] == ["waiting for a lock"])
-        (found,) = [each for each in sym.programs() if each.id == number]
-        assert found.call == "kv_lock"
+        eventually(lambda: program(number).state == "waiting for a lock")
+        assert program(number).call == "kv_lock"
     waiter.communicate()
     sym.kv_remove("lock.kv")
     with sym.kv_create() as kv:
@@ -198,10 +208,8 @@ def test_why_a_program_waits_is_told(reached, launcher):
 # ---- limits
 
 
-def test_a_loop_that_reaches_its_limit_on_tokens_fails_and_its_launcher_is_told(reached, launcher):
-    number = launcher.start("greedy", limits={"tokens": 200})
-    sym.connect(launcher.socket_of(number))
-    kv = sym.kv_create()
+def test_a_loop_that_reaches_its_limit_on_tokens_fails_and_its_launcher_is_told(limited, launcher):
+    number, kv = limited(tokens=200), sym.kv_create()
 
     def compute():
         while True:
@@ -217,33 +225,37 @@ def test_a_loop_that_reaches_its_limit_on_tokens_fails_and_its_launcher_is_told(
     launcher.end(number, 121, "tokens")
 
 
-def test_a_generation_that_goes_on_beyond_the_limit_fails(reached, launcher):
-    number = launcher.start(limits={"tokens": 100})
-    sym.connect(launcher.socket_of(number))
-    with pytest.raises(sym.OverQuota, match="limit on tokens"):
-        list(sym.generate(sym.kv_create(), [1], max_tokens=4000))
+WRONG: dict[str, Any] = {"sampler": sym.Sampler(temperature=1000.0, seed=3), "stop_at_end": False}
+
+
+@pytest.mark.parametrize(
+    ("compute", "least", "most"),
+    [
+        (lambda kv: list(sym.generate(kv, [1], max_tokens=4000)), 1, 400),
+        (lambda kv: sym.kv_write(kv, [1] * 401), 0, 0),
+        (lambda kv: list(sym.generate(kv, range(256), draft=sym.Ngram(8, min_match=1), **WRONG)), 257, 400),
+        (lambda kv: list(sym.generate(kv, range(256), draft=sym.Ngram(64, min_match=1), **WRONG)), 257, 400),
+    ],
+    ids=["a generation", "a prompt", "wrong guesses", "many wrong guesses"],
+)
+def test_what_goes_beyond_the_limit_fails_and_no_more_is_computed(limited, launcher, compute, least, most):
+    limited(tokens=400)
+    with sym.kv_create() as kv, pytest.raises(sym.OverQuota, match="limit on tokens"):
+        compute(kv)
     assert launcher.asked.get(timeout=20)["what"] == "tokens"
+    assert least <= sym.getrusage().tokens <= most
 
 
-def test_a_prompt_beyond_the_limit_is_not_computed(reached, launcher):
-    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
-    with sym.kv_create() as kv, pytest.raises(sym.OverQuota, match="asks for 101 more"):
-        sym.kv_write(kv, [1] * 101)
-    assert sym.getrusage().tokens == 0
-
-
-def test_calls_that_fit_a_limit_one_by_one_and_not_together_are_not_all_computed(reached, launcher):
-    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
+def test_calls_that_fit_a_limit_one_by_one_and_not_together_are_not_all_computed(limited):
+    limited(tokens=100)
     files = [sym.kv_create() for _ in range(20)]
     with pytest.raises(sym.BatchFailed, match="90 are under way, and it asks for 90 more"):
         sym.pred_batch([sym.Pred(kv, [1] * 90) for kv in files])
     assert sym.getrusage().tokens <= 100
-    for kv in files:
-        kv.close()
 
 
-def test_what_came_of_earlier_calls_leaves_a_limit_as_it_is(reached, launcher):
-    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
+def test_what_came_of_earlier_calls_leaves_a_limit_as_it_is(limited):
+    limited(tokens=100)
     kv, other = sym.kv_create(), sym.kv_create()
     sym.pred_batch([sym.Pred(kv, [1] * 20), sym.Pred(other, [1] * 20)])
     generation = sym.generate(kv, [1] * 5, max_tokens=40)
@@ -251,17 +263,14 @@ def test_what_came_of_earlier_calls_leaves_a_limit_as_it_is(reached, launcher):
     generation.cancel()
     with pytest.raises(sym.Invalid):
         sym.pred(other, [1] * 3, positions=[-1] * 3)
-    num_left = 100 - sym.getrusage().tokens
-    sym.kv_write(other, [1] * num_left)
+    sym.kv_write(other, [1] * (100 - sym.getrusage().tokens))
     assert sym.getrusage().tokens == 100
     with pytest.raises(sym.OverQuota, match="computed 100 of its 100 tokens, and it asks for 1 more"):
         sym.kv_write(other, [1])
 
 
-def test_pages_are_limited_by_what_is_open_at_once_and_shared_ones_count_once(reached, launcher):
-    number = launcher.start(limits={"pages": 4})
-    sym.connect(launcher.socket_of(number))
-    kv = sym.kv_create()
+def test_pages_are_limited_by_what_is_open_at_once_and_shared_ones_count_once(limited, launcher):
+    number, kv = limited(pages=4), sym.kv_create()
     kv.write([1] * 96)
     forks = [sym.kv_fork(kv) for _ in range(10)]
     kv.write([2] * 32)
@@ -272,33 +281,13 @@ def test_pages_are_limited_by_what_is_open_at_once_and_shared_ones_count_once(re
     assert launcher.asked.get(timeout=20) == {"do": "limit", "id": number, "what": "pages"}
 
 
-def test_page_seconds_are_limited_though_nothing_is_asked_for(reached, launcher):
-    number = launcher.start(limits={"page_seconds": 0.1})
-    sym.connect(launcher.socket_of(number))
-    kv = sym.kv_create()
+def test_page_seconds_are_limited_though_nothing_is_asked_for(limited, launcher):
+    number, kv = limited(page_seconds=0.1), sym.kv_create()
     kv.write([1] * 96)
     assert launcher.asked.get(timeout=20) == {"do": "limit", "id": number, "what": "page_seconds"}
 
 
 # ---- admission, restarts
-
-
-def test_a_user_s_programs_are_admitted_up_to_a_number(start_daemon, launch, reach):
-    daemon = start_daemon("--model", "tiny", "--programs", "2", "--starts", "4")
-    reach(daemon)
-    launcher = launch(daemon)
-    first, _second = launcher.start(), launcher.start()
-    with pytest.raises(Refused, match=r"uid \d+ has 2 programs, and 2 at once are the most \(--programs\)") as refused:
-        launcher.start()
-    assert refused.value.errno == 11
-    launcher.end(first)
-    launcher.end(launcher.start())
-    launcher.end(launcher.start())
-    with pytest.raises(Refused, match=r"has started 4 programs in the last minute, and 4 are the most \(--starts\)"):
-        launcher.start()
-    stat = sym.daemon_stat()
-    assert (stat["programs_refused"], stat["launchers"]) == (2, 1)
-    assert "symphony_programs_refused_total 2\n" in (daemon.mount / ".symphony/metrics").read_text()
 
 
 def test_programs_live_on_without_their_launcher_which_comes_again(reached, launcher, launch):
@@ -307,7 +296,7 @@ def test_programs_live_on_without_their_launcher_which_comes_again(reached, laun
     kv = sym.kv_create()
     kv.write([1, 2, 3])
     launcher.connection.shutdown(socket.SHUT_RDWR)
-    until(lambda: sym.daemon_stat()["launchers"] == 0)
+    eventually(lambda: sym.daemon_stat()["launchers"] == 0)
     kv.write([4])
     with pytest.raises(OSError, match=r"the launcher of this program has gone"):
         sym.wait("00000000")
@@ -318,12 +307,23 @@ def test_programs_live_on_without_their_launcher_which_comes_again(reached, laun
     assert other.end(number)["tokens"] == 4
 
 
-def test_what_programs_used_and_how_they_ended_survives_a_restart_of_the_daemon(start_daemon, launch, reach):
-    daemon = start_daemon("--model", "tiny")
-    reach(daemon)
+@pytest.mark.slow
+def test_a_user_s_programs_are_admitted_up_to_a_number_and_survive_a_restart_of_the_daemon(start_daemon, launch, reach):
+    daemon = reach(start_daemon("--model", "tiny", "--programs", "2", "--starts", "4"))
     launcher = launch(daemon)
-    number = launcher.start("long", limits={"tokens": 1000})
-    launcher.end(ended := launcher.start("short"), 3)
+    number, ended = launcher.start("long", limits={"tokens": 1000}), launcher.start("short")
+    with pytest.raises(Refused, match=r"uid \d+ has 2 programs, and 2 at once are the most \(--programs\)") as refused:
+        launcher.start()
+    assert refused.value.errno == 11
+    launcher.end(ended, 3)
+    for _ in range(2):
+        launcher.end(launcher.start())
+    with pytest.raises(Refused, match=r"has started 4 programs in the last minute, and 4 are the most \(--starts\)"):
+        launcher.start()
+    stat = sym.daemon_stat()
+    assert (stat["programs_refused"], stat["launchers"]) == (2, 1)
+    assert "symphony_programs_refused_total 2\n" in (daemon.mount / ".symphony/metrics").read_text()
+    sym.close()
     sym.connect(launcher.socket_of(number))
     sym.kv_create().write([1, 2, 3])
     sym.close()
@@ -334,7 +334,7 @@ def test_what_programs_used_and_how_they_ended_survives_a_restart_of_the_daemon(
     sym.connect(launcher.socket_of(number))
     sym.kv_create().write([4, 5])
     assert sym.getrusage().tokens == 5
-    (found,) = [each for each in sym.programs(ended=True) if each.id == ended]
+    found = program(ended)
     assert (found.name, found.status, found.reason) == ("short", 3, "exit")
     with pytest.raises(Refused, match="has ended"):
         launcher.start("short", id=ended, again=True)
@@ -352,12 +352,3 @@ def test_launcher_and_daemon_of_different_releases_agree_on_a_version_of_their_m
     with pytest.raises(Refused, match="there is no request 'sing'"):
         launcher.request("sing")
     assert start()["protocol"] == 1
-
-
-@pytest.mark.parametrize("max_tokens", [8, 64])
-def test_guesses_that_are_wrong_do_not_compute_more_than_a_program_may(reached, launcher, max_tokens):
-    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 400})))
-    sampler, draft = sym.Sampler(temperature=1000.0, seed=3), sym.Ngram(max_tokens, min_match=1)
-    with sym.kv_create() as kv, pytest.raises(sym.OverQuota, match="limit on tokens"):
-        list(sym.generate(kv, range(256), sampler=sampler, draft=draft, stop_at_end=False))
-    assert 256 < sym.getrusage().tokens <= 400

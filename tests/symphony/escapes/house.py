@@ -17,12 +17,14 @@ from typing import Any
 from symphony.launcher.machine.processes import children, descendants
 from tests.symphony.daemons import Daemon
 from tests.symphony.escapes.outside import Outside, as_user
-from tests.symphony.launchers import end_launchers, eventually
+from tests.symphony.launchers import PIPES, end_launchers, eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 ATTACKER = PROGRAMS / "attacker.py"
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD, NONE = "standard", "none"
+NEEDED = ("numpy", "numpy.libs", "cffi", "trio", "outcome", "sniffio", "attr", "attrs", "sortedcontainers", "idna")
+"""Packages that Symphony needs of those that are installed."""
 
 
 def table() -> list[dict[str, Any]]:
@@ -65,16 +67,9 @@ class User:
 
     def symphony(self, *words: object, check: bool = True, **how: Any) -> subprocess.CompletedProcess[str]:
         """A command of the user."""
-        done = subprocess.run(
-            [*self._symphony, *map(str, words)],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            timeout=100,
-            **{"stdin": subprocess.DEVNULL, "cwd": self.work, **how},
-            **as_user(self.uid),
-        )
+        how = {"stdin": subprocess.DEVNULL, "cwd": self.work, "env": self.environment, **as_user(self.uid), **how}
+        command = [*self._symphony, *map(str, words)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, **how)
         assert not check or done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
         return done
 
@@ -85,9 +80,8 @@ class User:
     @contextmanager
     def started(self, isolation: str, *words: object) -> Iterator[subprocess.Popen[str]]:
         """`symphony run` of a program that is talked to."""
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [*self._symphony, "run", "--isolation", isolation, *map(str, words)]
-        how: dict[str, Any] = {"env": self.environment, "cwd": self.work, "text": True, **pipes, **as_user(self.uid)}
+        how: dict[str, Any] = {"env": self.environment, "cwd": self.work, **PIPES, **as_user(self.uid)}
         with subprocess.Popen(command, **how) as process:
             try:
                 yield process
@@ -206,18 +200,7 @@ def python_of(uid: int, directory: Path) -> str:
         raise NoPython(f"uid {uid} may not run {sys.executable}, and there is no {system}")
     subprocess.run([system, "-m", "venv", "--without-pip", environment], check=True)
     packages = next((environment / "lib").glob("python*")) / "site-packages"
-    for name in (
-        "numpy",
-        "numpy.libs",
-        "cffi",
-        "trio",
-        "outcome",
-        "sniffio",
-        "attr",
-        "attrs",
-        "sortedcontainers",
-        "idna",
-    ):
+    for name in NEEDED:
         where = Path(sysconfig.get_path("purelib")) / name
         if where.exists():
             shutil.copytree(where, packages / name)
@@ -230,15 +213,8 @@ def python_of(uid: int, directory: Path) -> str:
 
 
 def _works_for(uid: int, python: str) -> bool:
+    how = {"env": {"PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}, "cwd": "/", "capture_output": True, **as_user(uid)}
     try:
-        done = subprocess.run(
-            [python, "-m", "symphony", "run", "--list"],
-            check=False,
-            capture_output=True,
-            env={"PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"},
-            cwd="/",
-            **as_user(uid),
-        )
+        return subprocess.run([python, "-m", "symphony", "run", "--list"], check=False, **how).returncode == 0
     except PermissionError:
         return False
-    return done.returncode == 0

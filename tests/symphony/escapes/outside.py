@@ -238,7 +238,7 @@ class Outside:
         how: dict[str, Any] = {"env": environment, "cwd": "/", **as_user(self.uid)}
         (Path(path).parent).chmod(0o777)
         subprocess.run([*socket_options, "new-session", "-d", "cat"], check=True, **how)
-        self._stack.callback(subprocess.run, [*socket_options, "kill-server"], check=True, **how)
+        self._stack.callback(lambda: subprocess.run([*socket_options, "kill-server"], check=True, **how))
         self.world["tmux"] = path
 
 

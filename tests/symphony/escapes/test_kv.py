@@ -21,6 +21,7 @@ sym.kv_sync(kv)
 print(json.dumps({"tokens": kv.read()[0], "id": os.environ["SYMPHONY_PROGRAM"]}), flush=True)
 if len(sys.argv) == 3: signal.pause()
 """
+READS = "print(json.dumps(sym.kv_read(sys.argv[1])[0]))"
 NUM_FRAMES = 60_000
 NOT_FOR_OWNERS = {"kv_fork over it", "chown"}
 """The name is taken; only root gives files away."""
@@ -34,15 +35,12 @@ def outcomes(user, what, path):
 @pytest.fixture(scope="module")
 def file(house, ann):
     """A file of Ann's, whose program lives and has it open; unharmed in the end."""
-    made = []
     os.chmod(house.daemon.mount, 0o1777)
     path = "ann/private.kv"
     ann.run(STANDARD, "-d", "--name", "owner", ann.script(OWNER), path, json.dumps(SECRET))
     said = eventually(lambda: ann.symphony("logs", "owner").stdout)
-    made.append(json.loads(said.splitlines()[0]))
-    yield {"path": path, **made[0]}
-    read = "print(json.dumps(sym.kv_read(sys.argv[1])[0]))"
-    assert ann.says(STANDARD, read, path) == SECRET
+    yield {"path": path, **json.loads(said.splitlines()[0])}
+    assert ann.says(STANDARD, READS, path) == SECRET
     ann.symphony("kill", "owner")
 
 
@@ -78,7 +76,7 @@ def test_frames_and_rings_that_are_broken_from_inside_a_sandbox_harm_nobody(hous
     assert daemon.process.poll() is None
     assert "Traceback" not in daemon.log.read_text()
     eventually(lambda: descriptors_of(daemon.process.pid) <= before + 8)
-    assert ann.says(STANDARD, "print(json.dumps(sym.kv_read(sys.argv[1])[0]))", file["path"]) == SECRET
+    assert ann.says(STANDARD, READS, file["path"]) == SECRET
 
 
 def descriptors_of(pid):
