@@ -1,23 +1,20 @@
 """The commonest slips of a program's author: one line that names the argument, what it was, and what to do."""
 
 import gc
+from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-import libsym as sym
+import libsym
 
+sym: Any = libsym
+"""Without its types: wrong arguments are what is given here."""
 TOKENS = [1, 2, 3]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def connected(daemon):
-    sym.connect(daemon.socket)
-    yield daemon
-    sym.connect(daemon.socket)
-    sym.daemon_check()
-    sym.close()
+pytestmark = pytest.mark.usefixtures("connected")
 
 
 @pytest.fixture
@@ -29,83 +26,53 @@ def kv():
     sym.kv_remove("a.kv")
 
 
-def test_a_file_that_is_not_open_is_asked_for_by_every_call_that_needs_one():
-    calls = {
-        "kv_close": sym.kv_close,
-        "kv_lock": sym.kv_lock,
-        "kv_unlock": sym.kv_unlock,
-        "kv_truncate": lambda kv: sym.kv_truncate(kv, 1),
-        "kv_sync": sym.kv_sync,
-        "kv_write": lambda kv: sym.kv_write(kv, [1]),
-        "pred": lambda kv: sym.pred(kv, [1]),
-        "generate": lambda kv: sym.generate(kv, [1]),
-    }
-    for name, call in calls.items():
-        for wrong in ("a.kv", None, 7):
-            if name == "kv_sync" and wrong is None:
-                continue  # everything
+NEED_A_FILE = {
+    **dict.fromkeys(("kv_close", "kv_lock", "kv_unlock", "kv_sync"), ()),
+    **dict.fromkeys(("kv_write", "pred", "generate"), ([1],)),
+    "kv_truncate": (1,),
+}
+
+
+def test_a_file_that_is_not_open_is_asked_for_by_every_call_that_needs_one_also_in_event_loops():
+    for name, arguments in NEED_A_FILE.items():
+        for wrong in ("a.kv", None, 7)[: 1 if name == "kv_sync" else 3]:  # None is everything
             with pytest.raises(sym.Invalid) as caught:
-                call(wrong)
+                getattr(sym, name)(wrong, *arguments)
             assert f"{name}() takes an open KV file, not {wrong!r}" in str(caught.value)
             assert "kv_open()" in str(caught.value)
 
-
-def test_it_is_so_in_event_loops():
     async def main():
-        aio = sym.aio
-        for name, arguments in {
-            "kv_close": (),
-            "kv_lock": (),
-            "kv_unlock": (),
-            "kv_truncate": (1,),
-            "kv_sync": (),
-            "kv_write": ([1],),
-            "pred": ([1],),
-            "generate": ([1],),
-        }.items():
+        for name, arguments in NEED_A_FILE.items():
             with pytest.raises(sym.Invalid, match=rf"^{name}\(\) takes an open KV file, not 'a.kv': kv_open\(\) it"):
-                await getattr(aio, name)("a.kv", *arguments)
+                await getattr(sym.aio, name)("a.kv", *arguments)
 
     anyio.run(main)
 
 
-@pytest.mark.slow
 def test_what_only_reads_a_file_takes_its_path_too(kv):
-    handles = open_handles()
-    assert sym.kv_read("a.kv", 1) == ([2, 3], [1, 2])
-    fork = sym.kv_fork("a.kv")
-    assert sym.kv_write(fork, [4]) == 4
-    assert sym.kv_extract("a.kv", [(0, 1)]).read() == ([1], [0])
-    assert sym.kv_merge(["a.kv", kv, "a.kv"]).read()[0] == TOKENS * 3
-    for call in (
-        lambda: sym.kv_read("none.kv"),
-        lambda: sym.kv_fork("none.kv"),
-        lambda: sym.kv_merge([kv, "a.kv", "none.kv"]),
-    ):
-        with pytest.raises(sym.NotFound, match=r"none\.kv"):
-            call()
-    del fork
-    assert open_handles() == handles
-
-
-def test_so_it_does_in_event_loops(kv):
     async def main():
         assert await sym.aio.kv_read("a.kv") == (TOKENS, [0, 1, 2])
         assert len(await sym.aio.kv_fork("a.kv")) == 3
         assert len(await sym.aio.kv_extract("a.kv", [(1, None)])) == 2
         assert len(await sym.aio.kv_merge([kv, "a.kv"])) == 6
 
-    handles = open_handles()
+    handles = status("handles")
+    assert sym.kv_read("a.kv", 1) == ([2, 3], [1, 2])
+    assert sym.kv_write(sym.kv_fork("a.kv"), [4]) == 4
+    assert sym.kv_extract("a.kv", [(0, 1)]).read() == ([1], [0])
+    assert sym.kv_merge(["a.kv", kv, "a.kv"]).read()[0] == TOKENS * 3
+    for call, wrong in ((sym.kv_read, "none.kv"), (sym.kv_fork, "none.kv"), (sym.kv_merge, [kv, "a.kv", "none.kv"])):
+        with pytest.raises(sym.NotFound, match=r"none\.kv"):
+            call(wrong)
     anyio.run(main)
-    assert open_handles() == handles
+    assert status("handles") == handles
 
 
-def open_handles():
+def status(field):
     gc.collect()
     sym.kv_stat(".")  # whatever was to be closed with the next call
-    mount = sym.model_info().mount
-    with open(f"{mount}/.symphony/proc/{sym.getpid()}/status", encoding="utf-8") as status:  # noqa: PTH123
-        return dict(line.split(":") for line in status)["handles"]
+    text = Path(f"{sym.model_info().mount}/.symphony/proc/{sym.getpid()}/status").read_text()
+    return dict(line.split(":") for line in text.splitlines())[field].strip()
 
 
 DIST = sym.Dist.of([0.0, 2.0, 1.0])
@@ -156,14 +123,8 @@ SLIPS = {
     "no batch": (lambda _: sym.pred_batch(5), "pred_batch.. takes a list of sym.Pred.*not 5"),
     "one call for a batch": (lambda kv: sym.pred_batch(sym.Pred(kv, [1])), "pred_batch.. takes a list"),
     "something else in a batch": (lambda kv: sym.pred_batch([sym.Pred(kv, [1]), "x"]), "call 1 of 2 .*'x'"),
-    "a batch with a path": (
-        lambda kv: sym.pred_batch([sym.Pred(kv, [1]), sym.Pred("b.kv", [1])]),
-        "call 1 of 2: .*'b.kv'",
-    ),
-    "a batch with tokens that are none": (
-        lambda kv: sym.pred_batch([sym.Pred(kv, [1]), sym.Pred(kv, "text")]),
-        "call 1 of 2: tokens must be",
-    ),
+    "a batch with a path": (lambda kv: sym.pred_batch([sym.Pred(kv, [1]), sym.Pred("b.kv", [1])]), "1 of 2: .*'b.kv'"),
+    "a batch of no tokens": (lambda kv: sym.pred_batch([sym.Pred(kv, "text")]), "call 0 of 1: tokens must be"),
     "a set of logits": (lambda _: sym.Dist.of({1.0, 2.0}), r"Dist.of\(\) takes one row"),
     "a set of tokens before": (lambda _: sym.Sampler().start(before={1}), r"tokens must be a list.*\{1\}"),
     "a mode as text": (lambda _: sym.kv_create("q.kv", "rw"), "mode='rw': .*as 0o600"),
@@ -215,26 +176,20 @@ def test_draws_ask_for_the_whole_row():
         np.asarray(reduced)
 
 
-def test_a_distribution_is_an_array_to_numpy():
-    dist = sym.pred(sym.kv_create(), TOKENS)
+def test_a_distribution_is_an_array_to_numpy_and_several_rows_are_an_array_of_rows():
+    dist, rows = sym.pred(sym.kv_create(), TOKENS), sym.pred(sym.kv_create(), TOKENS, rows="all")
     row = np.asarray(dist)
-    assert row.shape == (259,)
+    assert (row.shape, row.flags.writeable) == ((259,), False)
     assert row.dtype == np.float32
     assert row.tolist() == dist.logits.tolist()
-    assert not row.flags.writeable
     assert np.shares_memory(row, np.asarray(dist.logits))
+    assert np.asarray(dist.probs()).sum() == pytest.approx(1)
     assert np.array(dist, np.float64).flags.writeable
+    assert np.asarray(rows).tolist() == [each.logits.tolist() for each in rows]
     dist.close()
     assert row.argmax() >= 0  # the view keeps the slot
     with pytest.raises(sym.Invalid, match="closed"):
         np.asarray(dist)
-
-
-def test_several_rows_are_an_array_of_rows():
-    dist = sym.pred(sym.kv_create(), TOKENS, rows="all")
-    rows = np.asarray(dist)
-    assert rows.shape == (3, 259)
-    assert [row.tolist() for row in rows] == [each.logits.tolist() for each in dist]
 
 
 def test_what_is_allowed_may_be_a_bool_for_each_token():
@@ -261,11 +216,10 @@ def test_what_an_object_is_shows_at_the_prompt(kv):
     assert repr(draws) == "<Draws: 1 drawn, seed 7>"
 
 
-def test_a_file_of_a_connection_that_is_over_says_so(connected):
+def test_a_file_of_a_connection_that_is_over_says_so():
     kv = sym.kv_create()
     sym.close()
     assert repr(kv) == "<KV anonymous, of a connection that is over>"
-    sym.connect(connected.socket)
 
 
 def test_the_namespace_holds_what_programs_use_and_nothing_else():
@@ -285,23 +239,12 @@ def test_tokens_of_a_file_with_two_names_count_once(connected):
 
 
 def test_what_drafts_cost_shows_where_they_were_wrong():
-    before, steps = sym.getrusage(), sym.daemon_stat()
-    kv = sym.kv_create()
-    prompt = [*b"one two three one two four one two "]
-    list(
-        sym.generate(
-            kv,
-            prompt,
-            sampler=sym.Sampler(temperature=6, seed=3),
-            max_tokens=60,
-            draft=sym.Ngram(8, 1),
-            stop_at_end=False,
-        )
-    )
+    before, steps, kv = sym.getrusage(), sym.daemon_stat(), sym.kv_create()
+    how = {"sampler": sym.Sampler(temperature=6, seed=3), "draft": sym.Ngram(8, 1), "stop_at_end": False}
+    list(sym.generate(kv, [*b"one two three one two four one two "], max_tokens=60, **how))
     used = sym.getrusage()
     rejected = used.rejected_tokens - before.rejected_tokens
     assert rejected > 0
     assert used.tokens - before.tokens == len(kv) + rejected
     assert sym.daemon_stat()["num_tokens"] - steps["num_tokens"] == len(kv) + rejected
-    with open(f"{sym.model_info().mount}/.symphony/proc/{sym.getpid()}/status", encoding="utf-8") as status:  # noqa: PTH123
-        assert f"rejected_tokens: {used.rejected_tokens}" in " ".join(status.read().split())
+    assert status("rejected_tokens") == str(used.rejected_tokens)
