@@ -1,4 +1,4 @@
-"""Examples of the manual pages on commands and files: a test types them, as it types the tutorial."""
+"""Examples of the manual pages on commands and files, and the tutorial, symphony-tutorial(7): a test types them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_LINES = 400
 NOT_TYPED = {
     "symphony-service": "it installs a service: scripts/boot/boot.py does so",
     "symphony-top": "it takes a terminal: the tests of the view draw it",
-    "symphony-tutorial": "test_tutorial.py types it",
+    "symphony-tutorial": "a test of its own types it, in one shell",
 }
 """Pages whose examples no shell of this test can run, each with the reason."""
 OTHERS = ("libsym", "lips")
@@ -70,6 +70,19 @@ def test_its_examples_can_be_typed_and_show_what_they_show(name, shell):
 def test_examples_that_start_a_daemon_can_be_typed(name):
     with new_shell() as shell:
         type_all(PAGES[name], shell)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # eight seconds, where nothing else computes
+def test_the_tutorial_can_be_typed_from_its_beginning_to_its_end():
+    typed = list(commands((ROOT / "man" / "symphony-tutorial.7").read_text(encoding="utf-8")))
+    assert len(typed) > 30
+    with new_shell() as shell:
+        for command in typed:
+            shell.check(command)
+        assert "Traceback" not in (shell.home / "tutorial" / "daemon.log").read_text()
+        assert not os.path.ismount(shell.mount)
+        assert not (shell.home / "s").exists()
 
 
 @pytest.mark.parametrize("name", PAGES)

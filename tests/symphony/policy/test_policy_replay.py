@@ -25,19 +25,18 @@ PAGE = 32
 class Making:
     """A trace of version 2: calls that are turns, and files."""
 
-    def __init__(self):
-        self.calls, self.files = [], []
+    def __init__(self, *turns, files=()):
+        """A turn: when it began and ended, its file, entries before, given and generated, its pid and priority."""
+        self.calls, self.files = [*turns], [*files]
 
-    def turn(self, began_s, ended_s, file, before, appended, generated, pid=1, priority=0):
-        self.calls.append((began_s, ended_s, file, before, appended, generated, pid, priority))
-
-    def file(self, number, source=0, num_shared=0, *, is_named=False):
-        self.files.append((number, source, num_shared, is_named))
+    def turn(self, *numbers):
+        self.calls.append(numbers)
 
     def write(self, path):
         arrivals, answers = np.zeros(len(self.calls), ARRIVAL), np.zeros(len(self.calls), ANSWER)
-        for number, (began_s, ended_s, file, before, appended, generated, pid, priority) in enumerate(self.calls):
-            numbers = (file, before, appended, pid, 0, 0, 0, CallKind.GENERATION, priority)
+        for number, (began_s, ended_s, inode, before, appended, generated, *who) in enumerate(self.calls):
+            pid, priority = who + [1, 0][len(who) :]
+            numbers = (inode, before, appended, pid, 0, 0, 0, CallKind.GENERATION, priority)
             arrivals[number] = (number + 1, began_s * 1e9, NO_DEADLINE, *numbers)
             answers[number] = (number + 1, ended_s * 1e9, appended + generated, 0)
         with path.open("wb") as file:
@@ -62,6 +61,11 @@ def two_that_take_turns(num_turns=6, length=320):
     return making
 
 
+def named(*numbers):
+    """Files with names, which share nothing."""
+    return [(number, 0, 0, True) for number in numbers]
+
+
 def run(workload, num_pages, rank, machine=None):
     return Simulation(workload, machine or cpu(), num_pages, load(rank) if rank else None).run()
 
@@ -84,51 +88,35 @@ def test_a_program_is_a_row_of_turns_with_the_pauses_between(tmp_path):
 
 
 def test_forks_share_what_their_source_had_and_grow_apart(tmp_path):
-    making = Making()
-    making.file(9, is_named=True)
-    making.file(1, 9, 100)
-    making.file(2, 9, 60)
-    making.turn(0, 1, 1, 100, 10, 5, pid=1)
-    making.turn(1, 2, 2, 60, 20, 5, pid=2)
-    making.turn(2, 3, 1, 115, 10, 5, pid=1)
-    workload = making.workload(tmp_path)
+    files = [*named(9), (1, 9, 100, False), (2, 9, 60, False)]
+    turns = (0, 1, 1, 100, 10, 5, 1), (1, 2, 2, 60, 20, 5, 2), (2, 3, 1, 115, 10, 5, 1)
+    workload = Making(*turns, files=files).workload(tmp_path)
     (first, third), (second,) = (program.turns for program in workload.programs)
     sizes = [segment.size for segment in workload.segments]
     assert [sizes[each] for each in first.chain] == [60, 40, 30]
     assert [sizes[each] for each in second.chain] == [60, 25]
     assert third.chain == first.chain
     assert first.chain[0] == second.chain[0]
-    named = {place for place, segment in enumerate(workload.segments) if segment.is_named}
-    assert named >= set(first.chain[:2])
-    assert not named & {first.chain[2], second.chain[1]}
+    with_names = {place for place, segment in enumerate(workload.segments) if segment.is_named}
+    assert with_names >= set(first.chain[:2])
+    assert not with_names & {first.chain[2], second.chain[1]}
 
 
 def test_a_file_that_is_cut_is_written_anew_from_there(tmp_path):
-    making = Making()
-    making.turn(0, 1, 1, 0, 90, 10)
-    making.turn(2, 3, 1, 40, 30, 10)
-    (program,) = making.workload(tmp_path).programs
+    (program,) = Making((0, 1, 1, 0, 90, 10), (2, 3, 1, 40, 30, 10)).workload(tmp_path).programs
     assert [turn.after for turn in program.turns] == [100, 80]
     assert program.turns[0].chain[0] == program.turns[1].chain[0]
     assert len({*program.turns[0].chain, *program.turns[1].chain}) == 3
 
 
 def test_calls_that_follow_each_other_at_once_are_one_turn(tmp_path):
-    making = Making()
-    making.turn(0, 1, 1, 0, 50, 0)
-    for number in range(8):
-        making.turn(1 + number * 0.01, 1.009 + number * 0.01, 1, 50 + number, 1, 0)
-    making.turn(3, 4, 1, 58, 1, 0)
-    (program,) = making.workload(tmp_path).programs
+    quick = [(1 + number * 0.01, 1.009 + number * 0.01, 1, 50 + number, 1, 0) for number in range(8)]
+    (program,) = Making((0, 1, 1, 0, 50, 0), *quick, (3, 4, 1, 58, 1, 0)).workload(tmp_path).programs
     assert [(turn.num_appended, turn.num_generated) for turn in program.turns] == [(50, 8), (1, 0)]
 
 
 def test_files_that_a_process_has_at_once_are_programs_beside_each_other(tmp_path):
-    making = Making()
-    making.turn(0, 5, 1, 0, 50, 5)
-    making.turn(1, 2, 2, 0, 50, 5)
-    making.turn(6, 7, 3, 0, 50, 5)
-    workload = making.workload(tmp_path)
+    workload = Making((0, 5, 1, 0, 50, 5), (1, 2, 2, 0, 50, 5), (6, 7, 3, 0, 50, 5)).workload(tmp_path)
     assert sorted(len(program.turns) for program in workload.programs) == [1, 2]
 
 
@@ -144,10 +132,7 @@ def test_what_fits_is_neither_read_nor_written_nor_computed_again(tmp_path):
 
 
 def test_a_turn_takes_what_the_cost_model_says_and_the_disk_needs(tmp_path):
-    making = Making()
-    making.file(1, is_named=True)
-    making.turn(0, 1, 1, 320, 30, 3)
-    machine = cpu()
+    machine, making = cpu(), Making((0, 1, 1, 320, 30, 3), files=named(1))
     found = run(making.workload(tmp_path), 100, "lru", machine)
     read_s = float(machine.bring_s(np.array(10.0)))
     pairs = sum(range(321, 351))
@@ -157,43 +142,31 @@ def test_a_turn_takes_what_the_cost_model_says_and_the_disk_needs(tmp_path):
     assert (found.num_in, found.num_hidden, found.num_resumes, found.num_steps) == (10, 0, 1, 4)
 
 
-def test_what_does_not_fit_goes_and_comes_back_and_is_written_once(tmp_path):
+def test_what_does_not_fit_goes_and_comes_back_written_once_or_is_computed_again_without_tiers(tmp_path):
     workload = two_that_take_turns().workload(tmp_path)
-    found = run(workload, 70, "lru")
-    assert found.num_in > 0
+    found, without = run(workload, 70, "lru"), run(workload, 70, None)
+    assert found.num_in > 0 == found.num_again
     assert found.num_hidden < found.num_resumes
     assert found.most_used <= 70
-    assert found.num_again == 0
     assert found.num_out <= 2 * 60 + 12  # a page is written again when it has got entries
-
-
-def test_without_tiers_what_went_is_computed_again(tmp_path):
-    workload = two_that_take_turns().workload(tmp_path)
-    found = run(workload, 70, None)
-    assert (found.num_in, found.num_out) == (0, 0)
-    assert found.num_again > 0
-    assert found.latency_s.sum() > run(workload, 70, "lru").latency_s.sum()
+    assert (without.num_in, without.num_out, without.num_again > 0) == (0, 0, True)
+    assert without.latency_s.sum() > found.latency_s.sum()
 
 
 def test_the_last_of_a_file_without_a_name_frees_its_pages(tmp_path):
-    making = Making()
-    for number in range(5):
-        making.turn(number, number + 0.5, number + 1, 0, 310, 10)
-    assert run(making.workload(tmp_path), 10, "lru").num_out == 0
-    for number in range(5):
-        making.file(number + 1, is_named=True)
-    assert run(making.workload(tmp_path), 10, "lru").num_out == 40
+    turns = [(number, number + 0.5, number + 1, 0, 310, 10) for number in range(5)]
+    for files, num_out in (([], 0), (named(*range(1, 6)), 40)):
+        assert run(Making(*turns, files=files).workload(tmp_path), 10, "lru").num_out == num_out
 
 
 def test_lower_priorities_go_first_whatever_the_policy_says(tmp_path):
-    making = Making()
-    making.file(1, is_named=True)
-    making.file(2, is_named=True)
-    making.turn(0, 1, 1, 0, 310, 10, pid=1, priority=1)
-    making.turn(5, 6, 2, 0, 310, 10, pid=2, priority=0)
-    making.turn(10, 11, 3, 0, 310, 10, pid=3, priority=0)
-    making.turn(15, 16, 1, 320, 20, 0, pid=1, priority=1)
-    assert run(making.workload(tmp_path), 21, "lru").num_in == 0
+    turns = (
+        (0, 1, 1, 0, 310, 10, 1, 1),
+        (5, 6, 2, 0, 310, 10, 2),
+        (10, 11, 3, 0, 310, 10, 3),
+        (15, 16, 1, 320, 20, 0, 1, 1),
+    )
+    assert run(Making(*turns, files=named(1, 2)).workload(tmp_path), 21, "lru").num_in == 0
 
 
 def test_a_turn_alone_that_is_larger_than_the_memory_is_refused(tmp_path):
@@ -203,16 +176,13 @@ def test_a_turn_alone_that_is_larger_than_the_memory_is_refused(tmp_path):
 
 def test_many_programs_in_little_memory_all_finish_and_books_are_right(tmp_path):
     rng = np.random.default_rng(3)
-    making = Making()
-    making.file(1000, is_named=True)
+    making = Making(files=named(1000))
     for pid in range(1, 31):
-        making.file(pid, 1000, 200)
+        making.files.append((pid, 1000, 200, False))
         length = 200
         for number in range(8):
-            count = int(rng.integers(2, 90))
-            making.turn(
-                number * 3 + pid / 50, number * 3 + pid / 50 + 1, pid, length, count, 5, pid, int(rng.integers(3))
-            )
+            count, began_s = int(rng.integers(2, 90)), number * 3 + pid / 50
+            making.turn(began_s, began_s + 1, pid, length, count, 5, pid, int(rng.integers(3)))
             length += count + 5
     workload = making.workload(tmp_path)
     for rank in (*NAMES, None):
@@ -253,19 +223,8 @@ def test_the_command_compares_policies_in_a_table_for_scripts_and_in_a_picture(t
     trace, picture = two_that_take_turns().write(tmp_path / "made.trace"), tmp_path / "x.svg"
     mine = tmp_path / "mine.py"
     mine.write_text("def rank(files, gaps):\n    return -files.num_pages\n")
-    words = [
-        "policy",
-        "replay",
-        str(trace),
-        "--memory",
-        "60%",
-        "--plot",
-        str(picture),
-        "--policy",
-        "none",
-        "cost",
-        str(mine),
-    ]
+    words = ["policy", "replay", str(trace), "--memory", "60%", "--plot", str(picture)]
+    words += ["--policy", "none", "cost", str(mine)]
     assert main(words) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -296,10 +255,11 @@ def test_the_command_compares_policies_in_a_table_for_scripts_and_in_a_picture(t
 )
 def test_what_is_wrong_is_one_line(tmp_path, capsys, words, told):
     names = {
-        "trace": two_that_take_turns().write(tmp_path / "made.trace"),
+        "bad": tmp_path / "bad.py",
+        "late": tmp_path / "late.py",
         "empty": Making().write(tmp_path / "empty.trace"),
     }
-    names |= {"bad": tmp_path / "bad.py", "late": tmp_path / "late.py"}
+    names["trace"] = two_that_take_turns().write(tmp_path / "made.trace")
     names["bad"].write_text("1 / 0\n")
     names["late"].write_text(
         "def rank(files, gaps):\n    if files.bring_s[0] == 1:\n        return files.idle_s\n    return {}['later']\n"
