@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,8 +56,8 @@ def names_of(page: Page) -> list[str]:
     return [name.removeprefix("symphony-") for name in page.title()[0]]
 
 
-def page_of(command: str) -> Page:
-    return next(page for page in PAGES if (page.name, page.section) == (f"symphony-{command}", "1"))
+def page_of(name: str) -> Page:
+    return next(page for page in PAGES if (page.name, page.section) == (name, "1"))
 
 
 def test_every_command_has_a_page_and_every_page_a_command():
@@ -73,22 +74,20 @@ def test_a_page_and_its_aliases_have_the_names_that_it_says():
 
 
 def test_symphony_1_lists_every_command():
-    text = next(page for page in PAGES if (page.name, page.section) == ("symphony", "1")).text()
-    listed = re.findall(r'^\.BR (\w+) ", " symphony\\-(\w+) \(1\)$', text, re.MULTILINE)
+    listed = re.findall(r'^\.BR (\w+) ", " symphony\\-(\w+) \(1\)$', page_of("symphony").text(), re.MULTILINE)
     assert sorted(listed) == sorted((name, name) for name in commands())
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_the_page_of_a_command_describes_its_options_and_no_others(name):
-    page = page_of(name)
+    page = page_of(f"symphony-{name}")
     known = set[str]().union(*(options(commands()[each]) for each in names_of(page)))
     assert described(page) == known - OF_ALL
 
 
 def test_the_options_of_all_commands_are_in_symphony_1():
-    page = next(page for page in PAGES if (page.name, page.section) == ("symphony", "1"))
     own = {word for action in build_parser()._actions for word in action.option_strings}
-    assert described(page) == own | OF_ALL | {"--socket"}
+    assert described(page_of("symphony")) == own | OF_ALL | {"--socket"}
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=lambda page: page.name)
@@ -101,7 +100,7 @@ def test_a_page_mentions_no_option_that_does_not_exist(page):
 def test_every_part_of_a_command_is_described():
     for name, command in commands().items():
         for part in parts(command):
-            assert re.search(rf"^\.BI? {part}\b", page_of(name).text(), re.MULTILINE), f"{name} {part}"
+            assert re.search(rf"^\.BI? {part}\b", page_of(f"symphony-{name}").text(), re.MULTILINE), f"{name} {part}"
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
@@ -120,18 +119,12 @@ def test_two_linters_find_nothing(page):
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
-def test_the_links_between_pages_lead_somewhere(page):
+def test_a_page_says_what_it_is_and_of_which_release_and_its_links_lead_somewhere(page):
     linked = re.findall(r"\b((?:symphony|libsym|lips)[\w.-]*|kv|kvfs) ?\(([1-8])\)", plain_text(page.text()))
     assert set(linked) - {(each.name, each.section) for each in PAGES} == set()
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
-def test_a_page_says_what_it_is_and_of_which_release(page):
     first = plain_line(page.text().partition("\n")[0])
-    release = __version__.rpartition(".")[0]
-    assert re.fullmatch(
-        rf'\.TH {page.name.upper()} {page.section} "20\d\d-\d\d-\d\d" "Symphony {release}" "[\w ]+"', first
-    )
+    head = rf'\.TH {page.name.upper()} {page.section} "20\d\d-\d\d-\d\d"'
+    assert re.fullmatch(rf'{head} "Symphony {__version__.rpartition(".")[0]}" "[\w ]+"', first)
     assert page.title()[1]
     assert ".SH SEE ALSO" in page.text().replace('"', "")
 
@@ -142,6 +135,7 @@ def test_the_layout_of_a_trace_is_what_its_manual_says():
     described = re.findall(r"^(?:offset| {6}) +(\d+) +(u?int\d+|double) +(\w+)", text, re.MULTILINE)
     kinds = {"int8": "i1", "int16": "i2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "double": "<f8"}
     expected = []
+    dtype: Any
     for dtype in (ARRIVAL, ANSWER, STEP, SEAT, LOST, FILE):
         expected += [(dtype.fields[name][1], dtype[name], name) for name in dtype.names]
     found = [(int(at), np.dtype(kinds[kind]), "reserved" if name == "0" else name) for at, kind, name in described]
