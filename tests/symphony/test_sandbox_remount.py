@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-import sys
+from typing import Any
 
 import pytest
 
 from symphony.launcher.sandbox.probe import probe
+from tests.symphony.launchers import PIPES, SYMPHONY
 
 pytestmark = [
     pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}"),
@@ -41,14 +42,8 @@ def test_a_mount_comes_back_where_its_parent_is_shared(parent, tmp_path, tmp_pat
     daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")
     program = tmp_path_factory.mktemp("program") / "looks.py"
     program.write_text(LOOKS)
-    run = subprocess.Popen(
-        [sys.executable, "-m", "symphony", "run", program, daemon.mount],
-        env=daemon.environment,
-        cwd=program.parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    how: dict[str, Any] = {"env": daemon.environment, "cwd": program.parent, **PIPES, "stderr": None}
+    run: Any = subprocess.Popen([*SYMPHONY, "run", program, daemon.mount], **how)
 
     def look(name: str) -> str:
         print(name, file=run.stdin, flush=True)
