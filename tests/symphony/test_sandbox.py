@@ -2,10 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,11 @@ from tests.symphony.launchers import SYMPHONY, end_process, eventually, has_gone
 pytestmark = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
 
 
+@pytest.fixture
+def launchers(shared_launchers):
+    return shared_launchers
+
+
 def lines(launchers, source: str, *options: object) -> list[str]:
     """Run a program in a sandbox, and return its output by lines."""
     return launchers.symphony("run", *options, launchers.script(source)).stdout.splitlines()
@@ -23,17 +28,14 @@ def lines(launchers, source: str, *options: object) -> list[str]:
 
 def test_a_program_sees_the_system_its_own_directory_and_nothing_else_of_the_machine(launchers):
     (launchers.directory / "beside.txt").write_text("beside")
-    found = lines(
-        launchers,
-        """
+    source = """
         print(open("beside.txt").read(), os.getcwd() == os.path.dirname(os.path.abspath(__file__)))
         print(sorted(os.listdir("/run")), sorted(os.listdir("/var")), os.path.exists("/sys"))
         print([each for each in ("/etc/shadow", "/home", "/root/.bashrc", "/var/log", "/boot") if os.path.exists(each)])
         print([name for name in os.listdir("/proc") if name.isdigit()])
         print(os.getuid(), os.getgid(), os.path.exists("/usr/bin/env"))
-        """,
-    )
-    assert found == [
+    """
+    assert lines(launchers, source) == [
         "beside True",
         "['symphony.sock'] ['run', 'tmp'] False",
         "[]",
@@ -69,7 +71,7 @@ def test_only_its_own_directories_can_be_written_to_and_they_are_private_and_bou
 
 
 def test_its_home_is_empty_and_its_own(launchers):
-    home = launchers.runtime / "home"
+    home = launchers.outside / "home"
     home.mkdir()
     (home / "secret").write_text("s")
     launchers.environment["HOME"] = str(home)
@@ -84,11 +86,11 @@ def test_its_home_is_empty_and_its_own(launchers):
 
 
 def test_a_directory_is_bound_to_be_written_to_or_only_to_be_read(launchers):
-    inside, read = launchers.runtime / "rw", launchers.runtime / "ro"
+    inside, read = launchers.outside / "rw", launchers.outside / "ro"
     for each in (inside, read):
         each.mkdir()
         (each / "was").write_text("there")
-    link = launchers.runtime / "link"
+    link = launchers.outside / "link"
     link.symlink_to(read)
     source = f"""
     print(open({str(inside / "was")!r}).read(), open({str(read / "was")!r}).read(), open({str(link / "was")!r}).read())
@@ -122,40 +124,32 @@ def test_a_virtual_environments_packages_come_before_ours(launchers):
     assert f"{packages} is no virtual environment" in done.stderr
 
 
-class _Answers(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"from outside")
-
-    def log_message(self, *_):
-        pass
-
-
 def test_a_program_connects_to_what_it_is_granted_and_to_nothing_else(launchers):
-    with HTTPServer(("127.0.0.1", 0), _Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = server.server_port
+    def answer():
+        with server.accept()[0] as connection:
+            connection.sendall(b"from outside")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
         source = f"""
-        import socket, urllib.request
+        import socket
         def tried(port, host="localhost"):
             try:
-                return urllib.request.urlopen(f"http://{{host}}:{{port}}", timeout=10).read()
+                with socket.create_connection((host, port), 10) as connection: return connection.recv(100)
             except OSError as error:
-                return getattr(error, "reason", error).strerror
+                return error.strerror
         print(tried({port}), tried({port + 1}), tried(80, "192.0.2.1"))
         """
         granted = lines(launchers, source, "--allow-net", f"localhost:{port}")
-        without = lines(launchers, source)
-        server.shutdown()
     assert granted == ["b'from outside' Connection refused Network is unreachable"]
-    assert without == ["Permission denied Permission denied Permission denied"]
+    assert lines(launchers, source) == ["Permission denied Permission denied Permission denied"]
 
 
-def test_all_that_is_inside_ends_with_the_program_however_it_forks(launchers):
-    run = launchers.client(
+def test_all_that_is_inside_ends_with_the_program_however_it_forks(own_launchers):
+    run = own_launchers.client(
         "run",
-        launchers.script("""
+        own_launchers.script("""
         for _ in range(20):
             if os.fork() == 0:
                 os.setsid()
@@ -168,7 +162,7 @@ def test_all_that_is_inside_ends_with_the_program_however_it_forks(launchers):
         """),
     )
     run.stdout.readline()
-    first = launchers.program("prog")["pid"]
+    first = own_launchers.program("prog")["pid"]
     sandbox = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
     inside = [int(pid) for pid in eventually(lambda: _all_below(sandbox, 41))]
     run.communicate("\n", timeout=20)
@@ -186,35 +180,27 @@ def _all_below(pid: int, number: int) -> list[str]:
     return found if len(found) >= number else []
 
 
-@pytest.mark.parametrize(
-    ("source", "status"), [("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134), ("sys.exit(3)", 3)]
-)
-def test_the_status_is_the_programs_own(launchers, source, status):
-    assert launchers.symphony("run", launchers.script(source), check=False).returncode == status
+def test_the_status_is_the_programs_own(launchers):
+    for source, status in (("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134), ("sys.exit(3)", 3)):
+        assert launchers.symphony("run", launchers.script(source), check=False).returncode == status
 
 
-def test_a_zygote_that_is_killed_takes_sandboxes_along(launchers):
-    run = launchers.client("run", launchers.script("print('ready', flush=True)\ntime.sleep(600)"))
+def test_a_zygote_that_is_killed_takes_sandboxes_along(own_launchers):
+    run = own_launchers.client("run", own_launchers.script("print('ready', flush=True)\ntime.sleep(600)"))
     run.stdout.readline()
-    program = launchers.program("prog")["pid"]
-    end_process(launchers.zygote)
+    program = own_launchers.program("prog")["pid"]
+    end_process(own_launchers.zygote)
     assert has_gone(program)
     assert run.wait(20) == 128 + signal.SIGKILL
 
 
-def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(launchers):
+def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(own_launchers):
     """Within a user namespace of the test's own, where the number of further ones is bounded to none."""
-    program = launchers.script("print('ran')")
+    program = own_launchers.script("print('ran')")
     command = f"echo 0 > /proc/sys/user/max_user_namespaces; {' '.join(SYMPHONY)} run {program}"
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", command],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=launchers.environment,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    within = ["unshare", "--user", "--map-root-user", "sh", "-c", command]
+    how = {"env": own_launchers.environment, "stdin": subprocess.DEVNULL, "timeout": 60}
+    done = subprocess.run(within, check=False, capture_output=True, text=True, **how)
     assert (done.returncode, done.stdout) == (125, "")
     assert done.stderr.startswith("symphony: no sandbox: its namespaces can't be made")
     assert "sysctl user.max_user_namespaces" in done.stderr
@@ -222,16 +208,14 @@ def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(
 
 def test_what_is_to_be_shown_and_is_not_there_is_an_error(launchers):
     done = launchers.symphony("run", "--bind", "/no/such", launchers.script(""), check=False)
-    assert (done.returncode, done.stderr) == (
-        125,
-        "symphony: /no/such can't be shown to the program: there is no such file\n",
-    )
+    assert done.returncode == 125
+    assert done.stderr == "symphony: /no/such can't be shown to the program: there is no such file\n"
 
 
-def test_the_isolation_of_a_program_is_listed(launchers):
-    launchers.symphony("run", launchers.script(""), check=False)
-    launchers.symphony("run", "--isolation", "none", launchers.script(""), check=False)
-    assert sorted(each["isolation"] for each in launchers.ps("--all")) == ["none", "standard"]
-    header, *programs = launchers.symphony("ps", "--all", check=False).stdout.splitlines()
+def test_the_isolation_of_a_program_is_listed(own_launchers):
+    own_launchers.symphony("run", own_launchers.script(""))
+    own_launchers.symphony("run", "--isolation", "none", "prog.py")
+    assert sorted(each["isolation"] for each in own_launchers.ps("--all")) == ["none", "standard"]
+    header, *programs = own_launchers.symphony("ps", "--all", check=False).stdout.splitlines()
     place = header.index("ISOLATION")
     assert sorted(line[place:].split()[0] for line in programs) == ["none", "standard"]
