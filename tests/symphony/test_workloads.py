@@ -16,7 +16,7 @@ PROGRAM = ROOT / "scripts/bench/workloads/compare.py"
 def samples():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    command = [sys.executable, PROGRAM, "--quick", "--model", "tiny", "--json", "--seed", "1"]
+    command = [sys.executable, str(PROGRAM), "--quick", "--model", "tiny", "--json", "--seed", "1"]
     command += ["--policies", "cost", "--only", "rag,sessions,crowd"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert not done.returncode, done.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.events import Key
@@ -21,7 +22,7 @@ from symphony.views.top.columns import PADDING, file_columns, fitting, program_c
 from symphony.views.top.questions import Confirm, Keys
 from symphony.views.top.sampling import Daemon as Asked
 from tests.symphony.daemons import SYMPHONY
-from tests.symphony.launchers import end_process
+from tests.symphony.launchers import PIPES, end_process
 
 SMALL, LARGE = (80, 24), (140, 50)
 WITHIN_S = 50
@@ -220,20 +221,6 @@ def test_a_program_that_connected_by_itself_is_not_killed_and_it_is_said_whose_i
     process.communicate()
 
 
-def test_a_file_is_pinned_and_unpinned(seen):
-    async def scenario(top):
-        await top.until(lambda: len(top.files) == 3)
-        path = top.app._files.selected.file.path
-        top.press("tab", "p")
-        await top.until(lambda: top.app._files.selected.file.pinned)
-        assert sym.kv_stat(path).pinned
-        top.press("p")
-        await top.until(lambda: not top.app._files.selected.file.pinned)
-        assert f"{path} is not pinned any more" in top.notes
-
-    look(scenario)
-
-
 def test_a_daemon_that_goes_and_comes_back_is_waited_for(start_daemon, monkeypatch):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
@@ -275,11 +262,12 @@ def test_on_a_small_terminal_one_table_is_there_and_on_a_large_one_both(seen):
 
 @pytest.mark.parametrize("width", range(78, 200, 7))
 def test_the_columns_take_no_more_than_the_width(width):
+    columns: Any
     for columns in (program_columns(), file_columns(4096)):
         assert sum(each.width + 2 * PADDING for each in fitting(columns, width)) <= width
 
 
-def test_names_with_control_characters_and_markup_are_shown_as_text(seen):
+def test_a_file_is_pinned_and_unpinned_and_control_characters_and_markup_of_its_name_are_shown_as_text(seen):
     name = "[red]\x1b[31mevil\n.kv"
     sym.kv_create(name).close()
 
@@ -293,6 +281,11 @@ def test_names_with_control_characters_and_markup_are_shown_as_text(seen):
         await top.until(lambda: top.app.focused is top.app._files)
         top.press("p")
         await top.until(lambda: any("is pinned" in note for note in top.notes))
+        await top.until(lambda: top.app._files.selected.file.pinned)
+        assert sym.kv_stat(name).pinned
+        top.press("p")
+        await top.until(lambda: any("is not pinned any more" in note for note in top.notes))
+        assert not sym.kv_stat(name).pinned
 
     look(scenario)
 
@@ -337,7 +330,7 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
 def test_a_dumb_terminal_gets_lines_of_stat_and_no_top(seen):
     ours, theirs = pty.openpty()
     environment = {**seen.environment, "TERM": "dumb"}
-    how = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": environment}
+    how: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": environment}
     assert subprocess.run([*SYMPHONY, "top"], check=False, **how).returncode == 1
     assert b"symphony top needs a terminal" in os.read(ours, 65536)
     process = subprocess.Popen([*SYMPHONY, "stat", "--watch", "0.1"], **how)
@@ -357,8 +350,8 @@ def test_a_dumb_terminal_gets_lines_of_stat_and_no_top(seen):
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     command = [*SYMPHONY, "stat", "--watch", "0.1"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": daemon.environment}
-    plain, as_json = subprocess.Popen(command, **pipes), subprocess.Popen([*command, "--json"], **pipes)
+    started: Any = [subprocess.Popen([*command, *word], env=daemon.environment, **PIPES) for word in ([], ["--json"])]
+    plain, as_json = started
     try:
         assert plain.stdout.readline().split()[:4] == ["UP", "TOKENS/S", "PREFILL/S", "STEPS/S"]
         assert len(plain.stdout.readline().split()) >= 11
