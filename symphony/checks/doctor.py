@@ -250,7 +250,7 @@ def check_daemon() -> tuple[Check, dict[str, Any] | None]:
         ), None
     status, output, errors = done
     if status != 0:
-        advice = "start the daemon anew: symphony serve (a socket that a killed one left behind is replaced)"
+        advice = "start the daemon anew: symphony serve (it replaces the socket that a killed daemon left)"
         return Check("socket", False, _last_line(errors).removeprefix("symphony: "), advice), None
     info: dict[str, Any] = json.loads(output)
     return Check("socket", True, f"{path}: pid {info['pid']}, {info['model']}, {info['lips'] - 1} programs"), info
@@ -276,7 +276,7 @@ def check_service(systemd: Path = Path("/run/systemd/system")) -> Check:
 
 
 def check_helper(info: dict[str, Any]) -> Check | None:
-    """Check that the mount helper runs: it unmounts if the daemon dies. None: the daemon mounts by itself."""
+    """Check that the mount helper runs: the helper unmounts if the daemon dies. None: the daemon mounts by itself."""
     helper = info.get("mount_helper")
     if helper is None:
         return None
@@ -304,9 +304,9 @@ def check_books(socket: Path) -> Check:
         return Check("books", False, f"the daemon at {socket} gave no answer in {PROBE_TIMEOUT_S:.0f} s", "see its log")
     status, output, errors = done
     if status == errno.EPERM:
-        return Check("books", None, f"not looked at: {_last_line(errors)}", "run symphony doctor as one of them")
+        return Check("books", None, f"not looked at: {_last_line(errors)}", "run symphony doctor as that user")
     if status != 0:
-        return Check("books", False, _last_line(errors), "keep the daemon's log for a report, then start it anew")
+        return Check("books", False, _last_line(errors), "keep its log for a report, then start the daemon anew")
     books = json.loads(output)
     detail = "{num_free_pages} free + {num_referenced_pages} referenced = {num_pages} pages".format(**books)
     holders = "{num_references} references of {num_versions} KV files and their readers".format(**books)

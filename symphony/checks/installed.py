@@ -1,8 +1,8 @@
 """Find packages that this installation lacks, or that another distribution has overwritten.
 
-The base installation has the dependencies of programs. The extra `server` adds the daemon's. Symphony's own packages
-all lie in one directory. PyPI has other distributions with packages of the same names: if `pip` installs such a
-distribution later, it overwrites ours.
+The base installation has the dependencies of programs. The extra `server` adds the dependencies of the daemon.
+Symphony's own packages all lie in one directory. PyPI has other distributions with packages of the same names. If `pip`
+installs such a distribution later, its packages overwrite Symphony's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphony", "lips")
 HERE = Path(__file__).resolve().parents[2]
-"""Directory of all Symphony's packages."""
+"""Directory that holds all packages of Symphony."""
 _DISTRIBUTION = "symphony-os"
 _EXTRAS = {"torch": "gpu", "triton": "gpu", "cryptography": "fleet"}
 _NO_SHIM = (

@@ -64,7 +64,7 @@ _symphony() {{
 }}
 complete -o bashdefault -F _symphony symphony
 """
-"""Last part of the script for bash. After `symphony run PROG`, it completes the program's own options."""
+"""Last part of the script for bash. After `symphony run PROG`, the script completes the program's own options."""
 _ZSH = f"""\
 _symphony_names() {{
   local -a found=("${{(@f)$({_ASK} $1 2>/dev/null)}}")

@@ -15,7 +15,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - it 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--socket", metavar="PATH", help="the daemon's socket (default: SYMPHONY_SOCKET, or the user's)"
+        "--socket", metavar="PATH", help="the daemon's socket (default: SYMPHONY_SOCKET, or the user's socket)"
     )
 
 

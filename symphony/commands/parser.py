@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override] # argparse has overloads for namespaces of other classes
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse unknown arguments in the parser that finds them. argparse would have the parent parser report them."""
+        """Refuse unknown arguments in the parser that finds them. argparse would let the parent parser report them."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(unrecognized(self, unknown))

@@ -85,7 +85,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
         "--restart", default="no", metavar="POLICY", help="start it again when it failed: no, on-failure, on-failure:N"
     )
     run.add_argument("--list", action="store_true", help="list the programs that ship with Symphony")
-    run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of one that ships")
+    run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of a program that ships")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
 
 

@@ -33,9 +33,11 @@ log = logging.getLogger(__name__)
 KV_MEMORY_SHARE = 0.25
 """Default size limit of the page pool, as a share of the memory that is free when the daemon starts."""
 MAX_KV_MEMORY_SHARE = 0.75
-"""Upper bound of that share with a GPU. The pool then holds the homes of the GPU's pages beside the default share."""
+"""Upper bound of the default size with a GPU, as a share of the free memory. With a GPU, the pool also holds the homes
+of the GPU's pages.
+"""
 WARN_MEMORY_SHARE = 0.9
-"""Share of all memory. If --kv-memory exceeds this share, the daemon warns that the kernel may kill it."""
+"""Share of the machine's memory. If --kv-memory exceeds it, the daemon warns that the kernel may kill the daemon."""
 GPU_LIMITS = StepLimits(max_tokens=2048)
 """Limits of a step on a GPU. From 512 rows on, arithmetic limits the speed of matrix products. A step of 2,048 rows is
 still short.
@@ -72,8 +74,8 @@ class Backend:
     load: Callable[[Weights, Callable[[], None]], Loaded]
     """Function that loads a decoder with these weights, and keeps no reference to them.
 
-    The function runs for seconds, on a worker. Meanwhile it calls its second argument repeatedly. An error that this
-    call raises stops the loading.
+    The function runs for seconds, on a worker. Meanwhile it calls its second argument repeatedly. An error that the
+    second argument raises stops the loading.
     """
     description: str
     """Description of the backend, for people."""

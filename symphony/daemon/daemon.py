@@ -124,7 +124,7 @@ MAX_TIMES_MEMORY = 32
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
     """Build and wire all parts of the daemon, without the model's weights. Users see nothing of the daemon yet.
 
-    The file system is built before the layers above it, so it gets lambdas that return them.
+    The file system is built before the layers that it calls, so it gets lambdas that return these layers.
     """
     model = load_model(config.model)
     backend = build_backend(config, model)
@@ -346,7 +346,7 @@ async def serve(config: Config, source: Source) -> None:
 
 def _ends(source: Source) -> list[signal.Signals]:
     """Return the signals that end a daemon.
-    SIGHUP (a closed terminal) is one of them, unless it reloads a configuration file, or is ignored, as under nohup(1).
+    SIGHUP (a closed terminal) is among them, unless it reloads a configuration file, or is ignored, as under nohup(1).
     """
     hung_up = source.path is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hung_up else [])]
@@ -415,8 +415,8 @@ def _allow_many_descriptors() -> None:
 
 @contextmanager
 def _nothing_is_garbage() -> Iterator[None]:
-    """Exclude all objects that the block makes from garbage collection, for good. With 100,000 files, collections take
-    1.5 s of a start and find nothing. Later collections would scan the objects on the trio thread.
+    """Exempt the objects that are made in this block from garbage collection, for good. With 100,000 files, collections
+    take 1.5 s of a start and find nothing. Later collections would scan the objects on the trio thread.
     """
     gc.disable()
     try:

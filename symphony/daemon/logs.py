@@ -45,7 +45,7 @@ class RateLimit(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # At most one for each pair of a place in the code and an errno or type of error.
+        # At most one kind for each pair of a place in the code and an errno or type of error.
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._lock = threading.Lock()
 

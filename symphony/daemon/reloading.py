@@ -79,7 +79,7 @@ class Reloading:
         notifier: Notifier,
         prepare: Mapping[str, Prepare],
     ) -> None:
-        """`apply`: functions that apply a new value at once. `prepare`: functions that first read a file.
+        """`apply`: functions that apply a new value immediately. `prepare`: functions that first read a file.
         Each changeable key is in one of these mappings.
         """
         assert apply.keys() | prepare.keys() == CHANGEABLE

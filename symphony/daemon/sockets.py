@@ -1,4 +1,6 @@
-"""The daemon's listening sockets. The daemon makes and removes them, or the service manager passes them to it."""
+"""The daemon's listening sockets. Either the daemon makes and removes the sockets, or it gets them from the service
+manager.
+"""
 
 from __future__ import annotations
 

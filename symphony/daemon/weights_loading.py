@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class WeightsLoading:
-    """Loader of a backend's decoder. Afterwards the loader owns the decoder."""
+    """Loader of a backend's decoder. The loader owns the decoder that it has loaded."""
 
     def __init__(self, backend: Backend, weights: Weights) -> None:
         self._backend = backend

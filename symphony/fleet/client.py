@@ -1,7 +1,7 @@
 """Copies files of peers into this file system.
 
-Pages that the user's account has already are shared. Only the others cross the network, straight into frames. A worker
-checks every page against the digest of the image, as for an image that is copied in.
+Pages that the user's account already has are shared. Only the other pages cross the network, straight into frames. A
+worker checks every page against the digest of the image, as for an image that is copied in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from libsym.errors import Invalid, NotFound
 from symphony.fleet.link import Ask, Link, in_worker, offer_of
 
 NUM_WORKERS = 4
-"""Maximum number of files that are copied at once. Further copies wait, because steps need the cores."""
+"""Maximum number of concurrent copies. Further copies wait, because steps need the cores."""
 
 Address = tuple[str, int]
 
@@ -64,7 +64,7 @@ class _Remote:
         return len(room)
 
     def survey(self, pool: PagePool, owner: int) -> Survey:
-        """Find the full pages that the owner's account has already. The result is a guess that is checked later."""
+        """Find the full pages that the owner's account already has. The result is a guess that is checked later."""
         numbers = np.frombuffer(self.read_at(self.plan.layout.tokens, 8 * self.plan.num_entries), "<i4")
         of_full = numbers.reshape(2, -1)[:, : self._num_full * PAGE_ENTRIES]
         tokens, positions = of_full.reshape(2, self._num_full, PAGE_ENTRIES)
@@ -79,7 +79,7 @@ class _Remote:
         return len(numbers)
 
     def marks(self, bits: str) -> Marks:
-        """Return the marks of the new file. Entries at the end that were computed with `bits` have none."""
+        """Return the marks of the new file. Entries at the end that were computed with `bits` get no mark."""
         marks = self._marks
         return marks[:-1] if marks and marks[-1][0] == bits else marks
 

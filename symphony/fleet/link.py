@@ -1,12 +1,12 @@
 """The connection between two daemons: TLS in which both sides show a certificate, and messages.
 
-A peer is another daemon whose certificate the same authority has signed. A peer is trusted: each daemon believes the
-user that the other one names.
+A peer is another daemon whose certificate the same authority has signed. A peer is trusted: a daemon believes the peer
+on which user asks.
 
     client                                  server
     length, Ask as JSON              ──►
                                      ◄──    length, Offer or {"errno", "message"} as JSON
-                                     ◄──    the image's header; digests of its full pages; all behind its full pages
+                                     ◄──    the image's header; digests of its full pages; bytes behind these pages
     count, numbers of full pages     ──►
                                      ◄──    the bytes of these pages, in this order
 
@@ -102,7 +102,7 @@ def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class Link:
-    """A connection, as one of its sides uses it. Errors of the network become NotConnected or TimedOut."""
+    """Connection to a peer, from either side. Errors of the network become NotConnected or TimedOut."""
 
     def __init__(self, connection: socket.socket, other: str) -> None:
         self._connection = connection
@@ -159,7 +159,7 @@ class Link:
         self.send(len(text).to_bytes(4, "little"), text)
 
     def receive_message(self) -> dict[str, Any]:
-        """Return the next message. Raise the error that the message has, if it has one."""
+        """Return the next message. If the message reports an error of the other side, raise that error."""
         size = int.from_bytes(self.receive(4), "little")
         if size > MAX_MESSAGE_BYTES:
             raise NotConnected(
@@ -176,7 +176,7 @@ class Link:
         return message
 
     def shut(self) -> None:
-        """End the connection. A thread that waits for it fails at once."""
+        """End the connection. A thread that waits for the other side fails immediately."""
         with suppress(OSError):  # the other side may have ended it
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""Lends images of files to peers.
+"""Sends images of files to peers.
 
 A peer gets the digests of a file's pages first, and asks only for the pages that it lacks. The file is read as it was
 when the peer asked, whatever happens to the file afterwards.
@@ -27,7 +27,7 @@ from symphony.fleet.link import Ask, Link, Offer, ask_of, in_worker
 log = logging.getLogger(__name__)
 
 NUM_WORKERS = 4
-"""Maximum number of peers that are served at once. Further peers wait, because steps need the cores."""
+"""Maximum number of peers that are served at the same time. Further peers wait, because steps need the cores."""
 PAGES_AT_ONCE = 8
 
 

@@ -19,7 +19,7 @@ from symphony.manuals.manual_text import macro_text, plain_text
 _HEADING = re.compile(r"\.(S[HS]) (.*)")
 _ATTRIBUTE = re.compile(r"\buser\.kv\.\w+")
 _DEEP = "libsym-abi", "libsym-operations", "lips-gateway-fields", "symphony-security"
-"""Pages for developers. Entries of other pages precede theirs."""
+"""Pages for developers. Their entries get a lower score, so entries of other pages are shown first."""
 _WORD = re.compile(r"[a-z0-9]+")
 MOST_WHOLE, MOST_NAMED = 3, 8
 

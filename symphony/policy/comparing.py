@@ -31,7 +31,7 @@ class Comparison:
 
 
 def policies(names: Sequence[str]) -> dict[str, Rank | None]:
-    """Load policies by name. NONE has no function. Invalid: a name or a file is not a policy."""
+    """Load policies by name. For NONE, the value is None. Invalid: a name or a file is not a policy."""
     return {name: None if name == NONE else load(name) for name in names}
 
 

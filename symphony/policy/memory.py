@@ -1,6 +1,6 @@
 """KV of a replay: the pages of each segment in memory and on disk, and their movement.
 
-A turn gets all pages that it needs at once, or waits and holds none. Its pages stay in memory while it runs. If frames
+A turn gets all its pages together, or waits and holds no page. The pages stay in memory while the turn runs. If frames
 are short, the policy under trial ranks the segments that no turn needs now. The segment of least worth is evicted
 first, from its last page down. A page without a copy on disk is written before its eviction. The disk reads and writes
 concurrently, at separate rates. Reads are served in their order, and so are writes.
@@ -72,7 +72,7 @@ class Memory:
         self.num_free = num_frames
         self.most_used = 0
         self.num_in = self.num_out = self.num_decisions = 0
-        """Numbers of pages read, of pages written, and of decisions on evictions."""
+        """Counts of pages read, of pages written, and of decisions on evictions."""
 
     def take(self, turn: Turn, now_s: float) -> TakenMemory | None:
         """Allocate the memory that a turn needs until its end. None: memory has no room."""

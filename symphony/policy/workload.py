@@ -1,5 +1,5 @@
-"""The workload of a replay: programs, each with a sequence of turns. A turn begins a pause after the previous turn
-ended.
+"""The workload of a replay: programs, each with a sequence of turns. When a turn has ended, the next turn begins after
+a pause.
 
 Turns are derived from a recorded trace. Calls on one file that follow each other closely make one turn, since a loop
 over pred() makes a call for each token. Files that one process uses one after the other make one program. Files that a

@@ -24,7 +24,7 @@ class Activated:
 
 
 def activated(environment: MutableMapping[str, str] = os.environ) -> Activated | None:
-    """Return the sockets that the service manager passed to this process. None: there are none.
+    """Return the sockets that the service manager passed to this process. None: no sockets were passed.
     Invalid: the sockets are not the two that the daemon needs.
     """
     pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "0")

@@ -4,8 +4,8 @@
     journalctl -u symphony SYM_USER=1000       lines on a user, by uid
     journalctl -u symphony KV_FILE=/base.kv    lines on a file, by its path below the mount
 
-A logging call names its subjects by `extra={"program": ..., "user": ..., "file": ...}`. Each is a value, or a list or
-tuple of values.
+A logging call names its subjects by `extra={"program": ..., "user": ..., "file": ...}`. A subject is a value, or a list
+or tuple of values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def subjects(record: logging.LogRecord) -> dict[str, object]:
 
 
 def is_journals(stream: TextIO) -> bool:
-    """Return whether a stream leads to the journal. The service manager names that stream in JOURNAL_STREAM."""
+    """Return whether a stream leads to the journal. The variable JOURNAL_STREAM identifies the journal's stream."""
     try:
         about = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -51,7 +51,7 @@ SO_PASSRIGHTS = 83
 READ_AHEAD_KB = 512
 """Read-ahead of a mount. Images are read a quarter faster than with 128 KB, the kernel's default for FUSE."""
 STALE_WITHIN_S = 2.0
-"""Time after which a mount that does not answer counts as alive. A stale mount fails at once."""
+"""Time after which a mount that does not answer counts as alive. A stale mount fails immediately."""
 
 _MAX_DESCRIPTORS = 1024
 _MS_NOSUID, _MS_NODEV = 2, 4
@@ -242,7 +242,7 @@ def mount(directory: str, source: str, fuse: int, uid: int, gid: int) -> None:
     try:
         real = os.readlink(f"/proc/self/fd/{where}")  # noqa: PTH115 - text is needed
         if real != directory:
-            raise OSError(errno.ELOOP, f"{directory} is {real}, by a link on the way: name that one")
+            raise OSError(errno.ELOOP, f"{directory} is {real}, by a link on the way: name {real}")
         if _names_in(where, directory):
             raise OSError(errno.ENOTEMPTY, f"{directory} is not empty: choose another mount point")
         options = f"fd={fuse},rootmode=40000,user_id={uid},group_id={gid},allow_other,default_permissions"
@@ -312,7 +312,7 @@ def _bury() -> None:
 
 def mounted_at(directory: str) -> Mounted | None:
     """Return the topmost mount at a directory.
-    None: there is no mount. The kernel's list has it, so no mount can block.
+    None: there is no mount. The kernel's list has the mount, so no hanging daemon can block the call.
     """
     found, place = None, os.fsencode(directory)
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
@@ -359,8 +359,8 @@ def listening_socket() -> socket.socket:
 def refuse_descriptors(listening: socket.socket) -> None:
     """Have the kernel refuse descriptors that clients send, since a client can delay their close for any time.
 
-    Linux before 6.16 can't refuse them. There, only the mode of the socket protects the helper: it admits the daemon's
-    user alone.
+    Linux before 6.16 can't refuse them. There, only the mode of the socket protects the helper: this mode admits the
+    daemon's user alone.
     """
     with suppress(OSError):
         listening.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)

@@ -89,7 +89,7 @@ class HelpersMount:
 
     async def keep_for_ever(self) -> None:
         """Stay connected to a helper, so that it unmounts if the daemon dies.
-        If the helper ends, connect to the next.
+        If the helper ends, connect to the next helper.
         """
         while True:
             if self._connection is not None:

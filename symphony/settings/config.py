@@ -73,7 +73,7 @@ class Config:
     gpu_memory: int | None = _setting(None, kinds.SIZE, "nine tenths of the free memory", "40G",
         text="With cuda: memory of the GPU for weights, workspace and pages")
     kv_dtype: str | None = _setting(None, text("T", *GPU_KV_DTYPE), "the precision", "bf16",
-        text="With cuda: number type of KV, either that of the precision or fp8")
+        text="With cuda: number type of KV, either the type of the precision or fp8")
     invariant: bool = _setting(True, kinds.TRUTH,
         text="With cuda: the same call has the same bits in any batch")
     same_bits: bool = _setting(False, kinds.TRUTH,
@@ -81,7 +81,7 @@ class Config:
 
     mount: Path = _setting(Path("/kv"), kinds.MOUNT, "/kv for root, ~/kv for other users",
         text="Where the KV file system appears; the mount helper's unit names the same directory")
-    socket: Path = _setting(Path("/run/symphony/symphony.sock"), kinds.PATH, "SYMPHONY_SOCKET, or the user's",
+    socket: Path = _setting(Path("/run/symphony/symphony.sock"), kinds.PATH, "SYMPHONY_SOCKET, or the user's socket",
         text="The daemon's socket; the socket's unit names the same path")
     state: Path = _setting(Path("/var/lib/symphony"), kinds.DIRECTORY,
         "/var/lib/symphony for root, ~/.local/state/symphony for others",
@@ -89,7 +89,7 @@ class Config:
     allow_other: bool | None = _setting(None, kinds.TRUTH, "true for root and with the helper", True,
         text="Let users other than the daemon's enter the mount, as far as modes allow")
     open: bool = _setting(False, kinds.TRUTH,
-        text="Let every user make files at the root of the mount (mode 1777); a mount of the helper always does")
+        text="Let every user make files at the root of the mount (mode 1777); with the helper, always true")
     mount_helper: Path | None = _setting(None, kinds.PATH, "none", "/run/symphony-mount/symphony.sock",
         text="The socket of the helper that mounts for a daemon without rights; the units say where it is")
 
@@ -123,7 +123,7 @@ class Config:
     weight: Mapping[int, float] = _setting({}, kinds.WEIGHTS, "1", {"alice": 2.0}, reload=True,
         text="Weight of each user, by name or uid, in the sharing of steps")
     programs: int = _setting(MAX_AT_ONCE, kinds.ANY_NUMBER, reload=True,
-        text="How many programs of symphony run each user may have at once")
+        text="How many programs, started by symphony run, each user may have at the same time")
     starts: int = _setting(MAX_PER_MINUTE, kinds.ANY_NUMBER, reload=True,
         text="How many programs each user may start in a minute")
 

@@ -18,7 +18,7 @@ from symphony.settings.kinds import WEIGHTS
 _HEAD = """\
 # The configuration of Symphony's daemon: symphony-serve(1) describes each key.
 # A key with a # in front has its default, or shows an example. Check a change with `symphony config check`, then
-# `systemctl reload symphony`: keys marked (reload) change at once, the others with the next start.
+# `systemctl reload symphony`: keys marked (reload) change immediately, other keys with the next start.
 """
 _LIST = re.compile(r"(?<=\n\.SH KEYS\n).*?(?=\.SH )", re.DOTALL)
 
@@ -31,7 +31,7 @@ def shipped_file() -> str:
         comment = textwrap.wrap(words, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
         value = setting.default if setting.example is None else setting.example
         if setting.kind is WEIGHTS:
-            comment.append("# A table: what comes after it belongs to it, so it is last.")
+            comment.append("# A table: all lines after its heading belong to the table, so it is last.")
             lines = [f"#[{key}]", *(f"#{user} = {_plain(weight)}" for user, weight in value.items())]
         else:
             lines = [f"#{key} = {_plain(value)}"]

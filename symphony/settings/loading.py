@@ -1,4 +1,4 @@
-"""Loading of a daemon's configuration: defaults, overridden by the file, overridden by the command line.
+"""Loading of a daemon's configuration. The file overrides the defaults, and the command line overrides the file.
 
 Values are checked once, here. `Config` is frozen.
 """
@@ -39,7 +39,7 @@ def default_file() -> Path | None:
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """Return the configuration in the file `path`, overridden by values of the command line. None overrides nothing."""
+    """Return the configuration in the file `path`, overridden by values of the command line, except values of None."""
     return overlaid(None if path is None else read_config_file(path), overrides)
 
 
@@ -99,7 +99,7 @@ def _checked_weights(given: Any, problems: list[Unfit]) -> dict[int, float]:
         try:
             ((uid, number),) = _parsed("weight", {user: weight}).items()
             if uid in found:
-                raise Unfit(f"weight of {user}: uid {uid} has one already", "weight", user)  # noqa: TRY301 - a problem like the others
+                raise Unfit(f"weight of {user}: uid {uid} has a weight already", "weight", user)  # noqa: TRY301 - a problem like the others
             found[uid] = number
         except Unfit as problem:
             problems.append(problem)

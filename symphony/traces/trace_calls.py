@@ -1,8 +1,8 @@
 """Reconstruction of the calls of a trace from its records: the arrival, computation and end of each call.
 
-In a trace, all calls of a decode loop that runs in C have the same number. Their arrival times tell them apart. If the
-record of an arrival is missing (it was lost, or the file is torn), the call's program is not known: its `arrival` is
-`UNKNOWN`.
+In a trace, all calls of a decode loop that runs in C have the same serial number. Their arrival times tell them apart.
+If the record of an arrival is missing (it was lost, or the file is torn), the call's program is not known: the call's
+`arrival` is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def calls_of(trace: Trace) -> TracedCalls:
     arrived = np.concatenate((arrived[first], trace.arrivals["ns"][waiting]))
     computed_ns = np.concatenate((steps["ended_ns"][last_step], np.zeros(len(waiting), np.int64)))
     nothing = np.zeros(len(waiting), np.int64)
-    # Of the calls with one number, all but the last were answered right after their last step.
+    # Of the calls with the same serial number, all but the last were answered right after their last step.
     is_last = np.ones(len(number), np.bool_)
     is_last[: len(first)][:-1] = number[: len(first)][:-1] != number[: len(first)][1:]
     answer, has_answer = _places(trace.answers["call"], number)

@@ -77,7 +77,7 @@ def _step_events(trace: Trace, began_ns: int) -> Iterator[Event]:
 
 
 def _are_followed(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Return for each step whether the next step began at once: within a quarter of the step's own time."""
+    """Return for each step whether the next step followed closely: within a quarter of the step's own time."""
     began, ended = trace.steps["began_ns"], trace.steps["ended_ns"]
     followed = np.zeros(len(began), np.bool_)
     followed[:-1] = began[1:] - ended[:-1] <= (ended - began)[:-1] // 4

@@ -44,7 +44,7 @@ def rows_of(trace: Trace, calls: TracedCalls) -> TraceRows:
     arrivals = trace.arrivals if len(trace.arrivals) else np.zeros(1, trace.arrivals.dtype)
     pid = np.where(unknown, UNKNOWN, arrivals["pid"][calls.arrival])
     uid = np.where(unknown, UNKNOWN, arrivals["uid"][calls.arrival].astype(np.int64))
-    # An unknown call lacks a file: the call's number serves instead.
+    # An unknown call lacks a file: the call's serial number serves instead.
     file = np.where(unknown, calls.number, arrivals["file"][calls.arrival])
     order = np.lexsort((calls.arrived_ns, file, uid, pid))
     keys = np.stack((pid, uid, file))[:, order]

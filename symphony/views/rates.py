@@ -1,7 +1,7 @@
 """Rates of a daemon between two samples, and quantiles of its times.
 
 The daemon's counters only grow, so rates are differences of two samples. Times are counted in buckets, and a sample
-tells their bounds.
+tells the bounds of the buckets.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ _COUNTERS = ("num_steps", "num_tokens", "num_prefill_tokens", "num_calls_in_step
 
 def quantile(bounds_s: Sequence[float], nums: Sequence[int], part: float) -> float | None:
     """Return a quantile: the share `part` of all times is at most this long. None: no time was counted.
-    Times are taken to be spread evenly within a bucket. For the last bucket, which has no end, its start is returned.
+    The result assumes that times are spread evenly within a bucket. For the last bucket, which has no end, it is the
+    start of the bucket.
     """
     below, wanted = 0, part * sum(nums)
     if not wanted:

@@ -2,7 +2,7 @@
 
 On a terminal, each sample is painted over the previous sample. In a pipe, or on a dumb terminal, each sample is one
 line: JSON, or columns with a head every HEAD_EACH lines. If the daemon goes away, one line says so, and the command
-waits for it.
+waits for the next daemon.
 """
 
 from __future__ import annotations

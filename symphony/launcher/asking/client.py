@@ -1,4 +1,4 @@
-"""Client of a launcher: finds the running launcher or starts one, and sends it requests."""
+"""Client of a launcher: finds the running launcher, or starts a launcher, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def check_daemon(places: Places) -> None:
 
 
 def no_daemon(places: Places, why: str) -> Refused:
-    """Return the error for a daemon that accepts no launcher: it is missing, or of another release."""
+    """Return the error for a daemon that accepts no launcher: the daemon is missing, or of another release."""
     try:
         libsym.connect(places.daemon)
     except (NotConnected, SymError) as error:

@@ -53,7 +53,7 @@ def run_command(args: argparse.Namespace, socket: Path | None) -> int:
 
 
 def _spec(args: argparse.Namespace) -> Message:
-    """Return a request's description of the program. It has this process's environment, directory and rlimits."""
+    """Return a request's description of the program, with this process's environment, directory and rlimits."""
     path, python = find_program(args.program, ".")
     if args.isolation is None:
         args.isolation = NONE if does_without_sandbox(path) else STANDARD

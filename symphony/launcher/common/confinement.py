@@ -1,6 +1,6 @@
-"""The client's part in making a sandbox: it chooses visible paths, environment variables and virtual environment.
+"""The client's part in making a sandbox: the choice of visible paths, variables and virtual environment.
 
-The launcher can't choose them, since it has a different working directory and environment.
+The launcher can't choose these, because its own working directory and environment differ from the client's.
 """
 
 from __future__ import annotations

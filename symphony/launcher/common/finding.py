@@ -59,7 +59,7 @@ def name_of(path: str) -> str:
 
 
 def does_without_sandbox(path: str) -> bool:
-    """Return whether a program that ships must run without a sandbox, for instance since it listens on a port.
+    """Return whether a program that ships must run without a sandbox, for instance because it listens on a port.
     The package of such a program says `ISOLATION = "none"`.
     """
     if Path(path) not in shipped().values() or Path(path).name != "__main__.py":

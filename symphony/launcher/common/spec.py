@@ -31,7 +31,7 @@ ISOLATIONS = "standard", "none"
 
 @dataclass(frozen=True, slots=True)
 class LaunchLimits:
-    """Limits of a program. The program is ended if it exceeds one. None: no limit."""
+    """Limits of a program. A program that exceeds a limit is ended. None: no limit."""
 
     time: float | None = None
     """Wall-clock time from the program's first start, in seconds."""
@@ -117,7 +117,8 @@ class Spec:
     @property
     def tasks(self) -> int | None:
         """Kernel's limit on processes and threads in the sandbox. None: there is no sandbox.
-        The number is above the limit on processes, so that the launcher can see a program that exceeds that limit.
+        The kernel's limit is above the user's limit on processes, so that the launcher sees that a program exceeds the
+        user's.
         """
         return min(walls.TASKS + (self.limits.processes or 0), walls.MOST_TASKS) if self.is_isolated else None
 

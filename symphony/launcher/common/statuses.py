@@ -13,4 +13,4 @@ FAILED = 125
 NOT_READABLE = 126
 NOT_FOUND = 127
 SIGNALLED = 128
-"""Base for a program that a signal ended: its status is this number plus the signal's number."""
+"""Base for a program that a signal ended: the program's status is this number plus the signal's number."""

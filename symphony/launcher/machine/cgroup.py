@@ -5,7 +5,7 @@ of one process. So a program with a thousand busy processes gets no more process
 process.
 
 In version 2, a cgroup that limits its children may not contain processes itself. So the launcher moves to a leaf,
-`launcher`, together with the processes that it has started. It moves no other process: if the cgroup contains another
+`launcher`, together with its own child processes. The launcher moves no other process: if the cgroup contains another
 process, programs get no limits. In a cgroup that the service manager has delegated, all processes belong to one
 service, so the launcher moves them all.
 """
@@ -140,7 +140,7 @@ class Cgroups:
     def find(cls, key: str, process: Path = Path("/proc/self")) -> Cgroups:
         """Find the hierarchies in which this launcher may make groups, and remove groups that an earlier launcher left.
 
-        `key`: part of the groups' names. Only launchers with the same directory share it.
+        `key`: part of the groups' names. Only launchers with the same directory have the same key.
         """
         prefix = f"symphony-{key}-"
         usable = []
@@ -203,7 +203,7 @@ def _share(hierarchy: Hierarchy) -> None:
 
 
 def _ours(directory: Path) -> list[str]:
-    """Return the processes to move: this process and its children in the cgroup, or all if the cgroup is delegated."""
+    """Return the processes to move: this process and its children, or all in the cgroup if the cgroup is delegated."""
     here = (directory / "cgroup.procs").read_text(encoding="ascii").split()
     others = [pid for pid in here if pid != str(os.getpid())]
     return ["0", *(pid for pid in others if _is_delegated(directory) or _parent(pid) == os.getpid())]

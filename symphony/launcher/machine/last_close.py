@@ -4,8 +4,8 @@ Descriptors that a program has sent are closed with the connection. The program 
 `scheduler/wire/peer_socket.py` says how. A launcher never receives from these connections, so the kernel can refuse
 descriptors.
 
-Kernels before Linux 6.16 can't refuse them. There, threads close the connections, a few threads for each program. If
-all threads of a program hang, the launcher accepts no connection of that program until a thread ends.
+Kernels before Linux 6.16 can't refuse descriptors. There, threads close the connections, a few threads for each
+program. If all threads of a program hang, the launcher accepts no connection of that program until a thread ends.
 """
 
 from __future__ import annotations

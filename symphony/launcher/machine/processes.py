@@ -71,8 +71,8 @@ def send_group_signal(pid: int, number: int) -> bool:
 def left_by(launcher: str, programs: Collection[str]) -> list[int]:
     """Return the processes that a dead launcher left: its zygote, the zygote's forks, and its programs' processes.
 
-    They are found by their environments. /proc shows the environment of a process's last exec, so a fork of the zygote
-    shows the zygote's environment.
+    Their environments identify these processes. /proc shows the environment of a process's last exec, so a fork of the
+    zygote shows the zygote's environment.
     """
     marks = {os.fsencode(f"{ZYGOTE_OF}={launcher}"), *(os.fsencode(f"{PROGRAM}={each}") for each in programs)}
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are needed

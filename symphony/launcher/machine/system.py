@@ -30,7 +30,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send a signal to this process when `parent` ends. If `parent` has ended, send it at once."""
+    """Have the kernel send a signal to this process when `parent` ends. If `parent` has ended, send the signal now."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
 """Forwarder for `--allow-net`: accepts a program's connections from its sandbox, and connects them to the real hosts.
 
-The listener that accepts a connection determines its host. The program's bytes have no influence on that.
+The listener that accepts a connection determines the host. The program's bytes have no influence on the host.
 """
 
 from __future__ import annotations

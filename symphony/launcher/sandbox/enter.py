@@ -60,7 +60,7 @@ def _address(pointer: Any) -> int:
 
 
 def ends(raw: bytes) -> dict[int, int]:
-    """Decode the bytes of a `statuses` pipe: return the status of each ended program, by the number of its launch."""
+    """Decode the bytes of a `statuses` pipe: return the status of each ended program, by its launch's serial number."""
     found = ffi.from_buffer("struct sym_end[]", raw)
     return {end.number: end.status for end in found}
 
@@ -141,8 +141,8 @@ def _bound_the_user() -> None:
 
 def _parent_of_mount(path: str) -> str:
     """Return the directory for the Landlock rule that covers the mount.
-    A rule for the mount's parent also covers a later mount at this place. If the parent is `/`, that would allow too
-    much, so the directory is the mount itself.
+    A rule for the mount's parent also covers a later mount at this place. But a rule for `/` would allow too much, so
+    for a mount directly below `/` the directory is the mount itself.
     """
     parent = os.path.dirname(path)
     return path if parent == "/" else parent

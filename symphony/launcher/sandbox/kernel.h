@@ -11,7 +11,7 @@
 
 enum { SYM_PATH_BYTES = 4096, SYM_DEVICE_BYTES = 32 };
 
-/* The end of a program: the number of its launch, and its status as in waitpid(2). */
+/* The end of a program: the serial number of its launch, and its status as in waitpid(2). */
 struct sym_end {
     uint64_t number;
     int32_t status;
@@ -32,8 +32,8 @@ struct sym_kv {
 /*
  * Makes the first process in new namespaces, and its child. The caller gets the pid of the first process, or -errno.
  * The first process never returns. Its child returns 0; `orders` is then a pipe. The child writes one sym_kv to this
- * pipe, or closes it. When the child ends, the first process writes a sym_end to `statuses`, and ends. The caller reads
- * `said`, the other end of that pipe. If `statuses` has no reader at the start, the first process ends.
+ * pipe, or closes it. When the child ends, the first process writes a sym_end to the pipe `statuses`, and ends. The
+ * caller reads `said`, the other end of `statuses`. If `statuses` has no reader at the start, the first process ends.
  */
 int sym_clone_sandbox(uint64_t number, int said, int statuses, int *orders);
 
@@ -68,7 +68,7 @@ int sym_landlock_new(int version, bool network);
 
 /*
  * Adds a rule: files beneath a descriptor may be read and executed. `writable`: these files may be changed, too.
- * `sockets`: sockets may also be created beneath it.
+ * `sockets`: sockets may also be created beneath the descriptor.
  */
 int sym_landlock_allow(int ruleset, int version, int beneath, bool writable, bool sockets);
 

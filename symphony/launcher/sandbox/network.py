@@ -1,8 +1,8 @@
 """Sandbox's side of `--allow-net`: an address on `lo` for each granted host, and a listener for each grant.
 
 A socket belongs to the network namespace in which it was made. So the sandbox sends its listeners to the launcher,
-whose forwarder accepts their connections outside, and connects to the real hosts. That needs no veth, no root, and no
-variables for proxies.
+whose forwarder accepts their connections outside, and connects to the real hosts. This method needs no veth, no root,
+and no variables for proxies.
 
 Addresses are set by ioctl(2), which is sufficient here. AF_NETLINK could do more than a sandbox should.
 """
@@ -88,10 +88,10 @@ def _is_there(address: str) -> bool:
 
 
 def _add_address(address: str, number: int) -> None:
-    """Add an address to `lo`, as the only address of its network. `number`: a number that no other address has.
+    """Add an address to `lo`, as the only address of its network. `number`: a serial number that no other address has.
 
-    Even addresses in 127.0.0.0/8, for hosts given by name, are added, although they can be bound without that. If the
-    only address of a machine is 127.0.0.1, glibc assumes that it has no IPv4. Then it does not resolve names of IPv4
+    Hosts given by name have addresses in 127.0.0.0/8. These could be bound without being added. But if the only address
+    of a machine is 127.0.0.1, glibc assumes that the machine has no IPv4. Then glibc does not resolve names of IPv4
     hosts for programs that set AI_ADDRCONFIG.
     """
     packed = ipaddress.ip_address(address).packed

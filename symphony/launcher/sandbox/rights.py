@@ -15,8 +15,8 @@ _STANDARD = 3
 def give_up(writable: Iterable[str], kv: str | None, *, network: bool) -> None:
     """Drop rights of this process, which is in the sandbox.
 
-    `writable`: paths below which the program may change files. `kv`: another path below which it may change files, but
-    not create sockets. By such sockets, programs could connect to each other, and share their grants.
+    `writable`: paths below which the program may change files. `kv`: another path below which the program may change
+    files, but not create sockets. By such sockets, programs could connect to each other, and share their grants.
     """
     with step("its capabilities can't be dropped"):
         done(lib.sym_drop_capabilities(0))

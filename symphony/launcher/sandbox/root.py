@@ -138,7 +138,7 @@ def _make_proc(tasks: int) -> None:
 
 def _numbers_of_processes_are_divided() -> bool:
     """Return whether each PID namespace has its own pid_max, as since Linux 6.14.
-    Before, pid_max was the machine's, and root could change it from inside a sandbox.
+    In earlier kernels, all namespaces share the machine's pid_max, and root could change it from inside a sandbox.
     """
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return found is not None and (int(found[1]), int(found[2])) >= (6, 14)
@@ -161,8 +161,7 @@ def _show(each: Shown | ShownLink) -> None:
 
 @contextmanager
 def _place(path: str, *, is_directory: bool) -> Iterator[int]:
-    """Open the file or directory to mount on. If it does not exist, make it, but only in a directory of the sandbox's
-    own.
+    """Open the mount point `path`. If it does not exist, make it, but only in a directory of the sandbox's own.
 
     A mount point in a shown directory exists already. A program that may write to that directory can replace anything
     in it by a link at any time. So no link is followed, and nothing is made there.
@@ -186,7 +185,7 @@ def _place(path: str, *, is_directory: bool) -> Iterator[int]:
 
 
 def _own_directory(path: str) -> int | None:
-    """Open a directory of the sandbox's own, and make it if it does not exist. None: it is shown, or behind a link."""
+    """Open a directory of the sandbox's own, and make it if it is missing. None: `path` is shown, or behind a link."""
     try:
         found = _opened(path)
     except OSError as error:
@@ -234,7 +233,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _hide(path: str) -> None:
-    """Cover a path in a shown directory that programs may not see."""
+    """Cover a path that programs may not see, although its directory is shown."""
     place = f"/new{path}"
     if os.path.isdir(place):
         Path("/own/nothing").mkdir(mode=0o755, exist_ok=True)
@@ -246,8 +245,8 @@ def _hide(path: str) -> None:
 
 
 def mount_kv(path: str) -> bytes:
-    """Mount KV in the built root, if it is mounted on the machine.
-    Return a `struct sym_kv`, with which the first process mounts it again later.
+    """Mount KV in the built root, if KV is mounted on the machine.
+    Return a `struct sym_kv`, with which the first process mounts KV again later.
     """
     kv = ffi.new("struct sym_kv *")
     kv.outside, kv.inside = os.fsencode(f"/old{path}"), os.fsencode(f"/new{path}")

@@ -121,7 +121,7 @@ class Client:
             self.close()
         except (KeyError, TypeError, ValueError) as error:
             why = f"the launcher, of release {__version__}, does not understand this request: {error!r}"
-            self._send({"error": f"{why} (another one starts when its programs have ended)", "status": FAILED})
+            self._send({"error": f"{why} (another launcher starts when its programs have ended)", "status": FAILED})
             self.close()
 
     async def _do(self, request: Message) -> None:

@@ -1,7 +1,7 @@
 """The launcher's connection to its daemon's programs socket. While programs run, a lost connection is made again.
 
-Messages are JSON. A request of the launcher has a number `n`, which the answer repeats. A request of the daemon has a
-number `d`. Connections that programs made are passed on to the daemon as descriptors.
+Messages are JSON. A request of the launcher has a serial number `n`, which the answer repeats. A request of the daemon
+has a serial number `d`. Connections that programs made are passed on to the daemon as descriptors.
 """
 
 from __future__ import annotations

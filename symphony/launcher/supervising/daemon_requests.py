@@ -25,7 +25,7 @@ class _NoProgram(Refused):
 
 
 class DaemonRequests:
-    """Server of the daemon's requests. It serves them concurrently."""
+    """Concurrent server of the daemon's requests."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor

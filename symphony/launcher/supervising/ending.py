@@ -119,5 +119,5 @@ def _shown(limit: float | None) -> str:
 
 
 def _reason(limit: str) -> str:
-    """Return the reason of an end at a limit. For page-seconds, it is "pages"."""
+    """Return the reason of an end at a limit. For page-seconds, the reason is "pages"."""
     return "pages" if limit == "page_seconds" else limit

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 COLLECTED = (700, 2, 2)
 """Thresholds of the garbage collector. An ended program leaves some forty objects in reference cycles, 10 KB.
 
-With Python's defaults, they would be collected every 1,500 programs; with these thresholds, every 100. Objects that are
-older than the first program are frozen, so a collection takes less than a millisecond.
+With Python's defaults, a full collection would come every 1,500 programs; with these thresholds, every 100. Objects
+that are older than the first program are frozen, so a collection takes less than a millisecond.
 """
 
 

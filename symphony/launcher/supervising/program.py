@@ -113,7 +113,7 @@ class LaunchedProgram:
     """Program that runs, or that has ended and is kept for its log and status."""
 
     def __init__(self, directory: Path, record: Record, spec: Spec | None, window: tuple[int, int] = (24, 80)) -> None:
-        """`window`: initial rows and columns of its terminal."""
+        """`window`: initial rows and columns of the program's terminal."""
         self.record = record
         self.directory = directory
         self._spec = spec

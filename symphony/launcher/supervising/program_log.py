@@ -1,9 +1,10 @@
-"""Log of a program's output, on disk. Each client reads it at its own pace.
+"""Log of a program's output, on disk. Each client reads the log at a pace of its own.
 
 A log has up to two files of records (bytes, stream, time). When `log` is full, it is renamed to `log.1`, and the old
 `log.1` is removed. So a log keeps one to two SEGMENT_BYTES of the latest output. A reader keeps its current file open,
 and loses no output as long as that file is one of the two. A patient reader (such as the terminal that the program runs
-on) must not lose output. If it lags behind, the log is not written, and the program blocks, as at a full pipe.
+on) must not lose output. While a patient reader lags behind, the log is not written, and the program blocks, as at a
+full pipe.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ProgramLog:
     def __init__(self, directory: Path) -> None:
         self._path, self._before = directory / "log", directory / "log.1"
         self.generation = 0
-        """Number of the file that is being written."""
+        """Serial number of the file that is being written."""
         self._file = -1
         self.size = 0
         """Size of the file that is being written, in bytes."""
@@ -59,7 +60,7 @@ class ProgramLog:
         self.size = 0
 
     def open(self, generation: int) -> int:
-        """Open one of the two files. FileNotFoundError: it has been removed, or was never written."""
+        """Open one of the two files. FileNotFoundError: this file has been removed, or was never written."""
         if generation not in (self.generation, self.generation - 1):
             raise FileNotFoundError
         return os.open(self._path if generation == self.generation else self._before, os.O_RDONLY | os.O_CLOEXEC)

@@ -39,7 +39,7 @@ class Streams:
         self._on_output = on_output
         self._sources: dict[int, bytes] = {}
         self._unwritten: tuple[bytes, bytes] | None = None
-        """Stream and bytes that were read, but could not be logged yet, for instance since the disk is full."""
+        """Stream and bytes that were read, but could not be logged yet, for instance because the disk is full."""
         self._is_last = False
         self.closed = self._loop.create_future()
         """Done when the log has all of the process's output."""

@@ -37,7 +37,7 @@ FIRST_RESTART_S, LONGEST_RESTART_S = 0.2, 30.0
 """First and longest pause before a restart. Each pause is twice the previous pause."""
 WINDOW = 24, 80
 OWN_BYTES = 256 << 20
-"""Limit of a sandboxed program's private files: /tmp, /var/tmp, /dev/shm and its home, together."""
+"""Limit of a sandboxed program's private files in /tmp, /var/tmp, /dev/shm and its home directory together."""
 _MAX_LISTENERS = 128
 _KILLS, _KILL_AGAIN_S = 100, 0.005
 """Rounds of killing the processes that a lost zygote left, and the pause between rounds.
@@ -98,7 +98,7 @@ class Supervisor:
         return program
 
     def _confine(self, program: LaunchedProgram) -> None:
-        """Make the cgroups of an isolated program. Refused: they can't be made."""
+        """Make the cgroups of an isolated program. Refused: the cgroups can't be made."""
         spec = program.spec
         if spec.is_isolated and self._cgroups.kinds:
             program.group = self._cgroups.make(program.record.id, spec.memory, spec.tasks)

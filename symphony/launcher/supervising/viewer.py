@@ -1,4 +1,4 @@
-"""Viewer: a client that watches one program. It gets the log at its own pace, and may send input and signals."""
+"""Viewer: a client that watches one program. A viewer gets the log at its own pace, and may send input and signals."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from symphony.launcher.supervising.program_log import LogReader
 from symphony.launcher.supervising.supervisor import Supervisor
 
 _CHUNKS_AT_ONCE = 16
-"""Messages that are sent in a row before other clients get their turn."""
+"""Number of messages that are sent in a row before other clients are served."""
 
 
 class Role(enum.Enum):
-    """Role of a viewer, named by its command. It decides how the client may affect the program."""
+    """Role of a viewer, named by its command. The role decides how the client may affect the program."""
 
     OWNER = "run"
-    """Client with the terminal or pipes that the program runs on. If it leaves without detaching, the launcher
+    """Client with the terminal or pipes that the program runs on. If the client leaves without detaching, the launcher
     hangs the program up.
     """
     GUEST = "attach"
-    """Client that may leave at any time. It gets the output from its arrival on, and may send input."""
+    """Client that may leave at any time. Such a client gets the output from its arrival on, and may send input."""
     FOLLOWER = "logs -f"
     READER = "logs"
 
@@ -101,7 +101,7 @@ class Viewer:
             self._on_end()
 
     def take(self, kind: bytes, content: Any) -> None:
-        """Handle a message of the client: input or a command. Only owner and guest may send them."""
+        """Handle a message of the client: input or a command. Only owner and guest may send messages."""
         if not self._acts:
             return
         if kind == wire.INPUT:

@@ -20,7 +20,7 @@ LEAST_S, MOST_S = 0.1, 2.0
 """Shortest and longest time between two checks."""
 _NEAR_S = 0.5
 """Margin below the memory limit, in seconds of fastest growth.
-The program's own memory is counted only if the total of the machine is within that margin of the limit, or above it.
+The program's own memory is counted only if the machine's total memory use plus this margin exceeds the program's limit.
 """
 _BYTES_PER_S = 4e9
 """Fastest growth of a process. The kernel must zero its memory, which limits the rate."""
@@ -76,7 +76,7 @@ class Watch:
             return now_s + pause_s
         return max((now_s + pause_s) // LEAST_S * LEAST_S, now_s + LEAST_S / 2)
 
-    # Each of these returns the seconds until the next check. 0 or less: the limit is exceeded. None: there is no limit.
+    # These methods return the seconds until the next check. 0 or less: the limit is exceeded. None: there is no limit.
 
     def _time(self) -> float | None:
         return None if self._until_s is None else self._until_s - self._loop.time()

@@ -1,6 +1,6 @@
 """A child of the zygote, from its fork until it becomes the program.
 
-The child writes READY to its report pipe when only exec(2) can still fail. It reports a failure there as JSON:
+The child writes READY to its report pipe when only exec(2) can still fail. Failures are reported there as JSON:
 {"error": text, "status": 126 or 127}. If the pipe is closed without a report, the process ended early.
 """
 
@@ -41,7 +41,7 @@ _AS_IT_IS = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECOD
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A child's descriptors, and the facts about the zygote that it needs."""
+    """A child's descriptors, and the facts about the zygote that the child needs."""
 
     zygote: int
     base_path: list[str]
@@ -92,7 +92,7 @@ def become(order: Order) -> None:
 
 
 def _take_descriptors(order: Order) -> Outside:
-    """Move the standard streams and the report to descriptors 0 to 3, and a sandbox's pipe and door to the next.
+    """Move the standard streams and the report to descriptors 0 to 3, and a sandbox's pipe and door to the next two.
     All other descriptors are closed.
     """
     given = [order.stdin, order.stdout, order.stderr, order.report]
@@ -127,7 +127,7 @@ def _take_surroundings(spec: dict[str, Any]) -> None:
 
 
 def _limit(which: int, soft: int, hard: int) -> None:
-    """Set a resource limit to the user's, capped at this process's own hard limit."""
+    """Set a resource limit to the user's limit, capped at this process's own hard limit."""
     _, most = resource.getrlimit(which)
     if most != resource.RLIM_INFINITY:
         hard = most if hard == resource.RLIM_INFINITY else min(hard, most)

@@ -32,7 +32,7 @@ _HOLD_EXCEPTIONS = "last_type", "last_value", "last_traceback"
 
 def leave(status: int, inherited: Collection[str]) -> None:
     """End this process.
-    The call returns if only the interpreter can end it. `inherited`: names of the zygote's modules.
+    The call returns if only the interpreter can end the process. `inherited`: names of the zygote's modules.
     """
     _join_threads()
     if _has_threads():
@@ -84,7 +84,8 @@ def _ignored(where: object, error: BaseException) -> None:
 def _take_apart(inherited: Collection[str]) -> None:
     """Clear the program's modules, in the same order as the interpreter.
 
-    Modules that only sys.modules refers to are freed at once. The contents of the others are cleared, the latest first.
+    Modules that only sys.modules refers to are freed immediately. The contents of the other modules are cleared,
+    beginning with the latest module.
     """
     gc.collect()  # orders cycles so that a text stream is freed before the file below it
     for name in _HOLD_EXCEPTIONS:

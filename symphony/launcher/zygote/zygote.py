@@ -1,7 +1,7 @@
 """The zygote: a Python process that has loaded libsym, and makes programs by fork(2).
 
-The zygote has a single thread. It knows only the number of a program. The rest arrives as descriptors, which it leaves
-to the child: a memfd with the specification, a pipe for the report, and standard input, output and error.
+The zygote has a single thread. Of a launch, the zygote knows only the serial number `n`. The rest arrives as
+descriptors for the child: a memfd with the specification, a pipe for the report, and standard input, output and error.
 
 Messages between zygote and launcher are JSON on a SOCK_SEQPACKET pair:
 
@@ -61,9 +61,9 @@ class Zygote:
         self._told: set[int] = set()
         """Pids that the launcher knows, and whose end is not reported yet."""
         self._launches: dict[int, int] = {}
-        """Number of the launch, by the pid of the sandbox's first process."""
+        """Serial number of the launch, by the pid of the sandbox's first process."""
         self._statuses: dict[int, int] = {}
-        """Status of a program as reported by its first process, by number of the launch."""
+        """Status of a program as reported by its first process, by the serial number of the launch."""
         self._said, self._say = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._said, False)
         self._user = os.getuid(), os.getgid()

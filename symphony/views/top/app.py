@@ -230,7 +230,7 @@ class Top(App[None]):
     def action_kill(self, name: str) -> None:
         row = self._programs.selected
         if self._front is not self._programs or row is None:
-            self.notify("choose a program: Tab leads to them", severity="warning")
+            self.notify("choose a program: Tab leads to the programs", severity="warning")
             return
         program, number = row.program, signal.Signals[f"SIG{name}"]
 
@@ -244,7 +244,7 @@ class Top(App[None]):
     def action_pin(self) -> None:
         row = self._files.selected
         if self._front is not self._files or row is None:
-            self.notify("choose a file: Tab leads to them", severity="warning")
+            self.notify("choose a file: Tab leads to the files", severity="warning")
             return
         file = row.file
         self._sampling.ask(lambda daemon: daemon.pin(file))

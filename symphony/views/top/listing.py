@@ -1,4 +1,4 @@
-"""Table whose rows are replaced at each sample. It sorts and filters them, and keeps the cursor on its row."""
+"""Table whose rows are replaced at each sample. The table sorts and filters rows, and keeps the cursor on its row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Listing(DataTable[Text], Generic[Row]):
 
     @property
     def selected(self) -> Row | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         return self._shown[self.cursor_row] if 0 <= self.cursor_row < len(self._shown) else None
 
     @property

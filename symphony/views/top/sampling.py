@@ -1,6 +1,6 @@
 """Sampling of the daemon and this user's launcher, on a separate thread, so that neither can block the screen.
 
-The daemon may end, restart, or stop answering. If a sample fails, a message says why, and the thread tries the next.
+The daemon may end, restart, or stop answering. If a sample fails, a message says why, and the thread goes on sampling.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('\nmount = "/a\\u0000b"\n', 2, "mount is '/a\\x00b': a path needed"),
         ("threads = 99999999999999999999\n", 1, "threads is 99999999999999999999: 2,147,483,647 is the most"),
         ('quota = "1e9T"\n', 1, "quota: '1e9T' is no size: no machine has so much"),
-        ("[weight]\nroot = 2\n0 = 3\n", 3, "weight of 0: uid 0 has one already"),
+        ("[weight]\nroot = 2\n0 = 3\n", 3, "weight of 0: uid 0 has a weight already"),
         ('\nmodel = "\x80"\n', 2, "no text in UTF-8: byte 10 is 0x80"),
         ("[weight\n", 1, "no TOML: "),
         ("x = 'abc", 1, "no TOML: "),
