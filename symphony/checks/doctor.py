@@ -51,7 +51,7 @@ except libsym.SymError as error:
     print(error, file=sys.stderr)
     sys.exit(error.errno)
 """
-"""Python program that has the daemon check its books. Its exit status is 0, or the errno of the error.
+"""Python program that asks the daemon to check its books. The exit status is 0, or the errno of the error.
 
 A daemon that hangs would block the process that asks it. So a child process runs this program.
 """

@@ -20,7 +20,7 @@ from symphony.settings.config_file import read_config_file
 from symphony.settings.loading import overlaid, placed, problems_of
 
 RELOAD_TIMEOUT_S = 30.0
-"""Time limit for the daemon to read its file. Its trio thread may be busy."""
+"""Time limit for the daemon to read its file. The daemon's trio thread may be busy."""
 _PAUSE_S = 0.02
 
 

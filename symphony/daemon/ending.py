@@ -3,7 +3,7 @@
 The first SIGTERM or SIGINT begins the end, at any moment. Later signals change nothing: an impatient second Ctrl-C must
 not interrupt the unmount. The time is bounded:
 
-    while the daemon is built   the process ends at once, since no user has seen the daemon yet
+    while the daemon is built   the process ends immediately, since no user has seen the daemon yet
     from then on                programs get NotConnected, sockets are closed, KV is unmounted, changes are written back
     `drain` later               the daemon gives up changes that are not on disk yet, and the log names their files
     LAST_S after that           a thread that depends on no other thread ends the process, hanging threads included
@@ -80,7 +80,7 @@ class Ending:
         return max(0.0, self._ends_s - time.monotonic())
 
     async def unless_begun(self, build: Callable[[], T]) -> T:
-        """Run `build` on a worker thread, and return its result. If the end begins meanwhile, the process ends at once.
+        """Run `build` on a worker thread, and return its result. If the end begins meanwhile, the process ends now.
 
         A worker can't be interrupted. The process may end anywhere in `build`, since no user sees its result yet.
         """
@@ -91,7 +91,7 @@ class Ending:
         return built
 
     def leave(self, status: int) -> NoReturn:
-        """End the process at once, even if threads hang. A normal exit of the interpreter would then crash."""
+        """End the process immediately, even if threads hang. With such threads, a normal exit of Python would crash."""
         logging.shutdown()
         sys.stdout.flush()
         os._exit(status)

@@ -5,7 +5,8 @@ protocol. So the log accepts a burst of each kind of line, then a slow rate. A k
 with the errno or type of the error that the line reports. The next line that passes says how many lines of its kind
 were left out.
 
-Lines of level ERROR have no limit: they report defects of the daemon or its books, and each may report another defect.
+Lines of level ERROR have no limit: such lines report defects of the daemon or its books, and two of them may report
+different defects.
 """
 
 from __future__ import annotations

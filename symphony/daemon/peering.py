@@ -39,7 +39,7 @@ class Peering:
         return {"names": self._peers.names, "pages_received": self._peers.num_pages_received, "pages_sent": sent}
 
     async def run(self) -> None:
-        """Serve peers for ever. Return at once if peers may not fetch files."""
+        """Serve peers for ever. If peers may not fetch files, return immediately."""
         if self._server is not None:
             await self._server.run()
 

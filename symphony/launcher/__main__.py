@@ -29,7 +29,7 @@ def _let_go(ready: int, lock: str) -> None:
 
 
 def main() -> None:
-    """Run a launcher. Arguments: its directory, the daemon's socket, a descriptor to report on, idle seconds."""
+    """Run a launcher. Arguments: its directory, the daemon's socket, a descriptor for its report, idle seconds."""
     directory, daemon, ready, idle_s = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -41,7 +41,7 @@ class ManualEntry:
     text: str
 
     def score(self, words: Iterable[str]) -> float:
-        """Return a score of the match with `words`, each taken as the beginning of a word. 0: a word does not occur."""
+        """Return a score of the match with `words`, each taken as the beginning of a word. 0: a word is missing."""
         heading, found = _WORD.findall(self.heading.casefold()), _WORD.findall(self.text.casefold())
         counts = [
             len(found) * sum(each.startswith(word) for each in heading) + sum(each.startswith(word) for each in found)

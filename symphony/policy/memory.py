@@ -54,9 +54,9 @@ class Memory:
         """[segments]: number of entries that are computed and not lost."""
         self._ever = self._has.copy()
         self._resident = np.zeros(count, np.int64)
-        """[segments]: number of pages in memory. They are the first pages of the segment."""
+        """[segments]: number of pages in memory, which are the first pages of the segment."""
         self._kept = pages_of(self._has.astype(float)).astype(np.int64)
-        """[segments]: number of pages whose present content is on disk. They are the first pages of the segment."""
+        """[segments]: number of pages whose present content is on disk, which are the first pages of the segment."""
         self._users = np.zeros(count, np.int64)
         """[segments]: number of turns that need the segment now."""
         rows, self._rows = Columns("row_columns", count, count), ffi.new("row_columns *")

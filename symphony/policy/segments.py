@@ -1,7 +1,7 @@
 """Segments: the entries of all files of a trace, as a tree in which forks share segments.
 
-A segment is a range of a file's entries. It begins at `start`, where the range of its parent ends. A fork at entry n
-splits the segment there, so that two files share a segment entirely or not at all.
+A segment is a range of a file's entries. The range begins at `start`, where the range of the parent segment ends. A
+fork at entry n splits the segment there, so that two files share a segment entirely or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _File:
 
 @dataclass(slots=True)
 class Segments:
-    """Tree of segments. It grows while a trace is read in order of time."""
+    """Tree of segments, which grows while a trace is read in order of time."""
 
     all: list[Segment] = field(default_factory=list)
     _files: dict[int, _File] = field(default_factory=dict)

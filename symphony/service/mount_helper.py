@@ -1,4 +1,4 @@
-"""Mount helper: the only process with root's rights. It mounts for a daemon that has no such rights.
+"""Mount helper: the only process with root's rights, which mounts for a daemon that has no such rights.
 
     python -m symphony.service.mount_helper --for USER DIR ...
 
@@ -8,7 +8,7 @@ line names, passes the descriptor to the daemon, and keeps the connection. When 
 connection ends. Then the helper unmounts, so that even a killed daemon leaves no stale mount.
 
 A request is a packet with a JSON object, over a socket that the service manager made (LISTEN_FDS). Only USER may ask;
-the kernel reports the peer's uid. The helper has no other input. It needs only CAP_SYS_ADMIN and the standard library:
+the kernel reports the peer's uid. The helper has no other input, and needs only CAP_SYS_ADMIN and the standard library:
 this file is all of Symphony's code that root runs.
 
     {"do": "mount", "at": DIR}    -> {"ok": true} and the descriptor

@@ -48,7 +48,7 @@ class Kind:
 
 
 def text(metavar: str, *words: str) -> Kind:
-    """Return the kind of a string that `loading` checks, together with other keys. Shells complete `words`."""
+    """Return the kind of a string that `loading` checks together with other keys. Shell completion offers `words`."""
     return Kind("string", _string, {"metavar": metavar}, words=words)
 
 

@@ -69,7 +69,7 @@ def problems_of(file: ConfigFile) -> list[Unfit]:
 
 
 def placed(problem: Unfit, file: ConfigFile | None, told: Mapping[str, Any] | None = None) -> str:
-    """Return the text of an error. It begins with file and line, unless the value is from the command line (`told`)."""
+    """Return an error's text, which begins with file and line unless the value is from the command line (`told`)."""
     is_of_file = file is not None and problem.key[0] in file.values and problem.key[0] not in (told or {})
     return f"{file.place_of(problem.key)}: {problem}" if is_of_file and file is not None else str(problem)
 

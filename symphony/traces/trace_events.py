@@ -1,6 +1,6 @@
 """Conversion of a trace to Trace Event JSON, for viewers of timelines: Perfetto, chrome://tracing, speedscope.
 
-Process 0 shows the steps, as slices and as a curve of their rows. Each program is a further process. Its threads are
+Process 0 shows the steps, as slices and as a curve of their rows. Each program is a further process, whose threads are
 the rows of `trace_rows`. A row has a slice for each call. Inner slices show when consecutive steps computed the call.
 Calls of one decode loop that follow each other closely share a slice.
 """
@@ -107,7 +107,7 @@ def _call_events(trace: Trace, calls: TracedCalls, rows: TraceRows, began_ns: in
 
 
 def _about(trace: Trace, calls: TracedCalls, some: Ints) -> dict[str, Any]:
-    """Return the facts of a slice. `some`: the one call of the slice, or its similar calls of one loop."""
+    """Return the facts of a slice. `some`: the calls of the slice, either a single call or similar calls of a loop."""
     about = {
         "kind": "call",
         "call": int(calls.number[some[0]]),

@@ -42,7 +42,7 @@ class Rates:
     """Share of the interval in which steps were computed."""
     steps: TimeQuantiles
     calls: TimeQuantiles
-    """Times of calls of pred() and of tokens of generate(), from the request to the end of its computation."""
+    """Times of pred() calls and of generate() tokens, from the request to the end of the computation."""
     waits: TimeQuantiles
     """Waiting times: the parts of the times of `calls` in which no step computed the call."""
 

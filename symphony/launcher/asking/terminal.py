@@ -51,7 +51,7 @@ def same_place(one: int, other: int) -> bool:
 
 
 class Keys:
-    """Filter that finds Ctrl-P Ctrl-Q among typed keys. It holds a Ctrl-P back until the next key is known."""
+    """Filter that finds Ctrl-P Ctrl-Q among typed keys. The filter holds a Ctrl-P back until the next key is known."""
 
     def __init__(self) -> None:
         self._held = b""

@@ -78,7 +78,8 @@ def _and_above(path: str) -> list[str]:
 
 _NEEDED = ("COLORTERM", "HOME", "LANG", "LANGUAGE", "LOGNAME", "NO_COLOR", "PATH", "SHELL", "TERM", "TZ", "USER")
 _NEEDED_BY_PREFIX = ("LC_", "PYTHON")
-"""Variables of the user's environment that programs get. They affect output and Python, and hold no secrets."""
+"""Variables of the user's environment that programs get. These variables affect output and Python, and hold no secrets.
+"""
 
 
 def environment(own: Mapping[str, str], given: Iterable[tuple[str, str]], *, whole: bool) -> dict[str, str]:

@@ -25,7 +25,7 @@ SOCKET_INSIDE = "/run/symphony.sock"
 RLIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 DEFAULT_RETRIES = 5
 _COUNTED, _TOO_MANY = frozenset({"memory", "processes"}), 1 << 62
-"""Limits that the kernel enforces. They must be whole numbers below `_TOO_MANY`."""
+"""Limits that the kernel enforces. Their values must be whole numbers below `_TOO_MANY`."""
 ISOLATIONS = "standard", "none"
 
 

@@ -16,7 +16,7 @@ class CgroupFiles:
 
     memory: str
     with_swap: str
-    """File with the limit on swap. It does not exist if the kernel does not count swap."""
+    """File with the limit on swap, which is missing if the kernel does not count swap."""
     events: str
     """File with counts of memory events, including a line `oom_kill N`."""
 

@@ -30,7 +30,7 @@ def refuse_descriptors(listening: socket.socket) -> None:
 
 
 class Closer:
-    """Closer of one program's connections. It never waits for a close."""
+    """Closer of one program's connections, which never waits for a close."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []

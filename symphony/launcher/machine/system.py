@@ -37,7 +37,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def forked_by(function: int, number: int, said: int, statuses: int, orders: Any) -> int:
-    """Fork like os.fork(), but by the C function at the address `function`. That function returns -errno if it fails.
+    """Fork like os.fork(), but by the C function at the address `function`. The C function returns -errno if it fails.
 
     `number`, `said`, `statuses` and `orders` are the arguments of the C function.
     """

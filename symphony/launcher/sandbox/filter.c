@@ -1,9 +1,9 @@
 /*
- * The filter of system calls. It refuses calls that programs do not need, or that have exposed kernel bugs.
+ * The filter of system calls, which refuses calls that programs do not need, or that have exposed kernel bugs.
  *
- * Namespaces hide objects outside. The filter protects the parts of the kernel that namespaces do not divide. It also
- * keeps a program from making namespaces, in which it would have capabilities. Calls that are newer than this list fail
- * with ENOSYS, so that libraries fall back to older calls.
+ * Namespaces hide objects outside. The filter protects the parts of the kernel that namespaces do not divide. The
+ * filter also keeps a program from making namespaces, in which the program would have capabilities. Calls that are
+ * newer than this list fail with ENOSYS, so that libraries fall back to older calls.
  */
 
 #include "kernel.h"

@@ -1,9 +1,9 @@
 /*
- * The first process of a sandbox, with pid 1 in its PID namespace. It waits for the end of the program, reaps orphans,
- * and mounts KV again. It never returns to Python, so it takes hardly any memory.
+ * The first process of a sandbox, with pid 1 in its PID namespace. This process waits for the end of the program, reaps
+ * orphans, and mounts KV again. The process never returns to Python, so it takes hardly any memory.
  *
- * It keeps one capability, to mount, and its mount namespace still has the machine's tree. So it makes itself
- * undumpable.
+ * The first process keeps one capability, to mount, and its mount namespace still has the machine's tree. So the
+ * process makes itself undumpable.
  */
 
 #include "kernel.h"

@@ -45,7 +45,7 @@ _DEFAULT = "the default (half of the machine's; --memory sets another)"
 
 
 def members(program: LaunchedProgram) -> list[int]:
-    """Return the processes of a program. They all descend from the program's own process, which adopts orphans.
+    """Return the processes of a program. All of them descend from the program's own process, which adopts orphans.
     In a sandbox, they descend from its first process, which adopts orphans and is not counted.
     """
     if program.process is None:

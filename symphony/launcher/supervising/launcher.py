@@ -27,7 +27,7 @@ that are older than the first program are frozen, so a collection takes less tha
 
 
 class Launcher:
-    """The launcher. It runs until it has been idle for `idle_s` seconds, or a signal ends it."""
+    """The launcher, which runs until it has been idle for `idle_s` seconds, or a signal ends it."""
 
     def __init__(self, places: Places, idle_s: float, zygote: StartedZygote) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Launcher:
 
 
 async def run(places: Places, ready: int, idle_s: float, zygote: StartedZygote) -> None:
-    """Run a launcher. It writes a byte to `ready` when it listens."""
+    """Run a launcher, which writes a byte to `ready` when it listens."""
     launcher = Launcher(places, idle_s, zygote)
     os.write(ready, b"+")
     os.close(ready)

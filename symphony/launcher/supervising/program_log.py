@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 SEGMENT_BYTES = 1 << 20
-"""Size of a full file. It is small, since the launcher's directory is often in memory."""
+"""Size of a full file. The size is small, since the launcher's directory is often in memory."""
 LEFT_OUT = b"\nsymphony: output was left out here: the program wrote faster than it was read\n"
 _RECORD = struct.Struct("<I4xcxxxxxxxd")
 """Header of a record: number of bytes, stream (`O` or `E`), and time in seconds since the epoch."""
 
 
 class ProgramLog:
-    """Writer of a log. It knows the patient readers, for which it must wait."""
+    """Writer of a log. The writer knows the patient readers, and waits for them."""
 
     def __init__(self, directory: Path) -> None:
         self._path, self._before = directory / "log", directory / "log.1"

@@ -146,7 +146,7 @@ class Supervisor:
         return process
 
     async def _launch(self, program: LaunchedProgram, streams: Streams) -> ProgramProcess:
-        """Start the program's process, and if it has grants, a forwarder."""
+        """Start the program's process, and a forwarder if the program has grants."""
         grants = program.spec.allow_net
         if not grants:
             return await self.zygote.launch(self._order(program), streams)

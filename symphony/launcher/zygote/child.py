@@ -57,7 +57,7 @@ class Order:
 
 def become(order: Order) -> None:
     """Turn this process into the program.
-    The call usually ends the process. It returns after a Python program that only the interpreter can end properly.
+    The call usually ends the process. But after a Python program that only the interpreter can end, the call returns.
     """
     with os.fdopen(order.spec, "rb") as file:
         file.seek(0)

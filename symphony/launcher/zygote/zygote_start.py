@@ -12,7 +12,7 @@ from symphony.launcher.machine.processes import ZYGOTE_OF
 
 
 class StartedZygote(NamedTuple):
-    """A zygote that was started. It serves once it has loaded libsym."""
+    """A zygote that was started. The zygote serves once it has loaded libsym."""
 
     pid: int
     connection: socket.socket
