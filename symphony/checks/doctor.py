@@ -233,7 +233,7 @@ def _gpu_model(information: Path) -> str:
 
 
 def check_daemon() -> tuple[Check, dict[str, Any] | None]:
-    """Check that a daemon answers at the socket. Return the result and the daemon's facts; None: it did not answer."""
+    """Check that a daemon answers at the socket. Return the result and the daemon's facts; None: no answer came."""
     try:
         path = find_socket()
     except SymError as error:
@@ -359,7 +359,7 @@ def mounted_kind(place: Path) -> str | None:
 
 
 def run_bounded(command: list[str], timeout_s: float | None = None) -> tuple[int, str, str] | None:
-    """Run a command, and return `(status, output, errors)`. None: it took longer than `timeout_s`.
+    """Run a command, and return `(status, output, errors)`. None: the command took longer than `timeout_s`.
 
     After SIGKILL the child gets one second to end: SIGKILL may not end a process that a dead mount blocks.
     """

@@ -385,7 +385,7 @@ async def _serve_until(
                     print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                     notifier.ready(house.status())
                     nursery.start_soon(_load_weights, house, notifier)
-                    if reloads is not None:  # not before: a reload reports READY
+                    if reloads is not None:  # only now, since a reload reports READY
                         nursery.start_soon(house.reloading.run, reloads, house.status)
                     await ending.begun.wait()
                     notifier.stopping("writing what is not on disk yet")

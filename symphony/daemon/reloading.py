@@ -46,7 +46,7 @@ class Source:
     """Values from the command line, which override the file's."""
 
     def read(self) -> Config:
-        """Read the configuration. SymError: it has an error."""
+        """Read the configuration. SymError: the configuration has an error."""
         return load(self.path, self.told)
 
 

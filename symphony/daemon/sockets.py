@@ -1,6 +1,4 @@
-"""The daemon's listening sockets. Either the daemon makes and removes the sockets, or it gets them from the service
-manager.
-"""
+"""The daemon's listening sockets: the daemon makes and removes them, unless the service manager passes them on."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Sockets:
     """Both listening sockets of one daemon: for programs and for launchers."""
 
     def __init__(self, path: Path, activated: Activated | None) -> None:
-        """Check that the sockets can be made, before the daemon loads a model in vain. SymError: they can't be made."""
+        """Check, before the daemon loads a model in vain, that the sockets can be made. SymError: they can't be made."""
         self._path = path
         self._activated = activated
         if activated is None:

@@ -1,7 +1,7 @@
 """Copies files of peers into this file system.
 
 Pages that the user's account already has are shared. Only the other pages cross the network, straight into frames. A
-worker checks every page against the digest of the image, as for an image that is copied in.
+worker checks every page against the digest of the image, as when an image is copied to the mount.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two machines are built in. "cpu" was measured: SmolLM2-135M in bf16 on two cores (scripts/bench/cost_model.py). "h100"
 is modelled, and says so: none of its numbers was measured. A file of fitted costs (`costs.json` in a daemon's state
-directory) describes the machine that the daemon ran on.
+directory) describes the machine of that daemon.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Mounted:
     kind: str
     source: str
     user: int | None
-    """The uid that a FUSE file system was mounted for. None: it is no FUSE file system."""
+    """The uid for which a FUSE file system was mounted. None: the mount is of another kind."""
 
     @property
     def is_ours(self) -> bool:

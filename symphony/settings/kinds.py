@@ -78,7 +78,7 @@ def path(metavar: str, absolute: Callable[[Path], str | Path] = Path.absolute) -
 
 
 def whole(needed: str, least: int, most: int = MAX_NUMBER) -> Kind:
-    """Return the kind of a whole number from `least` to `most`. `needed`: that range in words, for messages."""
+    """Return the kind of a whole number from `least` to `most`. `needed`: the range in words, for messages."""
 
     def parse(key: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):

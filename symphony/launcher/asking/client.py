@@ -141,7 +141,7 @@ def _start(places: Places, lock: int) -> None:
 
 
 _READY, _LOCK = 3, 4
-"""Descriptors in the launcher: one to report that it listens, and one that holds the lock."""
+"""Descriptors in the launcher: `_READY`, to report that the launcher listens, and `_LOCK`, which holds the lock."""
 
 
 def check_daemon(places: Places) -> None:

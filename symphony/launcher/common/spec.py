@@ -21,7 +21,7 @@ NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
 STANDARD, NONE = "standard", "none"
 """Kinds of isolation: in a sandbox, or without a sandbox."""
 SOCKET_INSIDE = "/run/symphony.sock"
-"""Path inside a sandbox of the socket that the program connects to."""
+"""Path of the program's socket, inside a sandbox."""
 RLIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 DEFAULT_RETRIES = 5
 _COUNTED, _TOO_MANY = frozenset({"memory", "processes"}), 1 << 62
@@ -97,7 +97,7 @@ class Spec:
     empty: list[str] = field(default_factory=list)
     """Directories that are empty in the sandbox."""
     allow_net: list[tuple[str, int]] = field(default_factory=list)
-    """Grants: hosts and ports that the program may connect to."""
+    """Grants: hosts and ports to which the program may connect."""
     venv: str | None = None
     """Virtual environment whose packages the program imports."""
     ships: str | None = None

@@ -40,7 +40,7 @@ _OOM_LOOKS, _OOM_LOOK_AGAIN_S = 100, 0.01
 
 @dataclass(slots=True)
 class Group:
-    """Cgroups of one program: one in each usable hierarchy."""
+    """Cgroups of one program, with a cgroup in each usable hierarchy."""
 
     directories: list[str]
     """Directories of the group. A process enters by writing `0` to `cgroup.procs` of each."""
@@ -277,7 +277,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _is_removed(directory: str) -> bool:
-    """Remove a group. False: it still contains processes or groups."""
+    """Remove a group. False: the group still contains processes or groups."""
     with suppress(FileNotFoundError):
         try:
             Path(directory).rmdir()

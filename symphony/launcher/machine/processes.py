@@ -51,7 +51,7 @@ def reap() -> None:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal to a process. False: it has ended, or belongs to another user, like a child of sudo(8)."""
+    """Send a signal to a process. False: the process has ended, or is another user's, like a child of sudo(8)."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -74,7 +74,7 @@ int sym_landlock_allow(int ruleset, int version, int beneath, bool writable, boo
 
 int sym_landlock_enforce(int ruleset);
 
-/* Refuses system calls that programs do not need, from now on. `network`: Internet sockets are allowed. */
+/* From now on, refuses system calls that programs do not need. `network`: Internet sockets are allowed. */
 int sym_filter_calls(bool network);
 
 #endif

@@ -15,7 +15,7 @@ _INSIDE = 7
 
 
 def probe() -> str | None:
-    """Make a sandbox, and return the error. None: it succeeded."""
+    """Try to make a sandbox, and return the error. None: the sandbox was made."""
     user = os.getuid(), os.getgid()
     with tempfile.TemporaryDirectory() as directory:
         said, say = os.pipe2(os.O_CLOEXEC)

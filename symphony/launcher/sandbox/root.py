@@ -206,7 +206,7 @@ def _own_directory(path: str) -> int | None:
 
 
 def _opened(path: str) -> int | None:
-    """Open a path in the sandbox without following links. None: it does not exist."""
+    """Open a path in the sandbox without following links. None: the path does not exist."""
     fd: int = lib.sym_open_path(os.fsencode(f"/new{path}"))
     if fd < 0 and ffi.errno == errno.ENOENT:
         return None

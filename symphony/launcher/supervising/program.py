@@ -147,7 +147,7 @@ class LaunchedProgram:
 
     @property
     def socket_path(self) -> Path:
-        """Path of the socket that the program connects to."""
+        """Path of the socket to which the program connects."""
         return self.directory / "socket"
 
     def save(self) -> None:

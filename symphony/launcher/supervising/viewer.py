@@ -23,8 +23,8 @@ class Role(enum.Enum):
     """Role of a viewer, named by its command. The role decides how the client may affect the program."""
 
     OWNER = "run"
-    """Client with the terminal or pipes that the program runs on. If the client leaves without detaching, the launcher
-    hangs the program up.
+    """Client whose terminal or pipes the program uses. If the client leaves without detaching, the launcher hangs up
+    the program.
     """
     GUEST = "attach"
     """Client that may leave at any time. Such a client gets the output from its arrival on, and may send input."""

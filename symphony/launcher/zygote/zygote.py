@@ -144,7 +144,7 @@ class Zygote:
         return self._statuses.pop(number, status)
 
     def _end_orphans(self) -> bool:
-        """Kill all orphans. Return whether an orphan was found. If so, call again: it may have forked meanwhile."""
+        """Kill all orphans. Return whether an orphan was found. If so, call again: the orphan may have forked."""
         orphans = descendants(set(children(self._pid)) - self._programs)
         return sum(send_signal(orphan, signal.SIGKILL) for orphan in orphans) > 0
 

@@ -82,7 +82,7 @@ class FileRow:
 
 
 def state_of(program: sym.ProgramInfo) -> str:
-    """Return the state of a program, and the call that it waits in: `waiting for a lock (kv_lock)`."""
+    """Return the state of a program, and the call in which it waits: `waiting for a lock (kv_lock)`."""
     if program.pid is None:
         return "starting"
     return f"{program.state} ({program.call})" if program.call else program.state
