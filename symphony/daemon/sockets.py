@@ -25,7 +25,7 @@ class Sockets:
     """Both listening sockets of one daemon: for programs and for launchers."""
 
     def __init__(self, path: Path, activated: Activated | None) -> None:
-        """Check, before the daemon loads a model in vain, that the sockets can be made. SymError: they can't be made."""
+        """Check, before the daemon loads a model in vain, that the sockets can be made. SymError: the check fails."""
         self._path = path
         self._activated = activated
         if activated is None:
