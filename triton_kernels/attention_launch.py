@@ -31,8 +31,8 @@ class LaunchShape:
     num_stages: int
     programs_per_multiprocessor: int
     """Number of programs that fit into one Hopper multiprocessor, by registers and shared memory. With three stages at
-    head_dim 128, two narrow programs have 128 KB in flight. With a microsecond of latency, 33 KB in each of 132
-    multiprocessors suffice for 4.3 TB/s.
+    head_dim 128, two programs of `narrow_shape` have 128 KB in flight. With a microsecond of latency, 33 KB in each of
+    132 multiprocessors suffice for 4.3 TB/s.
     """
 
     @property
@@ -68,7 +68,9 @@ class LaunchShape:
 def narrow_shape(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> LaunchShape:
-    """Return the shape for the query heads of one token. It has the fewest rows that the matrix instruction allows."""
+    """Return the shape for the query heads of one token. The shape has the fewest rows that the matrix instruction
+    allows.
+    """
     assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
     assert 16 <= head_dim <= 256, head_dim
     assert head_dim % 16 == 0, head_dim
@@ -104,7 +106,7 @@ def num_splits(table_pages: int) -> int:
 
 
 def list_lanes(length: int) -> int:
-    """Return the number of lanes for a work list. Only powers of two are possible, because each value needs a
+    """Return the number of lanes for a work list. The number is a power of two, because each distinct number needs a
     compilation.
     """
     return max(32, int(triton.next_power_of_2(length)))

@@ -22,7 +22,7 @@ from triton_kernels.paged_prefill_attention import Int32Array
 @triton.jit
 def _seen_entries(
     entries: tl.tensor,  # [step entries]
-    row_entries: tl.tensor,  # [rows]: number of each row's own entry
+    row_entries: tl.tensor,  # [rows]: index of each row's own entry
     inside_rows: tl.tensor,  # [rows]
     window: tl.tensor,
     mask_ptr: tl.tensor,
@@ -145,7 +145,7 @@ def _spread_kernel(
     page_table_ptr: tl.tensor,
     start_ptr: tl.tensor,
     first_row_ptr: tl.tensor,
-    step_ptr: tl.tensor,  # [steps, 2] int32: chunk, step of its entries
+    step_ptr: tl.tensor,  # [steps, 2] int32: chunk, index of the step within it
     mask_ptr: tl.tensor,
     mask_first_ptr: tl.tensor,
     mask_words_ptr: tl.tensor,
@@ -328,7 +328,7 @@ def attention_mass(
 
 
 def mass_steps(num_entries: Int32Array) -> Int32Array:
-    """Return `[steps, 2]` int32: for each step, the chunk and the number of the step in it. `num_entries` is 0 for
+    """Return `[steps, 2]` int32: for each step, the chunk and the step's index in the chunk. `num_entries` is 0 for
     chunks without mass.
     """
     counts = -(-np.asarray(num_entries, dtype=np.int64) // STEP_ENTRIES)

@@ -3,7 +3,7 @@
 A sequence is cut into splits of `SPLIT_PAGES` pages, always counted from its own start. A split is walked in steps of
 `STEP_PAGES` pages with the running maximum and sum of FlashAttention. A split gives a normalised partial result and the
 log2 of its sum of weights. The partial results of a row are merged in order. Decode spreads the splits over programs,
-and a second kernel merges them. The kernel for shared prefixes does the same for many rows at once. Prefill walks the
+and a second kernel merges them. The kernel for shared prefixes does the same for many rows together. Prefill walks the
 splits one after another and merges them in registers. Three rules keep the bits equal:
 
 - Each product and sum below is one explicit instruction (`tl.fma`, `tl.dot` with its accumulator), and the kernels are
@@ -25,8 +25,8 @@ from libsym.abi import PAGE_ENTRIES
 
 SPLIT_PAGES = 8
 """Number of pages in a split. A split has 256 entries. A Llama-3-8B sequence of 4,096 entries then has 128 programs for
-132 multiprocessors, and its partial results are under 2 % of the K and V read. Another value would change the bits of
-results.
+132 multiprocessors, and its partial results have under 2 % of the bytes of its K and V. Another value would change the
+bits of results.
 """
 
 STEP_PAGES = 2
@@ -35,7 +35,7 @@ twice as often (64 multiplications a thread at head_dim 128, beside 16 exponenti
 memory for two stages, which leaves one decode program per multiprocessor.
 """
 
-assert STEP_PAGES == 2, "load_frames loads two"
+assert STEP_PAGES == 2, "load_frames loads two pages"
 
 STEP_ENTRIES = STEP_PAGES * PAGE_ENTRIES
 SPLIT_STEPS = SPLIT_PAGES // STEP_PAGES

@@ -2,7 +2,7 @@
 
 This kernel finishes greedy rows. A row that is drawn by rank gets a lower bound of its candidates. For top_k, the
 maxima of at least top_k groups of 32 entries reach the bound. For top_p, the steps above the bound have at least the
-share top_p of the total mass.
+fraction top_p of the total mass.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _least_candidate(
     target: tl.tensor,
     highest: tl.tensor,
 ) -> tl.tensor:
-    """Return a bound. The measures of values at or above it sum to `target` or slightly more. -inf: the measures of all
-    values sum to less.
+    """Return a bound. The measures of values at or above the bound sum to `target` or slightly more. -inf: the measures
+    of all values sum to less.
     """
     low = tl.min(tl.where(values > float("-inf"), values, highest), axis=0)
     if tl.sum(tl.where(values >= low, measure, 0.0), axis=0) < target:

@@ -22,7 +22,7 @@ def _collect_kernel(
     kind_ptr: tl.tensor,  # [rows] int32
     number_ptr: tl.tensor,  # [rows, 3]
     candidate_count_ptr: tl.tensor,  # [rows] int32
-    candidate_ptr: tl.tensor,  # [rows, ROOM] int64: keys in the order of ranks
+    candidate_ptr: tl.tensor,  # [rows, ROOM] int64: keys, which sort by rank
     piece_mass_ptr: tl.tensor,  # [rows, blocks * (BLOCK // PIECE)]
     values_row_stride: tl.tensor,
     vocab_size: tl.tensor,

@@ -30,7 +30,7 @@ def _draw_in_order(
     PIECE_LANES: tl.constexpr,
     PIECE: tl.constexpr,
 ) -> tl.tensor:
-    """Return the first token at which the running mass of allowed tokens exceeds the share `uniform` of their total."""
+    """Return the first token at which the running mass of allowed tokens exceeds `uniform` times their total."""
     lanes = tl.arange(0, PIECE_LANES)
     masses = tl.load(piece_mass_ptr + lanes, mask=lanes < pieces, other=0.0).to(tl.float64)
     ends = tl.cumsum(masses, axis=0)

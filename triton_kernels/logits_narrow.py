@@ -1,6 +1,6 @@
 """A draw from more candidates than the sort can hold.
 
-The values at which top_k, top_p and the draw cut the row are searched. Each pass over the row finds two more bits of
+A search finds the values at which top_k, top_p and the draw cut the row. Each pass over the row finds two more bits of
 such a value.
 """
 
@@ -74,8 +74,8 @@ def _narrow_down(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Find the entry at which the running mass or count of kept entries, likeliest first, reaches `target`.
 
-    Return the order of its value, and the entry's number. If rounding leaves the total below `target`, return the last
-    kept entry.
+    Return the entry's value as a key of `order_of`, and the entry's index. If rounding leaves the total below `target`,
+    return the last kept entry.
     """
     place = tl.full([], -0x80000000, tl.int64)
     everything, _, _ = _held_above(
@@ -105,7 +105,7 @@ def _narrow_down(
         COUNT,
         CHUNK,
     )
-    # Several entries may have this value. They count in the order of entry numbers. Find the entry at which the running
+    # Several entries may have this value. They count in the order of their indexes. Find the entry at which the running
     # sum reaches the target.
     held = above
     found = tl.full([], -1, tl.int32)

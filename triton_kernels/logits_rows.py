@@ -73,7 +73,7 @@ class TokenLists:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Scratch memory that passes results from kernel to kernel. A captured step keeps this memory."""
+    """Scratch memory that passes results from kernel to kernel. The graph of a captured step keeps this memory."""
 
     changed: torch.Tensor | None
     """[rows, vocab_size]: logits after masks and penalties; None: no row has a mask or a token list"""

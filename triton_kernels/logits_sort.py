@@ -51,8 +51,8 @@ def draw_sorted(
     ROOM: tl.constexpr,
     LOG2_ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Sort candidates by their logits, and draw a token. `top_p` is a share of the `top_k` likeliest candidates; if
-    `top_k` is 0, of `total`.
+    """Sort candidates by their logits, and draw a token. `top_p` is a fraction of the mass of the `top_k` likeliest
+    candidates or, if `top_k` is 0, of `total`.
     """
     ranks = tl.arange(0, ROOM)
     keys = tl.load(candidate_ptr + ranks, mask=ranks < num_candidates, other=0x7FFFFFFFFFFFFFFF)

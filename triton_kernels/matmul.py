@@ -73,7 +73,7 @@ class Scratch:
     partials: torch.Tensor
     """float32"""
     counters: torch.Tensor
-    """int32, zeros between launches: the last program of a tile resets its counter"""
+    """int32, zeros between launches: the last program of a tile resets the tile's counter"""
 
 
 def cut(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> MatrixCut:
@@ -242,7 +242,7 @@ def make_scratch(
 
 
 def _row_counts(max_rows: int) -> Iterable[int]:
-    """Return numbers of rows up to `max_rows`. They include the largest number for each kind of launch."""
+    """Return row counts up to `max_rows`, among them the largest count for each kind of launch."""
     return {max_rows, *(size for size in (16, 32, 64) if size < max_rows), *range(128, max_rows, 128)}
 
 

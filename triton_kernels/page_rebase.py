@@ -3,8 +3,8 @@
 The result must equal that of decoder/cpu/rebase.py. RoPE rotations add up, so a key that was computed at position p is
 valid at position q after a rotation by q - p. V stays unchanged. K and V still depend on the entries that came before
 them when they were computed. The host computes the cosine and sine of a rotation in float64, once for each distinct
-shift (each file in a merge has one). The rest is float32, and the result is rounded to the pages' type once more. An
-entry that does not move keeps its bits.
+shift (a merge has one shift for each file). The rest is float32, and the result is rounded to the pages' type once
+more. An entry that does not move keeps its bits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ is wider than its rows need costs nothing. (A program for each split of the tabl
 131,072 entries and lengths of 4,096, it would start 31 empty programs for each full one, and each would occupy shared
 memory like a full one until it exits.)
 
-The KV heads of a split follow each other, so that programs that run together read consecutive bytes of one frame.
+The KV heads of a split follow each other in the work list, so that programs that run together read consecutive bytes of
+one frame.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from triton_kernels.shared_prefix_attention import SharedPrefixes, attend_shared
 
 MERGE_HEADS = 4
 MERGE_AHEAD = 8
-"""Number of partial results that the merge loads before it uses the first. So the merge waits for memory once, not 8
-times.
+"""Number of partial results that the merge loads before it uses the first. So the merge waits for memory once for 8
+results.
 """
 
 

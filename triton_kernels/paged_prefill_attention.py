@@ -1,11 +1,11 @@
 """Attention of the new tokens of several sequences over their paged KV, including the tokens' own entries.
 
 A tile has the query heads of one KV head for some consecutive rows of a chunk. The tile walks the pages from the start
-of the sequence to the entry of its last row. Scores are masked only in steps that its rows see differently. With
-`invariant` the tile walks the splits of decode (attention_splits.py), and merges them in order in registers. So a token
-has the same bits for any cut of its prompt into chunks, and the same bits as a decode step at its position. Without
-`invariant`, one softmax runs from the first page to the last. So no split is merged, and a thread needs 64 registers
-less.
+of the sequence to the entry of its last row. Scores are masked only in steps of which some row of the tile does not see
+all entries. With `invariant` the tile walks the splits of decode (attention_splits.py), and merges them in order in
+registers. So a token has the same bits for any cut of its prompt into chunks, and the same bits as a decode step at its
+position. Without `invariant`, one softmax runs from the first page to the last. So no split is merged, and a thread
+needs 64 fewer registers.
 """
 
 from __future__ import annotations

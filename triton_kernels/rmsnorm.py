@@ -71,8 +71,8 @@ def add_rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `(rmsnorm(x + residual), x + residual)`, in one pass over `[rows, hidden_size]`.
 
-    With a `post_weight`, `rmsnorm(x, post_weight)` is added in place of `x`. `new_residual` has the residual's type,
-    and may be `residual` itself: each row is read before it is written.
+    With a `post_weight`, `rmsnorm(x, post_weight)` replaces `x` in the addition. `new_residual` has the residual's
+    type, and may be `residual` itself: each row is read before it is written.
     """
     assert residual.shape == x.shape, (residual.shape, x.shape)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out

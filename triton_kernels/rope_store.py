@@ -34,7 +34,7 @@ class LaunchShape:
 
 
 def launch_shape(num_heads: int, num_kv_heads: int, head_dim: int) -> LaunchShape:
-    """Return the launch for a model. It does not depend on the batch."""
+    """Return the launch for a model. The launch does not depend on the batch."""
     assert head_dim % 16 == 0, head_dim
     assert 16 <= head_dim <= 256, head_dim
     half_lanes = int(triton.next_power_of_2(head_dim // 2))
@@ -133,9 +133,9 @@ def rope_store(
 
     `qkv` is `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`, and `pages` is `[num_frames, layers, 2, num_kv_heads,
     32, head_dim]`. `rope_table [max_positions, head_dim]` is float32: cosines, then sines. `positions [rows]` and
-    `entries [rows]` are int32. An entry is `frame * 32 + slot`, or -1 for a padding row. No two rows have the same
-    slot. The position and values of a padding row are not read, and its queries are zeros. Results are computed in
-    float32 and rounded once. float8 is clamped.
+    `entries [rows]` are int32. An entry is `frame * 32 + slot`, or -1 for a padding row. No two rows may have the same
+    entry, except -1. The position and values of a padding row are not read, and its queries are zeros. Results are
+    computed in float32 and rounded once. Numbers stored as float8 are clamped.
     """
     rows = qkv.shape[0]
     head_dim = pages.shape[5]

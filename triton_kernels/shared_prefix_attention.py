@@ -3,7 +3,7 @@
 The rows of a group (mostly calls on forks of one KV file) have the same frames in their first pages. Their query heads
 become the rows of one matrix product over these pages. Without groups, each row would have its own small product,
 limited by the bandwidth of memory. The common product has hundreds of rows, and is limited by the matrix unit. Its
-partial results have the same bits as in paged_decode_attention. The merge of that kernel reads them from the same
+partial results have the same bits as in paged_decode_attention. The merge there reads these results from the same
 memory.
 """
 
@@ -41,7 +41,7 @@ class SharedPrefixes:
     first: torch.Tensor
     """[groups + 1]: the members of group g are `rows[first[g]:first[g + 1]]`."""
     rows: torch.Tensor
-    """[members of all groups]: numbers of rows."""
+    """[members of all groups]: indexes of rows in the batch."""
     splits: torch.Tensor
     """[groups]: number of whole splits whose frames all members of a group share."""
     row_splits: torch.Tensor
@@ -205,7 +205,7 @@ def find_groups(page_tables: Int32Array, lengths: Int32Array) -> tuple[Int32Arra
 
     A row is in at most one group, and the groups are chosen to save the most reads: a group of m rows that share s
     splits saves (m - 1) * s. Forks of forks form a tree of prefixes. A node gets its own group if its rows save more
-    reads in it than in the group of a node above.
+    reads in that group than in the group of a node above.
     """
     candidates = _rows_that_share_their_first_split(page_tables, lengths)
     groups: list[tuple[list[int], int]] = []

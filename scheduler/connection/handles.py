@@ -96,7 +96,7 @@ class Handles:
         return found
 
     def get(self, number: int) -> OpenKv | None:
-        """Return the handle's file. None: no such handle is open."""
+        """Return the handle's file. None: no handle with this number is open."""
         try:
             return self[number]
         except KeyError:

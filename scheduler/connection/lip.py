@@ -22,12 +22,14 @@ from scheduler.programs.program import Program
 from scheduler.wire.replies import Reply
 
 MAX_LATER = 1024
-"""Most calls of one program that wait at once; libsym has the same limit.
+"""Maximum number of waiting calls of one program; libsym has the same limit.
 
 The daemon keeps the requests of these calls.
 """
 MAX_WAITS = 1000
-"""Most waits for messages and locks. The program's library needs room for the replies that end these waits."""
+"""Maximum number of calls that wait for messages or locks. The program's library needs room for the replies that end
+these waits.
+"""
 
 
 class Cancellable(Protocol):
@@ -58,8 +60,9 @@ class Lip:
     calls: dict[int, Cancellable] = field(default_factory=dict)
     """Calls that CANCEL can end or whose result CANCEL can take back, by the id of the request."""
     tied: dict[int, set[Cancellable]] = field(default_factory=dict)
-    """Calls by handle. Another operation on the file ends a generation. A claim can be taken back while the handle
-    is open."""
+    """Calls that are tied to a handle, by handle: generations, which another operation on the file ends, and claims,
+    which CANCEL can take back while the handle is open.
+    """
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Scope of the task that waits until the program rings the doorbell."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
@@ -129,7 +132,7 @@ class Lip:
         return handle
 
     def opened(self, file: OpenKv) -> Reply:
-        """Return the reply for a newly opened file: handle, number of entries, inode, and directory of the name used.
+        """Return the reply for a newly opened file: handle, number of entries, inode, and the directory of its name.
 
         If the file lost entries, the payload is their number.
         """
@@ -172,7 +175,7 @@ class Lip:
         return files
 
     def end_generations(self, handle: int) -> None:
-        """End the handle's generations. They may take seconds, and closing the file would wait for them."""
+        """End the handle's generations. A generation may take seconds, and closing the file would wait for its end."""
         for call in [each for each in self.tied.get(handle, ()) if each.request.op is Op.GENERATE]:
             call.cancel()
 

@@ -2,9 +2,9 @@
 
 A slot of a call in flight is freed or passes to the program, however long the call's step takes. But the program may
 hold all slots that are not free. Then only the program can free one, and the program may be waiting for this very call.
-So a wait ends with NoBuffers when no slot has moved for PATIENCE_S. The client rings when it frees slots; the listener
-calls `serve()` then, and at `deadline`. The run answers decode loops without a call of this object. The object notices
-the slots of these answers at its next look, so NoBuffers may come up to PATIENCE_S late.
+So a wait ends with NoBuffers when no slot was given out, answered or freed for PATIENCE_S. The client rings when it
+frees slots; the listener calls `serve()` then, and at `deadline`. The run answers decode loops without calling this
+object, which notices the slots of these answers only at its next look. So NoBuffers may come up to PATIENCE_S late.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class Slots:
             return error
 
     def _have_moved(self) -> bool:
-        """Return whether slots were given out, answered or freed since the last look, or calls in flight have some."""
+        """Return whether slots were given out, answered or freed since the last look, or whether calls in flight have
+        slots.
+        """
         channel = self._channel
         before, self._seen = self._seen, (channel.num_lent_slots, channel.num_given_slots, channel.num_held_slots)
         return self._seen[0] > 0 or self._seen != before

@@ -69,7 +69,9 @@ class SystemCall:
         self.lip.tied.setdefault(handle, set()).add(self)
 
     def forget(self) -> None:
-        """Make CANCEL do nothing from now on, and drop references, because some of the objects refer back."""
+        """Make CANCEL do nothing from now on, and drop references to objects, because some of the objects refer to the
+        call.
+        """
         self._cancel = None
         lip = self.lip
         if lip.calls.get(self.request.id) is self:

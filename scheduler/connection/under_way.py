@@ -1,8 +1,8 @@
 """Count of the bytes of requests in flight, for one connection and for all connections of a user.
 
 A request that would exceed a limit is refused with WouldBlock or OverQuota, and is not counted. The request does not
-wait in the ring, because CANCEL, or another request that frees bytes, may stand behind it. Such requests have a short
-payload or none, and are always accepted.
+wait in the ring, because CANCEL, or another request that frees bytes, may stand behind it. Requests that free bytes
+have a short payload or none, and are always accepted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CALL_BYTES = int(lib.SYM_CALL_BYTES)
 
 
 def num_calls_in(request: Request) -> int:
-    """Return how many calls a request counts for: 1, or for PRED_BATCH the number that its payload has room for."""
+    """Return the number of calls in a request: 1, or for a PRED_BATCH at most as many as its payload can hold."""
     if request.op is not Op.PRED_BATCH:
         return 1
     return max(0, min(request.args[0], len(request.payload) // HEADER_BYTES))
 
 
 def cost_of(request: Request) -> int:
-    """Return the bytes that a request counts for while it is in flight."""
+    """Return the number of bytes that a request in flight costs."""
     if request.op is not Op.PRED_BATCH:
         return len(request.payload)
     return len(request.payload) + CALL_BYTES * num_calls_in(request)

@@ -38,9 +38,11 @@ from scheduler.wire.replies import Reply
 _LET_GO = frozenset({Op.CANCEL, Op.KV_CLOSE, Op.KV_UNLOCK, Op.UNSUBSCRIBE, Op.GETRUSAGE, Op.PING})
 """Operations that a program may still call after it has reached a limit."""
 _MAKING = frozenset({Op.KV_CREATE, Op.KV_FORK, Op.KV_MKDIR})
-"""Operations that make a name at once. If there is no room, they change nothing, and the gate can retry them."""
+"""Operations that make a name immediately. If they fail with StillCharged, they have changed nothing, and can be
+retried.
+"""
 FILES_A_TURN = 32
-"""Number of files of an ended program that are closed, in 1 ms, before other tasks get a turn."""
+"""Number of files of an ended program that are closed, in 1 ms, before other tasks may run."""
 
 
 class Gate:
@@ -102,9 +104,9 @@ class Gate:
             nursery.start_soon(_go_on, call, outcome, scope)
 
     def _catch_up(self, lip: Lip, request: Request, operation: Operation) -> None:
-        """Bring the files that the call reads up to date.
+        """Commit what the run has computed for the files that the call reads.
 
-        If the call reads all files, this takes 10 us for each file in the run.
+        If the call may read all files, the commit takes 10 us for each file in the run.
         """
         is_of_its_file = operation.is_of_its_file and not lip.program.limits.is_any
         file = lip.handles.get(request.handle) if is_of_its_file else None
@@ -136,7 +138,7 @@ class Gate:
             return when_forgotten(partial(_attempt, operation, call))
 
     def welcome(self, lip: Lip) -> None:
-        """Register a new connection: its calls count for its program, and it can receive messages."""
+        """Register a new connection: count its calls for its program, and let it receive messages."""
         lip.program = self._programs.join(lip, lip.launched)
         lip.charge_to(self._accounts.of(lip.uid).holdings)
         lip.under_way = UnderWay(self._users.setdefault(lip.uid, UserBytes()), lip.holdings)

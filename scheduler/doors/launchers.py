@@ -6,11 +6,11 @@ launcher belongs to. The daemon serves a connection that a launcher passes on as
 itself, and learns from the kernel which user the program belongs to. This must be the launcher's user, unless the
 launcher belongs to root.
 
-A launcher lives as long as its programs, so it outlives a daemon that is upgraded. `start` has the version of these
-messages that the launcher speaks (PROTOCOL; without a version, the first one). The answer has the version that both
-sides speak. Each side skips fields that it does not know.
+A launcher lives as long as its programs, so it outlives a daemon that is upgraded. The request `start` has the newest
+version of these messages that the launcher speaks (PROTOCOL). A `start` without a version means version 1. The answer
+has the version that both sides speak. Each side skips fields that it does not know.
 
-A launcher cannot harm other users. `peer_socket.py` handles the descriptors that it sends. A packet that is not a
+A launcher cannot harm other users. `peer_socket.py` handles descriptors from launchers. A packet that is not a
 request ends the launcher's connection. A flood of requests waits in the launcher's own socket, because the daemon takes
 its requests one by one. The daemon takes no requests from a launcher that does not read answers. If the connection of a
 launcher ends, its programs and their connections live on. The launcher connects again, and names its programs.
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 PROTOCOL, OLDEST_PROTOCOL = 1, 1
 """The newest and the oldest version of the messages that the daemon speaks."""
 MAX_LAUNCHERS = 256
-"""Maximum number of launchers that are connected at once. One user has one launcher."""
+"""Maximum number of connected launchers. One user has one launcher."""
 MAX_NAME = 64
 MAX_TEXTS, MAX_OTHER_BYTES = 64, 1024
 """Bounds of one message. Launchers send short messages."""
@@ -53,8 +53,9 @@ _IDS = frozenset("0123456789abcdef")
 
 Adopt = Callable[[socket.socket, Program], None]
 Passed = list[int] | SymError
-"""A list with the connection that arrived with a request, or the error that says why no connection arrived. A request
-that keeps the connection removes it from the list."""
+"""A list with the connection that arrived with a request, or the error that says why no connection arrived. A handler
+that keeps the connection empties the list.
+"""
 _NONE_CAME = "a connection is passed on with its descriptor, and none came"
 _UNFIT = "what was passed on is no connection of a Unix socket for streams"
 
@@ -133,7 +134,7 @@ class Launchers:
                     return
                 is_cut = found.flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
                 if is_cut or len(found.data) > MAX_MESSAGE_BYTES or found.num_descriptors > 1:
-                    raise ProtocolError(f"a message of more than {MAX_MESSAGE_BYTES} bytes, or than one descriptor")
+                    raise ProtocolError(f"a message with over {MAX_MESSAGE_BYTES} bytes, or over one descriptor")
                 passed = fds or Invalid(_UNFIT if found.num_descriptors else _NONE_CAME)
                 answer = requests.take(found.data, passed)
             finally:
@@ -276,7 +277,7 @@ async def _break_off(link: Link) -> None:
 
 
 def _protocol(newest: Any) -> int:
-    """Return the version that both sides speak. SymError: there is no such version."""
+    """Return the version that both sides speak. SymError: no version is known to both."""
     if not isinstance(newest, int):
         raise Invalid("the version that a launcher speaks is a number")
     if newest < OLDEST_PROTOCOL:

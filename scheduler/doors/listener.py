@@ -1,7 +1,8 @@
 """Listener on the daemon's socket. The kernel identifies each peer. A connection has a shared region and a doorbell.
 
-No user can lock other users out. Each user has a share of the handshakes in flight, which have a timeout, and a share
-of the connections. All connections together leave a part of the daemon's descriptors to the mount and its plain files.
+No user can lock other users out. A user may have only a part of the connections, and of the handshakes in flight. A
+handshake has a timeout. All connections together leave a part of the daemon's descriptors to the mount and its plain
+files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_LIPS = 1024
 MAX_HANDSHAKES = 256
-"""Maximum number of handshakes at once. Clients greet without delay, so a handshake takes some microseconds."""
+"""Maximum number of handshakes in flight. Clients greet without delay, so a handshake takes some microseconds."""
 GREETING_TIMEOUT_S = 5.0
 BACKLOG = 1024
 """Maximum number of connections that wait to be accepted: `MAX_LIPS`, if net.core.somaxconn allows as many."""
@@ -42,9 +43,9 @@ KEPT_PART = 4
 WARNING_PAUSE_S = 1.0
 """Least pause between two log lines about refused connections. A refused client may try again at once."""
 _CALLS_AT_ONCE = 64
-"""Maximum number of calls of one LIP before other LIPs get a turn. Each call of a batch counts."""
+"""Maximum number of calls of one LIP that are handled before calls of other LIPs. Each call of a batch counts."""
 _AT_ONCE_S = 0.01
-"""Longest time for calls of one LIP before other LIPs get a turn. Some calls take a hundred times as long as others."""
+"""Time after which calls of other LIPs are handled. Some calls take a hundred times as long as others."""
 _FULL_S = 0.005
 """Pause before the next look at a LIP that has more calls in flight than libsym would send."""
 
@@ -88,7 +89,7 @@ class Listener:
     def adopt(self, connection: socket.socket, program: Program) -> None:
         """Serve a connection that a launcher has accepted for one of its programs.
 
-        The launcher may keep a copy, with which it can change the connection's flags and read packets from its queue.
+        The launcher may keep a copy of the connection, change the connection's flags, and read packets from its queue.
         """
         assert self._nursery is not None
         self._nursery.start_soon(self._serve, PeerSocket(connection, self._threads, is_shared=True), program)
@@ -259,7 +260,9 @@ def _subject(lip: Lip | None) -> dict[str, object] | None:
 
 
 def _drop(error: BaseException, lip: Lip | None) -> None:
-    """Log why a connection ends. The error is not raised, because a reference cycle would keep its tasks alive."""
+    """Log why a connection ends. Raising the error would make a reference cycle that keeps the connection's tasks
+    alive.
+    """
     log.warning("connection dropped: %s", str(error), extra=_subject(lip))
 
 
@@ -291,7 +294,7 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
 
 
 def _listens(path: Path, kind: socket.SocketKind) -> bool:
-    """Return whether a live process listens on the socket, even if it is stopped or its queue is full."""
+    """Return whether a live process listens on the socket, even a stopped process or one with a full queue."""
     with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         try:

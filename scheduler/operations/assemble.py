@@ -21,7 +21,7 @@ from scheduler.wire.payloads import mode_of, text_of
 from scheduler.wire.replies import Reply
 
 NUM_WORKERS = 2
-"""Maximum number of assemblies that run at once. Further assemblies wait, because steps need the cores."""
+"""Maximum number of concurrent assemblies. Further assemblies wait, because steps need the cores."""
 
 
 class Assembler:

@@ -196,7 +196,7 @@ def _checked_spawn(wanted: dict[str, Any]) -> Message:
 
 
 def _checked_limits(limits: Any) -> dict[str, Any]:
-    """Return checked limits. Limits that the launcher enforces must only be numbers here. The launcher checks them."""
+    """Return checked limits. For limits that the launcher enforces, check only that they are numbers."""
     if not isinstance(limits, dict) or len(limits) > 16 or any(len(name) > 32 for name in limits):
         raise Invalid("limits are names and numbers")
     own = {name: value for name, value in limits.items() if name in ("tokens", "page_seconds", "pages")}

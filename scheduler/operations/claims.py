@@ -1,11 +1,11 @@
 """KV_CLAIM and KV_NAME: open a file, or let exactly one program make it. The file appears when it is complete.
 
-A program that finds no file with a name claims the name, and gets an unnamed file. Other programs wait. The claim
-belongs to that file. KV_NAME names the file, and ends the claim. If the file is closed before that (or its program
-ends), the next program gets the claim. First, this program checks again whether the file exists.
+If no file has the wanted name, the first program that asks claims the name, and gets an unnamed file. Other programs
+wait. The claim belongs to the unnamed file. KV_NAME names the file, and ends the claim. If the file is closed before
+that (or its program ends), the next waiting program gets the claim, unless a file has the name by then.
 
-Programs of one user wait without limit. Another user's claim may never end. So a caller waits for such a claim only if
-it accepts files of that user, and for at most `PATIENCE_S`.
+Programs of one user wait without limit. Another user's claim may never end. So a caller waits for another user's claim
+only if the caller accepts files of that user, and for at most `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from scheduler.wire.payloads import mode_of, text_of
 from scheduler.wire.replies import Reply
 
 PATIENCE_S = 30.0
-"""Longest wait for another user's claim. Computing a long context takes about as long; computing it twice is safe."""
+"""Longest wait for another user's claim. Computing a long context takes about as long. Afterwards both users may
+compute the file, which is safe.
+"""
 _MAX_UID = (1 << 32) - 2
 
 
@@ -63,7 +65,7 @@ class Claiming:
         return self._wait(call, found, mode, look, PATIENCE_S if owner != 0 else 0.0)
 
     def _name(self, call: SystemCall) -> None:
-        """Give a file the name that it has claimed, when all earlier calls on it are over."""
+        """Give a file its claimed name, when all earlier calls on the file are over."""
         lip, request = call.lip, call.request
         file = lip.file(request.handle)
         lip.end_generations(request.handle)

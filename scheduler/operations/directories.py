@@ -27,7 +27,7 @@ from scheduler.wire.replies import Reply
 FEW_NAMES = 500
 """Maximum number of names that are sorted on the trio thread (0.1 ms). A worker sorts more."""
 NAMES_A_TURN = 64
-"""Number of names that are read, in some 0.5 ms, before other tasks get a turn."""
+"""Number of names that are read, in some 0.5 ms, before other tasks may run."""
 
 
 class Listing:

@@ -1,7 +1,8 @@
 """GENERATE: check its arguments once, and begin the generation.
 
 The run sends each token at once. While the ring is full, because the program does not read, the run keeps the tokens
-and sends them together. So for a program that does not read, the daemon keeps four bytes and the numbers of each token.
+and sends them together. So for a program that does not read, the daemon keeps four bytes for each token, and its
+log-probabilities if the program wants them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from scheduler.wire.payloads import PayloadReader, check_priority, deadline_of, 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
 """Maximum number of texts in the options. The names of options count as texts, too."""
 MAX_OPTION_OTHER_BYTES = 32 << 10
-"""Maximum number of bytes of the options' JSON outside their texts: room for some thousands of stop tokens."""
+"""Maximum number of bytes of the options' JSON outside their texts: enough for some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
 """Entries at the file's end that a draft searches, besides given and generated tokens. Reading them takes 0.5 ms."""
 

@@ -1,4 +1,4 @@
-"""Operations that create, open, fork, read, cut and remove KV files.
+"""Operations that create, open, fork, read, truncate and remove KV files.
 
 KV_CLOSE is in `closing.py`. Operations that append are in `pred.py` and `generate.py`.
 """

@@ -51,7 +51,8 @@ class Locking:
                 raise WouldBlock(f"{name} is locked by {holder}: try again later, or wait for it") from None
         else:
             return Reply()
-        # The wait must be in the table now: an unlock or a close may come before the coroutine begins, and must end it.
+        # The wait must be in the table now: an unlock or a close may come before the coroutine begins, and must end the
+        # wait.
         scope = trio.CancelScope()
         self._waits.setdefault(file, set()).add(scope)
         return self._wait(file, scope, exclusive=exclusive)

@@ -10,8 +10,9 @@ RECV sends CANCEL. If the message has been sent by then, the client has not look
 place in the buffer. For this, the daemon keeps the last sent messages for a while.
 
 *The memory is bounded.* All buffers with a message share its bytes. A connection holds at most MAX_BYTES in its
-mailbox, MAX_BYTES in all its topics together, and MAX_BYTES of messages that it was just sent. A RECV is answered only
-while the connection's ring has room. So even a stopped process with a thousand threads in `recv` takes no more memory.
+mailbox, MAX_BYTES in all its topics together, and MAX_BYTES of sent messages that CANCEL can still take back. A RECV is
+answered only while the connection's ring has room. So even a stopped process with a thousand threads in `recv` takes no
+more memory.
 
 The trio thread owns this state. Nothing here awaits, except the answer to a message for many readers.
 """
@@ -40,7 +41,9 @@ from scheduler.wire.replies import Reply
 MAX_TOPIC_BYTES = 255
 """Maximum number of bytes in the name of a topic. A file's name has the same limit."""
 MAX_MESSAGE_BYTES = PAYLOAD_BYTES - MAX_TOPIC_BYTES
-"""Maximum number of bytes of data in a message. They fit a frame beside any name of a topic. Files hold longer data."""
+"""Maximum number of bytes of data in a message. The data and any name of a topic fit one request. Longer data goes into
+a file.
+"""
 MAX_MESSAGES = 1024
 """Maximum number of messages in one buffer: as many as a program may have threads or tasks."""
 MAX_BYTES = 2 << 20
@@ -51,7 +54,7 @@ MAX_TOPICS = 1024
 _KINDS = frozenset(MessageKind)
 _AT_ONCE_READERS = 32
 _AT_ONCE_BYTES = 1 << 20
-"""Bytes that are copied into rings, in some 0.2 ms, before other tasks get a turn."""
+"""Number of bytes that are copied into rings, in some 0.2 ms, before other tasks may run."""
 
 Account: TypeAlias = tuple[int, int | None]
 """Uid, and the number of the directory that a connection is confined to. Each account has topics of its own."""
@@ -111,7 +114,7 @@ class Box:
         return number, message
 
     def put_back(self, number: int, message: Message) -> None:
-        """Put a message that was taken but not read back to its place before later messages."""
+        """Return a message, which was taken but not read, to its place before later messages."""
         place = 0
         while place < len(self.messages) and self.messages[place][0] < number:
             place += 1
@@ -260,7 +263,7 @@ class Mail:
         return Reply((1,))
 
     def _addressee(self, lip: Lip, pid: int) -> Lip:
-        """Return the newest connection of a process that the sender may reach."""
+        """Return the newest of a process's connections that the sender may reach."""
         account = self._readers[lip].account
         reaches_all = account == (0, None)
         connections = self._processes.get(pid, ())
@@ -272,7 +275,7 @@ class Mail:
         raise NotFound(f"no program with pid {pid} is connected")
 
     def _send_to_topic(self, lip: Lip, topic: bytes, message: Message) -> Reply | Coroutine[Any, Any, Reply]:
-        """Put a message into all buffers, and answer waiting readers. A coroutine answers them if they are many."""
+        """Put a message into all buffers, and answer waiting readers. A coroutine answers many readers."""
         boxes = self._topics.get((self._readers[lip].account, topic), {})
         num_reached, waiting = 0, list[Box]()
         for box in boxes:
@@ -289,7 +292,9 @@ class Mail:
         return Reply((num_reached,))
 
     async def _hand_over_to_many(self, boxes: Sequence[Box], num_bytes: int, num_reached: int) -> Reply:
-        """Hand a message to many waiting readers, even if the sender ends meanwhile: it is already in their buffers."""
+        """Hand a message to many waiting readers, even if the sender ends meanwhile: the message is already in their
+        buffers.
+        """
         a_turn = min(_AT_ONCE_READERS, max(1, _AT_ONCE_BYTES // max(1, num_bytes)))
         with trio.CancelScope(shield=True):
             for first in range(0, len(boxes), a_turn):

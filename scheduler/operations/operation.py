@@ -18,7 +18,9 @@ from scheduler.connection.system_call import SystemCall
 from scheduler.wire.replies import Reply
 
 Outcome: TypeAlias = "Reply | Coroutine[Any, Any, Reply | None] | None"
-"""The answer, or a coroutine that returns the answer. If that is None, the operation answers the call."""
+"""The answer, or a coroutine that returns the answer. None, also from a coroutine: the operation answers the call
+itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,15 @@ class Operation:
 
     begin: Callable[[SystemCall], Outcome]
     takes_payload: bool = True
-    """Whether the operation uses a payload. Otherwise a payload is refused: a waiting call would keep its memory."""
+    """Whether the operation uses a payload. Otherwise a payload is refused: a waiting call would keep the payload's
+    memory.
+    """
     max_waiting: int | None = None
     """Maximum number of waiting calls of the program. Another call that may wait is refused. None: no check."""
     is_of_its_file: bool = False
     """Whether the call reads at most one file that the run may be extending: the file of its handle."""
     opens: bool = False
-    """Whether the answer is a new handle, for which the user must have room."""
+    """Whether the answer is a new handle. The gate then checks the user's limit on handles."""
 
 
 Table: TypeAlias = Mapping[Op, Operation]

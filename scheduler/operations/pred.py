@@ -1,6 +1,6 @@
 """PRED and PRED_BATCH: check the arguments once, and give the calls to the batch scheduler.
 
-The answer for a row is a result slot, or numbers (`Reduction`). A batch takes the slots of all its calls at once. So
+The answer for a row is a result slot, or numbers (`Reduction`). A batch takes the slots of all its calls together. So
 two batches cannot each hold half of their slots and wait for each other.
 
 A call that waits for slots keeps its place in its file's queue. So a file sees its calls in the order in which they
@@ -77,7 +77,9 @@ class Predicting:
         self._begin(call, [pred], pred.num_slots)
 
     def pred_batch(self, call: SystemCall) -> None:
-        """Submit the requests in the payload. An invalid request fails alone. An invalid frame fails the batch."""
+        """Submit the requests in the payload. An invalid request fails alone. A payload that is no list of requests
+        fails the batch.
+        """
         frames, preds = _frames(call.request), list[PredCall]()
         batch = _Batch(call, len(frames))
         for index, frame in enumerate(frames):
@@ -92,7 +94,7 @@ class Predicting:
             batch.answer()
 
     def _begin(self, call: SystemCall, preds: Sequence[PredCall], num_slots: int, batch: _Batch | None = None) -> None:
-        """Queue the calls of a request or of a batch at once, even if they must wait for their slots."""
+        """Queue the calls of a request or of a batch immediately, even if they must wait for their slots."""
         slots = call.lip.slots
         first = slots.take_now(num_slots) if num_slots else NO_SLOTS
         if first is not None:

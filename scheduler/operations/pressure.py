@@ -273,7 +273,7 @@ class Pressing:
             self._begin(group, Event(PressureKind.QUOTA, wanted_bytes, now_s, self._files_of(group)), now_s)
 
     def _files_of(self, group: AccountListeners) -> list[tuple[Inode, KvFile]]:
-        """Return the least recently used of the account's hot files and of the files that its listeners have open."""
+        """Return the account's hot files, and the files that its listeners have open; the least recently used first."""
         found = {
             inode: inode.content
             for inode in self._volume.heat.hottest(group.uid)

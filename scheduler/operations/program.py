@@ -1,4 +1,4 @@
-"""Requests of a program about itself: CANCEL ends one of its calls, and CONFINE limits it to one domain."""
+"""Requests of a program about itself: CANCEL ends one of its calls, and CONFINE confines a connection to one domain."""
 
 from __future__ import annotations
 

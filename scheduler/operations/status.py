@@ -71,7 +71,7 @@ class Status:
         return heapq.nlargest(MAX_USERS, users, key=lambda each: each.holdings.num_bytes)
 
     def _check(self, call: SystemCall) -> Reply:
-        """Audit all files at once. Each file takes some microseconds, so only operators may ask for an audit."""
+        """Audit all files in one go. Each file takes some microseconds, so only operators may ask for an audit."""
         require_operator(call, "check its books")
         try:
             return json_reply(asdict(self._fs.audit()))

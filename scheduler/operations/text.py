@@ -24,7 +24,9 @@ from scheduler.wire.replies import Reply
 SHORT_TEXT_BYTES = 2048
 """Maximum number of bytes of a text that is tokenized on the trio thread (about 0.2 ms). Workers take longer texts."""
 NUM_WORKERS = 2
-"""Workers for long texts. A user gets at most one worker. Other work needs the cores and the interpreter's lock."""
+"""Workers for long texts. A user gets at most one worker. More workers would take the cores and the interpreter's lock
+from other work.
+"""
 AT_ONCE = 8192
 """Maximum number of tokens that one call into C converts. The call holds the interpreter's lock for 0.2 ms."""
 MAX_CHAT_TEXTS = 20_000

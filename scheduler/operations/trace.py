@@ -54,7 +54,7 @@ class Tracing:
             raise Invalid(f"a trace of {timeout_ms} ms: give 0 or more, or -1 for one that lasts until it is cancelled")
         version = call.request.args[1] or 1
         if version < 0:
-            raise Invalid(f"version {version} of traces: there is none")
+            raise Invalid(f"there is no version {version} of traces")
         return self._run(call, timeout_ms, version)
 
     @property

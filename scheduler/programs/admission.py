@@ -1,4 +1,4 @@
-"""Admission of programs: limits of the programs that a user has at once, and that it starts in a minute."""
+"""Admission of programs: limits on how many programs a user may have, and on how many it may start in a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs kept over a restart of the daemon: living programs with their usage, and the latest ended programs.
+"""Programs kept across a restart of the daemon: living programs with their usage, and the latest ended programs.
 
 The state directory has them in one JSON file, which is replaced as a whole. The file may be damaged, so its values are
 checked. A damaged file loses only this history.
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1
 _MAX_NUMBER = 1 << 63
-"""Bound of the times and process numbers in the file. Each has 64 bits in a reply."""
+"""Bound of the times and process numbers in the file. Each such number has 64 bits in a reply."""
 Record = dict[str, Any]
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ MAX_LIMIT = 1 << 53
 
 
 class OverLimit(OverQuota):
-    """Error of a program that asks for more than its own limit. Memory that other programs free does not help."""
+    """Error of a program that asks for more than its own limit. Memory freed by other programs does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ProgramLimits:
     """Tokens that the program's calls may compute."""
     page_seconds: float | None = None
     pages: int | None = None
-    """Distinct pages of the KV files that it has open at once. Pages of closed files count for the user alone."""
+    """Distinct pages of the KV files that the program has open. Pages of closed files count for the user alone."""
 
     @classmethod
     def read(cls, found: Any) -> ProgramLimits:

@@ -1,4 +1,5 @@
-"""Link: the daemon's side of a launcher's connection. Messages and questions are sent in the order of the calls.
+"""Link: the daemon's side of a launcher's connection. Messages and questions are sent in the order in which they were
+queued.
 
 The daemon never waits for a launcher that does not read: a message for which the queue has no room is refused. A caller
 may stop waiting for an answer. The answer is then dropped, or given to the question's `late`, which cleans up.
@@ -51,7 +52,7 @@ class Link:
         self._read = trio.Event()
         self._questions: dict[int, _Question] = {}
         self._same: dict[tuple[str, ...], int] = {}
-        """Numbers of open questions that several callers may share, by key."""
+        """Serial numbers of open questions that several callers may share, by key."""
         self._next = 1
 
     # ---- called by operations

@@ -12,7 +12,7 @@ from kvfs.pages.free_list import IntArray
 from kvfs.pages.table import PageTable
 
 FILES_A_TURN = 500
-"""Number of files that are counted, in some 0.3 ms, before other tasks get a turn."""
+"""Number of files that are counted before other tasks may run. The count takes some 0.3 ms."""
 
 
 class Branches(Protocol):
@@ -40,7 +40,7 @@ class _Held:
 class PageSeconds:
     """Pages of the files that a program has or had open, times seconds. A file opened twice counts once.
 
-    A page that several files share counts once for each file: the number is a charge, not a use of memory.
+    A page that several files share counts once for each file: the result is a charge, not an amount of memory.
     """
 
     _before: float = 0.0

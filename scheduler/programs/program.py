@@ -50,7 +50,7 @@ class ProgramEnd:
     """The end of a program."""
 
     status: int | None
-    """Exit status. None: no launcher reported one."""
+    """Exit status. None: no launcher reported a status."""
     reason: str
     ns: int
 
@@ -103,11 +103,11 @@ class Program:
     page_seconds: PageSeconds = field(default_factory=PageSeconds)
     connections: dict[ProgramConnection, None] = field(default_factory=dict)
     num_promised: int = 0
-    """Tokens of calls in flight that were admitted and are not computed yet."""
+    """Number of tokens that were granted to calls in flight, and are not computed yet."""
     num_guests: int = 0
-    """Number of texts that the program is writing through the mount: see `TextPrefill`."""
+    """Number of guests: texts that the program is writing through the mount, see `TextPrefill`."""
     link: Link | None = None
-    """Link to its launcher, while the launcher is connected."""
+    """Link to the program's launcher, while the launcher is connected."""
     alone_since_s: float = field(default_factory=time.monotonic)
     """Time at which the program lost its last connection or its launcher."""
     over: Over | None = None
@@ -119,7 +119,7 @@ class Program:
 
     @classmethod
     def of_nobody(cls, pid: int, uid: int, gid: int = 0) -> Program:
-        """Return a program in no list, for a connection that has not joined yet."""
+        """Return a program outside the registry, for a connection that has not joined yet."""
         return cls(new_id(), "", pid, 0, uid, gid)
 
     @property
@@ -154,7 +154,9 @@ class Program:
         return used
 
     def take_up(self, used: Used) -> None:
-        """Continue from the usage before the daemon's restart. The user's counters began with this daemon."""
+        """Continue from the usage before the daemon's restart. The user's counters do not continue: they began at zero
+        with this daemon.
+        """
         self.used = used
         self.page_seconds = PageSeconds(used.page_seconds)
         self._gone_bytes = used.bytes_in, used.bytes_out
@@ -170,7 +172,7 @@ class Program:
 
     @property
     def num_tokens_left(self) -> int | None:
-        """Number of tokens that the program may still compute. None: the program has no such limit."""
+        """Number of tokens that the program may still compute. None: the program has no limit on tokens."""
         return None if self.limits.tokens is None else max(0, self.limits.tokens - self.used.tokens - self.num_promised)
 
     def over_limit(self) -> OverLimit:

@@ -54,7 +54,7 @@ class Programs:
         self.exceeded = Exceeded()
         self._gone = gone
         self.version = 0
-        """Number that changes when a program starts, ends or gets a pid."""
+        """Number that changes when a program starts, ends, gets a pid, or gains or loses a connection or a guest."""
         self._by_process: dict[tuple[int, int, int], Program] = {}
         self._path = path
         self._last_ns = 0
@@ -130,7 +130,7 @@ class Programs:
         limits: ProgramLimits,
         again: bool = False,
     ) -> Program:
-        """Register a program that a launcher starts, or that ran before the restart. WouldBlock: too many programs."""
+        """Register a program that a launcher starts, or that ran before the daemon's restart. WouldBlock: too many."""
         program = self.living.get(number)
         if program is not None:
             self._take_up(link, program, pid, again=again)
@@ -186,11 +186,11 @@ class Programs:
         return program
 
     def end(self, program: Program, status: int, reason: str) -> None:
-        """End a program, as its launcher reports. Its remaining connections still count for the program."""
+        """End a program whose end its launcher reports. Remaining connections still count for the program."""
         self._end(program, ProgramEnd(status, reason, time.time_ns()))
 
     def launcher_gone(self, link: Link) -> None:
-        """Note that a launcher has gone. Its programs live on, because it may come back."""
+        """Note that a launcher has gone. Its programs live on, because the launcher may come back."""
         for program in self.living.values():
             if program.link is link:
                 program.link = None
@@ -229,7 +229,7 @@ class Programs:
         return _of(uid, self.ended)
 
     def with_pids(self) -> list[Program]:
-        """Return the programs with a known process that live or have connections, oldest first."""
+        """Return the programs that live or still have connections, and whose process is known, oldest first."""
         lingering = [each for each in self.ended if each.connections]
         found = [each for each in (*self.living.values(), *lingering) if each.pid]
         return sorted(found, key=lambda each: each.began_ns)
@@ -237,7 +237,7 @@ class Programs:
     def _add(self, program: Program) -> None:
         while program.id in self.living:
             program.id = new_id()
-        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # distinct: listings resume at it
+        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # distinct, for listings
         program.exceeded = self.exceeded
         self.living[program.id] = program
         self._know_process(program)

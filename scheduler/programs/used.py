@@ -8,7 +8,7 @@ from typing import Any, Self
 
 @dataclass(slots=True)
 class Used:
-    """Counters that only grow. Added up over all programs, `tokens` is the number that the decoder has computed."""
+    """Counters that only grow. Summed over all programs, `tokens` counts what the decoder has computed."""
 
     calls: int = 0
     """Calls of `pred` and of other operations that run the model. Abandoned calls count."""
@@ -22,7 +22,7 @@ class Used:
     tokens_out: int = 0
     """Tokens in the answers to these calls: generated tokens, and rows, since a program can draw a token from a row."""
     steps: int = 0
-    """Steps that computed its calls. A step with two of its calls counts twice."""
+    """Steps that computed calls. A step counts once for each of the calls: twice for two calls."""
     queue_s: float = 0.0
     compute_s: float = 0.0
     page_seconds: float = 0.0

@@ -106,20 +106,20 @@ class Control:
                 gauge("symphony_model_info", "The model, as a label.", 1, {"name": self._fs.volume.model.name}),
                 gauge("symphony_uptime_seconds", "Time since the daemon started.", time.monotonic() - self._began_s),
                 gauge("symphony_weights_loaded", "1 when steps can be computed.", int(self._batches.has_decoder)),
-                gauge("symphony_pages", "Pages that there is room for, in memory or on disk.", pool.num_pages),
-                gauge("symphony_pages_free", "Pages that nobody refers to.", pool.num_free),
+                gauge("symphony_pages", "Maximum number of pages, in memory or on disk.", pool.num_pages),
+                gauge("symphony_pages_free", "Pages without a reference.", pool.num_free),
                 *self._tier_metrics(),
                 gauge("symphony_pages_shared", "Pages with more than one reference.", pool.num_shared),
                 gauge("symphony_page_bytes", "Bytes of a page.", pool.page_bytes),
                 gauge("symphony_files", "Files of any kind, directories included.", volume.num_files),
                 gauge("symphony_names", "Names in all directories.", volume.num_names),
                 gauge("symphony_kv_versions", "KV files and open older versions.", self._fs.volume.num_kv_versions),
-                gauge("symphony_disk_bytes", "What pages and plain files take on disk.", kept.disk_bytes),
+                gauge("symphony_disk_bytes", "Bytes of pages and plain files on disk.", kept.disk_bytes),
                 gauge(
-                    "symphony_unsynced_files", "Files of which something is in memory alone.", kept.num_unsynced_files
+                    "symphony_unsynced_files", "Files with changes that are only in memory.", kept.num_unsynced_files
                 ),
-                gauge("symphony_unsynced_bytes", "Pages of named files in memory alone.", kept.unsynced_bytes),
-                gauge("symphony_lost_files", "KV files that lost entries, and are not cut.", kept.num_lost_files),
+                gauge("symphony_unsynced_bytes", "Bytes of named files in memory alone.", kept.unsynced_bytes),
+                gauge("symphony_lost_files", "KV files with lost entries.", kept.num_lost_files),
                 gauge("symphony_disk_fails", "1 when the last commit or write failed.", int(bool(kept.error))),
                 counter("symphony_commits_total", "Commits of the index.", kept.num_commits),
                 counter("symphony_disk_written_bytes_total", "Pages written to disk.", kept.written_bytes),
@@ -152,10 +152,10 @@ class Control:
                 _times("symphony_step_duration_seconds", "How long steps took.", steps.step_times),
                 _times(
                     "symphony_stretch_duration_seconds",
-                    "From when a call of pred(), or a token of generate(), was asked for until it was computed.",
+                    "Time from the request for a pred(), or for a token of generate(), until it was computed.",
                     steps.stretch_times,
                 ),
-                _times("symphony_stretch_wait_seconds", "What of that it was in no step.", steps.wait_times),
+                _times("symphony_stretch_wait_seconds", "Time of stretches outside of steps.", steps.wait_times),
                 metrics.histogram(
                     "symphony_trio_held_seconds",
                     "Times that one task held the daemon's main thread without a break.",
@@ -171,8 +171,8 @@ class Control:
         tiers, gauge, counter = self._fs.volume.pager.statistics(), metrics.gauge, metrics.counter
         moved = {"in": tiers.num_in, "out": tiers.num_out, "dropped": tiers.num_dropped}
         return [
-            gauge("symphony_frames", "Pages that there is room for in memory.", tiers.num_frames),
-            gauge("symphony_frames_free", "Of these, the ones that hold none.", tiers.num_free_frames),
+            gauge("symphony_frames", "Frames: maximum number of pages in memory.", tiers.num_frames),
+            gauge("symphony_frames_free", "Frames that hold no page.", tiers.num_free_frames),
             gauge("symphony_pages_computing", "Pages in memory that calls need there now.", tiers.num_computing),
             gauge("symphony_pages_pinned", "Pages that advice keeps in memory.", tiers.num_kept),
             gauge("symphony_pages_on_disk_alone", "Pages that are not in memory.", tiers.num_on_disk_alone),
@@ -187,11 +187,11 @@ class Control:
             counter("symphony_page_wait_seconds_total", "Time that calls waited for pages.", tiers.wait_s),
             metrics.counters(
                 "symphony_resumes_total",
-                "Files that were used again after pages of theirs had gone, by whether they were back before that.",
+                "Files used again after pages had left memory, by whether the pages were back in time.",
                 "hidden",
                 {"yes": tiers.num_hidden, "no": tiers.num_resumes - tiers.num_hidden},
             ),
-            counter("symphony_preemptions_total", "Calls that left for others' pages.", tiers.num_preempted),
+            counter("symphony_preemptions_total", "Calls that left to free memory.", tiers.num_preempted),
         ]
 
     def _program_metrics(self) -> list[Metric]:
@@ -204,7 +204,7 @@ class Control:
         return [
             metrics.gauge("symphony_lips", "Connections of programs.", num_connections),
             metrics.gauge("symphony_programs", "Programs that live.", len(programs)),
-            metrics.counter("symphony_programs_refused_total", "Programs that were too many.", num_refused),
+            metrics.counter("symphony_programs_refused_total", "Programs that were refused.", num_refused),
             *_usage_metrics("user", "By uid", users),
             *_usage_metrics("user", "By uid, as seen within the last second", users, _MEASURED),
             *_usage_metrics("domain", "By domain, numbered as they were made", domains),
@@ -257,7 +257,7 @@ class Control:
         return b"".join([self._token_texts[token] for token in tokens])
 
     def num_hidden_bytes(self, first_token: int) -> int:
-        """Return 1 if the tokenizer puts a space before each text and removes it again when it decodes."""
+        """Return 1 if the tokenizer adds a space before each text and removes the space when it decodes, else 0."""
         is_spaced = self._token_texts[first_token].startswith(b" ")
         return int(is_spaced and not self._text.decode([first_token]).startswith(" "))
 
@@ -313,13 +313,13 @@ def _usage_metrics(
 
 _USAGE = {
     "calls": "calls that run the model",
-    "failed_calls": "of these, the ones that failed",
+    "failed_calls": "calls that run the model and failed",
     "tokens": "tokens computed",
-    "tokens_in": "tokens that calls gave",
-    "tokens_out": "tokens and rows that they were answered with",
-    "steps": "steps that calls were in",
+    "tokens_in": "tokens passed to calls",
+    "tokens_out": "tokens and rows in answers to calls",
+    "steps": "steps that computed calls",
     "queue_s": "time that calls waited for a step",
-    "compute_s": "time of the steps that calls were in",
+    "compute_s": "time of the steps that computed calls",
 }
 _MEASURED = {
     "page_seconds": "pages of open files, times seconds",

@@ -4,9 +4,9 @@ The answer is the content of `.symphony/metrics`: numbers by uid and domain, wit
 user of the machine can connect and read it. A web page could connect, too, if a domain name of its own resolved to this
 machine. So a request must name the host by its address or as localhost.
 
-Clients share the thread that all calls wait for, so they get little of its time. The port limits the rate of
-connections, takes one request from each, and makes the text at most a few times a second. A slow connection is closed
-after a deadline, or as soon as a new connection needs its place.
+Clients are served on the trio thread, which every call needs, so they get little of its time. The port limits the rate
+of connections, takes one request from each, and makes the text at most a few times a second. A slow connection is
+closed after a deadline, or as soon as a new connection needs its place.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MAGIC = b"symphony trace "
 MAX_BLOCK_BYTES = 16 << 20
 """Maximum number of bytes of a block's records. A reader needs no more memory than this, whatever the file says."""
 MAX_HEADER_BYTES = 1 << 20
-_HEAD = struct.Struct("<5I")  # CRC-32 of what follows, kind, and numbers of records, details and stored bytes
+_HEAD = struct.Struct("<5I")  # CRC-32 of the rest of the block; kind; counts of records, details and stored bytes
 _CHECKED_FROM = 4
 _DEFLATE_LEVEL = 1  # its result is at most a fifth larger than that of level 6
 
@@ -75,7 +75,9 @@ class Trace:
     seats: Records
     lost: Records
     files: Records
-    """Records of KV files. The last record of a file counts. A trace of version 1 has none."""
+    """Records of KV files. If a KV file has several records, the last one counts. A trace of version 1 has no such
+    records.
+    """
     torn_at: int | None
     """Offset in bytes of the first damaged or torn block. None: the file is whole."""
 
@@ -91,7 +93,7 @@ class TraceReader:
         self._file = file
         self.header = _header(file, name)
         self.torn_at: int | None = None
-        """Offset of the first damaged or torn block. `blocks` sets it at its end."""
+        """Offset of the first damaged or torn block. `blocks` sets the offset when it stops."""
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks in the order of the file, and stop before the first damaged or torn block."""
@@ -106,7 +108,7 @@ class TraceReader:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a whole file. Invalid: the file is no trace, or has a newer version. OSError: it can't be read."""
+    """Read a whole file. Invalid: the file is no trace, or has a newer version. OSError: the file can't be read."""
     with path.open("rb") as file:
         reader = TraceReader(file, str(path))
         blocks = list(reader.blocks())

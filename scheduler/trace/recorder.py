@@ -1,6 +1,6 @@
 """Recorder: passes the scheduler's events to recordings. Without a recording its cost is near zero.
 
-While `is_on`, code on the trio thread reports its decisions here. Each recording has a bounded queue of its
+While `is_on` is true, code on the trio thread reports its decisions here. Each recording has a bounded queue of its
 own. A full queue keeps its blocks, drops new blocks, and counts the dropped records.
 """
 
@@ -32,7 +32,7 @@ from scheduler.trace.records import (
 MAX_QUEUE_BYTES = 8 << 20
 """Maximum number of bytes in one recording's queue: ten seconds of 64 decodes in steps of 2 ms."""
 MAX_NOTED = 4096
-"""Maximum number of arrivals, answers or seats in a block before it is queued: a quarter of a megabyte."""
+"""Number of arrivals, answers or seats after which the recorder queues a block: a quarter of a megabyte."""
 _BLOCK_BYTES = 512
 """Bytes that the objects of a block take beside its records."""
 
@@ -59,7 +59,7 @@ class Recording:
         self._num_bytes += size
 
     def take(self) -> Block | None:
-        """Take the oldest block; None: the queue is empty. A block that counts lost records is the last."""
+        """Take the oldest block or, if the queue is empty, a block that counts lost records. None: nothing is left."""
         if not self._blocks:
             return self._loss()
         block = self._blocks.popleft()
@@ -116,7 +116,7 @@ class Recorder:
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    # Events; times are of the monotonic clock
+    # Events, with times of the monotonic clock
 
     def arrived(
         self,
@@ -132,7 +132,7 @@ class Recorder:
         deadline_ns: int | None,
         ns: int,
     ) -> None:
-        """Note that a call has arrived. `accounts` pay for it: a uid, and then domains, the innermost last."""
+        """Note that a call has arrived. `accounts`: its payers, a uid and then domains, the innermost last."""
         deadline = NO_DEADLINE if deadline_ns is None else deadline_ns
         places = (len(self._accounts), len(accounts))
         self._arrivals.append((call, ns, deadline, inode, num_before, num_tokens, pid, uid, *places, kind, priority))

@@ -40,7 +40,7 @@ class BlockKind(IntEnum):
     """Kind of a block's records. Records refer to details, which follow them in the block."""
 
     ARRIVALS = 1
-    """The details are numbers of accounts."""
+    """The details are accounts, each as the number that identifies it."""
     ANSWERS = 2
     STEPS = 3
     """The details are seats."""
@@ -50,15 +50,15 @@ class BlockKind(IntEnum):
 
 ARRIVAL = np.dtype(
     [
-        ("call", "<i8"),  # its number; a decode loop in C keeps the number of its first call
+        ("call", "<i8"),  # serial number; a decode loop in C keeps the serial number of its first call
         ("ns", "<i8"),
         ("deadline_ns", "<i8"),  # NO_DEADLINE: none
         ("file", "<i8"),  # its inode number
         ("num_before", "<i4"),  # entries of the file before the call
-        ("num_tokens", "<i4"),  # tokens that it appends; for a generation, its first tokens
+        ("num_tokens", "<i4"),  # tokens that the call appends; for a generation, the tokens that it begins with
         ("pid", "<i4"),
         ("uid", "<u4"),  # of the program
-        ("first_account", "<i4"),  # index in details; the payers: a uid, then domains, the innermost last
+        ("first_account", "<i4"),  # index of the first payer in the details: a uid, then domains, the innermost last
         ("num_accounts", "<i2"),
         ("kind", "<i1"),
         ("priority", "<i1"),
@@ -85,7 +85,7 @@ STEP = np.dtype(
         ("reserved", "<i4"),
         ("num_entries", "<i8"),  # distinct entries that the step's decodes read
         ("num_pairs", "<i8"),  # pairs of a prefill's row and an entry that the row attends to
-        ("predicted_ns", "<f8"),  # by the cost model; NaN: no prediction
+        ("predicted_ns", "<f8"),  # prediction of the cost model; NaN: none
         ("first_seat", "<i8"),  # index into the block's details, which have `num_calls` seats for this step
     ]
 )
@@ -148,7 +148,7 @@ class Block:
         return self.records.tobytes() + self.details.tobytes()
 
     def within(self, max_bytes: int) -> Iterator[Block]:
-        """Yield the block in parts of at most `max_bytes` each. A part has at least one record."""
+        """Yield the block in parts of at most `max_bytes` each. A part with a single record may be larger."""
         if self.num_bytes <= max_bytes or len(self.records) == 1:
             yield self
             return
@@ -168,7 +168,9 @@ class Block:
 
 
 REFERENCES = {BlockKind.ARRIVALS: ("first_account", "num_accounts"), BlockKind.STEPS: ("first_seat", "num_calls")}
-"""Fields of records that locate the record's details. Details are in the order of the records."""
+"""Fields of a record that locate its details: index of the first detail, and count. Details are in the order of the
+records.
+"""
 
 
 def block_bytes(kind: BlockKind, num_records: int, num_details: int) -> int:

@@ -9,11 +9,11 @@ Since Linux 6.16, the kernel can refuse descriptors: with SO_PASSRIGHTS off, the
 the option, and launchers need to send descriptors. On such kernels, the daemon peeks at the queue to learn whether the
 next packet has descriptors. If so, another process receives the packet (`receiver.py`), and passes on only a connection
 that can be served. A thread waits for that process. Each uid has a bounded number of such threads. If all of them wait,
-the daemon does not read from the uid. If a queue has descriptors, such a process also closes the connection.
+the daemon does not read from the uid. If a queue has descriptors, a receiver process also closes the connection.
 
 The launcher that passed on a connection may keep a copy. With this copy, the launcher can receive between the peek and
 the recv, hold the lock that a recv takes, and clear O_NONBLOCK. So receivers receive from all passed connections, and
-close them. Each call has MSG_DONTWAIT.
+close them. Each of their recv calls has MSG_DONTWAIT.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Receiver:
 
 
 class Threads:
-    """Threads for calls that may hang, THREADS_PER_UID for each uid, and the receivers that they use."""
+    """Threads for functions that may hang, THREADS_PER_UID for each uid, and the receivers that the threads use."""
 
     def __init__(self) -> None:
         self._idle: list[Receiver] = []
@@ -122,7 +122,7 @@ class Threads:
                 self._limiters.pop(uid, None)
 
     def begin(self, uid: int, call: Callable[[], None]) -> None:
-        """Begin `call` on a thread. The daemon's end does not wait for it."""
+        """Begin `call` on a thread. The daemon's end does not wait for the thread."""
 
         async def run() -> None:
             try:

@@ -3,7 +3,7 @@
     python -I -S receiver.py        with a SOCK_SEQPACKET as standard input
 
 The last close of a file waits for its file system. A FUSE server that hangs blocks the process that closes, even its
-exit after SIGKILL. So the daemon leaves descriptors that it does not need to this process, which may hang.
+exit after SIGKILL. So the daemon leaves the close of unneeded descriptors to this process, which may hang.
 
 A request is a size, with a connection as its descriptor. The answer is the result of recvmsg(2): its errno, its flags,
 the number of descriptors, then the bytes. A connection that can be served is passed on with the answer. Any other
@@ -94,7 +94,7 @@ def _throw_away(connection: socket.socket) -> None:
                 _end()
             if is_end(connection, data, ancillary):
                 return
-    except OSError:  # another process with a copy has changed it
+    except OSError:  # another process has changed the connection through a copy
         _end()
 
 

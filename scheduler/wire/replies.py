@@ -23,8 +23,8 @@ def kept(error: SymError) -> SymError:
     """Return an error without its traceback, so that it can outlive its handler.
 
     The traceback's frames would make the error part of a reference cycle that also holds rows. Only the garbage
-    collector can free such a cycle. If C code uses the buffer of a memoryview in such a cycle, CPython ends the
-    process: it clears the view first.
+    collector can free such a cycle. If C code still uses the buffer of a memoryview in such a cycle, CPython ends the
+    process, because the collector clears the view.
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
