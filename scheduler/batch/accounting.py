@@ -65,11 +65,11 @@ class Statistics:
     num_undecided: int = 0
     """Seats that stayed empty, because a grammar had not decided the next token yet."""
     num_wakes: int = 0
-    """Times that the run woke the scheduler."""
+    """Number of times that the run woke the scheduler."""
     num_sleeps: int = 0
-    """Times that the run slept for want of work."""
+    """Number of times that the run slept for want of work."""
     waited_s: float = 0.0
-    """Time that steps waited for calls of programs that were due."""
+    """Time that steps waited for calls that were due."""
 
 
 class Accounting:
@@ -149,7 +149,7 @@ class Accounting:
     def count_member(self, call: FileCall, before: Any, now: Any) -> None:
         """Count the work of a member since the last count. A generation counts as one call, at its end.
 
-        `before`: the `sym_news` of the last count. The function sets it to `now`.
+        `before`: the `sym_news` of the last count. The function sets `before` to `now`.
         """
         more_s, waited_s = (now.compute_ns - before.compute_ns) * 1e-9, (now.queue_ns - before.queue_ns) * 1e-9
         num_entries, num_calls = now.num_done - before.num_done, now.num_calls - before.num_calls

@@ -1,7 +1,7 @@
 """Sleep of the trio thread in C, which carries out calls that arrive meanwhile and need no Python.
 
-Trio waits on an epoll of its own, and has no interface to replace it. So this module puts in its place an epoll that
-waits by `sym_gate_wait`: see `scheduler/core/waiting.c`.
+Trio waits on an epoll of its own, and has no interface to replace it. So this module swaps trio's epoll for an object
+that waits in `sym_gate_wait`: see `scheduler/core/waiting.c`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Epoll:
-    """Epoll that shows Python only the events that need it."""
+    """Epoll that shows Python only the events that need Python."""
 
     def __init__(self, epoll: select.epoll, gate: Any, take_news: Callable[[], None]) -> None:
         """Wrap trio's epoll. `gate`: a `sym_gate`. `take_news` handles the news that the core has for Python."""

@@ -1,4 +1,4 @@
-"""Attention of a call's new tokens: the entries that they see, and on request how much they attend to each.
+"""Attention of a call's new tokens: the entries that they see, and, on request, how much they attend to each entry.
 
 Steps add up one number for each layer, KV head and entry, whatever form the call asks for. Each number is one chain of
 additions over the tokens in order. So its bits depend neither on how the call was cut into chunks nor on the other
@@ -39,7 +39,7 @@ class EntryMask:
     """
 
     def check(self, num_before: int, num_new: int) -> None:
-        """Check the mask against the numbers of earlier and new entries. Invalid: the mask does not fit them."""
+        """Check the mask against the counts of earlier and new entries. Invalid: the mask does not fit."""
         num_rows = len(self.packed)
         if num_rows == num_new and self.num_columns == num_before + num_new:
             own = np.arange(num_before, self.num_columns)
@@ -115,7 +115,7 @@ class AttentionMass:
             raise Invalid(f"attention to {to} by {by}: to entries (1) or pages (2), by sum (1) or layer (2)")
         self.is_by_page, self.is_summed = to == AttentionTo.PAGES, by == AttentionBy.SUM
         self.room = AnswerRoom(PAYLOAD_BYTES)
-        """Room in the reply that will hold the answer."""
+        """Free bytes of the reply that will hold the answer."""
         self.sums: MassArray = np.empty((0, 0, 0), np.float32)
         """[layers, KV heads, entries]: sums that steps add to."""
         self.folded: MassArray | None = None

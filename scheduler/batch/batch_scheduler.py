@@ -50,7 +50,7 @@ HANGS_AFTER_S = 30.0
 
 LEARNS_EACH_S = 0.25
 MAX_LEARNT = 64
-"""Most steps that the cost model learns from at once: the latest.
+"""Maximum number of latest steps from which the cost model learns in one pass.
 
 Learning takes time, and earlier steps are similar.
 """
@@ -114,7 +114,7 @@ class BatchScheduler:
         self.weigh = self._run.shares.weigh
         """Function to call when the weight of an account has changed."""
         self._traced = 0
-        """Number of the next step for the recorder. It has the earlier steps, or does not want them."""
+        """Serial number of the next step for the recorder, which has the earlier steps or does not want them."""
         if decoder is not None:
             self.provide(decoder, native)
 
@@ -173,7 +173,7 @@ class BatchScheduler:
         self._calls.have_rows(call)
 
     def refuse(self, call: FileCall, error: SymError) -> None:
-        """End a call that was submitted without its result slots and gets none."""
+        """End a call that was submitted without its result slots and gets no slots."""
         self._calls.refuse(call, error)
 
     def cancel(self, call: FileCall) -> None:
@@ -292,7 +292,7 @@ class BatchScheduler:
             await trio.lowlevel.checkpoint()
 
     async def _learn(self) -> None:
-        """Learn the cost of steps from computed ones, until this task is cancelled."""
+        """Learn the cost of steps from computed steps, until this task is cancelled."""
         number, learnt_s = 0, time.monotonic()
         while True:
             await trio.sleep(LEARNS_EACH_S)

@@ -1,6 +1,6 @@
 """Calls that append to a KV file: their arguments, what they hold, and their state.
 
-A call has one or more stretches. A *stretch* is the tokens that it appends at once and commits together. A `pred()` has
+A call has one or more stretches. A *stretch* is the tokens that the call appends and commits together. A `pred()` has
 one stretch. A `generate()` gets one from Python whenever it joins the run; the run itself makes the later stretches.
 """
 
@@ -35,10 +35,10 @@ AHEAD_ENTRIES = 64
 """Entries reserved beyond the end of the last page, for a file that the run extends by itself."""
 
 NO_SLOTS = -1
-"""Number of the first slot of a call without result slots."""
+"""Value of `PredCall.slot` for a call without result slots."""
 Answer = Callable[[Reply | SymError], None]
 _numbers = count(2, 2)
-"""Numbers of calls in traces: even for calls that Python begins, odd for calls that C begins."""
+"""Serial numbers of calls in traces: even for calls that Python begins, odd for calls that C begins."""
 
 
 class Caller(Protocol):
@@ -119,7 +119,7 @@ class FileCall(ABC):
         deadline_s: float | None = None,
     ) -> None:
         self.number = next(_numbers)
-        """Number of the call in traces."""
+        """Serial number of the call in traces."""
         self.caller = caller
         self.stream = caller.stream
         self.file = file
@@ -149,7 +149,7 @@ class FileCall(ABC):
         self.num_given = len(tokens)
         """Number of tokens that the program gave."""
         self.num_promised = 0
-        """Tokens of the stretch that are not computed yet. The program's limit reserves them for this call."""
+        """Number of the stretch's tokens that are not computed yet. The program's limit reserves them for this call."""
         self.refusal: SymError | None = None
         """Error for the call if its program is over a limit."""
         self.counted: tuple[Used, ...] = ()
@@ -176,7 +176,7 @@ class FileCall(ABC):
         self._state = CallState.WAITS_FOR_SLOTS
 
     def enter(self, submitted_s: float) -> None:
-        """Note that the core began the call: it has room, and is in the run."""
+        """Note that the core began the call: the call has room, and is in the run."""
         self.submitted_s = self.joined_s = submitted_s
         self.reservation, self._state = self.file.table.reservation, CallState.RUNNING
 
@@ -223,7 +223,7 @@ class FileCall(ABC):
     def promise(self, num_tokens: int) -> None:
         """Set the number of tokens still to be computed.
 
-        Other calls of the program may not use this part of its limit.
+        Other calls of the program may not use this part of the program's limit.
         """
         self.caller.program.num_promised += num_tokens - self.num_promised
         self.num_promised = num_tokens
@@ -277,7 +277,7 @@ class PredCall(FileCall):
         self.num_rows = self.num_slots = num_rows
         """Number of wanted result slots: as many as rows, or none with `reduction`."""
         self.slot = NO_SLOTS
-        """Number of the call's first result slot."""
+        """Index of the call's first result slot."""
         self.asked: PendingCall | None = None
         """Request of the call, if the run may take the calls that follow it; else None."""
         self._answer = answer
@@ -296,7 +296,7 @@ class PredCall(FileCall):
         return 0 if self.reduction is None else self.reduction.num_bytes
 
     def take_slots(self, first: int) -> int:
-        """Take result slots from `first` on, and return the number of the next slot.
+        """Take result slots from `first` on, and return the index of the next slot.
 
         A call that is over frees its slots.
         """

@@ -8,7 +8,7 @@
 /* Knots of the curve over rows: 1, 2, 4, ... 1024 rows. */
 #define SYM_COST_KNOTS 11
 
-/* The amounts of work in a step that its time depends on. */
+/* Amounts of work in a step. The step's time depends on them. */
 typedef struct sym_work {
     int64_t num_rows;    /* entries that the step computes */
     int64_t num_wanted;  /* entries among them whose logits are wanted */

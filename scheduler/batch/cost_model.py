@@ -107,7 +107,7 @@ class CostModel:
         return np.asarray(_parts(records) @ self._fitted * math.exp(self._log_pace))
 
     def observe(self, records: Records) -> None:
-        """Learn from steps that ran, many at once."""
+        """Learn from the records of several computed steps."""
         records = records[(records["ns"] > 0) & (records["num_rows"] > 0)]
         if not len(records):
             return

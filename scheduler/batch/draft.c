@@ -1,7 +1,7 @@
 /* Drafts: guesses at the next tokens, taken from earlier ones. Every guess is checked by a draw.
  *
- * The function looks for an earlier occurrence of the last few tokens, and proposes the tokens that followed it. Code,
- * quotations, lists and tables repeat themselves, and each right guess saves a step. A draft never changes the
+ * `sym_draft_propose` looks for an earlier occurrence of the last few tokens, and proposes the tokens that followed it.
+ * Code, quotations, lists and tables repeat themselves, and each right guess saves a step. A draft never changes the
  * generated text. */
 #include "generation.h"
 
@@ -9,7 +9,7 @@
 #define NUM_PLACES 4 /* occurrences that are compared, the latest first */
 #define MAX_SEARCHED 65536 /* most tokens that a search reads: it takes some 20 us, at worst 0.4 ms */
 
-/* Return how many tokens before the one place equal those before the other. */
+/* Return how many tokens right before `place` equal the tokens right before `end`. */
 static int32_t match(const int32_t *tokens, int32_t place, int32_t end) {
     int32_t length = 0;
     while (length < MAX_MATCH && length < place && tokens[place - 1 - length] == tokens[end - 1 - length])

@@ -93,7 +93,7 @@ class Ends:
     def _settle_program(self, member: Member, call: PredCall, error: SymError | None) -> Then:
         """Settle a program's loop. The run has answered all its calls except perhaps the last.
 
-        `call`: the first one.
+        `call`: the loop's first call.
         """
         ended = member.record
         of_batch, numbers = self._run.stays.group_call(ended), take_numbers(ended.decode)

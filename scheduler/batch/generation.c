@@ -71,7 +71,7 @@ static int make_room(sym_member *member, int32_t more) {
 
 /* ---- generated tokens */
 
-/* Append the numbers that are sent with a token. `row` is null for a token that a grammar forced. */
+/* Append the reducer's numbers, which are sent with a token. `row` is null for a token that a grammar forced. */
 static int score(const sym_hot_functions *hot, sym_generation *g, const float *row, int32_t token) {
     if (g->reducer == NULL)
         return 0;
@@ -121,8 +121,8 @@ static void generate(const sym_hot_functions *hot, sym_member *member, const flo
     }
 }
 
-/* Send the unsent tokens that the ring has room for. The first token has a reply of its own, which tells how long the
- * file was before it. */
+/* Send the unsent tokens that the ring has room for. The first token has a reply of its own, which tells the file's
+ * length before this token. */
 static void send(sym_loop *loop, sym_member *member) {
     sym_generation *g = member->generation;
     while (g->num_unsent > 0) {

@@ -6,8 +6,8 @@
 #include "steps.h"
 
 typedef struct sym_generation {
-    /* The caller sets these fields before the call joins the run. It owns all memory that they point to, and keeps it
-     * in place as long as the generation exists. */
+    /* The caller sets these fields before the call joins the run. The caller owns all memory that these fields point
+     * to, and keeps that memory in place as long as the generation exists. */
     sym_sampler *sampler;
     sym_stops *stops; /* stop texts; null: none */
     sym_reducer *reducer; /* computes numbers of each drawn row, which are sent with the token; null: none are wanted */
@@ -36,9 +36,9 @@ typedef struct sym_generation {
     char *scores; /* one answer of `reducer` for each unsent token; the first is at index `first_score` */
     int32_t first_score, room_scores, has_sent; /* the first reply was sent */
     int32_t finish, /* a sym_finish; 0: the generation is not over */
-        stopped_by, /* the stop token, or the number of the stop text */
+        stopped_by, /* the stop token, or the index of the stop text */
         error; /* errno of a failed draw; 0: none */
-    uint64_t draw_index; /* number of the next draw in the sampler's sequence */
+    uint64_t draw_index; /* index of the next draw in the sampler's sequence */
     /* The grammar's decision about the next draw: see sym_loop_decide. */
     int32_t is_asked, /* the draw waits for a decision, and `sym_loop_drawn` has not taken it yet */
         is_decided, is_over, num_forced;

@@ -3,7 +3,7 @@
     while True:
         row = pred(file, pending)
         token = draw(row)
-        end if it is a stop token, which is neither sent nor in the file
+        end if the token is a stop token, which is neither sent nor in the file
         send the token, and the tokens that the grammar forces after it; all of them are pending
         end if a stop text is complete, the grammar allows no more, or enough tokens were sent
 
@@ -90,14 +90,16 @@ class GenerateCall(FileCall):
     ) -> None:
         """Make a call that is not submitted yet.
 
-        `max_tokens`: 0 means as many as the model's context holds. `turn_at`: number of the tokens before the new turn
-        of a conversation; -1: the call continues the last turn; None: the call belongs to no conversation.
+        `max_tokens`: 0 means as many as the model's context holds. `turn_at`: number of given tokens before the new
+        turn of a conversation; -1: the call continues the last turn; None: the call belongs to no conversation.
         """
         super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         self._max_tokens = max_tokens
         self._turn_at = turn_at
         self.grammar: GrammarState | None = None
-        """GrammarState of the text. The caller sets it before it submits the call, because compiling takes time."""
+        """State of the text's grammar. The caller sets the state before it submits the call, because compiling takes
+        time.
+        """
         self._draft = draft
         self._asked = asked
         self._most_to_emit: int | None = None  # unknown until the first stretch has its reservation

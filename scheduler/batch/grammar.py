@@ -43,7 +43,7 @@ MAX_KEPT_BYTES = 512 << 10
 MAX_ALL_KEPT_BYTES = 8 * MAX_KEPT_BYTES
 """Maximum number of bytes of sources in all caches. Beyond that, the user with the most bytes loses grammars first."""
 _LEAST_BYTES = 1 << 10
-"""Bytes that even the shortest source counts for: its compiled grammar takes 70 kB."""
+"""Least number of bytes that a source counts as: the compiled grammar of the shortest source takes 70 kB."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,  # about 7 ms a token, at worst
@@ -75,7 +75,7 @@ class GrammarText(Protocol):
 
 
 class GrammarState:
-    """State of one generation's parser. Not safe for several threads at once."""
+    """State of one generation's parser. Only one thread at a time may use the state."""
 
     __slots__ = ("_matcher", "_vocab_size", "_words")
 

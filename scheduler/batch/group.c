@@ -69,10 +69,10 @@ static void close_gaps(sym_group *group) {
 /* Count one call of the group as over. Return 1 if it was the last call. */
 static int is_over(sym_group *group) { return __atomic_sub_fetch(&group->num_left, 1, __ATOMIC_ACQ_REL) == 0; }
 
-/* Write the reply of a call that is over. Return 1 if it was the last: `num_left` then stays 1 until the answer is
- * sent. */
+/* Write the reply of a call that is over. Return 1 if this call was the group's last: `num_left` then stays 1 until the
+ * answer is sent. */
 static int note(sym_group *group, int32_t number, struct sym_reply reply, const char *payload, uint32_t bytes) {
-    if (group->num_bytes != 0) /* the answer is complete, and found no room before */
+    if (group->num_bytes != 0) /* the answer is complete, and found no room in the ring before */
         return 1;
     char *to = group->payload + (size_t)number * group->room;
     reply.id = (uint64_t)number;

@@ -1,4 +1,4 @@
-"""Batches that the core began. Python ends the calls in such batches that left the run without an answer."""
+"""Batches that the core began. If a call of such a batch leaves the run without an answer, Python ends the call."""
 
 from __future__ import annotations
 

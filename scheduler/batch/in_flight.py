@@ -5,7 +5,7 @@ reserved, it is *in the run* as a member. It is *over* when all its entries are 
 `ends.py` settles members that have left the run. A call is atomic: a failure in any of its chunks leaves the file as it
 was.
 
-A step may use pages of a file in the run, so an operation that frees pages waits for its turn in the queue. A program
+A step may use pages of a file in the run, so an operation that frees pages waits in the file's queue. A program
 that thinks blocks no other work on its file: its member leaves the run as soon as another job arrives for the file.
 """
 
@@ -155,7 +155,7 @@ class CallsInFlight:
                 self._end_early(call, Early.REFUSED)
 
     def forget(self, program: Program) -> None:
-        """Forget a program that has gone with its connections."""
+        """Forget a program, after the program and its connections have gone."""
         self._run.shares.forget(program)
 
     def state_of(self, call: FileCall) -> CallState | None:
@@ -367,7 +367,7 @@ class CallsInFlight:
         self._queues.next(call)
 
     def replace(self, call: FileCall, other: FileCall) -> None:
-        """Put a call that the run took in the place of the loop's first call, which is over."""
+        """Replace the loop's first call, which is over, by a call that the run took."""
         call.move(CallState.OVER)
         other.number = call.number
         self._queues.replace(call, other)

@@ -40,8 +40,8 @@ static int has_draft(const sym_member *member) {
     return member->kind == SYM_GENERATION && member->num_computed == 0 && member->generation->num_draft > 0;
 }
 
-/* Cut drafts evenly to the guesses that the step has time for beside its decodes. A draft whose generation is alone may
- * have max_digested guesses. */
+/* Shorten drafts evenly until the step has time for their guesses beside its decodes. If only one call is ready, its
+ * draft may have max_digested guesses. */
 static void trim_drafts(sym_loop *loop) {
     const sym_limits *limits = &loop->plan.limits;
     sym_work work = {0};
@@ -73,8 +73,8 @@ static void trim_drafts(sym_loop *loop) {
 }
 
 /* Return whether the stretch is computed whole: one token, or a generation's token with forced tokens behind it. A step
- * has at most max_tokens forced rows. A stretch beyond that may be cut, so it loses its draft: the rows of a draft do
- * not outlive their step. */
+ * has at most max_tokens forced rows. A stretch with more may be cut, so that stretch loses its draft: the rows of a
+ * draft do not outlive their step. */
 static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forced) {
     if (left(member) == 1)
         return 1;
@@ -242,7 +242,7 @@ static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
     return 0;
 }
 
-/* Write the mask of row `row` of a stretch: a bit for each entry up to its own. */
+/* Write the mask of row `row` of a stretch: a bit for each entry up to the row's own entry. */
 static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, uint32_t *words, int32_t num_words) {
     const sym_asked *asked = asked_of(member);
     const int has_own_rows = asked->mask_columns > before;
@@ -254,7 +254,7 @@ static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, 
         const uint32_t value = last >= 8 ? bits[byte] : bits[byte] & ((1u << last) - 1);
         words[byte / 4] |= value << (byte % 4 * 8);
     }
-    for (int32_t entry = known; entry < end; entry++) /* the mask does not cover these: they are causal */
+    for (int32_t entry = known; entry < end; entry++) /* the mask does not cover these entries, so the row sees them */
         words[entry / 32] |= 1u << (entry % 32);
 }
 

@@ -20,7 +20,8 @@
  * look at each member at any time. Entries count before their answer is sent, so a program that has its answer finds
  * that its file has grown.
  *
- * One thread, the step thread, runs all of this. It holds `lock` unless it computes, draws, waits or sleeps. */
+ * One thread, the step thread, runs all of this. The step thread holds `lock` unless it computes, draws, waits or
+ * sleeps. */
 #include "loop_state.h"
 
 #include <errno.h>
@@ -31,8 +32,8 @@
 
 #define SPINS_BEFORE_YIELD 20 /* polls before the thread yields its core, which another thread may need */
 #define SPIN_NS 300000        /* time of polling before the thread sleeps between polls: programs need the core */
-#define LOOK_NS 50000         /* longest sleep between two polls of the rings; a member that joins ends it */
-#define DECISION_NS 500000    /* longest wait for the decision of a grammar, of a generation with a draft */
+#define LOOK_NS 50000         /* longest sleep between two polls of the rings; a joining member ends the sleep */
+#define DECISION_NS 500000    /* longest wait for a grammar's decision about a generation with a draft */
 #define LOOK_UNSEEN_NS 200000 /* sleep between polls while the first request of every ring is for the gate */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
@@ -124,8 +125,8 @@ static void unwatch_all(sym_loop *loop) {
         unwatch(loop, i);
 }
 
-/* Return whether the loop watches any ring. If it watches no ring, only calls that the gate begins can arrive: they
- * wake the loop. */
+/* Return whether the loop watches any ring. If the loop watches no ring, only calls that the gate begins can arrive.
+ * Such calls wake the loop. */
 static int is_watching(const sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_servers; i++)
         if (loop->servers[i].slept)
@@ -141,8 +142,8 @@ static void add_ready(const sym_loop *loop, const sym_member *member, sym_ready 
     ready->is_hurried |= member->deadline_ns != SYM_NO_DEADLINE || member->priority > 0;
 }
 
-/* Take each call that a member waits for out of its ring. If the first request of a ring is not such a call, the gate
- * has to take it at once, because calls of members may lie behind it. */
+/* For each waiting member, take its next call out of the ring. If the first request of a ring is not such a call, the
+ * gate has to take that request immediately, because calls of members may lie behind it. */
 static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
     *ready = (sym_ready){.account = SYM_NOBODY, .began_ns = ready->began_ns};
     for (int32_t i = 0; i < loop->num_servers; i++)
@@ -169,12 +170,12 @@ static void poll_calls(sym_loop *loop, int64_t now_ns, sym_ready *ready) {
     }
     loop->looked_ns = now_ns;
     for (int32_t i = 0; i < loop->num_servers; i++)
-        if (loop->servers[i].num_other == loop->servers[i].num_asked) /* both are 0 if no member waits for the ring */
+        if (loop->servers[i].num_other == loop->servers[i].num_asked) /* both are 0 if nobody waits for this ring */
             unwatch(loop, i);
 }
 
 /* Return the time until which the step waits for calls that are due: see streams.c. Calls of one request that are still
- * being submitted are due at once. */
+ * being submitted are due now. */
 static int64_t wait_until(sym_loop *loop, const sym_ready *ready, int64_t now_ns) {
     const sym_loop_plan *plan = &loop->plan;
     const int64_t until_ns = sym_streams_wait_until(loop->streams, ready, &plan->wait, &plan->limits, &loop->cost,
@@ -252,7 +253,7 @@ static int32_t num_programs(const sym_loop *loop) {
 }
 
 /* Add to each call's `queue_ns` the time since its stretch became ready, or since the step that computed an earlier
- * part of it. */
+ * part of the stretch. */
 static void count_waits(sym_loop *loop, int64_t now_ns) {
     for (int32_t n = 0; n < loop->num_seats; n++) {
         sym_member *member = loop->seats[n].member;
@@ -313,7 +314,7 @@ static void run_step(sym_loop *loop) {
     record.ended_ns = sym_now_ns();
     pthread_mutex_lock(&loop->lock);
     __atomic_store_n(&loop->stepping_since_ns, 0, __ATOMIC_RELAXED);
-    watch(loop); /* before any program is answered: its next call then needs no doorbell */
+    watch(loop); /* before any program is answered, so that its next call needs no doorbell */
     pthread_mutex_unlock(&loop->lock);
     sym_take_results(loop, record.ended_ns - record.began_ns, error);
     pthread_mutex_lock(&loop->lock);

@@ -51,8 +51,8 @@ typedef struct sym_asked {
     int32_t answer_row_bytes; /* bytes that the reducer writes for each row */
     sym_reducer *reducer; /* turns each wanted row into numbers; null: the caller gets full rows */
     char *answer; /* receives the reducer's numbers, row after row */
-    sym_mass mass; /* attention of the call's rows, which each step adds to; `sums` null: not asked for */
-    float *folded; /* [1 or layers * KV heads][columns or pages]: `mass` folded; zeros before; or null */
+    sym_mass mass; /* attention of the call's rows: each step adds to it; `sums` null: not asked for */
+    float *folded; /* [1 or layers * KV heads][columns or pages]: zeros, then the folded `mass`; null: not folded */
     int32_t is_mass_summed, /* `folded` has one row, the sum over layers and KV heads */
         is_mass_by_page; /* `folded` has a column for each page, not for each entry */
 } sym_asked;
@@ -62,7 +62,7 @@ typedef struct sym_decode {
     uint64_t handle; /* the file's handle in the program's calls */
     int64_t slot; /* result slot of the call under way; -1: its answer has numbers and no row */
     sym_group *group; /* batch that the call under way belongs to; null: the call is answered alone */
-    int32_t number; /* the call's number within `group` */
+    int32_t number; /* the call's index within `group` */
     sym_numbers *numbers; /* numbers that answer the call under way; null: its row answers it */
     /* The loop sets the fields below. */
     float *row; /* row of `slot`, for each call after the first */
@@ -75,9 +75,9 @@ typedef struct sym_decode {
 
 /* One file in the run, and the call that appends to it. */
 typedef struct sym_member {
-    /* The caller sets these fields before the member joins. It owns all memory that they point to, and keeps it in
-     * place until it has taken the member back. */
-    int64_t number; /* number of the call in traces */
+    /* The caller sets these fields before the member joins. The caller owns all memory that these fields point to, and
+     * keeps that memory in place until it has taken the member back. */
+    int64_t number; /* serial number of the call in traces */
     int64_t since_ns, /* time at which the present stretch became ready to be computed */
         deadline_ns; /* the call's deadline, or SYM_NO_DEADLINE */
     int64_t arrived_ns; /* time at which the call arrived */
@@ -141,7 +141,7 @@ typedef struct sym_step_record {
 
 /* One call in a step, for traces. */
 typedef struct sym_seat {
-    int64_t call; /* the call's number in traces */
+    int64_t call; /* serial number of the call in traces */
     int32_t num_now, /* entries of the call that the step computes */
         length; /* entries of the file before these entries */
     int64_t arrived_ns; /* time at which the call arrived */
@@ -220,7 +220,7 @@ typedef struct sym_engine {
 
 /* Run steps until `sym_loop_close`. */
 void sym_loop_run(sym_loop *loop, const sym_engine *engine);
-/* Any thread may call this function and all that follow. */
+/* Any thread may call this function and all functions below. */
 void sym_loop_close(sym_loop *loop);
 
 /* A call that begins: a new member joins with this call, or a program's waiting member goes on with this call. */
@@ -255,7 +255,7 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);
 int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id, int32_t from);
 /* The outcome of a group's call whose member has left the run. */
 typedef struct sym_noted {
-    int32_t number, /* the call's number within the group */
+    int32_t number, /* the call's index within the group */
         err; /* errno of a failed call; 0: the call succeeded */
     int64_t slot, /* result slot of its row; -1: none */
         num_entries; /* entries of its file */
@@ -290,8 +290,8 @@ void sym_loop_expect(sym_loop *loop, int32_t more);
 int64_t sym_loop_connect(sym_loop *loop);
 void sym_loop_disconnect(sym_loop *loop, int64_t connection);
 
-/* Take the draws that wait for a grammar's decision. `drawn` receives pairs: a call's number, and the token that was
- * drawn last (-1: none yet). Return the number of pairs, at most `max`. */
+/* Take the draws that wait for a grammar's decision. `drawn` receives pairs: a call's serial number, and the token that
+ * was drawn last (-1: none yet). Return the number of pairs, at most `max`. */
 int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max);
 /* Decide a generation's next draw. The `forced` tokens come first. Then the text is over (`is_over`), or a token is
  * drawn from the `allowed` tokens. The caller keeps both arrays in place until the next decision. */
@@ -308,8 +308,8 @@ void sym_loop_set_step_ns(sym_loop *loop, int64_t step_ns);
 sym_counts sym_loop_counts(sym_loop *loop);
 /* Return the upper bound of a bucket of sym_times. There are two bounds for each power of two, from 65 us to 69 s. */
 int64_t sym_time_bound_ns(int32_t index);
-/* Copy the records of the steps from number `from` on, as far as the loop still has them. Return the number of records.
- * `seats` receives the seats of these steps, unless `seats` is null. */
+/* Copy the records of the steps with serial numbers from `from` on, as far as the loop still has these records. Return
+ * the number of records. `seats` receives the seats of these steps, unless `seats` is null. */
 int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, int32_t max, sym_seat *seats,
                        int32_t max_seats);
 /* Record the seats of steps, or stop recording them. */

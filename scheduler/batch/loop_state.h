@@ -35,7 +35,7 @@ struct watched {
         num_other;       /* members among them that found a call of another file at the head of the ring */
 };
 
-/* Arrays of a step's batch, which grow as steps need. Fields mean the same as the fields of these names in sym_batch,
+/* Arrays of a step's batch, which grow as steps need. Fields mean the same as the fields with their names in sym_batch,
  * unless a comment says more. */
 struct layout {
     int32_t *tokens, *positions, room_rows;
@@ -111,7 +111,7 @@ static inline const sym_asked *asked_of(const sym_member *member) {
     return member->kind == SYM_CALL ? &member->asked : &nothing;
 }
 
-/* room.c: grow an array to at least `wanted` elements of `size` bytes. Return 0, or -1 if there is no memory: the array
+/* room.c: grow an array to at least `wanted` elements of `size` bytes. Return 0. -1: there is no memory, and the array
  * is unchanged. */
 int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size);
 /* Return a free place for a member; -1: there is no memory. Under the lock. */
@@ -161,9 +161,10 @@ int sym_waits_for_decisions(const sym_loop *loop);
 void sym_call_guides(sym_loop *loop);
 /* Cut the guesses in the member's stretch to at most `most`. */
 void sym_trim_draft(sym_member *member, int32_t most);
-/* Count the guesses of a computed stretch that were not drawn as rejected. */
+/* Count as rejected the guesses of a computed stretch that were not drawn. */
 void sym_end_draft(sym_generation *generation);
-/* Take the decision about a generation's computed stretch, if it has one. 1: the caller draws a token. */
+/* Take the grammar's decision about a generation's computed stretch, if the generation has a grammar. 1: the caller
+ * draws a token. */
 int sym_complete_generation(sym_loop *loop, int32_t index, int64_t now_ns);
 /* Draw a token from each row, up to the first token that differs from the draft's guess. */
 void sym_draw(const sym_hot_functions *hot, sym_member *member, float *const *rows);

@@ -32,7 +32,7 @@ class Reclaiming:
         self._short: list[PageTable] = []
         """Files whose next call found no room. The call tries again after the members have given back unused pages."""
         self._asked: set[Member] = set()
-        """Members that were asked to give back unused pages and have not yet."""
+        """Members that were asked to give back unused pages, and have not done so yet."""
         self._held: list[Callable[[], None]] = []
         """Functions that continue members which left. They run after the calls that lacked room have tried again."""
 
@@ -84,8 +84,7 @@ class Preemption:
     def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
         """Have members leave until `num_frames` frames are free: see `Engine`. Return whether any member is leaving.
 
-        Members whose programs think leave first, then members of lower priority, then members whose QUANTUM_S has
-        passed.
+        The order is: members whose programs think, members of lower priority, members whose QUANTUM_S has passed.
         """
         self._leaving &= set(self._run.members)
         num_frames -= sum(self._num_frames_of(member) for member in self._leaving)

@@ -33,7 +33,7 @@ class Member:
         self.cancelled_id: int | None = None
         """Id of the cancelled call of the program.
 
-        The run may have answered this call since, and compute a later one.
+        The run may have answered this call since, and may compute a later call now.
         """
         self.is_low = False
         """Whether the run has asked for more room and has not received any yet."""
@@ -169,7 +169,7 @@ class Member:
         self._keep += [pages, log]
 
     def let_go(self) -> None:
-        """Release the memory that C used at once, without waiting for the garbage collector: see `kept`."""
+        """Release the memory that C used, now and not when the garbage collector runs: see `kept`."""
         self._keep.clear()
         self.record = None
         if self.rows:

@@ -1,5 +1,5 @@
 /* The order in which calls and shares are served: policy.c states its rules. Each share has a heap of its children or
- * calls, with the next one on top. */
+ * calls, with the next child or call on top. */
 #include "plan.h"
 
 #define SECOND 1000000000LL
@@ -156,7 +156,7 @@ int32_t sym_choose(struct plan *p, int kind) {
 }
 
 void sym_take_out(struct plan *p, int32_t candidate) {
-    int is_empty = 1; /* whether the chosen child leaves the heap: a call does, and a share without children */
+    int is_empty = 1; /* whether the chosen child leaves the heap: a call, or a share whose heap is empty */
     for (int32_t s = p->candidates[candidate].share; s >= 0; s = p->shares[s].parent) {
         struct branch *branch = &p->branches[s];
         if (is_empty)

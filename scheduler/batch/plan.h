@@ -53,14 +53,14 @@ struct plan {
         num_active, /* shares that have candidates */
         num_calls; /* calls in the step so far */
     int32_t num_of[2]; /* candidates of each kind */
-    int64_t number, /* number of this plan, which sym_share.last_plan notes */
+    int64_t number, /* serial number of this plan, which sym_share.last_plan notes */
         now_ns;
     int64_t begun_ns; /* smallest `begun_ns` of the decodes in the step */
     sym_work work; /* work of the step so far */
-    double most_ns; /* time that the step may take with both decodes and prefills in it */
-    double row_ns, /* service that a row counts for */
-        wanted_ns, /* service that a wanted row of logits counts for */
-        seen_ns; /* service that an entry seen by a decode counts for */
+    double most_ns; /* time limit of a step with both decodes and prefills */
+    double row_ns, /* service charged for a row */
+        wanted_ns, /* service charged for a wanted row of logits */
+        seen_ns; /* service charged for an entry that a decode sees */
 };
 
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -4,11 +4,11 @@
  * Seats. If there is a prefill, one seat is reserved for prefills, and decodes may have all others. While there are
  * enough seats for all decodes, every decode is in the step. Prefills also get the seats that decodes leave free.
  *
- * Rows. A step has at most max_tokens rows of prefills. With decodes in the step, prefills have as many rows as keep it
- * within a limit by the cost model, and at least min_chunk. The limit is step_ns, or BESIDE times the time of the
- * decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends with this
- * step and was ready before any of the step's decodes had its first token. So calls that arrive together begin
- * together, and a decode waits for such prefills only at its own beginning.
+ * Rows. A step has at most max_tokens rows of prefills. With decodes in the step, prefills have as many rows as keep
+ * the step within a limit by the cost model, and at least min_chunk rows. The limit is step_ns, or BESIDE times the
+ * time of the decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends
+ * with this step and was ready before any of the step's decodes had its first token. So calls that arrive together
+ * begin together, and a decode waits for such prefills only at its own beginning.
  *
  * Shares. Where seats or rows are short, weighted fair queueing over the tree of shares divides the service. From the
  * root down to an account, the child with the least virtual time is next. The service of a call is its part of the
@@ -19,15 +19,17 @@
  * gives no credit.
  *
  * Few debts. A decode gets its seat even if its share is ahead, while there are seats for all decodes. The same is true
- * of the prefill's seat. Such service could put a share far ahead of the clock and then starve it. So no share may be
- * ahead by more than MOST_AHEAD long steps, and a child that had no place for OVERDUE rounds is served first.
+ * of the prefill's seat. Such service could put a share far ahead of the clock, and the share would starve afterwards.
+ * So no share may be ahead by more than MOST_AHEAD long steps, and a child that had no place for OVERDUE rounds is
+ * served first.
  *
  * Order within an account. First comes the higher level: the priority, which rises while the call waits, up to the
  * highest priority in the account. Then comes the earlier deadline: a call without a deadline gets one by waiting. Then
  * comes the program with less virtual time, and then the earlier call.
  *
  * Longest wait. Take a share and its siblings. Let W be the sum of all their weights, w the weight of the share, and K
- * their number. Take one kind of call. If the parent gets a place for it in every T plans, the share gets a place in every
+ * their number. Take one kind of call. If the parent gets a place for this kind in every T plans, the share gets a
+ * place in every
  *
  *     OVERDUE * W / w + K * T     plans (T, if it has no siblings)
  *
@@ -38,9 +40,9 @@
  *     max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
  *
  * no call that arrives later is served before the waiting call; the highest priority is that of the account during the
- * wait. Let N be the number of the account's calls of this kind when that time is over. The call gets one of the
- * account's next N places. A prefill counts once for each min_chunk rows that it still needs. While all decodes have seats, a decode waits for the
- * step under way only. tests/scheduler/fake_machine.py tests these bounds. */
+ * wait. Let N be the number of the account's calls of this kind when that time is over. The call gets one of the next N
+ * places of the account. A prefill counts once for each min_chunk rows that it still needs. While all decodes have
+ * seats, a decode waits for the step under way only. tests/scheduler/fake_machine.py tests these bounds. */
 #include "plan.h"
 
 #include <stdlib.h>
@@ -194,8 +196,8 @@ static void serve(struct plan *p, int32_t i, int64_t num_now) {
     }
 }
 
-/* Pass over a candidate that finds no rows, while other candidates may find some. Its shares do not count as having had
- * a place. */
+/* Pass over a candidate that finds no rows, while other candidates may find some. The candidate's shares do not count
+ * as having had a place. */
 static void pass_over(struct plan *p, int32_t i) {
     for (int32_t s = p->candidates[i].share; s >= 0; s = p->shares[s].parent)
         p->branches[s].is_passed = 1;
@@ -206,8 +208,8 @@ double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const 
     return beside_ns > step_ns ? beside_ns : step_ns;
 }
 
-/* Return how many rows the next prefill may have, at most `most`. They keep the step within `most_ns`, or bring the
- * rows of all prefills (`given` so far) to min_chunk, whichever allows more rows. */
+/* Return how many rows the next prefill may have, at most `most`. These rows keep the step within `most_ns`, or bring
+ * the rows of all prefills (`given` so far) to min_chunk, whichever allows more. */
 static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *candidate, int64_t most, int64_t given) {
     double step_ns = p->most_ns;
     int64_t fits = at_most(most, at_least(0, p->limits->min_chunk - given)), above = most + 1;
@@ -223,8 +225,8 @@ static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *ca
     return fits;
 }
 
-/* Set how much service is charged for a row, for a wanted row and for a seen entry: the part of the step's expected time
- * that each takes. So the charges of a step add up to its time. */
+/* Set how much service is charged for a row, for a wanted row and for a seen entry: the part of the step's expected
+ * time that each of them takes. So the charges of a step add up to its time. */
 static void set_prices(struct plan *p) {
     int64_t num_decodes = at_most(p->num_of[DECODE], p->limits->max_calls), left = 0, prefills = 0;
     sym_work work = {.num_wanted = num_decodes}, decodes = {0};

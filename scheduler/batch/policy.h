@@ -1,6 +1,6 @@
-/* The policy: which calls the next step holds, and how long a step may wait for more calls. It is a pure function of
- * arrays. The daemon's loop and replays of recorded traces call the same function. cffi reads this file: declarations
- * only. */
+/* The policy: which calls the next step holds, and how long a step may wait for more calls. The policy is a pure
+ * function of arrays. The daemon's loop and replays of recorded traces call the same function. cffi reads this file:
+ * declarations only. */
 #ifndef SYM_POLICY_H
 #define SYM_POLICY_H
 
@@ -17,7 +17,7 @@ typedef struct sym_candidate {
     int64_t begun_ns; /* of a decode: time of its loop's first answer; before that, time of its arrival */
     int32_t share; /* the program's share, a leaf of the tree */
     int32_t priority;
-    int32_t length; /* entries that the file has before the next one to compute */
+    int32_t length; /* entries that the file has before the next entry to compute */
     int32_t num_shared; /* number of these entries that an earlier candidate reads, too; 0 if unknown */
     int32_t left; /* entries of its stretch that are still to be computed */
     int32_t is_decode; /* the stretch is computed whole: one token, or a generation's token with forced tokens */
@@ -31,7 +31,7 @@ typedef struct sym_share {
     double used; /* virtual time: nanoseconds of service, divided by the weight */
     double clock; /* virtual time of its children: a child that returns after a pause begins at this time */
     double weight; /* above 0 */
-    int64_t last_plan[2]; /* plan in which it last had a place, or began to want a place: for decodes, for prefills */
+    int64_t last_plan[2]; /* [decodes, prefills] plan in which the share last had a place, or began to want one */
     int32_t parent; /* number of the parent; -1: the root, which is share 0 */
     int32_t is_active; /* bits about the last plan: 1 << kind for each kind of candidate that it had, and WANTS_MORE */
 } sym_share;

@@ -121,7 +121,7 @@ class FileQueues:
                 do(action)
 
     def replace(self, head: FileCall, other: FileCall) -> None:
-        """Put another call of the same handle in the place of a head."""
+        """Replace a queue's head by another call of the same handle."""
         jobs = self._jobs[head.file.table]
         del jobs[head]
         jobs[other] = None

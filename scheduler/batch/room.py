@@ -25,7 +25,7 @@ class Room:
     """Maximum number of entries of a file after a call: as many as the decoder can read at once. None: no limit."""
 
     def reserve(self, call: FileCall) -> Reservation:
-        """Reserve room for a call's stretch. NoSpace, OverQuota: no room. Invalid: it exceeds the model's context."""
+        """Reserve room for a call's stretch. NoSpace, OverQuota: no room. Invalid: beyond the model's context."""
         num_entries = call.file.table.length + len(call.tokens)
         if self.max_entries is not None and num_entries > self.max_entries:
             raise NoSpace(
@@ -64,13 +64,13 @@ class Room:
     def _num_ahead(self, num_entries: int, next_position: int, num_more: int) -> int:
         """Return how many entries to reserve after the first `num_entries` entries.
 
-        They fill the last page. Unless memory is short, `num_more` entries follow, or a whole page if there are no
-        others.
+        The reserved entries fill the last page. Unless memory is short, `num_more` entries follow, or a whole page if
+        these two counts are 0.
         """
         ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
             ahead = ahead + num_more or PAGE_ENTRIES
-        # The whole file has to be in memory at once. If forks share its last page, memory holds that page twice.
+        # The whole file has to fit into memory. If forks share its last page, memory holds that page twice.
         ahead = min(ahead, (self.fs.pool.num_frames - 1) * PAGE_ENTRIES - num_entries)
         if self.max_entries is not None:
             ahead = min(ahead, self.max_entries - num_entries)

@@ -16,11 +16,11 @@ a share of their own above them, because a share holds accounts or programs, not
 
 
 class Shares:
-    """Numbers of shares in the run.
+    """Shares in the run, each known by its number there.
 
     A program has a share for each account that pays for a file of its calls. All its connections have the same share,
     so a program gets no more service by more connections or by forked children. The share stays until the program has
-    gone, so that a program which is ahead of its share cannot start again with a new share.
+    gone, so that a program that has had much service cannot start again with a new share.
     """
 
     def __init__(self, loop: Any) -> None:

@@ -36,12 +36,16 @@ from scheduler.batch.stays import Connected, Stays
 from scheduler.batch.steps import Steps
 
 WAIT_PERCENT = 25
-"""Longest wait of a step, in percent of its time, for streams of other accounts or for the rest of a request."""
+"""Longest wait of a step, in percent of the step's time, for streams of other accounts or for the rest of a request."""
 WAIT_MIN_NS = 300_000
-"""Lower bound of that wait. A step evicts a Python program's code from the caches, so its next call takes 0.2 ms."""
+"""Lower bound of that wait. A step evicts a Python program's code from the caches, so the program's next call takes 0.2
+ms.
+"""
 WAIT_MAX_NS = 20_000_000
 MAX_CREW = 8
-"""Most threads that draw tokens if the decoder lends no threads. One thread takes 2 ms for 64 rows of 49,152 logits."""
+"""Maximum number of threads that draw tokens if the decoder lends none. One thread takes 2 ms for 64 rows of 49,152
+logits.
+"""
 _MAX_NEWS = 256
 LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
 
@@ -89,7 +93,7 @@ class StandingRun:
         """Numbers of connections in the run."""
         self._synced = self._copies_synced = 0
         self._copying: set[Member] = set()
-        """Members that hold the source page of their last page's copy until their first commit."""
+        """Members whose last page is copied from a source page, which they hold until their first commit."""
         self._ended: list[Member] = []
         """Members that have ended and are not settled yet."""
         self._low: list[Member] = []
@@ -207,11 +211,15 @@ class StandingRun:
         return taken
 
     def leave(self, member: Member, how: int) -> bool:
-        """Ask a member to leave. True: it has ended, and may be taken back. False: there will be news of its end."""
+        """Ask a member to leave. True: the member has ended, and may be taken back. False: there will be news of its
+        end.
+        """
         return bool(lib.sym_loop_leave(self.loop, member.index, how))
 
     def leave_soon(self, member: Member) -> None:
-        """Have a member leave as soon as its call is answered. A later pass settles it: a queue may be in use now."""
+        """Have a member leave as soon as its call is answered. The member is settled later, because a queue may be in
+        use now.
+        """
         if self.leave(member, LEAVE_ANSWERED):
             self._ended.append(member)
             self._ring()
@@ -297,10 +305,10 @@ class StandingRun:
         self.stays.count()
 
     def sync_file(self, table: PageTable) -> None:
-        """Bring one file up to date with the run.
+        """Commit the entries that the run has computed for one file.
 
-        Members that hold the source page of a copy are brought up to date, too: they release that page. News of
-        other members is left for later.
+        Entries of members that hold the source page of a copy are committed, too, because such members then release
+        that page. News of other members is left for later.
         """
         members = {self._of[table]} if table in self._of else set()
         progress = lib.sym_loop_progress(self.loop)

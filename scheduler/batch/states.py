@@ -19,7 +19,7 @@ class CallState(Enum):
     ZEROING = auto()
     """State of a call whose new pages are being zeroed."""
     RUNNING = auto()
-    """State of a call that is a member of the run, in a step or between two."""
+    """State of a call that is a member of the run, in a step or between two steps."""
     EXTENDING = auto()
     """State of a call in the run whose next pages are being zeroed. Its member is not settled before that is done."""
     SETTLING = auto()

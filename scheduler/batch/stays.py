@@ -1,8 +1,8 @@
-"""Stays: branches in the run that have no objects in Python, and how Python takes one over.
+"""Stays: branches in the run that have no objects in Python, and how Python takes a stay over.
 
-C begins a stay's first call, the run answers it and the next calls, and C commits the computed entries. Python takes a
-stay over when anything else has to be done. Then the branch gets its objects, and the stay becomes a `Member` with a
-`PredCall`, as if the gate had begun it. `scheduler/core/stays.h` has C's part.
+C begins a stay's first call, the run answers this call and the next calls, and C commits the computed entries. Python
+takes a stay over when anything else has to be done. Then the branch gets its objects, and the stay becomes a `Member`
+with a `PredCall`, as if the gate had begun it. `scheduler/core/stays.h` has C's part.
 """
 
 from __future__ import annotations

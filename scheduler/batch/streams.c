@@ -1,19 +1,19 @@
 /* Streams predict which calls are due, and how long a step should wait for them.
  *
  * A *stream* is a thread or a task of a program. Each call names the stream that waits for its answer: libsym numbers
- * them. A stream *thinks* from an answer until its next call, whatever files it closes, forks or truncates in between.
- * Its mean think time, and the mean error of this time, predict when its next call is due.
+ * the streams. A stream *thinks* from an answer until its next call, whatever files it closes, forks or truncates in
+ * between. Its mean think time, and the mean error of this time, predict when its next call is due.
  *
- * No call is expected of a new stream until it has called again once. A connection is not expected to make more calls
- * than it has had under way at once. So a program that gives false names of streams gains nothing: only calls of its
- * own account wait longer. If calls name no stream, each answer counts as a stream until a call of the same connection
- * follows it.
+ * No call is expected of a stream that has never called again after an answer. A connection is not expected to make
+ * more calls than it has had under way together. So a program that gives false names of streams gains nothing: only
+ * calls of its own account wait longer. If calls name no stream, each answer counts as a stream until a call of the
+ * same connection follows it.
  *
  * Calls of one stream that are under way together are a batch, and the stream is expected to make as many calls next
  * time.
  *
  * Let k calls be ready, and others be due at t1 <= t2 <= ... A step that waits until tn computes k + n calls in tn +
- * step(k + n). The loop chooses the wait that gives the most calls a second. It chooses again as calls arrive and time
+ * step(k + n). The loop chooses the wait that gives the most calls a second, and chooses again as calls arrive and time
  * passes. */
 #include "streams.h"
 
@@ -26,7 +26,7 @@
 #define GONE 8          /* a stream is gone once it is late by this many times its think time and error */
 
 struct stream {
-    uint32_t name;         /* number of the stream in its calls, or one above SYM_NAMELESS; 0: the place is free */
+    uint32_t name;         /* number of the stream in its calls, or SYM_NAMELESS or higher; 0: the place is free */
     int32_t num_under_way; /* calls that are not answered */
     int32_t num_calls;     /* most calls that were under way together since the stream last had no call */
     int64_t answered_ns;   /* time of the latest answer; 0: the stream has called again */
@@ -112,7 +112,7 @@ static struct stream *place_of(struct connection *connection, uint32_t name) {
         if (streams == NULL)
             return NULL;
         for (int32_t i = 0; i < connection->room; i++)
-            if (connection->streams[i].name != 0) /* twice the places: no streams collide that did not before */
+            if (connection->streams[i].name != 0) /* with twice the places, streams only collide if they did before */
                 streams[connection->streams[i].name & (uint32_t)(room - 1)] = connection->streams[i];
         free(connection->streams);
         connection->streams = streams;
@@ -127,8 +127,8 @@ static int is_gone(const struct stream *stream, int64_t now_ns) {
 }
 
 /* Choose the stream of a call that names no stream: among nameless streams without a call under way, the one that was
- * answered first. A stream that is gone is chosen only if all are gone. If there is no such stream, a new one is
- * chosen. */
+ * answered first. A stream that is gone is chosen only if all are gone. If all nameless streams have a call under way,
+ * a new stream is chosen. */
 static uint32_t name_of_nameless(const struct connection *connection, int64_t now_ns) {
     const struct stream *found = NULL;
     uint32_t num = 0;
@@ -146,9 +146,9 @@ static uint32_t name_of_nameless(const struct connection *connection, int64_t no
     return found != NULL ? found->name : SYM_NAMELESS + num;
 }
 
-/* Learn from a call that arrived between two times. A call that arrives during a step is seen only at its end. So if
- * the call was due between the two times, it may have been punctual, and nothing is learned. A single long or short
- * pause changes the mean only within limits. */
+/* Learn from a call that arrived between two times. A call that arrives during a step is seen only at the step's end.
+ * So if the call was due between the two times, it may have been punctual, and nothing is learned. A single long or
+ * short pause changes the mean only within limits. */
 static void came_back(struct stream *stream, int64_t earliest_ns, int64_t latest_ns) {
     const int64_t least_ns = earliest_ns > stream->answered_ns ? earliest_ns - stream->answered_ns : 0;
     const int64_t most_ns = latest_ns - stream->answered_ns;

@@ -32,9 +32,9 @@ typedef struct sym_gate {
     int64_t max_positions, /* positions of the model's context */
         max_entries;       /* most entries of a file that a call appends to */
     int32_t vocab_size;
-    int32_t is_closed;     /* calls may join the run only by Python */
+    int32_t is_closed;     /* only Python may put calls into the run */
     int64_t num_calls[SYM_NUM_OPERATIONS]; /* calls of each operation that C has carried out */
-    int64_t last_call;     /* number of the latest call in traces: odd, because Python uses the even numbers */
+    int64_t last_call;     /* serial number of the latest call in traces: odd, as Python uses the even ones */
     struct sym_connection *used; /* list of connections with usage that Python has not counted */
     /* The sleep of the trio thread: see waiting.c. */
     core_pool *pool;
@@ -93,8 +93,8 @@ int64_t sym_handles_list(const sym_connection *connection, int which, uint64_t *
 /* Write the handles of the least recently used unseen branches, at most `max`, the least recent first. Return how
  * many. */
 int64_t sym_branches_idle(const sym_connection *connection, uint64_t *numbers, int64_t max);
-/* Close at most `max` unseen branches of a program that has gone, and return how many. Each call continues where the
- * last one stopped, and leaves out branches that only Python can close. -1: the core's books are wrong. */
+/* Close at most `max` unseen branches of a program that has gone, and return how many. The function continues where it
+ * stopped last, and leaves out branches that only Python can close. -1: the core's books are wrong. */
 int64_t sym_branches_close(sym_connection *connection, int64_t max);
 /* Return the page-seconds of all branches, present and past, for the time in which their handles were unseen. */
 double sym_branches_page_seconds(const sym_connection *connection);

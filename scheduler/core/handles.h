@@ -8,7 +8,7 @@
 int sym_handles_grow(sym_connection *connection, int64_t num);
 /* Add a handle, and return its number. The caller has made room for it. */
 uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen);
-/* Count `num_pages` more pages, or fewer below 0, for the unseen branches of a connection. */
+/* Add `num_pages`, which may be below 0, to the page count of a connection's unseen branches. */
 void sym_branches_grow(sym_connection *connection, int64_t num_pages);
 /* End the daemon if `outcome` is a failure: the core's books are wrong. The files on disk are intact. */
 void sym_must(core_outcome outcome, const char *what, const core_table *file);

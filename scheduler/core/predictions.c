@@ -163,7 +163,7 @@ static core_outcome begin(sym_connection *connection, sym_predicted *calls, int3
     return CORE_COLD;
 }
 
-/* Return whether C may begin the calls of a request. Python refuses a request that the user has no room for.
+/* Return whether C may begin the calls of a request. If the user has no room for a request, Python refuses it.
  * `num_calls`: number of calls in a batch, or 0. */
 static int may_begin(const sym_connection *connection, const sym_taken *request, int64_t num_calls) {
     const int64_t num_bytes = request->payload_bytes + SYM_CALL_BYTES * num_calls;
@@ -178,7 +178,7 @@ core_outcome sym_predict(sym_connection *connection, const sym_taken *request, c
     return begin(connection, &call, 1, NULL);
 }
 
-/* Read the next call of a batch as if it were a request of its own. 0: it is invalid. */
+/* Read the next call of a batch as if it were a request of its own. 0: the call is invalid. */
 static int next_frame(const sym_taken *batch, const char *payload, uint32_t *at, sym_taken *frame) {
     struct sym_request request;
     if (batch->payload_bytes - *at < sizeof request)

@@ -1,9 +1,9 @@
 /* Stays: branches in the run that have no objects in Python. cffi reads this file: declarations only.
  *
- * A stay does for C what a `Member` does for Python. It begins with a call for a few tokens and the last row, which the
- * run answers, and goes on with the program's next calls. C ends the stay when its branch is closed. Python handles all
- * other cases: room that is used up, an answer that found no room, a failed step, or another call on the file.
- * `Stays.adopt` makes a member of the stay first. */
+ * A stay does for C what a `Member` does for Python. A stay begins with a call for a few tokens and the last row, which
+ * the run answers, and continues with the program's next calls. C ends the stay when its branch is closed. Python
+ * handles all other cases: room that is used up, an answer that found no room, a failed step, or another call on the
+ * file. `Stays.adopt` makes a member of the stay first. */
 #ifndef SYM_STAYS_H
 #define SYM_STAYS_H
 

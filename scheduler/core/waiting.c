@@ -1,7 +1,7 @@
 /* The sleep of the trio thread. After a step, the interpreter's code is out of the caches, and Python needs some 300 us
  * to find out which call has arrived. So the thread first checks in C what has rung: the doorbell of a program, or the
- * eventfd of the run. The run rings when it has seen a request for the gate in a ring. If calls.c can carry out all
- * calls that have arrived, the thread sleeps on. */
+ * eventfd of the run. The run writes to its eventfd when it has seen a request for the gate in a program's ring. If
+ * calls.c can carry out all calls that have arrived, the thread sleeps on. */
 #include "handles.h"
 
 #include <errno.h>

@@ -237,7 +237,7 @@ class Programs:
     def _add(self, program: Program) -> None:
         while program.id in self.living:
             program.id = new_id()
-        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # distinct, for listings
+        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # distinct times, for listings
         program.exceeded = self.exceeded
         self.living[program.id] = program
         self._know_process(program)

@@ -22,7 +22,7 @@ class Used:
     tokens_out: int = 0
     """Tokens in the answers to these calls: generated tokens, and rows, since a program can draw a token from a row."""
     steps: int = 0
-    """Steps that computed calls. A step counts once for each of the calls: twice for two calls."""
+    """Steps, each counted once for every call that it computed."""
     queue_s: float = 0.0
     compute_s: float = 0.0
     page_seconds: float = 0.0

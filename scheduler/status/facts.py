@@ -119,7 +119,7 @@ class Control:
                     "symphony_unsynced_files", "Files with changes that are only in memory.", kept.num_unsynced_files
                 ),
                 gauge("symphony_unsynced_bytes", "Bytes of named files in memory alone.", kept.unsynced_bytes),
-                gauge("symphony_lost_files", "KV files with lost entries.", kept.num_lost_files),
+                gauge("symphony_lost_files", "KV files that lost entries and are not truncated.", kept.num_lost_files),
                 gauge("symphony_disk_fails", "1 when the last commit or write failed.", int(bool(kept.error))),
                 counter("symphony_commits_total", "Commits of the index.", kept.num_commits),
                 counter("symphony_disk_written_bytes_total", "Pages written to disk.", kept.written_bytes),
@@ -313,7 +313,7 @@ def _usage_metrics(
 
 _USAGE = {
     "calls": "calls that run the model",
-    "failed_calls": "calls that run the model and failed",
+    "failed_calls": "failed calls that run the model",
     "tokens": "tokens computed",
     "tokens_in": "tokens passed to calls",
     "tokens_out": "tokens and rows in answers to calls",
