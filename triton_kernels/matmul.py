@@ -44,7 +44,7 @@ L2 cache.
 
 @dataclass(frozen=True, slots=True)
 class MatrixCut:
-    """Cut of a matrix, which decides the bits of results. It depends only on the matrix's shape and element type."""
+    """Cut of a matrix, which decides the bits of results, and depends only on the matrix's shape and element type."""
 
     block_n: int
     block_k: int
@@ -56,7 +56,7 @@ class MatrixCut:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch of the product for a number of rows. The launch does not change the bits of results."""
+    """Launch of the product for a given number of rows. The launch does not change the bits of results."""
 
     block_rows: int
     row_tiles: int

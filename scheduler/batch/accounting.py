@@ -14,10 +14,10 @@ from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Upper bounds of the buckets that count steps by their number of calls. One more bucket counts larger steps."""
+"""Upper bounds of the buckets that count steps by their number of calls. Another bucket counts larger steps."""
 
 TIME_BOUNDS_S = tuple(lib.sym_time_bound_ns(index) / 1e9 for index in range(lib.SYM_NUM_TIMES - 1))
-"""Upper bounds of the buckets that count durations, in seconds. One more bucket counts longer durations."""
+"""Upper bounds of the buckets that count durations, in seconds. Another bucket counts longer durations."""
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class Aside:
                 for at in range(0, 2 * count, 2):
                     self._decide(loop, *drawn[at : at + 2])
                 is_busy = count > 0 or not self._work.empty()
-                if not self._work.empty():  # decisions and other work take turns: more draws may be waiting by now
+                if not self._work.empty():  # decisions and other work alternate: more draws may be waiting by now
                     _do(self._work.get())
 
     def _decide(self, loop: Any, number: int, token: int) -> None:

@@ -185,7 +185,7 @@ class BatchScheduler:
         return self._calls.cancel_taken(channel, call_id)
 
     def exclusive(self, file: OpenKv | KvFile, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call on the file is in flight: at once if the file is idle."""
+        """Run `action` when no earlier call on the file is in flight: immediately if the file is idle."""
         self._calls.add(Action(file, action))
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:

@@ -172,7 +172,7 @@ class FileCall(ABC):
         self._state = state
 
     def wait_for_slots(self) -> None:
-        """Let the call wait for result slots. It keeps its place in its file's queue meanwhile."""
+        """Let the call wait for result slots. Meanwhile the call keeps its place in its file's queue."""
         self._state = CallState.WAITS_FOR_SLOTS
 
     def enter(self, submitted_s: float) -> None:

@@ -5,8 +5,8 @@ logits, and the entries that it reads. The fit minimises relative deviations, be
 that took three times as long because of a neighbour has no more weight than one that took a tenth longer. The method is
 weighted least squares over sums that decay slowly, so that no observations are kept.
 
-A machine also has faster and slower minutes, in which all steps change alike. One number describes them, the *pace*,
-which adapts within some steps.
+A machine also has faster and slower minutes, in which all steps change alike. One number, the *pace*, describes these
+changes, and adapts within some steps.
 
 Parts without observations come from a guess for the kind of machine, scaled to the observed steps. The guess counts as
 one observation of each part.

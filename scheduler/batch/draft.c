@@ -1,4 +1,4 @@
-/* Drafts: guesses at the next tokens, taken from earlier ones. Every guess is checked by a draw.
+/* Drafts: guesses at the next tokens, taken from earlier tokens. Every guess is checked by a draw.
  *
  * `sym_draft_propose` looks for an earlier occurrence of the last few tokens, and proposes the tokens that followed it.
  * Code, quotations, lists and tables repeat themselves, and each right guess saves a step. A draft never changes the

@@ -10,7 +10,7 @@ typedef struct sym_generation {
      * to, and keeps that memory in place as long as the generation exists. */
     sym_sampler *sampler;
     sym_stops *stops; /* stop texts; null: none */
-    sym_reducer *reducer; /* computes numbers of each drawn row, which are sent with the token; null: none are wanted */
+    sym_reducer *reducer; /* computes numbers of each drawn row, to send with the token; null: no numbers are wanted */
     const int32_t *stop_tokens;
     int32_t num_stop_tokens, score_bytes; /* bytes of the numbers of one row; 0 without a reducer */
     int32_t num_to_emit; /* tokens that may still be generated */

@@ -23,7 +23,7 @@ class AnswerNumbers(NamedTuple):
 
 
 def take_numbers(decode: Any) -> AnswerNumbers | None:
-    """Return the numbers of a member that has ended, and free their memory in C. None: the member has none."""
+    """Return the numbers of a member that has ended, and free their memory in C. None: the member has no numbers."""
     numbers = decode.numbers
     if not numbers:
         return None

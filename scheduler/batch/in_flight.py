@@ -1,9 +1,9 @@
 """Calls in flight: from their place in a file's queue to their answer.
 
 A call is first *queued*: behind earlier work on the same file, and until it has its result slots. Once its entries are
-reserved, it is *in the run* as a member. It is *over* when all its entries are committed or all are given back.
-`ends.py` settles members that have left the run. A call is atomic: a failure in any of its chunks leaves the file as it
-was.
+reserved, the call is *in the run* as a member. The call is *over* when all its entries are committed or all are given
+back. `ends.py` settles members that have left the run. A call is atomic: a failure in any of its chunks leaves the file
+as it was.
 
 A step may use pages of a file in the run, so an operation that frees pages waits in the file's queue. A program
 that thinks blocks no other work on its file: its member leaves the run as soon as another job arrives for the file.
@@ -96,7 +96,7 @@ class CallsInFlight:
             self._retire(member)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call by this very handle is in flight. Calls that wait for slots end at once."""
+        """Run `action` when no earlier call by this very handle is in flight. Calls that wait for slots end now."""
         for call in self._queues.without_rows(file):
             if call.state is CallState.WAITS_FOR_SLOTS:  # an earlier call's end may have ended it or given it slots
                 self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
@@ -112,7 +112,7 @@ class CallsInFlight:
             self._queues.start(call.file.table)
 
     def refuse(self, call: FileCall, error: SymError) -> None:
-        """End a call that waits for result slots and gets none. The next call of the queue starts."""
+        """End a call that waits for result slots and gets no slots. The next call of the queue starts."""
         assert call.state is CallState.WAITS_FOR_SLOTS
         self._take_out(call, error)
 
@@ -171,7 +171,7 @@ class CallsInFlight:
         return member
 
     def _end_early(self, call: FileCall, why: Early) -> None:
-        """End a call early: at once, with its step, or at the end of its present state."""
+        """End a call early: now, with its step, or at the end of its present state."""
         call.end_early(why)
         match call.state:
             case CallState.WAITS_FOR_SLOTS | CallState.QUEUED:

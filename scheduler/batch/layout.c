@@ -1,4 +1,4 @@
-/* Layout of the next step: calls that have entries to compute are the policy's candidates, and the chosen ones become
+/* Layout of the next step: calls that have entries to compute are the policy's candidates, and the chosen calls become
  * chunks of one batch. The batch holds copies of the members' data, made under the lock, so a step needs no lock. */
 #include "loop_state.h"
 

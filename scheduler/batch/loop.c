@@ -5,7 +5,7 @@
  * C runs one step after the other.
  *
  * A *member* is a call that appends to a file, from the time when it has room until it is over. The run cuts prefills
- * into chunks. It takes the next calls of decode loops over pred() out of the programs' rings, and draws the tokens of
+ * into chunks, takes the next calls of decode loops over pred() out of the programs' rings, and draws the tokens of
  * generations. Members join and leave between steps, and no step waits for a member that leaves or joins:
  *
  *   members.c     how members grow and end, and news for the scheduler
@@ -223,7 +223,7 @@ static void wait_for_calls(sym_loop *loop) {
     loop->counts.waited_ns += now_ns - began_ns;
 }
 
-/* Wait a moment for grammars, whose decisions take some 0.1 ms each. */
+/* Wait a moment for grammars. A decision takes some 0.1 ms. */
 static void wait_for_decisions(sym_loop *loop) {
     const int64_t most_ns = sym_policy_wait_ns(&loop->plan.wait, loop->counts.last_step_ns);
     const int64_t until_ns = sym_now_ns() + (most_ns < DECISION_NS ? most_ns : DECISION_NS);

@@ -257,7 +257,7 @@ int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id
 typedef struct sym_noted {
     int32_t number, /* the call's index within the group */
         err; /* errno of a failed call; 0: the call succeeded */
-    int64_t slot, /* result slot of its row; -1: none */
+    int64_t slot, /* result slot of the call's row; -1: no slot */
         num_entries; /* entries of its file */
     const char *payload; /* numbers, or the text of the error */
     uint32_t bytes; /* bytes of the payload, which is cut to the group's room */

@@ -73,7 +73,7 @@ class Reclaiming:
 
 
 class Preemption:
-    """Preemption: members leave the run so that other calls' pages find memory. `Engine` calls these functions."""
+    """Preemption: members leave the run so that the pages of other calls get memory. See `Engine`."""
 
     def __init__(self, run: StandingRun, pool: PagePool, pager: Pager) -> None:
         self._run = run

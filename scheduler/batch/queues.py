@@ -62,7 +62,7 @@ class FileQueues:
         self._num_jobs[call.file] += 1
 
     def start(self, table: PageTable) -> None:
-        """Start the head of a queue. If a started job is over at once, start the next job, too."""
+        """Start the head of a queue. If a job is over as soon as it is started, start the next job, too."""
         jobs, over = self._jobs[table], list[Job]()
         while jobs and not self._start(_head(jobs)):
             over.append(jobs.popitem(last=False)[0])

@@ -27,5 +27,5 @@ class Recomputing:
         self._seconds = self._cost.predict(records) * 1e-9
 
     def __call__(self, num_pages: FloatArray) -> FloatArray:
-        """Return the seconds for each file; `num_pages` has the number of pages of each."""
+        """Return the seconds for each file. `num_pages`: number of pages of each file."""
         return np.asarray(np.interp(num_pages, _NUM_PAGES, self._seconds), np.float64)

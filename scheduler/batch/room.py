@@ -22,7 +22,7 @@ class Room:
     fs: FileSystem
     max_positions: int
     max_entries: int | None
-    """Maximum number of entries of a file after a call: as many as the decoder can read at once. None: no limit."""
+    """Maximum number of entries of a file after a call: as many as the decoder can read in one step. None: no limit."""
 
     def reserve(self, call: FileCall) -> Reservation:
         """Reserve room for a call's stretch. NoSpace, OverQuota: no room. Invalid: beyond the model's context."""
@@ -48,7 +48,7 @@ class Room:
         return self.fs.reserve(call.file, call.tokens, call.positions)
 
     def extend(self, call: FileCall, reservation: Reservation) -> bool:
-        """Reserve more entries before the reserved ones are used up. False: no entries are reserved."""
+        """Reserve more entries before the reserved entries are used up. False: no more entries are reserved."""
         if call.caller.program.num_tokens_left is not None:
             return False  # the limit is checked when the room is used up: then all tokens are counted
         stop = reservation.stop

@@ -20,8 +20,8 @@ enum { SYM_NOBODY = -1, SYM_SEVERAL = -2 };
 sym_streams *sym_streams_new(void);
 void sym_streams_free(sym_streams *streams);
 
-/* Begin to follow a connection. Return its number, or -1 if there is no memory. Numbers are not used twice. The
- * functions below ignore -1 and the number of a connection that has gone. */
+/* Begin to follow a connection. Return its number, or -1 if there is no memory. No number is used twice. The functions
+ * below ignore -1 and the number of a connection that has gone. */
 int64_t sym_streams_connect(sym_streams *streams);
 void sym_streams_disconnect(sym_streams *streams, int64_t connection);
 
@@ -37,8 +37,8 @@ uint32_t sym_streams_called(sym_streams *streams, int64_t connection, uint32_t s
 /* Note that a call is over. `is_answered`: its program gets the answer now. */
 void sym_streams_over(sym_streams *streams, int64_t connection, uint32_t stream, int is_answered, int64_t now_ns);
 
-/* Return the time until which the step should wait; `now_ns`: the step should begin at once. `latest` is the work of
- * the latest step, which had `num_calls` calls: the time of a step of any size is estimated from it. */
+/* Return the time until which the step should wait; `now_ns`: the step should begin immediately. `latest` is the work
+ * of the latest step, which had `num_calls` calls: the time of a step of any size is estimated from it. */
 int64_t sym_streams_wait_until(sym_streams *streams, const sym_ready *ready, const sym_wait *wait,
                                const sym_limits *limits, const sym_cost *cost, const sym_work *latest,
                                int32_t num_calls, const sym_share *shares, int64_t now_ns);

@@ -129,7 +129,7 @@ class Handles:
     # ---- all handles, after the program has gone
 
     def take(self, count: int) -> list[OpenKv]:
-        """Forget up to `count` handles and return their files. This makes the Python objects that branches lack."""
+        """Forget up to `count` handles and return their files. Branches get the Python objects that they lack."""
         if len(self._seen) < count:
             for number in self._numbers(count, lib.SYM_UNSEEN_HANDLES):
                 self[number]

@@ -48,7 +48,7 @@ class Cancellable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lip:
-    """Connection of a program. It has handle numbers of its own, so no number reaches another program's file."""
+    """Connection of a program, with handle numbers of its own, so no number reaches another program's file."""
 
     pid: int
     credentials: Credentials

@@ -1,4 +1,4 @@
-"""Result slots for calls of one program: given out at once while some are free, otherwise in the calls' order.
+"""Result slots for calls of one program: given out immediately while some are free, otherwise in the calls' order.
 
 A slot of a call in flight is freed or passes to the program, however long the call's step takes. But the program may
 hold all slots that are not free. Then only the program can free one, and the program may be waiting for this very call.
@@ -21,8 +21,9 @@ from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, SymError
 
 PATIENCE_S = 1.0
-"""Longest wait while the program holds every slot and none is given out, answered or freed. Even a slow program reads
-its rows in some milliseconds. Without this limit, a program that keeps all its rows would make the call wait for ever.
+"""Longest wait while the program holds every slot, and no slot is given out, answered or freed. Even a slow program
+reads its rows in some milliseconds. Without this limit, a program that keeps all its rows would make the call wait for
+ever.
 """
 
 Then = Callable[[int | SymError], None]

@@ -36,7 +36,7 @@ static int is_shown(sym_connection *connection, core_table *file) {
     return now.num_entries == file->length;
 }
 
-/* Make `num` forks, or none. */
+/* Make `num` forks, or no fork. */
 static core_outcome make_forks(core_table *source, core_files *files, const core_maker *maker, uint32_t mode,
                                core_table **forks, int64_t num) {
     const core_files before = *files;

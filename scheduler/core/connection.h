@@ -43,7 +43,7 @@ typedef struct sym_gate {
     int32_t wake_fd;       /* the run's eventfd; -1: there is no run */
     int32_t is_rung;       /* Python has rung `wake_fd` itself: it has members to settle */
     /* Stays. */
-    sym_stay **stays;      /* [room] by the member's place in the run; NULL: none is there */
+    sym_stay **stays;      /* [room] by the member's place in the run; NULL: no stay is there */
     sym_stay *free_stays;  /* list of stays that wait for another use */
     int32_t room, num_stays;
 } sym_gate;

@@ -1,5 +1,5 @@
 /* PRED and PRED_BATCH: the calls of a request are checked, get result slots and room, and begin together. If one call
- * cannot begin, none begins. */
+ * cannot begin, no call begins. */
 #include "handles.h"
 
 #include "abi.h"
@@ -140,8 +140,8 @@ static int64_t make_numbers(const sym_gate *gate, sym_predicted *calls, int32_t 
     return most;
 }
 
-/* Begin all of the calls. CORE_COLD: none has begun. Each call has a file of its own. `id`: id of the request, if one
- * answer holds all replies; otherwise NULL. */
+/* Begin all of the calls. CORE_COLD: no call has begun. Each call has a file of its own. `id`: id of the request, if
+ * one answer holds all replies; otherwise NULL. */
 static core_outcome begin(sym_connection *connection, sym_predicted *calls, int32_t num, const uint64_t *id) {
     sym_gate *gate = connection->gate;
     uint32_t num_slots = 0;

@@ -33,7 +33,7 @@ typedef struct sym_stay {
     struct sym_stay *next; /* next in the list of free stays */
 } sym_stay;
 
-/* Return the stay at a place in the run. NULL: none is there. */
+/* Return the stay at a place in the run. NULL: no stay is there. */
 sym_stay *sym_stay_at(const sym_gate *gate, int32_t index);
 /* Return the stay of a branch, or NULL. */
 sym_stay *sym_stay_of(const core_table *table);

@@ -227,7 +227,7 @@ class Mail:
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
         if timeout_ms == 0 and not box.messages and not box.num_lost:
             raise WouldBlock(f"there is no message in {_name(box)}")
-        if len(box.messages) <= len(box.waiters):  # otherwise the call gets a message at once
+        if len(box.messages) <= len(box.waiters):  # otherwise the call gets a message now
             call.check_may_wait(MAX_WAITS)
         call.wait(partial(self._end, box, call, errno.ECANCELED, "recv() was cancelled"))
         box.waiters[call] = None

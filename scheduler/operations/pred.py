@@ -4,10 +4,11 @@ The answer for a row is a result slot, or numbers (`Reduction`). A batch takes t
 two batches cannot each hold half of their slots and wait for each other.
 
 A call that waits for slots keeps its place in its file's queue. So a file sees its calls in the order in which they
-were made. These waits cannot deadlock. When the daemon takes a request, it queues the call and asks for its slots at
-the same moment. Queues are served in order, and so are the waits for slots of one connection. So a call waits only for
-calls that were taken before it, and for its own program, which may hold all slots. The oldest waiting call waits only
-for its program. That wait is bounded: the call gets NoBuffers, and another call becomes the oldest.
+were made. These waits cannot deadlock. When the daemon takes a request, the call enters its queue and asks for its
+slots at the same moment. Queues are served in order, and so are the waits for slots of one connection. So a call waits
+only for calls that were taken before it, and for its own program, which may hold all slots. The oldest waiting call
+waits only for its program. The wait for the program is bounded: the call gets NoBuffers, and another call becomes the
+oldest.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from scheduler.wire.payloads import PayloadReader, check_priority, deadline_of
 from scheduler.wire.replies import Reply, kept
 
 MAX_ERROR_BYTES = 512
-"""Maximum number of bytes of an error's message in a batch's reply. Many calls may fail at once."""
+"""Maximum number of bytes of an error's message in a batch's reply. Many calls of a batch may fail."""
 _NO_ARGS: tuple[int, ...] = ()
 _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
 """Arguments of a call that appends one token, without and with its position."""

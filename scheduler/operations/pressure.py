@@ -50,7 +50,7 @@ from scheduler.wire.replies import Reply
 MAX_CANDIDATES = 64
 """Maximum number of candidates of one event. A reply stays below some 20 KB."""
 MAX_VICTIMS = 4096
-"""Maximum number of files that one event examines, in the order of eviction. This takes a millisecond."""
+"""Maximum number of files that one event examines, in the order of eviction. Examining them takes a millisecond."""
 LEAST_S = 0.1
 """Least time between two events of an account."""
 LISTENS_S = 1.0

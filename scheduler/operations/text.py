@@ -141,7 +141,7 @@ class Texts:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
 
     def _chat_tokens(self, request: Request) -> Reply:
-        """Tokenize a chat. This runs in a worker, because the template may run several times."""
+        """Tokenize a chat in a worker, because the template may run several times."""
         form = _chat_form(request)
         tokens = self._text.chat_tokens(
             form["messages"],

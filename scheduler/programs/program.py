@@ -87,7 +87,7 @@ class Program:
     id: str
     name: str
     pid: int | None
-    """Pid of its first process. None: the process does not run yet."""
+    """Pid of the program's first process. None: the process does not run yet."""
     start: int
     """Start time of the first process, see `process_state`. 0: unknown."""
     uid: int

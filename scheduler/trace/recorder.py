@@ -75,7 +75,7 @@ class Recording:
 
 
 class Recorder:
-    """Recorder of events. It passes each event to all recordings."""
+    """Recorder of events, which passes each event to all recordings."""
 
     def __init__(self) -> None:
         self.is_on = False

@@ -258,7 +258,7 @@ class PeerSocket:
             self._threads.begin(self.uid, partial(self._threads.close, fd))
 
     def close(self) -> None:
-        """Close the connection: at once, or on a thread if the close may hang."""
+        """Close the connection: now, or on a thread if the close may hang."""
         if self.socket.fileno() < 0:
             return
         trio.lowlevel.notify_closing(self.socket)
@@ -274,7 +274,9 @@ class PeerSocket:
         self._threads.begin(self.uid, partial(self._close, self.socket.detach()))
 
     def _has_no_descriptors(self) -> bool:
-        """Shut the connection. Drop its packets until one carries descriptors. Return whether none carries any."""
+        """Shut the connection. Drop its packets up to the first packet with descriptors. Return whether no packet has
+        descriptors.
+        """
         if self._is_shared or self._received:
             return False
         receiver.shut(self.socket)
