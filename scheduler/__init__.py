@@ -1,1 +1,1 @@
-"""The gate takes system calls of programs, and the batch scheduler computes them in full batches."""
+"""The gate takes system calls of programs, and the batch scheduler computes these calls in full batches."""

@@ -3,7 +3,7 @@
 Steps add up one number for each layer, KV head and entry, whatever form the call asks for. Each number is one chain of
 additions over the tokens in order. So its bits depend neither on how the call was cut into chunks nor on the other
 calls in a step. These numbers take at most a hundredth of the memory of the KV that they describe. After the last step
-the run folds them to the form asked for (`results.c`).
+the run folds the numbers to the requested form (`results.c`).
 """
 
 from __future__ import annotations

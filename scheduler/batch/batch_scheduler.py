@@ -157,7 +157,9 @@ class BatchScheduler:
         self._calls.submit(call)
 
     def submit_all(self, calls: Sequence[FileCall]) -> None:
-        """Queue the calls of one request. The run waits a moment until all are queued, so that one step holds them."""
+        """Queue the calls of one request. The run waits a moment until all calls are queued, so that one step holds
+        these calls.
+        """
         num_expected = len(calls)
         self._run.expect(num_expected)
         try:

@@ -129,7 +129,7 @@ class FileCall(ABC):
         self.tokens = tokens
         """Tokens that this stretch appends."""
         self.positions = positions
-        """Positions of the tokens. None: they continue from the last entry."""
+        """Positions of the tokens. None: the positions continue from the last entry."""
         self.mask: EntryMask | None = None
         self.reduction: Reduction | None = None
         """Reduction of the rows to numbers; None: the program gets full rows."""

@@ -1,8 +1,8 @@
 """A decoder's step in Python, in the form that the run in C calls: for decoders without a step in C, as on a GPU.
 
 C calls one function for all such steps, and passes a handle of the step in place of the decoder. The arrays of a batch
-(`steps.h`) are copied, because a decoder may keep page tables and the run reuses its arrays. Rows are views of the
-memory that C names; they are valid until the step returns.
+(`steps.h`) are copied, because a decoder may keep page tables and the run reuses its arrays. Rows are views of memory
+at addresses from C, and are valid until the step returns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Called:
     failure: BaseException | None = None
 
     def take_failure(self) -> BaseException | None:
-        """Return the exception, with empty frames: their variables may refer to rows that are gone."""
+        """Return the exception. Its frames are emptied, because their variables may refer to rows that are gone."""
         failure, self.failure = self.failure, None
         return failure
 

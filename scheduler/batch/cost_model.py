@@ -178,7 +178,7 @@ class CostModel:
         self._sums = self._sums * forgotten + relative.T @ weights
 
     def _fit(self) -> None:
-        """Fit the parts by least squares, one after the other. None of them may become negative."""
+        """Fit the parts by least squares, one after the other. No part may become negative."""
         guess = self._guess * math.exp(self._log_scale)
         products = self._products + np.diag(1 / guess**2)
         sums = self._sums + 1 / guess

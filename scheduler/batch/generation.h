@@ -54,7 +54,7 @@ void sym_generation_free(sym_generation *generation);
 /* Add tokens for the generation's drafts to search, before the generation first joins the run. Return 0, or -ENOMEM. */
 int sym_generation_remember(sym_generation *generation, const int32_t *tokens, int32_t num_tokens);
 
-/* Write at most `most` guesses at the next tokens, and return their number. The guesses are the tokens that followed an
+/* Write at most `most` guesses at the next tokens, and return how many. The guesses are the tokens that followed an
  * earlier occurrence of the last `min_match` tokens. Among the latest occurrences the longest match is taken; of
  * equally long matches, the latest. */
 int32_t sym_draft_propose(const int32_t *tokens, int32_t num_tokens, int32_t min_match, int32_t most, int32_t *guesses);

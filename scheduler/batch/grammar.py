@@ -34,7 +34,9 @@ from scheduler.batch.call import Decision
 MAX_SOURCE_BYTES = 256 << 10
 """Largest source of a schema or a grammar."""
 MAX_GBNF_CHARS = 16 << 10
-"""Largest source of a GBNF grammar. Translating this much takes 0.5 s in Python, if the rules name each other."""
+"""Largest source of a GBNF grammar. Translating a source of this size takes 0.5 s in Python, if the rules name each
+other.
+"""
 NUM_KEPT = 32
 """Maximum number of compiled grammars in the cache of one account."""
 MAX_KEPT_BYTES = 512 << 10

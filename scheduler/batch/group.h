@@ -15,7 +15,7 @@ typedef struct sym_numbers {
     uint32_t answer_bytes, /* bytes of `answer` */
         block_bytes;       /* bytes of `block` */
     char *answer,          /* the numbers */
-        *block;            /* the request for them, a struct sym_reduction */
+        *block;            /* the request for these numbers, a struct sym_reduction */
 } sym_numbers;
 
 /* Make numbers for a request. NULL: sym_reducer_read refuses the request, or there is no memory. */

@@ -106,7 +106,7 @@ class CallsInFlight:
                 self._retire(member)
 
     def have_rows(self, call: FileCall) -> None:
-        """Begin a call that has got the result slots it waited for, if it is the head of its queue."""
+        """Begin a call that has got its result slots, if the call is the head of its queue."""
         call.move(CallState.QUEUED)
         if self._queues.is_head(call):
             self._queues.start(call.file.table)

@@ -89,7 +89,7 @@ static int is_decode(const sym_loop *loop, sym_member *member, int32_t *num_forc
     return 1;
 }
 
-/* Fill `candidates` with the calls that may be in the next step, and return their number. End late calls. */
+/* Fill `candidates` with the calls that may be in the next step, and return how many there are. End late calls. */
 static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
     int32_t n = 0, num_forced = 0;
     if (loop->num_places > loop->room_candidates) {
@@ -132,8 +132,8 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
     return n;
 }
 
-/* Fill `seats` with the calls that the policy chooses, and return their number. Single rows come before chunks, because
- * backends compute them in this order. */
+/* Fill `seats` with the calls that the policy chooses, and return how many there are. Single rows come before chunks,
+ * because backends compute them in this order. */
 static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_ns) {
     if (loop->room_candidates > loop->scratch_candidates || loop->room_shares > loop->scratch_shares) {
         sym_scratch *scratch = sym_scratch_new(loop->room_candidates, loop->room_shares);

@@ -11,7 +11,7 @@
 enum sym_member_kind {
     SYM_CALL = 0,       /* the member ends with its one stretch */
     SYM_PROGRAM = 1,    /* a loop over pred(): the run answers each call, and takes the program's next one */
-    SYM_GENERATION = 2, /* the run draws tokens from the last row of each stretch, and they become the next stretch */
+    SYM_GENERATION = 2, /* the run draws tokens from the last row of each stretch, and makes them the next stretch */
 };
 
 enum sym_member_state {
@@ -157,7 +157,7 @@ typedef struct sym_times {
 /* Counters of the run since it was made. */
 typedef struct sym_counts {
     int64_t num_steps, /* steps that succeeded */
-        step_ns, /* their time, summed */
+        step_ns, /* time of these steps, summed */
         last_step_ns, /* time of the latest step */
         num_tokens, /* rows computed */
         num_prefill_tokens, /* rows of prefills among them */

@@ -1,4 +1,4 @@
-"""Making room: members leave the run so that other calls get their memory or their unused pages."""
+"""Making room: members leave the run so that other calls get the members' memory or unused pages."""
 
 from __future__ import annotations
 

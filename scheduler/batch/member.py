@@ -1,4 +1,4 @@
-"""Members: files in the standing run, and the memory that C uses until they have left."""
+"""Members: files in the standing run, and the memory that C uses until a member has left."""
 
 from __future__ import annotations
 

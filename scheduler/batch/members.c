@@ -1,4 +1,5 @@
-/* Members of the standing run: how their files grow, how they end, and how the scheduler learns of both. */
+/* Members of the standing run: how their files grow, how members end, and how the scheduler learns of growth and ends.
+ * */
 #include "loop_state.h"
 
 #include <string.h>

@@ -113,7 +113,9 @@ class FileQueues:
         return [call for call in calls if call.state is CallState.WAITS_FOR_SLOTS]
 
     def left(self, job: Job) -> None:
-        """Note that a job has left its queue. If its handle has no jobs now, run the actions that wait for this."""
+        """Note that a job has left its queue. If its handle has no jobs now, run the actions that wait until the handle
+        is unused.
+        """
         self._num_jobs[job.file] -= 1
         if not self._num_jobs[job.file]:
             del self._num_jobs[job.file]

@@ -1,7 +1,7 @@
 """Reduction of rows to numbers: right after a step, the run computes the wanted numbers of each row, and drops it.
 
-The numbers are the same as from a `Dist` over the whole row: the C code is the same. A program that asks for the ten
-likeliest tokens of each of 10,000 entries needs no result slot for them.
+The numbers are the same as from a `Dist` over the whole row, because the same C code computes both. A program that asks
+for the ten likeliest tokens of each of 10,000 entries needs no result slots.
 """
 
 from __future__ import annotations

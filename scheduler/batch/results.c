@@ -56,7 +56,7 @@ static void fold_row(const float *sums, int32_t columns, int is_by_page, float *
     }
 }
 
-/* Fold a call's attention sums to the answer that it asks for. */
+/* Fold a call's attention sums to the requested answer. */
 static void fold(const sym_asked *asked) {
     const int32_t columns = asked->mass.columns, width = asked->is_mass_by_page ? pages_for(columns) : columns;
     for (int32_t row = 0; row < asked->mass.layers * asked->mass.kv_heads; row++)

@@ -21,7 +21,7 @@
 
 #include <stdlib.h>
 
-#define MAX_STREAMS 256 /* places of a connection; if it has more streams, some of them share a place */
+#define MAX_STREAMS 256 /* places of a connection; if the connection has more streams, some share a place */
 #define ANY_NS 200000   /* tolerance for every think time, however regular the stream is */
 #define GONE 8          /* a stream is gone once it is late by this many times its think time and error */
 

@@ -1,5 +1,5 @@
-/* Streams: which calls are due, and how long a step waits for them. streams.c describes both. All times are nanoseconds
- * of the caller's clock. */
+/* Streams: which calls are due, and how long a step waits for such calls. streams.c describes the method. All times are
+ * nanoseconds of the caller's clock. */
 #ifndef SYM_STREAMS_H
 #define SYM_STREAMS_H
 

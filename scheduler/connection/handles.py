@@ -149,7 +149,7 @@ class Handles:
     # ---- what branches cost
 
     def page_seconds(self) -> tuple[float, int]:
-        """Return the page-seconds of branches while they had no Python objects.
+        """Return the page-seconds of branches for the time in which these had no Python objects.
 
         Also return the number of pages of the branches that have no Python objects now.
         """

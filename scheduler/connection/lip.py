@@ -134,7 +134,7 @@ class Lip:
     def opened(self, file: OpenKv) -> Reply:
         """Return the reply for a newly opened file: handle, number of entries, inode, and the directory of its name.
 
-        If the file lost entries, the payload is their number.
+        If the file lost entries, the payload is the number of lost entries.
         """
         return self._told(self.add(file), file)
 

@@ -17,7 +17,7 @@ class Places:
     """
 
     def __init__(self, num_places: int, what: str, exempt: frozenset[int]) -> None:
-        """Share `num_places` places. `what` is their plural in messages."""
+        """Divide `num_places` places. `what`: the plural noun for such places in messages."""
         self._num_places = self._num_free = num_places
         self._what = what
         self._exempt = exempt

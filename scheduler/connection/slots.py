@@ -57,7 +57,7 @@ class Slots:
         return found
 
     def wait(self, num_rows: int, then: Then, is_wanted: Callable[[], bool]) -> None:
-        """Queue for `num_rows` slots. `then` gets the first of them, or the error.
+        """Queue for `num_rows` slots. `then` gets the first slot, or the error.
 
         If `is_wanted` has become false, the next `serve()` drops the wait without calling `then`.
         """

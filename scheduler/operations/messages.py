@@ -2,8 +2,8 @@
 
 *A sender never waits for a reader.* A message goes into the reader's buffer. If the buffer is full, the message is
 dropped. The daemon tells the sender at once (mailbox), or the reader later (topic). A topic without readers does not
-exist. Buffers end with their connection. If a process has several connections, a message goes to the newest one that
-the sender may reach.
+exist. Buffers end with their connection. If a process has several connections, a message goes to the newest connection
+that the sender may reach.
 
 *No message is lost between two receivers.* A message is in a buffer, or in flight to one RECV. A client that gives up a
 RECV sends CANCEL. If the message has been sent by then, the client has not looked at it, and the message returns to its
@@ -141,7 +141,7 @@ class ConnectionBuffers:
     topics: dict[bytes, Box] = field(default_factory=dict)
     topics_budget: BufferBudget = field(default_factory=BufferBudget)
     sent: deque[tuple[SystemCall, int]] = field(default_factory=deque)
-    """The last answered RECVs, each with the bytes of its message. CANCEL can still take their messages back."""
+    """The last answered RECVs, each with the bytes of its message. CANCEL can still take these messages back."""
     sent_bytes: int = 0
 
     def boxes(self) -> list[Box]:

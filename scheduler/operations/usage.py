@@ -21,7 +21,7 @@ class ResourceUsage:
         return {Op.GETRUSAGE: Operation(self._getrusage, takes_payload=False, max_waiting=MAX_LATER)}
 
     def _getrusage(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
-        """Return the program's usage. If the program has many files open, a coroutine counts their pages in slices."""
+        """Return the program's usage. If the program has many files open, a coroutine counts the pages in slices."""
         lip = call.lip
         if lip.program.page_seconds.num_tables > FILES_A_TURN:
             return self._in_slices(lip)

@@ -1,5 +1,5 @@
-"""Link: the daemon's side of a launcher's connection. Messages and questions are sent in the order in which they were
-queued.
+"""Link: the daemon's side of a launcher's connection. Messages and questions are sent in the order in which callers
+queued them.
 
 The daemon never waits for a launcher that does not read: a message for which the queue has no room is refused. A caller
 may stop waiting for an answer. The answer is then dropped, or given to the question's `late`, which cleans up.

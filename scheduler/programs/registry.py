@@ -26,7 +26,9 @@ from scheduler.programs.used import Used
 log = logging.getLogger(__name__)
 
 MAX_ENDED = 1000
-"""Maximum number of programs that are remembered after their end. Each takes some 600 bytes in the state directory."""
+"""Maximum number of programs that are remembered after their end. Each program takes some 600 bytes in the state
+directory.
+"""
 LOST_AFTER_S = 30.0
 """Time after which a program without its launcher is lost. A launcher normally connects again within seconds."""
 _UNKNOWN = ProcessState(0, has_ended=False)

@@ -16,7 +16,7 @@ class Used:
     tokens: int = 0
     """Computed tokens, including tokens of calls that failed or were abandoned."""
     rejected_tokens: int = 0
-    """Computed tokens of drafts that were rejected. No file contains them."""
+    """Computed and rejected tokens of drafts. No file contains such tokens."""
     tokens_in: int = 0
     """Tokens that programs passed to calls that succeeded."""
     tokens_out: int = 0

@@ -6,7 +6,7 @@ each task and one for each wait are enough. These hooks cost 1.0 us a task if on
 us a task if ten tasks run. Nearly all of this cost is trio's call of the hook. In the same two cases, trio itself takes
 5 us and 2.7 us, and two hooks for each task (before and after it) would cost 1.1 us and 1.5 us.
 
-Times are wall time: they also grow while another thread has the core or the interpreter's lock. So each of the longest
+Times are wall time, and also grow while another thread has the core or the interpreter's lock. So each of the longest
 times is reported with its CPU time and its task. Reading the thread's CPU clock takes 1 us. So the clock is read at
 most once a millisecond, and after each long time. Therefore a CPU time includes at most a millisecond of earlier tasks.
 """

@@ -1,4 +1,5 @@
-"""Records of a trace. They have fixed sizes, and each block has records of one kind. symphony-trace(5) documents them.
+"""Records of a trace. Records have fixed sizes, and each block has records of one kind. symphony-trace(5) documents
+them.
 
 A record is a little-endian C structure in which all padding has a name, so a loop in C can fill it. Records contain
 neither tokens nor texts.
@@ -18,7 +19,7 @@ Records: TypeAlias = "npt.NDArray[np.void]"
 
 VERSION = 2
 FILES_SINCE = 2
-"""First version with records of files. A reader of version 1 does not know them."""
+"""First version with records of files, which a reader of version 1 does not know."""
 NO_DEADLINE = (1 << 63) - 1
 
 
@@ -37,7 +38,7 @@ class CallKind(IntEnum):
 
 
 class BlockKind(IntEnum):
-    """Kind of a block's records. Records refer to details, which follow them in the block."""
+    """Kind of a block's records. Records refer to details, which follow all records in the block."""
 
     ARRIVALS = 1
     """The details are accounts, each as the number that identifies it."""

@@ -119,7 +119,7 @@ def _descriptors(ancillary: Ancillary) -> list[int]:
 
 
 def _end() -> NoReturn:
-    """Exit, which closes all descriptors. If they were closed one by one, each close would linger."""
+    """Exit, which closes all descriptors. If this process closed each descriptor, each close would linger."""
     os._exit(0)
 
 
