@@ -63,7 +63,7 @@ from libsym.errors import (
 )
 
 MAX_MERGED = 256
-"""The most files in one merge. To take a reference on each file takes some microseconds of the daemon's thread."""
+"""The most files in one merge. For each file, taking the references takes some microseconds of the trio thread."""
 _WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 
@@ -92,7 +92,7 @@ class Claim:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OpenKv:
-    """A LIP's handle on one version of a KV file. Later changes to the name do not affect it."""
+    """A LIP's handle on one version of a KV file. Later changes to the name do not affect the handle."""
 
     inode: Inode
     content: KvFile
@@ -161,7 +161,9 @@ class Books:
     num_free_pages: int
     num_referenced_pages: int
     num_references: int
-    """References to pages by tables, readers, imports and calls under way. A page that forks share has several."""
+    """References to pages by tables, readers, imports and calls under way. A page that forks share has several
+    references.
+    """
     num_versions: int
     """KV files that have a name or a handle."""
     num_files: int
@@ -404,7 +406,7 @@ class FileSystem:
         return file
 
     def kv_close(self, handle: OpenKv) -> None:
-        """Close a handle, and release its lock. None of its reservations may be open."""
+        """Close a handle, and release its lock. The handle may have no open reservation."""
         self._require_open(handle)
         handle.closed = True
         if handle.content.under_way is not None and handle.content.under_way.by is handle:
@@ -454,8 +456,8 @@ class FileSystem:
         """Remove the name that the handle was opened by. The handle stays valid until it is closed.
 
         `path` is the present name, as far as the caller knows. NotFound: the file has neither this name nor the name
-        that it was opened by. Another program has moved the file, perhaps to keep it. Without `path`, the file's only
-        name is removed.
+        that it was opened by. In this case another program has moved the file, perhaps to keep it. Without `path`, the
+        file's only name is removed.
         """
         self._require_open(handle)
         if handle.origin is None:
@@ -493,7 +495,7 @@ class FileSystem:
         self._tree.make(place.directory, place.name, stat.S_IFDIR, mode=mode, uid=creds.uid, gid=creds.gid)
 
     def kv_rename(self, creds: Credentials, old: str, new: str) -> tuple[int, int, int]:
-        """Move a name, replacing an existing one, as `rename(2)` does.
+        """Move a name, replacing an existing name, as `rename(2)` does.
 
         Return the numbers of the moved inode, of the old directory and of the new directory. All are 0 if nothing was
         moved.
@@ -591,7 +593,7 @@ class FileSystem:
         self.volume.check()
 
     def audit(self) -> Books:
-        """Run `check`, and return the numbers. If they don't balance, raise EIO: the daemon has a bug."""
+        """Run `check`, and return the counts. If the counts don't balance, raise EIO: the daemon has a bug."""
         try:
             self.check()
         except AssertionError as error:
@@ -686,7 +688,7 @@ class FileSystem:
         """Return the account that pays for a file that the caller makes at a place, or without a name.
 
         NotFound: the connection is confined to a directory that is no longer a domain. Otherwise the directory's owner
-        would pay for its files.
+        would pay for the caller's file.
         """
         was_removed = creds.root is not None and creds.root.domain is None
         if place is None or was_removed:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 ACTIONS_A_TURN = 16
 """The most alarms that go off before other tasks run. An action may take some tens of microseconds."""
 MIN_CANCELLED = 64
-"""Remove cancelled alarms from the heap once there are this many of them, and they outnumber the live ones."""
+"""The heap keeps this many cancelled alarms. More are removed together, once they outnumber the live alarms."""
 
 
 class Alarm:

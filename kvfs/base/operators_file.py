@@ -11,8 +11,8 @@ from libsym.errors import Invalid
 
 
 def read_operators_file(path: Path, max_bytes: int) -> bytes:
-    """Return the first `max_bytes` + 1 bytes of the file. If there are so many, the caller knows that the file is too
-    large.
+    """Return the bytes of the file, at most `max_bytes` + 1. A caller that gets `max_bytes` + 1 bytes knows that the
+    file is too large.
 
     A FIFO is refused, because a read of it would wait for a writer. OSError: the file can't be read. Invalid: every
     user may change the file.

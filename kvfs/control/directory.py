@@ -6,7 +6,7 @@ it out.
     text/...                mirrors the directories and KV files of the mount; a file's bytes are its context as text
 
 The daemon stores no control file. An inode number alone identifies its control file, so the daemon keeps no table of
-the numbers that the kernel knows. A request with the number of a program or KV file that is gone gets an error.
+the numbers that the kernel knows. A request about a program or KV file that is gone gets an error.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class ControlTree:
         raise NotPermitted("control files can't be changed")
 
     def inode_around(self, number: int) -> Inode:
-        """Return the inode whose space `statfs(2)` shows. For a text, this is the inode that it mirrors. Else it is the
-        root.
+        """Return the inode whose space `statfs(2)` shows. For a text, return the inode that the text mirrors. For any
+        other control file, return the root.
         """
         return self._mirrored(number) if number & _TEXT_BIT else self._tree.root
 
@@ -269,8 +269,8 @@ class ControlTree:
         return pid
 
     def _status(self, pid: int, since_ns: int) -> str:
-        """Return the status of the program that began at `since_ns`. Raise NotFound if another program has its process
-        number by now.
+        """Return the status of the program that began at `since_ns`. Raise NotFound if by now another program has this
+        process number.
         """
         process = self._files.processes().get(pid)
         if process is None or process.since_ns != since_ns:
@@ -309,9 +309,10 @@ class ControlTree:
 def _is_scratch(name: bytes, flags: int) -> bool:
     """Whether a new file is a temporary, swap or backup file of a program that saves another file.
 
-    Such a program opens the file for reading, too, or refuses links, or gives the file a typical name. mkstemp does the
-    first two, and vim does one of them. A program that writes a text does none of the three. The text view can't remove
-    files, so it refuses to make temporary files. The program then makes the file elsewhere, or reports the error.
+    Such a file has one of three signs: the program opens it for reading, too, refuses links, or gives it a typical
+    name. Files of mkstemp have the first two signs, and files of vim have one of these two. A text that a program
+    writes has none of the three. The text view can't remove files, so it refuses to make temporary files. The program
+    then makes the file elsewhere, or reports the error.
     """
     is_read = flags & os.O_ACCMODE != os.O_WRONLY
     return bool(is_read or flags & os.O_NOFOLLOW or name.endswith(b"~") or (name[:1] == name[-1:] == b"#"))

@@ -1,7 +1,8 @@
 """Documents: control files whose bytes are made when they are read, with limits on the time and memory that they cost.
 
 Time: as long as making documents takes at most a tenth of the daemon's time, each reader gets a new document. Beyond
-this limit, readers share the last document. Its age is at most ten times the time that making it takes.
+this limit, readers share the last document. The age of a shared document is at most ten times the time that it took to
+make the document.
 
 Memory: a handle keeps its document until the document is read to its end. Each user may have at most `MAX_PARTLY_READ`
 handles that keep a document.
@@ -21,7 +22,7 @@ MAX_PARTLY_READ = 256
 
 _SHARE = 0.1
 _BURST_S = 0.25
-"""Seconds that may be spent on documents at once after a pause: enough for about a hundred documents."""
+"""After a pause, readers get new documents for this many seconds of work: enough for about a hundred documents."""
 _MAX_SHARED = 1024
 """The most documents that are kept for sharing."""
 

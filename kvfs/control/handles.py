@@ -131,8 +131,8 @@ class TextHandle:
         if not self._writer.has_begun:
             content = self._inode.content
             self._start = self._view.size(content) if isinstance(content, KvFile) else 0
-        # With O_APPEND the kernel sets the offset to the end of the file that it knows. But programs also append by
-        # calls, which the kernel does not see.
+        # With O_APPEND the kernel sets the offset to the end of the file as the kernel knows it. But programs also
+        # append by calls, which the kernel does not see.
         if not self._appends and offset != self._start + self._writer.num_bytes:
             raise not_at_end(self._tree.path_of(self._inode))
         return await self._writer.write(data)

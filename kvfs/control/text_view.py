@@ -1,4 +1,5 @@
-"""Text view: shows KV files as text. It has the size of the text for `stat`, and reads pieces at byte offsets.
+"""Text view: shows KV files as text. The view knows the size of each text for `stat`, and reads pieces of the text at
+byte offsets.
 
 For each version of a file, the view remembers the byte at which each entry's text ends. So the size of a long context
 is known at once, and a piece in the middle is found without decoding the beginning. The view does not keep the text.
@@ -92,7 +93,7 @@ class TextView:
         if ends is None:
             ends = self._ends[kv] = _Ends()
         table = kv.table
-        ends.num_entries = min(ends.num_entries, kv.fewest)  # entries after a cut may have other text now
+        ends.num_entries = min(ends.num_entries, kv.fewest)  # entries after a truncation may have other text
         kv.fewest = table.length
         if ends.num_entries < table.length:
             tokens = _tokens(table, ends.num_entries, table.length)

@@ -10,9 +10,9 @@ or not UTF-8, or a signal kills the program. Then all text of this handle is rem
 handle, the file is removed, too, unless it has other entries or another program has it open.
 
 If a program is killed between two writes, the daemon notices only at the program's exit. So the last FLUSH counts as an
-interruption if it is from a process that a signal is killing. A RELEASE without any FLUSH also counts as one: the
-program died during the open, before it had a descriptor to close. A write that was interrupted and never repeated
-counts, too, because a part of the text is missing.
+interruption if it is from a process that a signal is killing. A RELEASE without any FLUSH also counts as an
+interruption: the program died during the open, before it had a descriptor to close. A third kind of interruption is a
+write that was interrupted and never repeated, because a part of the text is missing.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TextWriter:
     # Methods for the mount
 
     async def write(self, data: bytes) -> int:
-        """Accept text, and wait while too many tokens are queued. Return the number of bytes accepted, which is smaller
-        than the data after an interruption.
+        """Accept text, and wait while too many tokens are queued. Return the number of bytes accepted. After an
+        interruption, this is only a part of the data.
         """
         async with self._lock:
             self._require_good()

@@ -1,8 +1,8 @@
 /* cffi reads this file: declarations only.
  *
- * The state of pages, frames and files. `columns.py` makes an array of each field: a *column*. Its index is a page
- * number, a frame number, or a file's row. No other list of columns exists. Zero bytes are the default of each column
- * (none, never, false), so untouched memory describes an unused page.
+ * The state of pages, frames and files. `columns.py` makes an array of each field: a *column*. A column is indexed by a
+ * page number, a frame number, or a file's row. No other list of columns exists. Zero bytes are the default of each
+ * column (none, never, false), so untouched memory describes an unused page.
  *
  * Writers: only the trio thread writes a column, unless its comment names workers. A worker writes only to pages that
  * it holds references on. Any thread may read.
@@ -36,7 +36,7 @@ enum { PAGE_SLOTS = 32, DIGEST_SIZE = 32 };
 typedef struct {
     /* Owner: PagePool. */
     int32_t *refcount;                /* references by all holders together */
-    int32_t *pins;                    /* pins on the page, which keeps its frame while there are any */
+    int32_t *pins;                    /* pins on the page; a pinned page keeps its frame */
     uint8_t *arena;                   /* 0: the running model's arena; 255: another model's page, on disk alone */
     int8_t *fill;                     /* entries that the page holds or awaits: the next append begins behind them */
     int8_t *num_reserved;             /* entries that a reservation appends in place, at the end of the page */

@@ -6,7 +6,7 @@
  * Rules:
  *
  * - Only the trio thread calls the core, and nothing in the core waits, locks, or calls back. A call leaves tasks for
- *   Python in `core_pool.news`. Python does them before anything else.
+ *   Python in `core_pool.news`. Python does these tasks before anything else.
  * - A call that returns an error has changed nothing, unless the error is CORE_BROKEN.
  * - An entry below `fill` never changes while its page has more than one reference. A table appends in place if it
  *   ends exactly at the page's fill, or if it holds the only reference to the page. Every other table appends to a copy
@@ -14,7 +14,8 @@
  * - Bytes never cross owners. `bytes_in` says which account's bytes a frame holds. A page with another account's bytes
  *   is *stale*. The page is zeroed before anything is computed into it.
  * - A charge to an account is also charged to its parents: once for each distinct page.
- * - A *reservation* is room for entries behind a table's last entry. They are invisible until `core_commit`.
+ * - A *reservation* is room for entries behind a table's last entry. The reserved entries are invisible until
+ *   `core_commit`.
  *   `core_abort` frees the room. A table has one reservation at a time.
  * - All pages of a table belong to one arena and have one size.
  *
@@ -49,7 +50,7 @@ enum {
     CORE_CHARGED = 4, /* `told` lists watched accounts whose charge has changed, linked by `next_told` */
 };
 
-/* The page size of another model. The model's pages have consecutive numbers, from `first` to before `stop`. */
+/* The page size of another model. The model's pages have consecutive numbers, from `first` to `stop` - 1. */
 typedef struct {
     int64_t first, stop, page_bytes;
 } core_size;
@@ -93,7 +94,7 @@ typedef struct {
 typedef struct {
     int64_t num_files, other_bytes;
     int64_t refused;                    /* number of the account that lacked room */
-    int64_t wanted_bytes, wanted_files; /* what that call asked for; both 0: the user's holdings are full */
+    int64_t wanted_bytes, wanted_files; /* what the refused call asked for; both 0: the user's holdings are full */
 } core_total;
 
 typedef struct core_account core_account;
@@ -131,7 +132,7 @@ typedef struct {
     page_counts pins;
     free_list *numbers, *frames;
     int64_t num_coming;   /* frames that are taken and do not hold a page yet */
-    int64_t num_promised; /* free frames that are promised to a ticket, which waits for more of them */
+    int64_t num_promised; /* free frames that are promised to a ticket that waits for more frames */
     int64_t low_water;    /* number of free frames below which the core sets CORE_RING */
     int64_t num_wanted;   /* pages that the last allocation asked for, whether or not it succeeded */
     _Bool is_awaited;     /* a call waits for frames */
@@ -144,7 +145,7 @@ typedef struct {
     core_table *tables, *free_tables;
     core_table *used; /* files that were used, as a list for Python: see `tell_use` in branches.c */
     double gaps_s[CORE_GAPS];
-    int32_t num_gaps; /* number of gaps in `gaps_s`, which forks ended and Python has not counted yet */
+    int32_t num_gaps; /* gaps in `gaps_s`: forks have ended them, and Python has not counted them yet */
 } core_pool;
 
 /* Counters of files. Python's tree has one `core_files`. */
@@ -205,7 +206,7 @@ struct core_table {
 /* Return the time by CLOCK_MONOTONIC. */
 double core_now_s(void);
 int64_t core_names_bytes(int64_t num_files);
-/* Return the bytes of one of these pages. All belong to one file, so all have the same size. */
+/* Return the size in bytes of each of these pages. The pages belong to one file, so all have the same size. */
 int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num);
 
 _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
@@ -259,7 +260,7 @@ core_outcome core_change_owner(core_table *table, core_account *account);
 core_outcome core_truncate(core_table *table, int64_t length);
 /* Close the table. The pointer is invalid from then on. */
 core_outcome core_table_close(core_table *table);
-/* Return the row of the table that this one was forked from, if that is still open. */
+/* Return the row of the table's source, if the source is still open. */
 int32_t core_source_row(const core_table *table);
 /* For those of `pages` that the table used last, record the table's source as the last user. If the source is gone,
  * record no user. Return whether the table used any of `pages` last. */
@@ -300,17 +301,18 @@ void core_note_gap(row_columns *of, int32_t row, double gap_s);
 /* Return the position of a committed or reserved entry; -1 for the entry before the first. */
 int32_t core_position(const core_table *table, int64_t entry);
 
-/* Reserve `num` entries; default positions continue from the last entry. Then reserve `num_ahead` entries more, with
+/* Reserve `num` entries; default positions continue from the last entry. Then reserve `num_ahead` more entries, with
  * unknown tokens and consecutive positions. */
 core_outcome core_reserve(core_table *table, const int32_t *tokens, const int32_t *positions, int64_t num,
                           int64_t num_ahead);
 core_outcome core_extend(core_table *table, int64_t num_ahead);
 core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num);
 core_outcome core_abort(core_table *table);
-/* Return the number of leading pages in memory: pages of the file, then of its reservation. */
+/* Return how many pages are in memory before the first page that is not. Pages of the file come first, then pages of
+ * its reservation. */
 int32_t core_num_there(const core_table *table);
-/* Pin the pages, all in memory, until the reservation ends or `core_unpin`. A pinned reservation is a use of the
- * file. */
+/* Pin the pages, which are all in memory, until the reservation ends or `core_unpin` is called. A pinned reservation is
+ * a use of the file. */
 void core_pin(core_table *table);
 core_outcome core_unpin(core_table *table);
 /* Give each new page that lacks a frame one of `frames`. `core_forget_room` takes the frames of all new pages away. */

@@ -2,8 +2,8 @@
  * stores its longest runs of free pages.
  *
  * The tree has five levels, whatever the capacity. A search for a run examines 64 blocks or words of each level. A
- * change to the pages of one block examines as many. So the number of pages that a call names bounds its work. A set
- * bit means that the page is taken, so a new list consists of untouched memory.
+ * change to the pages of one block examines as many. So the work of a call is bounded by the number of pages that the
+ * call names. A set bit means that the page is taken, so a new list consists of untouched memory.
  */
 
 #include "free_list.h"
@@ -77,7 +77,7 @@ static void update(free_list *list, int64_t block) {
     }
 }
 
-/* Return where `count` free pages begin in a word. The word must have so many in a row. */
+/* Return where `count` free pages begin in a word. The word must have that many free pages in a row. */
 static int first_in(uint64_t free, int64_t count) {
     for (int64_t length = 1, step; length < count; length += step) {
         step = length < count - length ? length : count - length;

@@ -27,8 +27,8 @@ void free_list_take(free_list *list, int64_t count, int32_t *pages);
 /* Take the lowest `count` pages, whether or not they are a run. */
 void free_list_take_lowest(free_list *list, int64_t count, int32_t *pages);
 
-/* Make pages free, or taken. Pages in that state already are left alone. -1: a number is not a page number, and nothing
- * has changed. */
+/* Make pages free, or taken. Pages that have that state already stay as they are. -1: a number is not a page number,
+ * and nothing has changed. */
 int free_list_set(free_list *list, const int32_t *pages, int64_t num_pages, int are_free);
 
 /* Return whether the counts and blocks agree with the bits. */

@@ -25,8 +25,8 @@ _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, in
         return 1;
     if (kind == CORE_FILE || kind == CORE_DOMAIN)
         return holdings->num_bytes + wanted <= most_lasting;
-    /* The files may weigh more than a bound that was lowered. This excess does not count here, because the owner needs
-     * handles to remove files. */
+    /* After the bound was lowered, files may weigh more than it allows. Their excess does not count here, because the
+     * owner needs handles to remove files. */
     int64_t excess = holdings->bytes_of[CORE_FILE] + holdings->bytes_of[CORE_DOMAIN] - most_lasting;
     return holdings->num_bytes - (excess > 0 ? excess : 0) + wanted <= limit;
 }

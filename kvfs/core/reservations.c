@@ -180,7 +180,7 @@ core_outcome core_unpin(core_table *table) {
     return unpin(table->pool, table->slots, core_num_needed(table));
 }
 
-/* The pages up to `stop` were overwritten. Mark them as holding only bytes of the account. If the file has a new owner
+/* Mark pages up to `stop`, which were overwritten, as holding only bytes of the account. If the file has a new owner
  * by now, leave the marks as they are. */
 static void claim(core_table *table, int32_t stop) {
     core_pool *pool = table->pool;

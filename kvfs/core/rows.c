@@ -5,7 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* A shorter gap belongs to the same use: a program in Python takes a millisecond or two between two tokens. */
+/* A pause that is shorter than this belongs to the use: a program in Python takes a millisecond or two between two
+ * tokens. */
 static const double LEAST_GAP_S = 0.02;
 /* Weight of the newest gap in the mean of a file's gaps. */
 static const double NEWS_SHARE = 0.25;

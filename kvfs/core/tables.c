@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SMALL = 64 }; /* an unused table keeps memory for so many page numbers */
+enum { SMALL = 64 }; /* an unused table keeps memory for this many page numbers */
 
 double core_now_s(void) {
     struct timespec now;

@@ -74,8 +74,8 @@ class Cut:
     old_slots: list[tuple[int, IntArray]] = field(default_factory=list)
     """Slots of the rows that this commit replaces."""
     xattrs: list[tuple[Xattrs, int | None]] = field(default_factory=list)
-    """Attributes for which the cut writes a row of their own, with their `changes` at the time of the cut. None: the
-    cut removes the row.
+    """Attributes whose own row the cut writes, each with its `changes` at the time of the cut. None: the cut removes
+    the row.
     """
     sums: SumsTaken = field(default_factory=list)
     """Checksums of plain files in the cut."""
@@ -84,7 +84,7 @@ class Cut:
     gone_backing: list[str] = field(default_factory=list)
     """Backing files that no row names after the cut."""
     number: int = 0
-    """Number of the last change before the cut."""
+    """Serial number of the last change before the cut."""
 
     @property
     def is_empty(self) -> bool:
@@ -126,7 +126,7 @@ class Cutter:
         self.sums = SumsCutter()
         self.named_elsewhere: set[int] = set()
         """Inodes whose rows stay even if the tree has no name for them, because damaged rows of names also lead to
-        them.
+        these inodes.
         """
         self._left_out = left_out
 
@@ -258,8 +258,8 @@ class Cutter:
                 del left_out[inode]
 
     def left_out(self, wanted: Inode | None = None) -> Inode | None:
-        """Return an inode that commits leave out, or None. With `wanted`, return only that inode, or an inode that its
-        names wait for.
+        """Return an inode that commits leave out, or None. With `wanted`, consider only that inode and the inodes that
+        its names wait for.
         """
         found = self._journal.left_out
         if wanted is None:
@@ -336,7 +336,7 @@ class Cutter:
         cut.rows.gone_sums.append((number, 0))
 
     def _is_named(self, cut: Cut, inode: Inode) -> bool:
-        """Whether the inode has a name after this cut. The root needs none."""
+        """Whether the inode has a name after this cut. The root needs no name."""
         known = cut.known.get(inode.number, self._known(inode))
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 

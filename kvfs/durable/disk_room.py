@@ -1,9 +1,9 @@
 """Disk room: limits the bytes of attributes and symbolic links, so that the state's file system keeps room for commits.
 
-Without room for a commit the index could not record removals, so no room would ever become free. Each commit has a job
-measure the free bytes. Until the next measurement, the growth of all bytes outside of pages is subtracted. Pages and
-plain files may fill the rest of the disk: their removal takes only a few rows, and the index's log reserves room for
-these rows.
+Without room for a commit the index could not record removals, so no room would ever become free. Each commit starts a
+job that measures the free bytes. Until the next measurement, the growth of all bytes outside of pages is subtracted.
+Pages and plain files may fill the rest of the disk: their removal takes only a few rows, and the index's log reserves
+room for these rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class DiskRoom:
             raise refusal
 
     def look_again(self, other_bytes: int) -> None:
-        """Have a job measure the free bytes. `other_bytes`: bytes outside of pages that the file system has by now."""
+        """Start a job that measures the free bytes. `other_bytes`: bytes outside of pages that the file system has by
+        now.
+        """
 
         def looked(job: Job[None]) -> None:
             self._is_looking = False

@@ -42,7 +42,7 @@ class Report:
 
 
 def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress: Progress = _NO_PROGRESS) -> Report:
-    """Check a whole state. Raise SymError if the state can't be read, or if a daemon uses it.
+    """Check a whole state. Raise SymError if the state can't be read, or if a daemon uses the state.
 
     Without `repair`, fsck writes nothing. `quick`: pages are not read.
     """

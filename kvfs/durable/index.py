@@ -41,7 +41,7 @@ room.
 SPARE_PAGES = 1024
 """Free pages of SQLite that an index keeps for later rows: 4 MiB."""
 PAGES_A_SLICE = 1024
-"""The most pages of SQLite that one call of `shrink` frees. A commit waits for such a call, about 20 ms."""
+"""The most pages of SQLite that one call of `shrink` frees. A commit waits about 20 ms for such a call."""
 MOST_REWRITTEN_BYTES = 256 << 20
 """The size up to which an index of an older release is rewritten. The rewriting is done in memory, and adds some
 seconds to the start.
@@ -96,7 +96,7 @@ class Rows:
 
 
 class Index:
-    """An open index. One thread uses it at a time."""
+    """An open index. Only one thread at a time uses the index."""
 
     def __init__(self, path: Path, new_uuid: str | None = None) -> None:
         """Open the index, or make a new index. Raise Invalid if a newer release or another program wrote the file.
@@ -255,7 +255,7 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (key, value, text_check(key, value)))
 
     def rows(self, table: str) -> list[Row]:
-        """Return every row of a table. Raise Broken if some can't be read."""
+        """Return every row of a table. Raise Broken if some rows can't be read."""
         try:
             return self._database.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a constant name
         except sqlite3.Error as error:

@@ -32,8 +32,8 @@ from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import AccountLimits
 
 OPERATIONS_A_CUT = 32
-"""The most operations that an ordinary cut takes. A fork takes 30 µs of the trio thread, and all of them together take
-less time than a commit.
+"""The most operations that an ordinary cut takes. A fork takes 30 µs of the trio thread, so a cut of forks takes less
+time than its commit.
 """
 
 OPERATIONS_A_SLICE = 512
@@ -42,7 +42,7 @@ OPERATIONS_A_SLICE = 512
 """
 
 LOOKED_AT = 4 * OPERATIONS_A_SLICE
-"""Operations that one call of `apart` looks at to find ready ones."""
+"""Operations that one call of `apart` looks at to find ready operations."""
 
 DIRTY_LOOKED_AT = 512
 """Dirty inodes that a cut looks at."""
@@ -59,15 +59,15 @@ class NameChange:
     """An operation on names."""
 
     number: int
-    """Number in the order of all operations."""
+    """Serial number in the order of all operations."""
     puts: tuple[NamePut, ...]
     previous: list[int]
-    """For each put, the number of the operation on the same name before this one; 0: the index has all earlier
+    """For each put, the serial number of the preceding operation on the same name; 0: the index has all earlier
     operations on the name.
     """
     since: int
-    """Number of the first change that the operation stands for. Ordinarily this is the operation's own number. If the
-    operation was joined with an earlier one (`_join`), it is the number of the earlier one.
+    """Serial number of the first change that the operation stands for. Ordinarily this is the operation's own number.
+    After a `_join` with an earlier operation, it is the number of the earlier operation.
     """
     limits: AccountLimits | None = None
     """The limits before the operation, if a directory becomes a domain or stops being one."""
@@ -126,7 +126,7 @@ class Journal(Changes):
         index has neither the inode nor that row.
         """
         self.number = 0
-        """Number of the last change, of any kind."""
+        """Serial number of the last change, of any kind."""
         self.bell = Bell()
         """Rings when the journal has changes to write back that no call waits for."""
         self._gone: dict[Inode, None] = {}
@@ -140,7 +140,7 @@ class Journal(Changes):
         committed already.
         """
         self._pass: list[int] = []
-        """Numbers of the operations that the pass of `apart` has not looked at yet, in reverse order."""
+        """Serial numbers of the operations that the pass of `apart` has not looked at yet, in reverse order."""
         self.num_passes = 0
         """Number of completed passes of `apart` over all operations."""
         self._dirty_pass: list[Inode] = []
@@ -194,7 +194,7 @@ class Journal(Changes):
 
     @contextmanager
     def counting(self) -> Iterator[Callable[[], int]]:
-        """Yield a function that counts the changes made before this call that the index still lacks."""
+        """Yield a function that returns how many changes from before this call the index still lacks."""
         number = self.number
         self._counts.mark(number)
         try:
@@ -235,7 +235,7 @@ class Journal(Changes):
         return list(takewhile(lambda change: all(map(is_ready, change.puts)), first))
 
     def apart(self, is_ready: Callable[[NamePut], bool], most: int) -> list[NameChange]:
-        """Return ready operations, at most `most`, that depend on no operation which is not ready.
+        """Return ready operations, at most `most`, that depend only on ready operations.
 
         On a full disk, a removal must be committed even if an older operation names a file that does not fit. Otherwise
         no room would become free. So a file that can't be written holds up only operations that depend on it. One call
@@ -292,8 +292,8 @@ class Journal(Changes):
         self._pass = []
 
     def settle(self) -> bool:
-        """Remove files that are gone from some of the operations that named them, at most `a_slice`. Return whether
-        operations may be left.
+        """Forget files that no longer exist: remove their names from at most `a_slice` of the operations that gave
+        these names. Return whether such operations may be left.
         """
         for _ in range(self.a_slice):
             if not self._settling:
@@ -315,7 +315,7 @@ class Journal(Changes):
         gone.
 
         If the first operation exchanged two names, the name leads nowhere between the two operations, because the file
-        that it led to before has got the other name.
+        that the name led to before has got the other name.
         """
         last = self.operations[number]
         place = last.place_of(key)
@@ -371,11 +371,12 @@ class Journal(Changes):
         The names of a directory include the names in the directory. The search ends after more than `most` operations.
 
         The search visits up to DIRECTORIES_ABOVE levels of directories above an inode, and only some of an inode's
-        names. Another directory is found by the operation that made it, if the index lacks that operation.
+        names. A directory beyond this limit is found through the operation that made it, if the index lacks that
+        operation.
 
         If a directory is gone, becomes a domain or stops being one, operations on the names in it are included, so that
-        no name is left there. An operation on one name of a file includes the operations on its other names. Otherwise
-        the file could be lost with an old name.
+        no name is left in the directory. An operation on one name of a file includes the operations on its other names.
+        Otherwise the file could be lost with an old name.
         """
         heights: dict[Inode, int] = {}
         """For each visited inode, how many levels it lies above the inode at which the search began."""
@@ -497,8 +498,8 @@ class Journal(Changes):
         return any(put.after in self.left_out for put in change.puts)
 
     def limits_of(self, directory: Inode) -> AccountLimits | None:
-        """Return the limits that a domain had before its first operation that the index lacks. None: it was not a
-        domain.
+        """Return the limits that a domain had before its first operation that the index lacks. None: the directory was
+        not a domain.
         """
         first: NameChange | None = next(iter(self._about.get((directory.number, OWN_NAME), _NONE).values()), None)
         if first is not None:
@@ -506,7 +507,7 @@ class Journal(Changes):
         return None if directory.domain is None else directory.domain.limits
 
     def look_at_noted(self) -> None:
-        """Remove inodes from `noted` that are gone, or that have no large attributes in memory any more."""
+        """Remove from `noted` the inodes that are gone, or that have no large attributes in memory any more."""
         self.noted = dict.fromkeys(each for each in self.noted if each.xattrs.held_bytes and not is_gone(each))
 
     def first_dirty(self, count: int) -> list[Inode]:
@@ -515,8 +516,8 @@ class Journal(Changes):
 
 
 class _Counts:
-    """Counts of the changes that the index lacks, up to each mark. Changes are numbered in order, and a mark is such a
-    number.
+    """Counts of the changes that the index lacks, up to given serial numbers of changes. These serial numbers are the
+    marks.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""The storage of a volume. It makes one commit at a time, for calls that wait and for changes that are old enough.
+"""The storage of a volume. The keeper makes one commit at a time, for calls that wait and for changes that are old
+enough.
 
     sync(inode)     1  write the file's pages into slots, or its bytes to the disk, in jobs beside those of other syncs
                     2  wait for a commit that has its rows, its names, and the operations that these depend on
@@ -79,7 +80,7 @@ commit.
 
 
 class _LeftOut(SymError):  # noqa: N818 - as the errors of libsym
-    """Error for an inode that can't be written even if the disk is sound. Commits leave it out."""
+    """Error for an inode that can't be written even if the disk is sound. Commits leave the inode out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +173,7 @@ class Keeper:
         self.pages_in = PagesIn(volume, self.jobs, self._files[own])
         self._take_over(kept, restored, own)
         self.damage = _damage_of(kept)
-        """Summary of the losses that the start found in the index; empty if it is whole."""
+        """Summary of the losses that the start found in the index; empty if the index is whole."""
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
@@ -304,7 +305,8 @@ class Keeper:
         """Commit the oldest operations, slice by slice, until the operations that a sync depends on fit into one cut,
         or until no older operation is left.
 
-        Files that hold up the oldest operations are written. If one can't be written, other operations overtake it.
+        Files that hold up the oldest operations are written. If such a file can't be written, other operations overtake
+        the operation that it holds up.
         """
         journal, is_apart, mark = self._journal, False, self._journal.num_passes
         await self._settle()
@@ -325,12 +327,14 @@ class Keeper:
                 is_apart = True
 
     async def _settle(self) -> None:
-        """Remove files that are gone from the journal."""
+        """Have the journal forget files that no longer exist."""
         while self._journal.settle():
             await trio.lowlevel.checkpoint()
 
     async def sync_all(self) -> None:
-        """Wait until all changes made before the call are on disk. A file that can't be written holds up no other."""
+        """Wait until all changes made before the call are on disk. A file that can't be written holds up no other
+        file.
+        """
         with self._journal.counting() as num_changes_left:
             await self._sync_all(num_changes_left)
 
@@ -377,7 +381,7 @@ class Keeper:
 
     async def bring_xattrs(self, inode: Inode) -> None:
         """Read an inode's large attributes into memory again. Only one job at a time reads attributes, so that a
-        program that asks for many does not delay other jobs.
+        program that asks for many attributes does not delay other jobs.
         """
         xattrs = inode.xattrs
         with trio.move_on_after(self.jobs.deadline_s):
@@ -428,8 +432,8 @@ class Keeper:
         return name in self._backing
 
     def check(self) -> None:
-        """Raise AssertionError if a slot is free although a page owns it or a version needs it, or is neither free nor
-        used.
+        """Raise AssertionError if a free slot is owned by a page or needed by a version, or if a slot is neither free
+        nor used.
         """
         for slots in self.slots.values():
             slots.check()
@@ -503,8 +507,8 @@ class Keeper:
         return names
 
     async def _drained(self) -> list[str]:
-        """Make everything durable, and return no name. If the disk does not answer in time, try again until the caller
-        cancels this.
+        """Make everything durable, and return an empty list. If the disk does not answer in time, try again until the
+        caller cancels this.
         """
         while True:
             try:
@@ -517,8 +521,8 @@ class Keeper:
                 return []
 
     async def is_at_rest(self, limit_s: float) -> bool:
-        """Wait at most `limit_s` for the end of all disk jobs. Return whether they have ended. If they have, the files
-        of the state may be closed.
+        """Wait at most `limit_s` for the end of all disk jobs. Return whether all jobs have ended. If so, the files of
+        the state may be closed.
         """
         with trio.move_on_after(limit_s):
             await self.jobs.are_over()
@@ -555,7 +559,7 @@ class Keeper:
         )
 
     def _room_bytes(self) -> int | None:
-        """Return the bytes that are left of the limit, or None if there is no limit."""
+        """Return how many more bytes the limit allows, or None if there is no limit."""
         return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
 
     def _used_bytes(self) -> int:
@@ -649,7 +653,9 @@ class Keeper:
         await self.jobs.idle()
 
     async def _commit_first(self, number: int, others: int = 0, *, is_apart: bool) -> bool:
-        """Commit a slice of the oldest operations. Return whether it had an operation up to the change `number`."""
+        """Commit a slice of the oldest operations. Return whether the commit had an operation up to the change
+        `number`.
+        """
 
         def num_kept() -> int:
             return sum(change.number <= number for change in self._committed)
@@ -745,7 +751,7 @@ class Keeper:
         return None
 
     async def _error_of(self, function: Callable[[], None]) -> Exception | None:
-        """Have a job call a function. Return the function's error, or None."""
+        """Call a function in a job. Return the function's error, or None."""
         job = self.jobs.start(function)
         await job.is_over.wait()
         return job.error
@@ -818,7 +824,7 @@ class Keeper:
 
 
 def _damage_of(kept: KeptRows) -> str:
-    """Return a summary of the index's damage; empty if it is whole."""
+    """Return a summary of the index's damage; empty if the index is whole."""
     if not kept.is_damaged:
         return ""
     found = [f"names that are refused: {len(kept.refused)}"] if kept.refused else []

@@ -79,7 +79,7 @@ class KeptVersions:
     identities: IntArray
     lengths: npt.NDArray[np.int64]
     full_lengths: npt.NDArray[np.int64]
-    """Numbers of entries that the files had, on disk or not."""
+    """How many entries each file had, on disk or not."""
     marks: list[tuple[Mark, ...]]
     turns: list[bytes]
     slots: IntArray

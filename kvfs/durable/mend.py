@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A finding whose paths are not known yet. They are looked up once the tree is complete."""
+    """A finding whose paths are not known yet. The paths are looked up once the tree is complete."""
 
     kind: str
     inodes: tuple[int, ...]
@@ -163,7 +163,7 @@ class Mender:
                 self._note("lost", [number], what_is_left(version.length, version.full_length), "", is_damage=False)
 
     def _empty(self, number: int, full_length: int) -> None:
-        """Give a file that lost all entries an empty version. If no model is known, it becomes a plain file."""
+        """Give a file that lost all entries an empty version. If no model is known, the file becomes a plain file."""
         plan = self._plan
         if plan.facts:
             plan.versions[number] = VersionRecord(min(plan.facts), 0, full_length, (), np.empty(0, np.int32))
@@ -180,8 +180,8 @@ class Mender:
         self._tell_of_slots(damage)
 
     def _cut_files_of(self, identity: int, damage: dict[tuple[int, int, str], list[int]]) -> None:
-        """Cut the damaged files of an identity. All versions are checked at once, because there may be a hundred
-        thousand.
+        """Cut the damaged files of an identity. All versions are checked together, because there may be a hundred
+        thousand of them.
         """
         survey, rows = self._slots[identity], self._rows.slots.get(identity, NO_SLOTS)
         versions = [each for each in self._plan.versions.items() if each[1].identity == identity and each[1].length]

@@ -105,7 +105,7 @@ class PagesIn:
             bringing.num_running -= 1
             self._volume.pager.progressed()
             if isinstance(job.error, Damaged) and (on_disk.slot[pages] != slots).any():
-                self._read_group(bringing, pages, frames)  # pages got new slots meanwhile: try these
+                self._read_group(bringing, pages, frames)  # pages got new slots meanwhile: read these slots
                 return
             if job.error is not None:
                 bringing.error = bringing.error or self._told(job.error, pages)
@@ -164,8 +164,8 @@ class PagesIn:
             raise _from_worker(partial(self._told, Damaged(slots[is_lost].tolist()), pages[is_lost]))
 
     def read_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> None:
-        """Fill the memory in `rooms` with pages of one identity, wherever they are by now: in frames or on disk. Raise
-        EIO if a page is damaged.
+        """Fill the memory in `rooms` with pages of one identity, wherever the pages are by now: in frames or on disk.
+        Raise EIO if a page is damaged.
         """
         for first in range(0, len(pages), SLOTS_A_JOB):
             group, some = pages[first : first + SLOTS_A_JOB], rooms[first : first + SLOTS_A_JOB]
@@ -205,7 +205,9 @@ class PagesIn:
     # Damage
 
     def _told(self, error: Exception, pages: IntArray) -> Exception:
-        """Return the error that a caller gets for a failed read. Log damage, with all files that have such a page."""
+        """Return the error that a caller gets for a failed read. Log damage, with all files that have a damaged
+        page.
+        """
         if not isinstance(error, Damaged):
             return error
         slots = self._pool.on_disk.slot[pages]

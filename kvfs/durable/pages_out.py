@@ -55,7 +55,7 @@ class PagesOut:
     def __init__(
         self, volume: Volume, file: SlotFile, slots: Slots, jobs: DiskJobs, require_room: Callable[[int], None]
     ) -> None:
-        """`require_room` gets a number of bytes. It raises NoSpace if the disk may not take that many more."""
+        """`require_room` gets a number of bytes. It raises NoSpace if the disk may not take that many more bytes."""
         self._pool = volume.pool
         self._progressed = volume.pager.progressed
         self.file = file

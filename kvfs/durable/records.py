@@ -38,7 +38,7 @@ files.
 _REST = struct.Struct("<BqiqqHH")
 VERSION = struct.Struct("<IqqI")
 NUM_TURNS_SHIFT = 24
-"""The last number of `VERSION` has two parts. The bits from this one up are the number of turns. The bits below are the
+"""The last number of `VERSION` has two parts. The bits from this bit up are the number of turns. The bits below are the
 size of the marks in bytes.
 """
 SLOT = struct.Struct("<IIqb")
@@ -53,7 +53,7 @@ _SUMS = struct.Struct("<qqq")
 _OF_SUMS = 1 << 62
 """Bit in the seed of the checksum of rows of sums, for the same reason."""
 _LENGTH = struct.Struct("<I")
-_JSON = json.JSONEncoder(separators=(",", ":"))  # made once: making one takes as long as encoding a mark
+_JSON = json.JSONEncoder(separators=(",", ":"))  # made once: making an encoder takes as long as encoding a mark
 
 Mark = tuple[str, int]
 """A name for everything that the bits of entries depend on, and the entry at which the validity of that name ends: see
@@ -95,7 +95,7 @@ class InodeRecord(NamedTuple):
     empty file.
     """
     apart: XattrSums | None = None
-    """Number and bytes of the attributes, if they are not in this record but in a row of their own."""
+    """Count and bytes of the attributes, if the attributes are not in this record but in a row of their own."""
 
 
 class VersionRecord(NamedTuple):
@@ -127,7 +127,7 @@ class SumsRecord(NamedTuple):
     """Checksums of one part of a plain file, in extents of EXTENT_BYTES."""
 
     part: int
-    """Number of the part. A part has PART_EXTENTS extents."""
+    """Serial number of the part in the file. A part has PART_EXTENTS extents."""
     backing: int
     """The number of the backing file that has the bytes."""
     num_bytes: int

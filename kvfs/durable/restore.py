@@ -62,7 +62,7 @@ _Version: TypeAlias = tuple[int, int, int, Marks, bytes, IntArray]
 
 
 class Restorer:
-    """Fills an empty volume. Its pool was made with room for the restored pages."""
+    """Fills an empty volume. The volume's pool was made with room for the restored pages."""
 
     def __init__(self, volume: Volume, kept: KeptRows, own: int) -> None:
         """`own`: the identity of the running model."""

@@ -1,8 +1,8 @@
 """Reads every row of a damaged index that can still be read. The rows are read one by one, from a copy of the index.
 
 The state is not changed. SQLite writes even for a reader: it builds an index of the log in shared memory, and
-checkpoints the log when it closes. So SQLite gets a copy of the index and its log. The copy is in memory if memory has
-room, because it has the token ids of prompts.
+checkpoints the log when it closes the database. So SQLite gets a copy of the index and its log. The copy is in memory
+if memory has room, because it has the token ids of prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[object, ...]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a new directory is made in it
 _MAX_BARREN = 400
-"""The search of a table ends after this many consecutive scans without a row. They take a tenth of a second."""
+"""The search of a table ends after this many consecutive scans without a row. These scans take a tenth of a second."""
 _PAGE_BYTES = 4096
 _NAME_BITS = 64
 _WITHOUT_ROWID = {b"\2", b"\x0a"}
@@ -53,7 +53,7 @@ class _Table:
     to_number: Callable[[Key], int]
     from_number: Callable[[int], Key]
     after: Callable[[Key], Key]
-    """Return the least key that is greater than this one."""
+    """Function that returns the least key greater than a given key."""
 
 
 def _by_number(name: str, key: str) -> _Table:
@@ -182,7 +182,9 @@ class Salvage:
 
 @contextmanager
 def salvage(index: Path, *, quick: bool = False) -> Iterator[Salvage]:
-    """Open an index that may be damaged or missing. Raise Invalid if a newer release or another program wrote it."""
+    """Open an index that may be damaged or missing. Raise Invalid if a newer release or another program wrote the
+    index.
+    """
     if not index.exists() or not index.stat().st_size:
         yield Salvage(None, ["it is empty" if index.exists() else "there is none"], lost_commits=False)
         return
@@ -202,7 +204,7 @@ def salvage(index: Path, *, quick: bool = False) -> Iterator[Salvage]:
 
 
 def _place_for(index: Path) -> Path | None:
-    """Return a directory in memory if the copy takes less than half of its free bytes, or None for the default
+    """Return a directory in memory if the copy takes less than half of the free bytes there, or None for the default
     directory.
     """
     log = Path(f"{index}-wal")

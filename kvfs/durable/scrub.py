@@ -35,7 +35,7 @@ from libsym.errors import Busy, SymError
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.0003
-"""Time for which a scrub runs before other tasks get their turn."""
+"""Seconds for which a scrub runs before it lets other tasks run."""
 READERS = 3
 """Jobs at a time if no rate is given. One job computes checksums while the others wait for the disk."""
 STRETCH_S = 0.25

@@ -10,7 +10,7 @@ bytes in memory, is written and read in place, without a copy. Other pages go th
 call for each run of consecutive slots, wherever the pages are in memory. Each checksum is seeded with its slot's
 number, so bytes that were written to a wrong slot count as damaged.
 
-Several worker threads may use the file at once.
+Several worker threads may use the file concurrently.
 """
 
 from __future__ import annotations
@@ -226,7 +226,9 @@ class SlotFile:
             self._read_run(rooms[first:stop], slots[first:stop])
 
     def _read_run(self, rooms: Sequence[memoryview], slots: Sequence[int]) -> None:
-        """Read consecutive slots. A slot that the disk can't read counts as damaged; the others are read one by one."""
+        """Read consecutive slots. If the disk can't read them together, read the slots one by one. A slot that the disk
+        can't read counts as damaged.
+        """
         try:
             self._read_all(rooms, self._offset(slots[0]))
         except OSError as error:
@@ -253,7 +255,9 @@ class SlotFile:
 
 
 class _Buffers:
-    """Reusable buffers, aligned for O_DIRECT. There are as many buffers as jobs have ever run at the same time."""
+    """Reusable buffers, aligned for O_DIRECT. The number of buffers is the largest number of jobs that have run at the
+    same time.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -19,11 +19,11 @@ from libsym.errors import SymError
 
 _FIRST_ROOM = 1024
 _MANY = 256
-"""Number of arrays of freed slots above which they are merged."""
+"""If there are more arrays of freed slots than this, the arrays are merged."""
 
 
 class Slots:
-    """The slots of one file, by number. This class sets no limit to their number."""
+    """The slots of one file, by serial number. This class does not limit how many there are."""
 
     def __init__(self) -> None:
         self._owned = np.zeros(_FIRST_ROOM, np.bool_)
@@ -32,7 +32,7 @@ class Slots:
         self.recorded: set[int] = set()
         """Slots whose row in the index describes their present content."""
         self.num_freed = 0
-        """Number of slots that became free since `take_freed`."""
+        """Number of slots that became free since the last `take_freed`."""
         self._freed: list[IntArray] = []
 
     @property

@@ -51,7 +51,7 @@ class SoundRows:
     names: dict[tuple[int, bytes], int] = field(default_factory=dict)
     slots: dict[int, SlotRows] = field(default_factory=dict)
     xattrs: dict[int, XattrSums] = field(default_factory=dict)
-    """Number and bytes of attributes that have a row of their own, by inode."""
+    """Count and bytes of attributes that have a row of their own, by inode."""
     sums: dict[tuple[int, int], SumsRecord] = field(default_factory=dict)
     """Sums by inode and part."""
     broken: dict[str, list[Row]] = field(default_factory=dict)

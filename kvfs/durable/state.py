@@ -1,4 +1,4 @@
-"""A state directory: the index, slots and plain files that a daemon leaves to the next one.
+"""A state directory: the index, slots and plain files that a daemon leaves to the next daemon.
 
 lock          one daemon or one fsck at a time: `kvfs.durable.state_lock`
 index.db      the index, which gives all else its meaning: `kvfs.durable.index`
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.db"
 REPAIRED_NAME = "index.db.repaired"
-"""A whole index that is about to replace the damaged one."""
+"""A whole index that is about to replace the damaged index."""
 _HARMLESS = frozenset({"lock", "files", "lost+found"})
 """Names that the directory of a new state may contain."""
 
@@ -36,7 +36,7 @@ class State:
     """An open state directory. The caller holds its lock. Methods block, so workers call them."""
 
     def __init__(self, directory: Path) -> None:
-        """Open a state, or make a new one. Raise SymError if it can't be used."""
+        """Open a state, or make a new state. Raise SymError if the directory can't be used."""
         self.directory = directory
         self.files = directory / "files"
         self._slots = directory / "slots"
@@ -57,7 +57,7 @@ class State:
         self._opened: dict[int, SlotFile] = {}
 
     def load(self) -> KeptRows:
-        """Read the index. If it is damaged, read the rows that are whole."""
+        """Read the index. If the index is damaged, read the rows that are whole."""
         why = ""
         try:
             kept = read_index(self.index)
@@ -122,7 +122,7 @@ def finish_repair(directory: Path) -> None:
 
 
 def _require_state(directory: Path) -> None:
-    """Raise Invalid if a directory has other files in it and no state. A new state needs a directory of its own."""
+    """Raise Invalid if a directory has no state, but other files in it. A new state needs a directory of its own."""
     names = {each.name for each in directory.iterdir()} if directory.exists() else set[str]()
     if names and not names & {INDEX_NAME, REPAIRED_NAME, "slots"} and names - _HARMLESS:
         shown = ", ".join(sorted(names - _HARMLESS)[:3])

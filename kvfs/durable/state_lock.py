@@ -27,8 +27,8 @@ def locked_by_daemon(state: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_by_fsck(state: Path) -> Iterator[None]:
-    """Hold the lock of a state, for fsck. If no daemon has used a copy of a state, the copy has no lock file, and
-    needs no lock.
+    """Hold the lock of a state, for fsck. A copy of a state has no lock file until a daemon uses the copy. Until then
+    the copy needs no lock.
     """
     in_use = (
         f"a daemon uses the state directory {state}: `symphony fsck` without --state asks that daemon, or stop it first"

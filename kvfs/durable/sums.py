@@ -1,9 +1,9 @@
 """Checksums of plain files: puts sums into commits, and reads extents that have no sums.
 
-A commit includes the sums of bytes that were appended since the last commit, if the file is synced and no change of it
-is under way. Overwritten bytes get their sums only after the file has not changed for QUIET_S. Before bytes with a sum
-are overwritten, a commit has to mark the sum as invalid. With earlier sums, a program that overwrites and syncs by
-turns would wait for such a commit each time.
+A commit includes the sums of bytes that were appended since the last commit, if the file is synced and no change of the
+file is under way. Overwritten bytes get their sums only after the file has not changed for QUIET_S. Before bytes with a
+sum are overwritten, a commit has to mark the sum as invalid. If overwritten bytes got their sums earlier, a program
+that alternately overwrites and syncs would wait for such a commit each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Survey of plain files for fsck: reads bytes that have checksums, and finds bytes that differ from the synced ones."""
+"""Survey of plain files for fsck: reads bytes that have checksums, and finds bytes that differ from the synced
+bytes.
+"""
 
 from __future__ import annotations
 

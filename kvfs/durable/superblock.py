@@ -48,7 +48,7 @@ def superblock(state: str, identity: int, facts: KeptFacts) -> bytes:
 
 
 def read_superblock(path: Path) -> Superblock | None:
-    """Return the superblock of a file, or None if it is damaged or of another format."""
+    """Return the superblock of a file, or None if the superblock is damaged or of another format."""
     with path.open("rb") as file:
         found = file.read(SUPERBLOCK_BYTES)
     text = found[_CHECK_BYTES:]

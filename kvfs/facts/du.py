@@ -1,10 +1,11 @@
-"""Pages that files and directories hold. `ls` shows every fork at its full size; these figures count shared pages.
+"""Pages that files and directories hold. `ls` shows every fork at its full size; these figures show how many pages are
+shared.
 
 Figures of sharing are shown only to users who may read the file, as on the mount. Users without that permission get
-only the facts of stat(2), and the sum counts the file as one that shares nothing.
+only the facts of stat(2), and the sum counts the file as a file that shares nothing.
 
-The rows and the sum each walk a tree of any size, and other tasks run in between. So the tree may change during a walk.
-Files that appear or disappear in the meantime may or may not be seen.
+The rows and the sum each need a walk through the tree, which may have any size. Other tasks run during a walk, and may
+change the tree. Files that appear or disappear in the meantime may or may not be seen.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvfs.pages.pool import PagePool
 SLICE_S = 0.0003
 """A walk lets other tasks run each time that it has taken this many seconds."""
 FEW_NAMES = 500
-"""Up to this many names are sorted at once (0.1 ms), more by a worker."""
+"""Up to this many names are sorted by the trio thread (0.1 ms), more names by a worker."""
 
 
 @dataclass(frozen=True, slots=True)

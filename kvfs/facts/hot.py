@@ -1,4 +1,4 @@
-"""The most used files that a user may read. Only files in directories that the user may list count."""
+"""The most used files that a user may read, among the files that the user can find by listing directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extended attributes: a user's own (`user.*`), and computed ones of a KV file or a domain (`user.kv.*`).
+"""Extended attributes: those that users set (`user.*`), and computed attributes of a KV file or a domain (`user.kv.*`).
 
 Computed attributes can't be set, with three exceptions. The owner of a domain can set its quotas and weight: see
 `kvfs.names.domains`. The owner of a KV file can set the advice on it: see `kvfs.names.retention`. `move` sets the tier
@@ -46,8 +46,8 @@ _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 _ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
 LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
-"""Attributes that few files have. One is the number of entries that were lost in a crash or because the disk was full.
-The other is the number of entries that another instruction set computed.
+"""Attributes that few files have. LOST is the number of entries that were lost in a crash or because the disk was full.
+OTHER_BITS is the number of entries that another instruction set computed.
 """
 
 TIER = b"user.kv.tier"
@@ -129,7 +129,7 @@ def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
 
 
 def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> None:
-    """Set an attribute of the user's own; or, for `uid`, a domain's quota or weight, or advice on a file."""
+    """Set an attribute of the user's own; or, on behalf of `uid`, a domain's quota or weight, or advice on a file."""
     if name in _TELLING and _is_arriving(inode):
         return
     if name in _QUOTAS:
@@ -154,7 +154,9 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
 
 
 def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
-    """Remove an attribute of the user's own; or, for `uid`, a domain's quota or weight, or advice on a file."""
+    """Remove an attribute of the user's own; or, on behalf of `uid`, a domain's quota or weight, or advice on a
+    file.
+    """
     if name in _TELLING | {TIER} and isinstance(inode.content, KvFile) and _is_arriving(inode):
         return
     if name in _QUOTAS and name in volume.domains.attributes(inode):

@@ -12,9 +12,10 @@ the size of an image, and a page of the image equals the page of the pool, byte 
 are zeros.
 
 `__metadata__` holds the format's name and version, the model's identity, a digest, and where the last turns of a
-conversation begin. `turns` has 64 records of 16 bytes, in hexadecimal digits; missing records are zeros. Version 1 had
-no turns. Its images are still read. The digest is BLAKE2b-256 over the BLAKE2b-256 digests of the pages in order, then
-the bytes of `tokens`, then those of `positions`. It detects damage, but does not prove who made the image.
+conversation begin. `turns` has 64 records of 16 bytes, in hexadecimal digits; missing records are zeros. Images of
+version 1, which have no turns, are still read. The digest is BLAKE2b-256 over the BLAKE2b-256 digests of the pages in
+order, then the bytes of `tokens`, then those of `positions`. The digest detects damage, but does not prove who made the
+image.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _INFINITY = {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7F}
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 16
-"""Limit for the header: eight times its present size. It bounds how much of a hostile file is parsed."""
+"""Limit for the header: eight times its present size. The limit bounds how much of a hostile file is parsed."""
 
 CLAIM_BYTES = 4096
 """How many bytes of a file's start `claims_to_be_image` needs."""
@@ -140,8 +141,8 @@ def all_finite(page: memoryview, dtype: str) -> bool:
     """Return whether every number of a page is finite.
 
     The bits of the numbers are compared as integers. As signed integers, infinity and positive NaNs are the largest. As
-    unsigned integers, -infinity and negative NaNs are the largest. So two maxima decide. This is 30 times as fast as
-    the page's digest, and converts nothing.
+    unsigned integers, -infinity and negative NaNs are the largest. So two maxima decide. This test is 30 times as fast
+    as the page's digest, and converts nothing.
     """
     infinity, item_bytes = _INFINITY[dtype], ITEM_BYTES[dtype]
     signed = np.frombuffer(page, f"<i{item_bytes}")

@@ -27,11 +27,11 @@ from libsym.errors import Invalid
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TURNS = re.compile(rf"[0-9a-f]{{{2 * TURNS_BYTES}}}")
 _SHOWN_CHARACTERS = 12
-"""Characters of a fingerprint in messages: enough to tell two apart."""
+"""Characters of a fingerprint in messages: enough to tell two fingerprints apart."""
 
 
 class ByteSource(Protocol):
-    """A file to import from. Its content may change during the import."""
+    """A file from which an image is imported. The file's content may change during the import."""
 
     def read_into(self, offset: int, room: memoryview) -> int:
         """Read into `room` as `preadv(2)` does. Return how many bytes were read."""
@@ -65,7 +65,8 @@ class ImagePlan:
 
 
 def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
-    """Check everything that a header can show, against this model and the source's size. Raise Invalid if it is wrong.
+    """Check everything that a header can show, against this model and the source's size. Raise Invalid if the header is
+    wrong.
 
     At most 64 KiB are read. A valid header takes well under a millisecond.
     """

@@ -1,6 +1,6 @@
-"""Import: makes a KV file from an image. (A snapshot is an image of a KV file.)
+"""Import: makes a KV file from an image. (The reverse, an image made from a KV file, is a snapshot.)
 
-The work has four parts, so that a worker thread can do the slow one while the owner of the pool goes on:
+The work has four parts, so that a worker thread can do the slow part while the owner of the pool goes on:
 
     plan = parse_header(image_format, source)            any thread, quick
     incoming = ImageImport(pool, plan, owner)            owner thread: allocates pages, or raises OverQuota or NoSpace
@@ -9,8 +9,9 @@ The work has four parts, so that a worker thread can do the slow one while the o
 
 If the owner already has a page with the same content, the import shares it at the end, and frees its own page. The
 import's own pages have to be allocated first, because their content is known only after loading. They stay in memory
-until the end. If there is no room for them, `survey` reads the image first, in a worker, and finds the full pages that
-the owner already has. Then ImageImport refers to these pages from the beginning, and allocates only the others.
+until the end. If the pool has no room for these pages, `survey` reads the image first, in a worker, and finds the full
+pages that the owner already has. Then ImageImport refers to these pages from the beginning, and allocates only the
+other pages.
 
 No other code knows the pages before `finish`, and the content is checked as it lies in memory. So a source that changes
 during the import can make it fail, but can't make it accept bad content.
@@ -111,7 +112,7 @@ class ImageImport:
         there = _there(pool, owner, surveyed)
         if surveyed is not None:
             self._pages[there], self._is_own[there] = surveyed.twins[there], False
-        # The pages are not zeroed first: that would take the owner's thread as long as loading takes the worker.
+        # The pages are not zeroed first: zeroing would take the owner's thread as long as loading takes the worker.
         self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, frames)
         pool.pin(self._pages[self._is_own])
         pool.retain(self._pages[~self._is_own], owner)
@@ -221,7 +222,7 @@ class ImageImport:
 
     @property
     def own_numbers(self) -> npt.NDArray[np.intp]:
-        """Numbers in the image of the pages that the import itself has allocated."""
+        """Indexes, in the image's list of pages, of the pages that the import itself has allocated."""
         return np.flatnonzero(self._is_own)
 
     def held_pages(self) -> IntArray:

@@ -1,4 +1,5 @@
-"""Zeroes the last entries of a page, in any layout of pages. For pages of models that have no arena in this daemon.
+"""Zeroes the last entries of a page, in any layout of pages. The daemon needs this for pages of models that have no
+arena here.
 
 A layout gives the axes of K and of V, from the outermost to the innermost: `k=dim/2,entry,2 v=entry/2,dim,2`. An axis
 `dim/2` is divided by 2, and the axis named `2` has the remainder.

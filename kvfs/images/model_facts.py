@@ -9,7 +9,7 @@ from typing import Protocol
 from libsym.errors import Invalid
 
 _SHOWN = 12
-"""Characters of a fingerprint in messages: enough to tell two apart."""
+"""Characters of a fingerprint in messages: enough to tell two fingerprints apart."""
 
 
 class ModelFacts(Protocol):

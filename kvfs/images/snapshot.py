@@ -1,7 +1,7 @@
 """A reader's view of a KV file: the image as it was at open, whatever happens to the file afterwards.
 
-A snapshot holds a reference on each page, so that no page is freed, or rewritten below the snapshot's end. Slots past
-its end, where another table may be appending, are masked. Opening copies only page numbers.
+A snapshot holds a reference on each page, so that no page is freed, and no entry before the snapshot's end is
+rewritten. Bytes past that end, where another table may be appending, are masked. Opening copies only page numbers.
 
 A reference does not keep a page in memory. On the thread that owns the pool, `read` returns full pages as views into
 the store: no page can lose its frame before the next await, and by then the reply is written. Pages that are on disk
@@ -67,7 +67,9 @@ class Snapshot:
         """Where the turns of the file's conversation begin."""
         self.pool: PagePool = table.pool
         self.owner = table.owner
-        """The account that is charged: that of the file's owner at open, even if the file changes its owner later."""
+        """The account that is charged: the account of the file's owner at open, even if the file changes its owner
+        later.
+        """
         self.image_format = image_format
         self.layout = image_format.layout(table.length)
         self.closed = False
@@ -82,23 +84,23 @@ class Snapshot:
         return self.layout.size
 
     def missing(self, offset: int, size: int, lent: Collection[int] = ()) -> list[int]:
-        """Return the numbers in the file of full pages that these bytes need. Pages in memory, and lent pages, are left
-        out.
+        """Return the full pages that these bytes need, each as an index into the file's pages. Pages in memory, and
+        lent pages, are left out.
         """
         page_bytes, begin = self.image_format.page_bytes, offset - self.layout.pages
         first, stop = max(begin // page_bytes, 0), max(-(-(begin + size) // page_bytes), 0)
         return [number for number in self.cold_pages(first, stop)[0] if number not in lent]
 
     def cold_pages(self, first: int, stop: int) -> tuple[list[int], IntArray]:
-        """Return the full pages from `first` to before `stop` that are on disk alone. The first result has their
-        numbers in the file, the second their numbers in the pool.
+        """Return the full pages from `first` to `stop - 1` that are on disk alone. The first result has their indexes
+        in the file, the second has their page numbers.
         """
         pages = self._pages[first : min(stop, self._num_full)]
         is_cold = self.pool.store.of[pages] == NOWHERE
         return (np.flatnonzero(is_cold) + first).tolist(), pages[is_cold]
 
     def unhashed(self) -> list[int]:
-        """Return the numbers in the file of full pages that are on disk alone and have no digest."""
+        """Return the indexes of the file's full pages that are on disk alone and have no digest."""
         numbers, pages = self.cold_pages(0, self._num_full)
         return [number for number, has in zip(numbers, self.pool.has_digest[pages].tolist(), strict=True) if not has]
 
@@ -122,7 +124,7 @@ class Snapshot:
         self._compute(checkpoint)
 
     def read(self, offset: int, size: int, lent: Mapping[int, Bytes] = NONE_LENT) -> Bytes:
-        """Return up to `size` bytes of the image; empty past its end. On the thread that owns the pool.
+        """Return up to `size` bytes of the image; empty past its end. Only the thread that owns the pool calls this.
 
         A range in consecutive memory is returned without a copy, as a view into the store or into lent bytes. Use it
         before the next await. `lent` has the pages that `missing` returned.

@@ -2,8 +2,8 @@
 
 The first number of a request is the number of an inode or of a handle, and selects the handlers. Numbers from
 CONTROL_ROOT up select the handlers of `.symphony`. Lower numbers select the handlers of the files. Only `_Routes` makes
-this choice, before a handler is called. Two more facts count: the name `.symphony` in the root, and the second file of
-a request on two files.
+this choice, before a handler is called. The choice depends on two more facts: the name `.symphony` in the root, and the
+second file of a request on two files.
 
 Quick handlers never wait; slow ones may. Requests for names and attributes are paced while the model computes. A
 request that ends something (a close, an unlock) or moves a file's bytes is never paced. Before each read through the
@@ -134,7 +134,7 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
 
 
 def _time_ns(seconds: int, nanoseconds: int) -> int:
-    """Return a time that a program sets, in nanoseconds. A time out of range becomes the nearest one in range, as on
+    """Return a time that a program sets, in nanoseconds. A time out of range becomes the nearest time in range, as on
     other file systems.
     """
     return min(max(seconds * _NS + nanoseconds, MIN_TIME_NS), MAX_TIME_NS)

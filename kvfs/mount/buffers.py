@@ -15,7 +15,7 @@ import mmap
 from kvfs.names.sums import EXTENT_BYTES
 
 BUFFER_BYTES = (1 << 20) + EXTENT_BYTES
-"""Size of a buffer. A request moves at most 1 MiB, but a read may need one extent more to verify its bytes."""
+"""Size of a buffer. A request moves at most 1 MiB, but a read may need one more extent to verify its bytes."""
 MOST_FREE = 4
 
 

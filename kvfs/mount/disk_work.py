@@ -62,7 +62,8 @@ MOMENT_S = 0.3e-3
 """How long the owner's thread blocks for a worker. A worker takes some 0.1 ms to wake up, copy a few KiB and answer."""
 
 MOST_HELD = 32
-"""The most files for which `_held` keeps the unread rest of an extent, which are the next bytes of a sequential reader.
+"""The most files for which `_held` keeps the unread rest of an extent, because a sequential reader needs these bytes
+next.
 """
 
 IN_VAIN_S = 50e-3
@@ -102,7 +103,9 @@ class _Job(Generic[_Result]):
         self.answer: outcome.Outcome[_Result] | None = None
         """The outcome of the worker's call."""
         self.is_awaited = False
-        """Whether the owner's thread blocks for `met`. While the worker runs, `_meeting` guards this and `answer`."""
+        """Whether the owner's thread blocks for `met`. While the worker runs, `_meeting` guards this flag and
+        `answer`.
+        """
         self.met = threading.Lock()
         """Lock that is free once the worker has returned."""
         self.met.acquire()
@@ -246,10 +249,11 @@ class DiskWork:
         return error
 
     async def call(self, content: PlainFile, function: Callable[[], _Result], until_s: float) -> _Result:
-        """Have a worker call a function on the file that changes no bytes."""
+        """Have a worker call a function that changes no bytes of the file."""
         return await self._answer_to(_Job(content, function), lambda: until_s - trio.current_time())
 
-    # Changes. Callers make one change of a file at a time. Only a left job may still be changing the file, too.
+    # Changes. Callers make one change of a file at a time. During such a change, a left job may still be changing the
+    # file, too.
 
     async def write(
         self, inode: Inode, content: PlainFile, offset: int, data: bytes | memoryview, until_s: float
@@ -322,7 +326,7 @@ class DiskWork:
         await self._answer_to(job, lambda: until_s - trio.current_time())
 
     async def at_rest(self, content: PlainFile, until_s: float) -> None:
-        """Wait until no job that its request has left still changes the file."""
+        """Wait until no left job changes the file any more."""
         job = self._changes.get(content)
         if job is not None:
             await self._eager.leave()
@@ -422,7 +426,9 @@ class DiskWork:
         return True
 
     async def _must_leave(self, job: _Job[Any]) -> bool:
-        """Whether a request that got a signal has to leave its job. Wait for the answer for a moment before that."""
+        """Whether a request that got a signal has to leave its job. Before the decision, wait for the answer for a
+        moment.
+        """
         if job.done.is_set():
             return False
         job.is_left = job.is_long

@@ -1,10 +1,10 @@
 """Eager coroutines: they run at once, and become tasks only if they have to wait.
 
 A request of the kernel arrives as a call from C. Nearly all requests are answered without waiting, and a task for each
-would cost several times as much as the answer. So a handler that might wait is a coroutine, and its first part runs
-inside the call from C. Before the handler waits, it calls `await eager.leave()`; from there on it is a task like any
-other. The alternative would be to write each handler twice (`read_nowait`, `read`), and to keep the semantics of both
-equal.
+request would cost several times as much as the answer. So a handler that might wait is a coroutine, and its first part
+runs inside the call from C. Before the handler waits, it calls `await eager.leave()`; from there on it is a task like
+any other. The alternative would be to write each handler twice (`read_nowait`, `read`), and to keep the semantics of
+both equal.
 
 The rule: an eager coroutine awaits nothing of trio before it has called `leave`. `Mutex` keeps the rule by itself, so a
 handler that waits only for a mutex need not call `leave`.
@@ -48,8 +48,8 @@ class Eager:
     def __init__(self) -> None:
         self._is_starting = False
         self._long_jobs: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
-        """A limiter of long jobs for each account. With one limiter for all accounts, the jobs of one account delayed
-        the jobs of others for minutes.
+        """A limiter of long jobs for each account. With one limiter for all accounts, the jobs of one account would
+        delay the jobs of other accounts for minutes.
         """
 
     def start(self, started: Coroutine[Any, Any, object]) -> object:
@@ -81,8 +81,8 @@ class Eager:
         return self._long_jobs.setdefault(account, trio.CapacityLimiter(max(2, os.cpu_count() or 1)))
 
     async def long_job(self, account: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run a function that may take minutes in a worker, limited by `long_jobs`. A cancellation takes effect at a
-        checkpoint.
+        """Run a function in a worker. The function may take minutes, and counts to the limit of `long_jobs`. A
+        cancellation takes effect at a checkpoint.
 
         The function gets a checkpoint as its last argument. The function must call the checkpoint often, and must not
         catch its exceptions.
