@@ -42,10 +42,10 @@ class _Computed:
 
 
 class Snapshot:
-    """The image of a table's committed entries. The thread that owns the pool makes and closes it.
+    """The image of a table's committed entries. The thread that owns the pool makes and closes the snapshot.
 
-    Several worker threads at once may call `prepare` and `copy`. These calls, and all use of views from `read`, must
-    end before `close`.
+    Several worker threads may call `prepare` and `copy` concurrently. These calls, and all use of views from `read`,
+    must end before `close`.
     """
 
     __slots__ = (

@@ -143,7 +143,9 @@ class FileHandlers:
         return self._answers.data(self._nodes.inode(number).target)
 
     def link(self, number: int, new_parent: int, new_name: bytes, uid: int) -> int:
-        """Make a hard link. Its name is charged to the file's account, so only the owner or root may make it."""
+        """Make a hard link. Its name is charged to the file's account, so only the file's owner or root may make a
+        link.
+        """
         inode = self._nodes.inode(number)
         require_owner(inode, Credentials(uid, 0), shown(new_name))
         self._tree.link(inode, self._tree.get(new_parent), new_name)
@@ -242,7 +244,7 @@ class FileHandlers:
             if flags & _XATTR_CREATE and xattrs.has(self._volume, inode, name):
                 raise Exists(f"attribute {name.decode(errors='replace')} is set already")
             if flags & _XATTR_REPLACE:
-                xattrs.get(self._volume, inode, name)  # ENODATA if there is none
+                xattrs.get(self._volume, inode, name)  # ENODATA if the attribute does not exist
             if name != xattrs.TIER:
                 xattrs.put(self._volume, inode, name, value, uid)
 
@@ -270,7 +272,7 @@ class FileHandlers:
         return 0
 
     async def _with_away(self, inode: Inode, work: Callable[[], _Result]) -> _Result:
-        """Bring attributes that only the index has into memory, and run `work`. Afterwards free the memory of the
+        """Bring into memory the attributes that only the index has, and run `work`. Afterwards free the memory of the
         attributes, unless `work` has changed them.
         """
         await self._eager.leave()
@@ -474,7 +476,9 @@ class FileHandlers:
         return self._accounts.of(self.caller).holdings
 
     def _require_descriptor(self, uid: int) -> None:
-        """Raise OverQuota if the user has used up its share of the daemon's descriptors. Other users get the rest."""
+        """Raise OverQuota if the user has open all plain files that one user may have open. Other users get the
+        remaining descriptors.
+        """
         holdings = self._accounts.of(uid).holdings
         holdings.require(Kind.PLAIN)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PART

@@ -70,7 +70,7 @@ class _Beginning:
 
 
 async def take_in(volume: Volume, inode: Inode, disk: DiskWork, until_s: float) -> bool:
-    """Turn the file into a KV file if its bytes are an image. Return whether they are an image. Raise if they only
+    """Turn the file into a KV file if its bytes are an image. Return whether they are an image. Raise if the bytes only
     claim to be an image.
 
     The caller ensures that nothing writes to the file meanwhile. `until_s`: deadline for reading the beginning of the

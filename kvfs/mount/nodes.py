@@ -2,9 +2,9 @@
 
 The kernel has one page cache and one size for an inode. A reader of a KV file sees the file as it was at the open. A
 reader that opens the file later may see a newer version. So while handles read one version, a lookup of a newer version
-is answered with another *node*: a separate number for the kernel, with the same `st_ino` in `stat`. The alternative was
-that readers of the newer version bypass the page cache. But then `stat` showed the older version's size, the newer
-version could not be mapped, and sendfile(2), which always uses the page cache, mixed the two versions.
+is answered with another *node*: a separate number for the kernel, with the same `st_ino` in `stat`. Instead, readers of
+the newer version could bypass the page cache. But then `stat` would show the older version's size, the newer version
+could not be mapped, and sendfile(2), which always uses the page cache, would mix the two versions.
 
 A version that no handle reads has the inode's own number as its node.
 
@@ -61,7 +61,9 @@ class Nodes:
         return self._tree.get(node) if alias is None else alias.inode  # the tree raises the error
 
     def looked_up(self, node: int, inode: Inode) -> None:
-        """Count a lookup of a node by the kernel. Raise OverQuota if the node is new and its user has too many."""
+        """Count a lookup of a node by the kernel. Raise OverQuota if the node is new and its user has too many
+        nodes.
+        """
         if node >= _FIRST_ALIAS:
             alias = self._aliases.get(node)
             if alias is None:

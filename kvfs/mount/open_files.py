@@ -52,7 +52,7 @@ _KERNEL_CUT = 0xFFFFF000
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """An open regular file, as one open(2) gave it."""
+    """An open regular file: the result of one open(2)."""
 
     file: OpenInode
     node: int
@@ -119,7 +119,7 @@ class OpenFiles:
     # Opening and closing
 
     async def open(self, inode: Inode, node: int, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
-        """Open a file. A reader sees the file as it was at the kernel's lookup, until it closes the handle."""
+        """Open a file. A reader sees the file as it was at the kernel's lookup, until the handle is closed."""
         handle = self._new_handle(inode, node, readable=readable, writable=writable)
         try:
             async with handle.file.lock:
@@ -262,8 +262,8 @@ class OpenFiles:
         """Return size, mtime and ctime for `stat`.
 
         While handles use the page cache, `stat` shows size and mtime of the cached version, because a new mtime would
-        make the kernel drop the cache. The ctime shows all changes except changes of the content. Those change the
-        ctime only after the view is closed.
+        make the kernel drop the cache. The ctime shows all changes except changes of the content. Changes of the
+        content change the ctime only after the view is closed.
         """
         file = self._files.get(inode.number)
         view = None if file is None else file.views.get(node)
@@ -274,7 +274,7 @@ class OpenFiles:
         return view.reader.size, view.mtime_ns, view.ctime_ns
 
     def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
-        """Set the mtime that `stat` shows, for the views of readers, too. A user has asked for this."""
+        """Set the mtime at a user's request. `stat` then shows this mtime for the views of readers, too."""
         file = self._files.get(inode.number)
         if file is not None:
             for view in file.views.values():
@@ -515,7 +515,7 @@ class OpenFiles:
         views[handle.node].users.add(handle)
 
     def _unsee(self, handle: Handle) -> None:
-        """Take the handle's view away. The last user of a view closes it."""
+        """Take the handle's view away. The last user of a view closes the view."""
         if handle.writable and not handle.direct and isinstance(handle.file.inode.content, KvFile):
             # The handle was opened when the file was plain. The page cache may have bytes that were written to a
             # mapping.

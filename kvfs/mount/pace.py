@@ -40,8 +40,8 @@ LOOK_EVERY = 16
 """Requests between two checks of an idle decoder. A check costs a tenth of a request."""
 
 MAX_BUCKETS = 64
-"""The most users with a bucket of their own. Further users share one bucket, and are answered in turn. Without this
-limit, one user could have thousands of uids (subuid(5)), each with a burst of its own.
+"""The most users with a bucket of their own. Further users share one bucket, and are answered one after the other.
+Without this limit, one user could have thousands of uids (subuid(5)), each with a burst of its own.
 """
 
 OTHERS = -1
@@ -81,7 +81,7 @@ class Pace:
         return uid if uid in self._buckets or len(self._buckets) < MAX_BUCKETS else OTHERS
 
     def admits(self, payer: int) -> bool:
-        """Whether one more request of this payer may be answered now. If so, it is counted."""
+        """Whether one more request of this payer may be answered now. If so, the request is counted."""
         if self._unlooked:
             self._unlooked -= 1
             return True

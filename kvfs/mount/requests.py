@@ -62,7 +62,7 @@ class Requests:
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
         """Requests that were put off, by payer (see `kvfs.mount.pace`), then by uid. Users of the shared bucket are
-        answered in turn.
+        answered one after the other.
         """
         self._something_put_off = trio.Event()
         self._lingers = True
@@ -234,7 +234,7 @@ def _num_bytes(arguments: Sequence[object]) -> int:
 
 
 def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:
-    """Return the errno to answer with. An error that is not a SymError is a bug, and is logged."""
+    """Return the errno of the answer. An error that is not a SymError is a bug, and is logged."""
     if isinstance(error, SymError):
         return error.errno or errno.EIO
     name = getattr(handler, "__name__", repr(handler))

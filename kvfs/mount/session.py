@@ -76,14 +76,14 @@ async def serve_mount(
     control: ControlTree | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Mount `fs`, report that it is mounted, serve until cancelled, unmount. A process has at most one mount.
+    """Mount `fs`, report the mount, serve requests until cancelled, and unmount. A process has at most one mount.
 
     `control`: the control files to show in `.symphony`; None: the mount has no control files. `allow_other`: every user
     may use the mount, within the permission bits. Otherwise only the daemon's own user may use the mount, and even root
     may not. `name`: distinguishes this mount from others in `df` and `findmnt`. `mounter`: mounts for this process, and
-    checks the mount point. `is_busy`: returns whether the model is computing. While it is, requests for names and
-    attributes get a bounded share of the time. `catch_up`: called before a request is answered, so that files show all
-    entries computed so far. `exclusive`: runs a change of a KV file when no call appends to the file.
+    checks the mount point. `is_busy`: returns whether the model is computing. While the model computes, requests for
+    names and attributes get a bounded share of the time. `catch_up`: called before a request is answered, so that files
+    show all entries computed so far. `exclusive`: runs a change of a KV file when no call appends to the file.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other, mounter)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
@@ -111,8 +111,8 @@ async def serve_mount(
 
 
 async def _tell_of_lost(tree: Tree) -> None:
-    """Have the kernel forget removed names, in an endless loop. The account of a removed file pays for it until the
-    kernel has forgotten its name.
+    """Have the kernel forget removed names, in an endless loop. The account of a removed file pays for the file until
+    the kernel has forgotten the removed name.
 
     A thread makes the calls, because each call waits for the kernel's lock of the directory. A request that waits for
     the daemon may hold that lock. For the same reason, a cancelled task does not wait for its thread.
@@ -136,7 +136,7 @@ def _forget(names: list[tuple[int, bytes]]) -> None:
 
 
 def _source(name: str) -> str:
-    """Return the mount's name for lists of mounts, without characters that are special there or in options."""
+    """Return the mount's name for lists of mounts, without characters that are special in these lists or in options."""
     return "symphony:" + re.sub(r"[^!-~]|[,\\]", "_", name) if name else "symphony"
 
 

@@ -1,4 +1,5 @@
-/* The layer between libfuse and the mount's handlers. It adds operations that pyfuse3 lacks, and makes all cheaper.
+/* The layer between libfuse and the mount's handlers. It adds operations that pyfuse3 lacks, and makes all operations
+ * cheaper.
  *
  * pyfuse3 makes the session, mounts it, waits for it under trio and receives from it. But it has no handlers for
  * copy_file_range (by which `cp` becomes a fork), flock and interrupts. It needs a coroutine for every answer, and a
@@ -357,7 +358,7 @@ static int receive_soon(struct fuse_session *session, struct fuse_buf *buf) {
 
 __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse_session *session,
                                                                      const struct fuse_buf *received) {
-    struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3 owns it, but has no further use for it */
+    struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3 owns the buffer, but needs it no more */
     const long end_ns = now_ns() + budget_ns;
     must_return = 0;
     do

@@ -60,7 +60,9 @@ _kept: list[object] = [None]
 
 
 def send(data: bytes | memoryview) -> int:
-    """Set the bytes of the answer, and return its status. The bytes must not change before the answer is sent."""
+    """Set the bytes of the answer, and return the answer's status. The bytes must not change before the answer is
+    sent.
+    """
     _kept[0] = pointer = ffi.from_buffer(data)
     lib.kvfs_data = pointer
     lib.kvfs_data_bytes = len(data)
@@ -84,7 +86,7 @@ def text(pointer: Any) -> bytes:
 
 
 def view(pointer: Any, size: int) -> memoryview:
-    """Return bytes of a request without copying them. They are valid only until the callback returns."""
+    """Return bytes of a request without copying them. The bytes are valid only until the callback returns."""
     return memoryview(ffi.buffer(pointer, size))
 
 

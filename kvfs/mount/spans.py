@@ -34,7 +34,7 @@ MAX_ROOMS = 12
 """The most rooms of all readers: 96 MiB, or more if a page is larger than a span."""
 ROOMS_KEPT = 3
 """Unused rooms that are kept. A read into memory that was used before reaches the disk's full rate; a read into new
-memory, a third of that rate.
+memory reaches a third of that rate.
 """
 
 
@@ -46,7 +46,7 @@ class Span:
     number: int
     room: memoryview
     pages: dict[int, memoryview]
-    """The pages that were not in memory when the read began, by their number in the file."""
+    """The pages that were not in memory when the read began, by index in the file."""
     reading: Reading
     num_waiting: int = 0
     """Number of readers that wait for the span or use it."""
@@ -93,7 +93,7 @@ class Rooms:
         await self._waiting.park()
 
     def wake(self) -> None:
-        """Wake the readers that wait for a room. Each tries again."""
+        """Wake the readers that wait for a room. Each reader tries again."""
         self._waiting.unpark_all()
 
 
@@ -151,7 +151,7 @@ class Spans:
             self._rooms.wake()
 
     def forget(self, span: Span) -> None:
-        """Drop a span, so that no new read uses it. Reads that already wait for it still get their pages."""
+        """Drop a span, so that no new read uses it. Reads that already wait for the span still get their pages."""
         if self._spans.get(span.number) is span:
             del self._spans[span.number]
             self._rooms.give(span)

@@ -119,8 +119,8 @@ class Reader:
 
 
 class View:
-    """A reader that all handles of one node share if they use the page cache, with the times that `stat` shows
-    meanwhile.
+    """The reader that is shared by all handles of one node that use the page cache. While the view is open, `stat`
+    shows the view's times.
     """
 
     __slots__ = ("ctime_ns", "mtime_ns", "reader", "users")

@@ -28,11 +28,13 @@ PATIENCE_S = 30.0
 
 
 class Exclusive(Protocol):
-    """Function that runs an action when no call appends to a file. The engine, which appends, provides it."""
+    """Function that runs an action when no call appends to a file. The engine, which makes the appends, provides this
+    function.
+    """
 
     def __call__(self, file: KvFile, action: Callable[[], None], /) -> None:
         """Call `action` when no earlier call on the file is in flight. If no call is in flight now, call `action`
-        before this returns.
+        before this function returns.
         """
 
 

@@ -18,7 +18,7 @@ OPEN_DIRECT_IO, OPEN_KEEP_CACHE, OPEN_NOFLUSH = 1 << 0, 1 << 1, 1 << 5
 """Flags of an open file: the file bypasses the page cache; the cached pages are still right; a close needs no FLUSH."""
 
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_ATIME, SET_MTIME = (1 << bit for bit in range(6))
-"""Flags of a SETATTR request, which say what attributes it sets."""
+"""Flags of a SETATTR request: the attributes that the request sets."""
 
 _ATTRIBUTES = "QQQqqqIIIIIIIIII"
 _ENTRY = Struct("=QQQQII" + _ATTRIBUTES)

@@ -77,8 +77,8 @@ class KvFile:
         self._under_way: TurnUnderWay | None = None
         self._tell_core()
         self.forked_from: tuple[int, int] | None = None
-        """If this daemon forked the version from a file: the number of that file, and the number of entries taken from
-        it.
+        """If this daemon forked the version from a file: the inode number of that file, and the number of entries taken
+        from the file.
         """
         self.lost = 0
         """Entries that were not on disk when the last daemon ended, and are lost."""
@@ -191,8 +191,8 @@ class KvFile:
     def fork(self, number: int, owner: int, seen: Seen | None = None) -> KvFile:
         """Make a version with these entries, marks and turns, charged to `owner`, or raise OverQuota.
 
-        `number`: the number of this file. `seen`: the entries of a reader, which are forked instead of the current
-        entries.
+        `number`: the inode number of this file. `seen`: the entries of a reader, which are forked instead of the
+        current entries.
         """
         table = self.table.fork(owner, None if seen is None else seen.held())
         fork = KvFile(table, self.identity, marks_within(self.marks, table.length))
@@ -234,8 +234,8 @@ class KvFile:
         self.marks = marks_within(self.marks, length)
 
     def begin_commit(self) -> int:
-        """Begin a commit of the entries. Return the number of entries, from the first one on, that are unchanged since
-        the last commit.
+        """Begin a commit of the entries. Return how many entries, from the first entry on, are unchanged since the last
+        commit.
         """
         self._fewest_since_commit = min(self._fewest_since_commit, self._fewest_since_cut)
         self._fewest_since_cut = self.table.length
@@ -255,13 +255,13 @@ class KvFile:
         return (*self.marks, (bits, length))
 
     def marks_of_part(self, length: int) -> Marks:
-        """Return the marks of a file of `length` entries that is made from some entries of this file. Any of them may
-        have a mark, so all entries of the new file get one.
+        """Return the marks of a file of `length` entries that is made from some entries of this file. Any of these
+        entries may have a mark, so all entries of the new file get the first mark.
         """
         return ((self.marks[0][0], length),) if self.marks else ()
 
     def num_other_bits(self, bits: str) -> int:
-        """Return the number of entries up to the last one with another mark than `bits`. Only later entries are sure to
+        """Return the number of entries up to the last entry whose mark is not `bits`. Only later entries are sure to
         have the bits that this daemon computes.
         """
         return max((stop for by, stop in self.marks if by != bits), default=0)

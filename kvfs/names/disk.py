@@ -19,7 +19,7 @@ a bad sector. People suspect a fault of the daemon only after a longer wait.
 
 NOT_OFFERED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of a file system that lacks a non-blocking call. Many lack non-blocking buffered writes, and tmpfs also lacks
-reads.
+non-blocking reads.
 """
 
 

@@ -29,7 +29,7 @@ WEIGHT = b"user.kv.weight"
 USED, USED_FILES = b"user.kv.used", b"user.kv.used_files"
 
 MAX_DEPTH = 8
-"""The most domains inside each other. Each charge for a file is made to every domain around the file."""
+"""The most domains that may be nested. Each charge for a file is made to every domain around the file."""
 
 
 class Domains:
@@ -40,7 +40,9 @@ class Domains:
         self._accounts = accounts
 
     def attributes(self, directory: Inode) -> dict[bytes, bytes]:
-        """Return the limits and the usage of a domain as attributes. An inode that is no domain has none of them."""
+        """Return the limits and the usage of a domain as attributes. An inode that is no domain has no such
+        attributes.
+        """
         domain = directory.domain
         if domain is None:
             return {}
@@ -49,7 +51,7 @@ class Domains:
         return {name: str(number).encode() for name, number in found.items() if number is not None}
 
     def set_limit(self, directory: Inode, name: bytes, value: bytes, uid: int) -> None:
-        """Set QUOTA or QUOTA_FILES for `uid`. The first limit turns an empty directory into a domain."""
+        """Set QUOTA or QUOTA_FILES on behalf of `uid`. The first limit turns an empty directory into a domain."""
         self._require_owner(directory, uid)
         old = NO_LIMITS if directory.domain is None else directory.domain.limits
         limits = _changed(old, name, _parse(name, value))
@@ -79,7 +81,7 @@ class Domains:
         directory.changed()
 
     def set_weight(self, directory: Inode, value: bytes, uid: int) -> None:
-        """Set the weight of a domain for `uid`."""
+        """Set the weight of a domain on behalf of `uid`."""
         self._require_owner(directory, uid)
         if directory.domain is None:
             raise Invalid(f"{self._tree.path_of(directory)} is no domain: set {QUOTA.decode()} first")

@@ -1,8 +1,7 @@
-"""Gaps: the ranges of a plain file that no write has filled, below its size.
+"""Gaps: the ranges below a plain file's size that no write has filled.
 
 A program may restore a file in pieces: it first sets the full size, and closes the file between two pieces. Such a file
-is not an image yet, and is not damaged either. By its gaps, the daemon distinguishes it from an image that was cut or
-damaged.
+is not an image yet, and is not damaged either. The gaps distinguish such a file from an image that was cut or damaged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inodes: files, directories and symbolic links without their names, and the rules of access to them.
 
 The rules are those of path_resolution(7). This module applies them to calls of programs. On the mount, the kernel
-applies them before it sends a request (`default_permissions`).
+applies these rules before it sends a request (`default_permissions`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READ, WRITE, SEARCH = 4, 2, 1
 """The permission bits of one class (owner, group or other) in a mode."""
 
 SOME_NAMES = 8
-"""The most names of one file that a call looks at. A file may have 200,000."""
+"""The most names of one file that a call looks at. A file may have 200,000 names."""
 
 ATTRIBUTE_BYTES = 64
 """Bytes charged for an attribute in addition to its name and value. Python takes about as many bytes for a short
@@ -79,7 +79,7 @@ class Credentials:
 
 
 class XattrSums(NamedTuple):
-    """Number and bytes of the attributes that users have set on a file."""
+    """Count and bytes of the attributes that users have set on a file."""
 
     number: int = 0
     name_bytes: int = 0
@@ -374,8 +374,8 @@ class Changes:
         """Note the names that one operation has changed. The listener makes all of these changes durable together."""
 
     def of_domain(self, directory: Inode, limits: AccountLimits | None) -> None:
-        """Note that a directory becomes a domain or stops being one. `limits`: the limits that it had before; None: it
-        was no domain.
+        """Note that a directory becomes a domain or stops being one. `limits`: the limits that the directory had
+        before; None: the directory was no domain.
 
         The listener keeps the order of this change and the operations on names. Otherwise, after a crash, a file could
         have names on both sides of the domain's boundary.
@@ -436,7 +436,7 @@ def require_followable(link: Inode, directory: Inode, creds: Credentials, what: 
 
     The check applies to links in directories that their group or all users may write to, sticky or not. Links of the
     caller are always followed. Links of root and of the directory's owner are followed, too, because both could replace
-    any file there.
+    any file in the directory.
     """
     is_shared = directory.mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_shared and link.uid not in {0, creds.uid, directory.uid}:

@@ -1,7 +1,8 @@
 """flock(2) on inodes: shared or exclusive locks of open files. Files opened on the mount and files opened by calls use
 the same locks.
 
-Another table of the same class has the claims (`kvfs.fs.Claim`). Its keys are places of names instead of inode numbers.
+Claims (`kvfs.fs.Claim`) have a table of the same class. The keys of that table are places of names instead of inode
+numbers.
 
 The cost of an operation does not grow with the number of locks on an inode: no loop visits all holders or waiters.
 

@@ -1,7 +1,7 @@
 """Places of a directory's names, by which readdir(2) continues a listing without a copy of all names for each open
 directory.
 
-Names are ordered by the time when they were made. Each name has a number, its place, as long as it exists. A reader
+Names are ordered by the time when they were made. As long as a name exists, it has a number, its place. A reader
 keeps two numbers: the place at which it continues, and the place at which it ends, because it skips names made later.
 So while names are made and removed, a reader sees no name twice, and sees each lasting name exactly once. A rename over
 an existing name keeps that name's place.
@@ -19,7 +19,8 @@ DOTS = ((0, b"."), (1, b".."))
 FIRST_PLACE = len(DOTS)
 
 _LEAST_DEAD = 64
-"""Places of removed names are dropped when their number exceeds this one, and exceeds a quarter of the existing names.
+"""Places of removed names are dropped when there are more than this many, and more than a quarter of the existing
+names.
 """
 
 Entry = TypeVar("Entry")
@@ -33,7 +34,7 @@ class NameOrder(Generic[Entry]):
     def __init__(self, entries: Mapping[bytes, Entry]) -> None:
         """`entries` are the directory's entries. Each later addition or removal must be reported to `changed`."""
         self.entries = entries
-        """The directory's entries. The tree replaces this table when it copies the entries to a smaller one."""
+        """The directory's entries. The tree replaces this table when it copies the entries to a smaller table."""
         self._names = list(entries)
         self.end = FIRST_PLACE + len(entries)
         """The number that the next name gets."""
@@ -41,7 +42,7 @@ class NameOrder(Generic[Entry]):
         """Numbers of the names in `_names`, with the same indexes, in ascending order."""
         self._new: dict[bytes, int] = {}
         """Numbers of names that were added after the order was made. If such a name had been removed before, `_names`
-        may have it twice. Then the first one counts as removed.
+        may have it twice. Then the first of the two counts as removed.
         """
 
     def __len__(self) -> int:

@@ -36,8 +36,8 @@ _ASKED_FOR = frozenset({errno.EFBIG, errno.EINVAL, errno.EOPNOTSUPP})
 """Errors that the request causes, not the disk."""
 
 Remove: TypeAlias = Callable[[Path, Descriptor | None], None]
-"""Function that has a backing file unlinked, now or later, and drops its descriptor after that. Both steps must be done
-by another thread. The owner's thread calls the function at most once for a file, and never if no backing file was made.
+"""Function that has another thread unlink a backing file, now or later, and then drop the file's descriptor. The
+owner's thread calls the function at most once for a file, and never if no backing file was made.
 """
 
 _BACKING_NAME = re.compile(r"(\d+)\.(\d+)\.plain")
@@ -413,7 +413,8 @@ class PlainFile:
     def _written(self, doubtful: range, start: int, end: int) -> None:
         """Note the bytes of a write. `doubtful`: the bytes in doubt when the write began.
 
-        If a sync has failed since the write began, it may have lost the written bytes, so they are in doubt, too.
+        If a sync has failed since the write began, the sync may have lost the written bytes, so these bytes are in
+        doubt, too.
         """
         if doubtful is not self._doubtful:
             self._doubtful = range(max(self._doubtful.stop, end))
@@ -421,8 +422,8 @@ class PlainFile:
             self._doubtful = range(min(end, doubtful.stop), doubtful.stop)
 
     def _opened(self, *, keep: bool = True) -> Descriptor:
-        """Return the descriptor of the backing file, and open the backing file if necessary. `keep`: leave it open for
-        later calls.
+        """Return the descriptor of the backing file, and open the backing file if necessary. `keep`: leave the file
+        open for later calls.
         """
         file = self._file
         if file is not None:

@@ -44,9 +44,7 @@ class Descriptor:
 
 
 class Removals:
-    """Queue of backing files to unlink and descriptors to close. Any thread may add to the queue, and never waits for
-    that.
-    """
+    """Queue of backing files to unlink and descriptors to close. Any thread may add to the queue without a wait."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

@@ -11,7 +11,7 @@ from libsym.abi import MAX_PRIORITY, Advice
 from libsym.errors import Invalid
 
 MAX_TTL_MS = 10 * 365 * 86_400_000
-"""The longest TTL and the longest lease: ten years. A longer one is a mistake, because a TTL of 0 keeps a file for
+"""The longest TTL and the longest lease: ten years. A longer time is a mistake, because a TTL of 0 keeps a file for
 ever.
 """
 

@@ -21,7 +21,7 @@ import xxhash
 
 EXTENT_BYTES = 256 << 10
 PART_EXTENTS = 1024
-"""Number of extents whose sums are in one row of the index. They have 256 MiB, and their sums take 8 KiB."""
+"""Number of extents whose sums are in one row of the index. These extents have 256 MiB, and their sums take 8 KiB."""
 UNCHECKED = 0
 _NONE: set[int] = set()
 """The empty set that all files without marks share, because there may be a million files. Code must never change this
@@ -117,8 +117,8 @@ class Sums:
         """
         self._num_under_way = 0
         self._marking = self._ahead = self._sparing = _NONE
-        """Sets of extents. `_marking`: extents that the next commit has to mark. `_ahead`: extents that it marks ahead.
-        `_sparing`: extents that the commit under way marks ahead.
+        """Sets of extents. `_marking`: extents that the next commit has to mark. `_ahead`: extents that the next commit
+        marks ahead. `_sparing`: extents that the commit under way marks ahead.
         """
         self._cut_to: int | None = None
         self._num_marks = 0
@@ -196,8 +196,8 @@ class Sums:
     # Changes
 
     def begin(self, start: int, stop: int) -> None:
-        """Note that a change of these bytes is about to begin. The sums of these bytes are forgotten or not taken until
-        the change has ended.
+        """Note that a change of these bytes is about to begin. The sums of these bytes are forgotten, or are not taken
+        until the change has ended.
         """
         self._num_under_way += 1
         first, last = start // EXTENT_BYTES, (max(start, stop - 1)) // EXTENT_BYTES

@@ -51,7 +51,9 @@ from libsym.errors import (
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
 NAMES_AHEAD = 256
-"""Number of names that the tree checks room for at once. The core may make as many files before the next check."""
+"""Number of names for which one check of the tree finds room. The core may make this many files before the next
+check.
+"""
 
 MAX_SHOWN_BYTES, MAX_SHOWN_NAMES = 4096, 128
 """Limits of a path in a message, in bytes and names. In a deep tree, such a path takes a failing call 0.1 ms."""
@@ -95,8 +97,8 @@ class Tree:
         self._discard = discard
         self._idle = idle
         self.lost: list[tuple[int, bytes]] = []
-        """Removed names, each with the number of its directory. Their inodes have no other name, but the kernel
-        remembers them. The mount empties this list.
+        """Removed names, each with the number of its directory. The inodes have no other name, but the kernel still
+        remembers these inodes. The mount empties this list.
         """
         self.bell = Bell()
         """Rings when `lost` gets a name."""
@@ -209,8 +211,8 @@ class Tree:
     ) -> Inode:
         """Make an inode without a name. The inode lives until `drop_if_unused` finds no reference to it.
 
-        Raise OverQuota if the account that pays has no room for one more file. This is `account`, by default the
-        account of `uid`.
+        The account that pays is `account`, by default the account of `uid`. Raise OverQuota if it has no room for one
+        more file.
         """
         account = account or self._accounts.of(uid)
         self.require_one_more(account, len(target))
@@ -304,7 +306,7 @@ class Tree:
         self.drop_if_unused(inode)
 
     def rename(self, source: Inode, name: bytes, target: Inode, new_name: bytes, flags: int = 0) -> None:
-        """Move a name, and replace the file that has the new name, if there is one. With RENAME_EXCHANGE, exchange the
+        """Move a name. If another file has the new name, replace that file. With RENAME_EXCHANGE, exchange the
         two names.
         """
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE) or flags == RENAME_NOREPLACE | RENAME_EXCHANGE:
@@ -467,8 +469,8 @@ class Tree:
         self.drop_if_unused(inode)
 
     def drop_if_unused(self, inode: Inode) -> None:
-        """Discard the content if the inode has no name and no handle. Drop the inode if the kernel has forgotten it,
-        too.
+        """Discard the content if the inode has no name and no handle. If the kernel has forgotten the inode, too, drop
+        the inode.
 
         A program can keep the kernel from forgetting the inode (O_PATH). Meanwhile the inode stays charged, without its
         content.

@@ -63,12 +63,12 @@ class Paths:
         """Other paths of the mount's directory, for example through a symbolic link outside of the mount."""
 
     def resolve(self, creds: Credentials, path: str) -> Inode:
-        """Return the inode of a path. All symbolic links are followed, even if the last name is one."""
+        """Return the inode of a path. All symbolic links are followed, including a link in the last name."""
         return self._walk(creds, self._encoded(path), path)
 
     def place(self, creds: Credentials, path: str) -> Place:
-        """Return the place of a path's last name, which need not exist. If the last name is a symbolic link, it is not
-        followed.
+        """Return the place of a path's last name, which need not exist. If the last name is a symbolic link, the link
+        is not followed.
         """
         encoded = self._encoded(path)
         bare = encoded.rstrip(b"/")

@@ -5,7 +5,7 @@ each distinct page that its tables, readers and imports refer to, and once for e
 Other bytes are those of plain files, of attributes, and of the paths in symbolic links. A plain file is charged its
 size. Holes count, as they do in `st_blocks`. The first CORE_FREE_NAMES names are free, and each further name takes
 NAME_BYTES, whatever its length. So a rename moves no charge, and a small quota that was chosen for a number of pages
-has room for that number.
+has room for that many pages.
 
 A charge to a domain is also a charge to its parent: the domain around it, or else the uid that owns its directory. So a
 domain is a part of its owner's quota, never a way out of it.
@@ -96,12 +96,12 @@ class Account:
         self.num_lingering = self.lingering_bytes = 0
         """Removed files, and their other bytes, that stay charged until the kernel forgets the files."""
         self.waiting: deque[Callable[[], None]] = deque()
-        """Queue of functions. Each time that the kernel forgets a removed file, the first one is called."""
+        """Queue of functions. Each time that the kernel forgets a removed file, the first function is called."""
         self.patient_at_s = 0.0
         """Time when calls of the uid may again wait as long as at first: see `kvfs.volume.patience`."""
         self.weight = DEFAULT_WEIGHT
         """Weight of the account among the uids, or among the domains of one account. The account's share of the steps
-        is in proportion.
+        is proportional to its weight.
         """
         self._watchers: tuple[Callable[[], None], ...] = ()
 
@@ -174,7 +174,7 @@ class Account:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the account and its parents, from the uid inwards. Its own number is the last."""
+        """Numbers of the account and its parents, from the uid inwards. The account's own number is the last."""
         return tuple(each.number for each in self.chain())[::-1]
 
     # Checks of room: they raise OverQuota, and change nothing.
@@ -262,13 +262,13 @@ class Account:
             account.tell()
 
     def charge_files(self, count: int = 1) -> None:
-        """Charge files and their names; a negative number refunds them."""
+        """Charge files and their names; a negative number refunds files."""
         outcome = lib.core_charge_files(self.core, count)
         assert outcome == lib.CORE_DONE, f"{self.describe()} gives back files that it does not have"
         self.tell_watchers()
 
     def linger(self, num_bytes: int, num_files: int = 1) -> None:
-        """Count removed files, and their other bytes, that stay charged until the kernel forgets them."""
+        """Count removed files that stay charged until the kernel forgets the files, and count their other bytes."""
         for account in self.chain():
             account.num_lingering += num_files
             account.lingering_bytes += num_bytes
@@ -427,8 +427,8 @@ class Accounts:
                 )
 
     def check(self, name: str, charged: Iterable[tuple[Account, int]]) -> None:
-        """Raise AssertionError unless attribute `name` of each account is the sum of `charges` to it and its
-        descendants.
+        """Raise AssertionError unless attribute `name` of each account is the sum of the charges to the account and its
+        descendants. `charged` lists these charges.
         """
         sums = Counter[Account]()
         for each, num in charged:

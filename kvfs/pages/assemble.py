@@ -1,6 +1,6 @@
-"""Makes a KV file from entries of other files: extract picks ranges of one file, merge joins several.
+"""Makes a KV file from entries of other files: extract picks ranges of one file, merge joins several files.
 
-The work has five parts, so that a worker thread can do the slow ones while the owner of the pool goes on:
+The work has five parts, so that a worker thread can do the slow parts while the owner of the pool goes on:
 
     assembly = Assembly(pool, owner, pieces, ...)       owner thread: takes references on the sources
     assembly.plan()                                     worker thread: finds sources of each page, and shared pages
@@ -31,7 +31,7 @@ from libsym.abi import PAGE_ENTRIES, RANGE_END
 from libsym.errors import Invalid, NoSpace
 
 Ranges: TypeAlias = npt.NDArray[np.int64]
-"""[n, 2]: for each range, the first entry and the entry behind the last one."""
+"""[n, 2]: for each range, the first entry and the entry behind the last entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SourceRanges:
 
     table: PageTable
     ranges: Ranges
-    """All within the table's length: see `ranges_within`."""
+    """The ranges, which lie within the table's length: see `ranges_within`."""
 
     @property
     def num_entries(self) -> int:
@@ -125,7 +125,7 @@ class Assembly:
     def reserve(self, frames: IntArray | None = None) -> None:
         """Allocate the pages, or raise NoSpace or OverQuota and change nothing.
 
-        `frames`, from `take_frames`, are for the new pages. On an error they are given back.
+        `frames`, from `take_frames`, are for the new pages. On an error the frames are given back.
         """
         plan, pool = self._planned(), self.pool
         pages = plan.pages[:, 0].copy()

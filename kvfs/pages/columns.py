@@ -1,8 +1,8 @@
 """Columns: the state of pages, frames and files, as `columns.h` declares it, in numpy arrays.
 
-Columns are reserved address space, with room for as many rows as there may ever be. A part takes memory when it is
-first written. So ten million unused numbers take no memory, and rows that grow move nothing. Only rows in use are
-writable. So a kernel that does not overcommit does not count the other rows as memory.
+Columns are reserved address space, with room for as many rows as there may ever be. A part of a column takes memory
+when it is first written. So ten million unused page numbers take no memory, and no column moves when rows are added.
+Only rows in use are writable. So a kernel that does not overcommit does not count the other rows as memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Numbers:
         self._stored[key] = ~value
 
     def has(self, key: Any) -> Any:
-        """Return which entries have a number. This is faster than a comparison with -1."""
+        """Return which items have a number. This is faster than a comparison with -1."""
         return self._stored[key] != 0
 
 

@@ -25,7 +25,9 @@ class Counts:
     __slots__ = ("_counts", "_owner", "all")
 
     def __init__(self, num_pages: int, owner: Any, name: str, floor: int = 0, of: IntArray | None = None) -> None:
-        """`owner` is the struct of the core whose field `name` has the counts. `of` is a column of zeros for them."""
+        """`owner` is the struct of the core whose field `name` has the counts. `of` is a column of zeros for the
+        counts.
+        """
         self._owner = owner
         self.all: IntArray = np.zeros(num_pages, np.int32) if of is None else of
         """The counts, by page: read-only."""
@@ -86,14 +88,14 @@ class PageSizes:
         self._others = ffi.NULL
 
     def add(self, first: int, stop: int, page_bytes: int) -> None:
-        """Note the size of the pages from `first` to before `stop`."""
+        """Note the size of the pages from `first` to `stop - 1`."""
         if page_bytes != self.core.page_bytes:
             others = [*((each.first, each.stop, each.page_bytes) for each in self._each()), (first, stop, page_bytes)]
             self._others = ffi.new("core_size[]", others)
             self.core.others, self.core.num_others = self._others, len(others)
 
     def of(self, pages: IntArray) -> int:
-        """Return the bytes of one of these pages. All belong to one file, so all have the same size."""
+        """Return the size in bytes of each of these pages. The pages belong to one file, so all have the same size."""
         return int(lib.core_page_bytes(self.core, pointer(pages), pages.size))
 
     def total(self, counts: npt.NDArray[np.integer]) -> int:

@@ -1,5 +1,5 @@
-/* BLAKE2b-256 of eight pages at once. Each lane of AVX-512 hashes one page. This is four times as fast as hashing one
- * page after the other.
+/* BLAKE2b-256 of eight pages together. Each lane of AVX-512 hashes one page. This method is four times as fast as
+ * hashing one page after the other.
  *
  * The digests are those of RFC 7693 and of hashlib.blake2b(page, digest_size=32). Pages have to be multiples of 128
  * bytes, the block of BLAKE2b. On processors without AVX-512 the caller uses hashlib: with fewer registers this code

@@ -15,7 +15,7 @@ NUM_LANES = 8
 
 _BLOCK_BYTES = 128
 _FEWEST = 3
-"""With fewer pages than this, hashing one after the other is faster."""
+"""With fewer pages than this, hashing one page after the other is faster."""
 
 Bytes: TypeAlias = bytes | memoryview
 

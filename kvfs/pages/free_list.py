@@ -1,8 +1,8 @@
 """Free pages of a pool, handed out as consecutive runs where possible.
 
 The bits and the tree of blocks are in C (`free_list.c`). So the work of a call is bounded by the number of pages that
-it names, whatever the capacity. When the list had one byte for each page, and numpy looked at all of them, the search
-for a run among ten million pages took 9 ms.
+the call names, whatever the capacity. When the list had one byte for each page, and numpy looked at all bytes, the
+search for a run among ten million pages took 9 ms.
 """
 
 from __future__ import annotations

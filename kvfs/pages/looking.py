@@ -1,10 +1,11 @@
-"""Reads pages that may lose their frames at any time. For worker threads that hold references on the pages.
+"""Reads pages that may lose their frames at any time. The readers are worker threads that hold references on the pages.
 
 A reference keeps a page's entries, but not its frame. The page may be evicted while a worker reads it, and the frame
 may hold another page a moment later. A pin would hold the memory for as long as an image is hashed or copied. Asking
 the trio thread about each page would be slow. So a worker reads optimistically, and checks afterwards. Each frame has a
 generation, which grows when the frame stops holding its page. If the page is still in the same frame, with the same
-generation, the worker has read the page's bytes. Otherwise it discards them and reads the page again, from disk.
+generation, the worker has read the page's bytes. Otherwise the worker discards the bytes, and reads the page again,
+from disk.
 
 These reads load nothing into memory: a page on disk is used in the buffer that it is read to.
 """
@@ -30,7 +31,7 @@ Bytes: TypeAlias = bytes | memoryview
 
 
 class ColdPages(Protocol):
-    """Reader of pages that are on disk alone. For worker threads."""
+    """Reader of pages that are on disk alone. Worker threads use the reader."""
 
     def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
         """Call `what` with the bytes of pages, and return its results. EIO: a page is damaged.

@@ -4,9 +4,9 @@ The columns of the pool have these facts. The pool takes no frame from a page wi
 files of slots.
 
 A slot is written once, and read until the last file that needs it is forgotten. So a slot holds the page's first `kept`
-entries for good, and entries that the page gets behind them are not on disk. A table that was cut may append in place
-in a page that it alone refers to. Then `kept` is lowered to the entries that are not overwritten. The next write of the
-page takes another slot.
+entries for good, and entries that the page gets later are not on disk. A table that was truncated may append in place
+in a page that no other table refers to. Then `kept` is lowered to the entries that are not overwritten. The next write
+of the page takes another slot.
 
 Owned by the daemon's trio thread.
 """
@@ -62,7 +62,7 @@ class PageSlots:
         """How often each page number was freed. If two readings are equal, the number was not freed in between."""
 
     def left(self, owners: npt.NDArray[np.void]) -> None:
-        """Tell the files of slots which pages were freed and had slots: see `core_left`."""
+        """Tell the files of slots which of the freed pages had slots: see `core_left`."""
         if owners.size:
             self._files().disown(owners["page"], owners["slot"])
 
@@ -81,10 +81,11 @@ class PageSlots:
         slots: IntArray,
         checks: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.bool_]:
-        """Give written pages their slots, and return which pages got one. A page that was freed meanwhile gets no slot.
+        """Give written pages their slots, and return which pages got a slot. A page that was freed meanwhile gets no
+        slot.
 
-        A full page is summed and written from its frame, without a copy. If the page is cut and overwritten meanwhile,
-        the sum may not match the bytes that were written. Then the slot is useless.
+        A full page is summed and written from its frame, without a copy. If the page is truncated and overwritten
+        meanwhile, the sum may not match the bytes that were written. Then the slot is useless.
         """
         is_whole = (fills < PAGE_ENTRIES) | (self._stable[pages] == PAGE_ENTRIES)
         is_same: npt.NDArray[np.bool_] = (self.generation[pages] == generations) & is_whole
@@ -113,7 +114,7 @@ class PageSlots:
         """Mark pages for a write to new slots, because a power cut may have destroyed the bytes of their present slots.
 
         Pages that are not in memory are read from these slots in the meantime. Page numbers without a slot are skipped:
-        they belong to other pages by now.
+        these numbers belong to other pages by now.
         """
         has_slot = self.slot.has(pages)
         pages, is_in_memory = pages[has_slot], is_in_memory[has_slot]
@@ -140,7 +141,7 @@ class PageSlots:
         return f"slot {self.slot[pages]} with {self.kept[pages]}, suspect {self.is_suspect[pages]}"
 
     def durable_length(self, pages: IntArray, length: int) -> int:
-        """Count a table's first entries that are on disk."""
+        """Return how many of a table's first entries are on disk."""
         of_each = self.kept[pages]
         if self._num_suspect:
             of_each[self.is_suspect[pages]] = 0

@@ -47,8 +47,8 @@ NO_ROW = -1
 """Stands for a row when no open file has used the page."""
 
 RUNNING, NO_ARENA = 0, 255
-"""Numbers of arenas: that of the running model, and the one that stands for other models, whose pages are on disk
-alone.
+"""Numbers of arenas: the arena of the running model, and the number that stands for other models, whose pages are on
+disk alone.
 """
 
 
@@ -99,7 +99,7 @@ class PagePool:
 
         `num_restored` pages are on disk from the beginning, in addition to the pages that fit into the store.
         `num_foreign` pages belong to other models, and are never in memory. `num_on_disk` pages may be on disk,
-        restored ones included; 0: the pool writes no page to disk. `slot_files`: see `PageSlots`.
+        including restored pages; 0: the pool writes no page to disk. `slot_files`: see `PageSlots`.
         """
         self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
         """The most pages of the running model, in memory or on disk."""
@@ -183,8 +183,8 @@ class PagePool:
     def allocate(self, count: int, owner: int, frames: IntArray | None = None) -> IntArray:
         """Allocate `count` pages in memory with one reference each, or raise OverQuota or NoSpace and change nothing.
 
-        The caller overwrites every byte and then calls `claim`. Until then a page may hold other accounts' bytes, also
-        when it is freed. `frames`, from `take_frames`, are `count` frames for the pages.
+        The caller overwrites every byte and then calls `claim`. Until then a page may hold other accounts' bytes, even
+        if it is freed before. `frames`, from `take_frames`, are `count` frames for the pages.
         """
         account, taken = self.accounts.of(owner), ffi.NULL if frames is None else pointer(frames)
         pages, stale = np.empty(count, np.int32), ffi.new("uint8_t[]", count)
@@ -229,7 +229,7 @@ class PagePool:
             self.accounts.tell(told)
 
     def require_free(self, count: int, owner: int) -> None:
-        """Raise OverQuota or NoSpace unless the owner may have `count` more pages, and `count` are free."""
+        """Raise OverQuota or NoSpace unless the owner may have `count` more pages, and `count` pages are free."""
         account = self.accounts.of(owner)
         if not lib.core_has_room(account.core, count, self.page_bytes):
             raise account.refusal()
@@ -319,7 +319,7 @@ class PagePool:
     def digests_of(self, pages: IntArray, checkpoint: Callable[[], None] = lambda: None) -> bytes:
         """Return the digests of full pages, one after the other. Missing digests are computed and stored.
 
-        For worker threads that hold references on the pages. Two workers may race: they write the same digest.
+        Worker threads that hold references on the pages may call this. Two workers that race write the same digest.
         `checkpoint` is called between groups of pages, and may raise to end the work.
         """
         missing = pages[~self.has_digest[pages]]
@@ -349,8 +349,7 @@ class PagePool:
     def check(self, *holders: Iterable[PageHolder]) -> None:
         """Raise AssertionError unless these holders account for every reference.
 
-        This takes a few microseconds for each holder. It raises instead of asserting, so that it works under `python
-        -O`.
+        This takes a few microseconds for each holder. The method has no `assert`, so that it works under `python -O`.
         """
         held: list[tuple[int, IntArray]] = []
         for holder in (holder for group in holders for holder in group):

@@ -38,7 +38,8 @@ class PageTable:
         arena: int = RUNNING,
         core: Any = None,
     ) -> None:
-        """Make an empty table, or one of `pages` with `length` entries. The table takes over the caller's references.
+        """Make an empty table, or a table of `pages` with `length` entries. The table takes over the caller's
+        references.
 
         `core`: an existing `core_table`, to show it to Python.
         """
@@ -123,8 +124,8 @@ class PageTable:
         return tokens, positions
 
     def fork(self, owner: int | None = None, held: tuple[IntArray, int] | None = None) -> PageTable:
-        """Return a second table of the same pages, charged to `owner` (default: the same). Page numbers are copied,
-        pages are not.
+        """Return a second table of the same pages, charged to `owner` (default: the same account). Page numbers are
+        copied, pages are not.
 
         During a reservation, the fork has only the committed entries. OverQuota: another owner lacks room. `held`: the
         pages and the length that this table had when a reader took references on them.
@@ -163,8 +164,8 @@ class PageTable:
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike | None = None, num_ahead: int = 0) -> Reservation:
         """Reserve room for new entries behind the last entry, or raise OverQuota or NoSpace and change nothing.
 
-        Without `positions`, the positions continue from that of the last entry. `num_ahead` more entries are reserved
-        behind these, with tokens that are not known yet.
+        Without `positions`, the positions continue from the last entry's position. `num_ahead` more entries are
+        reserved behind these, with tokens that are not known yet.
         """
         assert not self.closed
         assert self.reservation is None
@@ -278,7 +279,7 @@ class Reservation:
         return self.table._slots(0, self.table.core.num_pages + self.num_new_pages)  # noqa: SLF001 - the two are one mechanism
 
     def where(self) -> tuple[bool, bool]:
-        """Return whether the file's pages are in memory, and whether all `needed` pages are."""
+        """Return whether the file's pages are in memory, and whether all `needed` pages are in memory."""
         core, num_there = self.table.core, lib.core_num_there(self.table.core)
         return num_there >= core.num_pages, num_there == core.num_reserved_pages + (core.target != NO_ROW)
 
@@ -288,7 +289,9 @@ class Reservation:
         return self.needed() if self.table.core.is_pinned else None
 
     def ready(self) -> None:
-        """Pin the `needed` pages, all in memory, until the reservation ends. This begins a use of the file."""
+        """Pin the `needed` pages, which are all in memory, until the reservation ends. This begins a use of the
+        file.
+        """
         assert self.is_open
         lib.core_pin(self.table.core)
 

@@ -1,7 +1,7 @@
 """Where the last turns of a conversation begin in its file, so that an undo need not guess the place from the tokens.
 
-A record is the length of the file before the turn, with a hash of the tokens up to there. Records are part of forks,
-copies and images. Any user may write an image, so a record counts only if its hash fits the file.
+A record is the length of the file before the turn, with a hash of the tokens up to this length. Records are part of
+forks, copies and images. Any user may write an image, so a record counts only if its hash fits the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TURNS_BYTES = MAX_TURNS * TURN.size
 
 
 def with_turn(turns: bytes, tokens: IntArray) -> bytes:
-    """Return the records with one more turn, which begins behind these tokens. At most the last 64 are kept."""
+    """Return the records with one more turn, which begins behind these tokens. At most the last 64 records are kept."""
     before = turns_within(turns, tokens.size)
     return (before + TURN.pack(tokens.size, _hash(tokens)))[-TURNS_BYTES:]
 

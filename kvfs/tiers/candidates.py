@@ -25,7 +25,9 @@ from kvfs.tiers.policy import Files, FloatArray, Rank
 from kvfs.tiers.residents import Residents
 
 ComputeS = Callable[[FloatArray], FloatArray]
-"""A function of numbers of pages. For each number, it gives the seconds that computing the entries would take."""
+"""A function that gets an array of page counts. For each count, it gives the seconds that computing so many pages
+takes.
+"""
 
 
 def candidates(pool: PagePool) -> IntArray:
@@ -170,8 +172,8 @@ def files_in_order(
 ) -> npt.NDArray[np.intp]:
     """Return the places of files in the order of eviction. The replay of a trace calls this function, too.
 
-    The places of one user's files are divided among them by priority. The file with the lowest priority gets the first
-    place.
+    The places of one user's files are divided among these files by priority. The file with the lowest priority gets the
+    first place.
     """
     places = np.lexsort((worth, is_wanted, ~is_cold))
     if not priority.any():

@@ -46,7 +46,7 @@ class Departures:
         self._engine, self._pressure = engine, pressure
         self._rank: Rank = least_recent
         self.max_kept_share = 0.5
-        """Maximum share of memory for pages that advice keeps there."""
+        """Maximum share of memory for pages that advice keeps in memory."""
         self.going: dict[int, float] = {}
         """Pages that lose their frames as soon as they are written, each with the time when its write began."""
         self.num_dropped = 0
@@ -102,7 +102,7 @@ class Departures:
         grace_s = self._pressure().tell(tables, int(pages.size))
         if not grace_s:
             return False
-        self.grace_until_s = self._told_at_s = now_s + grace_s  # then pages are evicted in any case
+        self.grace_until_s = self._told_at_s = now_s + grace_s  # after that, pages are evicted in any case
         self._told = frozenset(table.owner for table in tables if table is not None)
         return True
 
@@ -111,7 +111,7 @@ class Departures:
         return owner in self._told and self._clock() < self.grace_until_s
 
     def may_go(self, pages: IntArray) -> IntArray:
-        """Return those of the pages that are in memory and not needed there."""
+        """Return those of the pages that are in memory and that no call or job needs in memory."""
         pool = self._pool
         is_here = (pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0)
         found: IntArray = pages[is_here & (pool.computed(pages) > 0)]
@@ -178,7 +178,7 @@ class Departures:
 
 
 def least_recent(files: Files, gaps: Gaps) -> FloatArray:
-    """Rank files by their last use. This is the policy until another is chosen."""
+    """Rank files by their last use. This is the policy until another policy is chosen."""
     del gaps
     return -files.idle_s
 

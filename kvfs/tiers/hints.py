@@ -1,7 +1,8 @@
-"""Hints: files that should be in memory before they are needed. A program has given advice on the file or opened it, or
-the next use of the file is expected about now.
+"""Hints: files that should be in memory before they are needed. A program has given advice on the file, or has opened
+the file, or the next use of the file is expected about now.
 
-A hint takes free frames, and frames of files that were not used for a while. It never waits, and no call waits for it.
+A hint takes free frames, and frames of files that were not used for a while. A hint never waits, and no call waits for
+a hint.
 """
 
 from __future__ import annotations

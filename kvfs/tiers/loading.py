@@ -1,8 +1,8 @@
-"""Loads the policy of the tiers: a policy of this package by its name, or the operator's own from a file.
+"""Loads the policy of the tiers: a policy of this package by its name, or a policy of the operator from a file.
 
-A policy file is Python with a function `rank(files, gaps)`. It may import numpy and `kvfs.tiers.policy`. The file runs
-with the daemon's rights, so only the daemon's configuration can name it. But the daemon does not trust the code to be
-correct: see `Guarded`.
+A policy file is Python with a function `rank(files, gaps)`. The file may import numpy and `kvfs.tiers.policy`. The file
+runs with the daemon's rights, so only the daemon's configuration can name it. But the daemon does not trust the code to
+be correct: see `Guarded`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ MAX_BYTES = 1 << 20
 LOAD_LIMIT_S = 5.0
 """Time limit for running the file, its imports included."""
 LIMIT_S = 0.25
-"""Time limit for a decision of an operator's policy. A policy here takes some ms for 10,000 files on a busy machine."""
+"""Time limit for a decision of an operator's policy. A policy of this package takes some ms for 10,000 files on a busy
+machine.
+"""
 
 
 def load(name_or_path: str) -> Rank:
@@ -118,16 +120,16 @@ def _line(error: BaseException, path: str) -> str:
 
 
 class _Overrun(BaseException):
-    """Raised in a policy that takes too long. No `except Exception` in the policy catches it."""
+    """Exception that is raised in a policy that takes too long. No `except Exception` in the policy catches it."""
 
 
 class Guarded:
-    """A policy that is not trusted. The default replaces it for good if it raises, returns an unusable result, or takes
-    longer than `limit_s`. The log gets one line.
+    """A policy that is not trusted. The default replaces the policy for good if the policy raises, returns an unusable
+    result, or takes longer than `limit_s`. The log gets one line.
 
     The policy computes in a thread of its own, so that the caller never waits longer than the limit. A late policy is
-    ended by an exception in that thread. A policy that sleeps, or is inside a C function, gets the exception only after
-    that. Until then it only occupies a thread.
+    ended by an exception in that thread. A policy that sleeps, or is inside a C function, gets the exception only when
+    the sleep or the function ends. Until then the policy only occupies a thread.
     """
 
     def __init__(

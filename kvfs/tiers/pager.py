@@ -1,17 +1,17 @@
 """The pager decides which pages are in memory: calls wait for pages in order, and the least valuable files are evicted.
 
-A *ticket* stands for a call or another user of pages. It needs all its pages at once. While it waits it holds nothing,
-so tickets can't wait for each other. Users take turns, and of one user's tickets the one with the highest priority is
-served first. The first ticket gets every frame that becomes free, until it has enough. Then its pages are pinned, its
-new pages get frames, its pages on disk are read, and the next ticket becomes the first. A ticket that has its frames
-waits only for the disk. Frames become free in four ways, tried in this order:
+A *ticket* stands for a call or another user of pages. A ticket needs all its pages together. A waiting ticket holds
+nothing, so tickets can't wait for each other. Users take turns, and of one user's tickets the ticket with the highest
+priority is served first. The first ticket gets every frame that becomes free, until it has enough. Then its pages are
+pinned, its new pages get frames, its pages on disk are read, and the next ticket becomes the first. A ticket that has
+its frames waits only for the disk. Frames become free in four ways, tried in this order:
 
 - pages in the policy's order are evicted: clean pages at once, dirty pages after they are written;
-- idle programs in the run are asked to leave it;
+- idle programs in the run are asked to leave the run;
 - calls of the same user with a lower priority leave the run, then calls that have been there for long (`Engine`);
 - programs remove files, and calls end.
 
-If none of these can be expected, the first ticket fails with NoSpace, or with the disk's error.
+If none of these four can be expected, the first ticket fails with NoSpace, or with the disk's error.
 
 *Hints* are for pages that no call needs yet. Hints are served after all tickets, and evict no file that will be used
 sooner.
@@ -51,7 +51,7 @@ LOOKS_EACH_S = 0.25
 PRECEDES_AFTER_S = 2.0
 """Seconds of waiting after which a ticket precedes calls of the same priority whose pages are in memory."""
 BUSY_AFTER_S = 30.0
-"""Seconds that `put_on_disk` waits for a file that calls compute with."""
+"""Seconds for which `put_on_disk` waits until no call computes with the file."""
 
 
 class Pager:
@@ -226,8 +226,8 @@ class Pager:
         """Read pages into memory and pin them. Return frames for `num_new` new pages, as `room` does. No page is named
         twice.
 
-        The caller gets all pages and frames at once. Two callers that held some, and waited for more, could wait for
-        each other for ever.
+        The caller gets all pages and frames at once. Two callers that held some frames, and waited for more, could wait
+        for each other for ever.
         """
         frames = await self._pinned(pages, num_new, owner, priority)
         try:
@@ -236,7 +236,7 @@ class Pager:
             self._unpin(pages)
 
     async def _pinned(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
-        """Pin the pages and return frames for new ones, at once if there is memory."""
+        """Pin the pages and return frames for new pages, without a wait if there is memory."""
         pool = self._pool
         is_free = num_new <= pool.num_free_frames
         if self._moves.mover is None and not is_free:
@@ -295,8 +295,8 @@ class Pager:
             self._wake()
 
     def demote(self, table: PageTable) -> None:
-        """Evict a file: until its next use it is not worth its memory. A shared page stays in memory if another file
-        was the last to use it.
+        """Evict a file that is not worth its memory until its next use. A shared page stays in memory if another file
+        used the page last.
         """
         if self._moves.mover is None or table.row == NO_ROW:
             return

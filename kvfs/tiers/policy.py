@@ -42,7 +42,7 @@ class Files:
     bring_s: FloatArray
     """Seconds that a read of these pages would take."""
     compute_s: FloatArray
-    """Seconds that computing their entries again would take. NaN: unknown."""
+    """Seconds that computing the entries of these pages again would take. NaN: unknown."""
     is_open: npt.NDArray[np.bool_]
     """Whether a program has the file open."""
 
@@ -59,7 +59,7 @@ class Gaps:
 
     __slots__ = ("counts",)
     BUCKET_RATIO = 2.0 ** (1 / _BUCKETS_A_DOUBLING)
-    """Ratio of the longest gap of a bucket to its shortest."""
+    """Ratio of the longest gap of a bucket to the bucket's shortest gap."""
 
     def __init__(self, counts: FloatArray | None = None) -> None:
         self.counts = np.zeros(NUM_BUCKETS) if counts is None else counts
@@ -85,7 +85,7 @@ class Gaps:
         return bounds
 
     def longer_than(self, idle_s: FloatArray) -> FloatArray:
-        """Return the share of all gaps that were longer."""
+        """Return the share of all gaps that were longer than `idle_s`."""
         total = self.counts.sum()
         if not total:
             return np.ones_like(idle_s)
@@ -103,4 +103,4 @@ class Gaps:
 
 
 Rank: TypeAlias = Callable[[Files, Gaps], FloatArray]
-"""Returns the worth of keeping each file in memory."""
+"""Function that returns the worth of keeping each file in memory."""

@@ -1,5 +1,5 @@
-"""Residents: files that programs have open. Each has a row of numbers, by which the tiers decide which files stay in
-memory.
+"""Residents: files that programs have open. Each file has a row of numbers, by which the tiers decide which files stay
+in memory.
 
 A file has a row as long as it has a user. A *use* is a call, or several calls with pauses too short to count. The time
 from the end of one use to the beginning of the next is a *gap*.
@@ -23,7 +23,7 @@ from kvfs.tiers.policy import FloatArray, Gaps
 
 _FADES_AT = 4096
 _REGULAR = 3.0
-"""Gaps are regular, and so predict the next one, if the longest is at most this many times the shortest."""
+"""Gaps are regular, and so predict the next gap, if the longest gap is at most this many times the shortest gap."""
 _ENOUGH_OWN, _ENOUGH_GAPS = 3, 8
 """A prediction needs `_ENOUGH_OWN` gaps of the file itself, or `_ENOUGH_GAPS` gaps of all files together."""
 
@@ -84,7 +84,7 @@ class Residents:
         return int(self._pool.core.num_rows)
 
     def add(self, table: PageTable) -> int:
-        """Give a new file a row, and return it. The file is used now."""
+        """Give a new file a row, and return the row. This counts as a use of the file."""
         core = self._pool.core
         if lib.core_row_new(table.core, self._clock()) != lib.CORE_DONE:
             self._pool.rows.grow(2 * core.row_room)
@@ -112,8 +112,8 @@ class Residents:
         lib.core_row_remove(table.core)
 
     def begin_use(self, row: int) -> float:
-        """Note that a call is about to compute with the file. Return the gap before it; 0: the gap was too short to
-        count.
+        """Note that a call is about to compute with the file. Return the gap before this use; 0: the gap was too short
+        to count.
         """
         gap_s = float(lib.core_begin_use(self._pool.core, row, self._clock()))
         if gap_s:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """Numbers of pages, unless stated otherwise: how full memory is, and moves since the daemon started."""
+    """Counts of pages, unless stated otherwise: how full memory is, and moves since the daemon started."""
 
     num_frames: int
     num_free_frames: int

@@ -1,6 +1,7 @@
 """Tickets of calls that wait for pages, and the protocols of the tiers: Mover, Engine, Pressure.
 
-An engine and a pressure need a volume, which is built before them. So the volume gets functions that return them.
+An engine and a pressure need a volume, which is built before them. So the volume gets functions that return the engine
+and the pressure.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Engine(Protocol):
     """Part of the scheduler that the pager uses. It makes calls leave the run, and tells how long recomputing takes."""
 
     def preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
-        """Have calls leave the run, for a call of `user` that waits for frames. False: no call may be asked."""
+        """Make calls leave the run, for a call of `user` that waits for frames. False: no call may be asked."""
         ...
 
     def idle_out(self) -> None:
-        """Have programs that have been idle for long leave the run because memory is short, so that their files may be
+        """Make programs that were idle for long leave the run, because memory is short. After that their files may be
         evicted.
         """
         ...
@@ -83,7 +84,7 @@ class NoEngine:
 
 
 class Pressure(Protocol):
-    """Tells programs before their files are evicted."""
+    """Warns programs before their files are evicted."""
 
     def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
         """Tell programs that `num_pages` pages of these files are about to be evicted. Return the grace period in

@@ -1,4 +1,5 @@
-"""Tickets in order: users take turns; of one user's tickets, the highest priority is served first, then the oldest.
+"""Tickets in order: users take turns; of one user's tickets, the ticket with the highest priority is served first, and
+of several such tickets the oldest.
 
 So a priority orders a user's own calls, and does not affect other users.
 """

@@ -1,8 +1,8 @@
-"""Expiry of files with a TTL that are not open: each file has an alarm, which removes all its names.
+"""Expiry of files with a TTL that are not open: each file has an alarm, which removes all names of the file.
 
-A file is in use while it is open, by a handle of a LIP or on the mount. So its last use is the last close. Setting
-advice counts as a use. An open file needs no alarm. If an alarm goes off while the file is open, nothing happens, and
-the close sets the next alarm.
+A file is in use while it is open, by a handle of a LIP or on the mount. So the last use of a file is its last close.
+Setting advice counts as a use. An open file needs no alarm. If an alarm goes off while the file is open, nothing
+happens, and the close sets the next alarm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Expiry:
             self._alarms.cancel(alarm)
 
     def _expire(self, inode: Inode, *, is_said: bool = False) -> None:
-        """Remove some of the file's names. An alarm that is due at once removes more."""
+        """Remove some of the file's names. A new alarm, which is due immediately, removes further names."""
         del self._of[inode.number]
         if inode.opens or not isinstance(inode.content, KvFile):
             return  # the file is open, and its next close sets an alarm; or the file is a plain file by now

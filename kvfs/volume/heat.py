@@ -5,9 +5,9 @@ counts one half, a second two minutes ago one quarter. All unused files cool at 
 change. Therefore the stored number is the logarithm of the sum, extrapolated to time 0. This number changes only with a
 use, and can be compared directly.
 
-The hottest files are found without a search through all files. A cooler file can't overtake them without a use, and
-each use adds the file to the list again. The hottest files of each owner are kept as well, for a user who may see only
-his own files.
+The hottest files are found without a search through all files. A cooler file can't overtake a hotter file without a
+use, and each use adds the file to the list again. The hottest files of each owner are kept as well, for a user who may
+see only his own files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvfs.names.inode import Inode
 
 HALF_LIFE_S = 60.0
 USE_S = 1.0
-"""Uses within this time after the last counted use count as one."""
+"""Seconds after a counted use in which further uses are not counted."""
 MOST = 1 / (1 - exp2(-USE_S / HALF_LIFE_S))
 """The heat of a file that was used in every second of the past."""
 NUM_OF_ALL, NUM_OF_OWNER = 512, 128
@@ -32,7 +32,7 @@ NUM_OF_ALL, NUM_OF_OWNER = 512, 128
 
 @dataclass(slots=True)
 class _Hottest:
-    """A set of files that keeps the hottest ones."""
+    """A set of files that keeps the hottest files."""
 
     num_kept: int
     inodes: dict[Inode, None] = field(default_factory=dict)

@@ -5,8 +5,8 @@ A user at the quota who removes a file and makes another would be refused, altho
 is refused with `StillCharged` is tried again at each file that the kernel forgets. A call that is refused for another
 reason does not wait.
 
-A waiting call holds the kernel's lock of its directory, which blocks other calls there. So all calls of a user together
-wait at most PATIENCE_S at first, and from then on at most 1 / REST of the time.
+A waiting call holds the kernel's lock of its directory. This lock blocks other calls in the directory. So all calls of
+a user together wait at most PATIENCE_S at first, and from then on at most 1 / REST of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import trio
 from kvfs.pages.accounts import StillCharged
 
 PATIENCE_S = 0.05
-"""Time to wait for the kernel. It usually takes less than a millisecond, but a program can prevent it (O_PATH)."""
+"""Time to wait for the kernel. The kernel usually forgets a file in less than a millisecond, but a program can prevent
+this (O_PATH).
+"""
 REST = 20
 """Seconds after which a user's calls may wait one second more."""
 

@@ -39,7 +39,7 @@ class Pins:
         self._leases: dict[int, Alarm] = {}
 
     def require(self, inode: Inode, kv: KvFile) -> None:
-        """Raise OverQuota if the file's owner may not pin this file as well."""
+        """Raise OverQuota if the file's owner may not pin this file in addition to his pinned files."""
         if self._pool.accounts.is_exempt(inode.uid):
             return
         tables = [kv.table, *(table for each in self._inodes.values() if each.uid == inode.uid for table in _of(each))]

@@ -28,13 +28,13 @@ class StorageStatistics:
     error: str = ""
     """The error of the last write or commit. Empty: the last commit succeeded."""
     num_lost_files: int = 0
-    """Number of KV files that lost entries, until their owners acknowledge it."""
+    """Number of KV files that lost entries, until their owners acknowledge the loss."""
     damage: str = ""
     """Damage to the index that was found at the start, until fsck has repaired it. Empty: the index is whole."""
 
 
 class Reading(Protocol):
-    """A read of pages that is under way. It continues even if no reader waits any longer."""
+    """A read of pages that is under way. The read continues even if no reader waits any longer."""
 
     @property
     def is_over(self) -> bool:
@@ -58,8 +58,8 @@ class Storage(Protocol):
         ...
 
     async def sync(self, inode: Inode) -> None:
-        """Return when the file, with all its names, would survive a power cut. Raise an error with the reason if it
-        can't.
+        """Return when the file, with all its names, would survive a power cut. Raise an error with the reason if the
+        file can't be synced.
         """
         ...
 

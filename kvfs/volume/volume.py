@@ -156,7 +156,7 @@ class Volume:
         self.removals = Removals(self.disk)
         """Removals of backing files that are not needed any longer."""
         self.num_backing_files = 0
-        """Number in the name of the newest backing file."""
+        """Serial number in the name of the newest backing file."""
         self._plain_io: dict[str, Any] = {"disk": self.disk, "removals": self.removals, "remove": self._let_go}
         self._let_go_files: dict[str, tuple[Path, Descriptor | None]] = {}
         self._kv_files: set[KvFile] = set()
@@ -185,7 +185,7 @@ class Volume:
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
-        """Remove a user of a version. The last user's removal frees its pages."""
+        """Remove a user of a version. The removal of the last user frees the version's pages."""
         if kv.users == 1 and kv.identity == OWN:
             self._files.pop(kv.table.row, None)
             self.pager.remove(kv.table)
@@ -225,8 +225,8 @@ class Volume:
     def truncate(self, inode: Inode, size: int) -> None:
         """Truncate a file if that needs no disk. A KV file keeps the entries whose image fits.
 
-        Size 0 is possible for any file: it gets a new, empty plain file as content, so that no call has to wait for
-        changes that are under way in the old one.
+        Size 0 is possible for any file: the file gets a new, empty plain file as content, so that no call has to wait
+        for changes that are under way in the old content.
         """
         content = inode.content
         if inode.is_directory:
@@ -253,7 +253,7 @@ class Volume:
             self.pager.was_cut(kv.table, gone)
 
     def empty_kv(self, inode: Inode) -> None:
-        """Give a KV file a new, empty version; handles on the old one keep it."""
+        """Give a KV file a new, empty version. Handles on the old version keep the old version."""
         assert isinstance(inode.content, KvFile)
         self._replace(inode, self.new_kv(PageTable(self.pool, _payer(inode))))
         inode.modified()
@@ -364,7 +364,7 @@ class Volume:
         self.advise(inode, replace(inode.advice, lease_end_s=None))
 
     def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
-        """Return the content of a kept plain file. `number` below 0: it has no backing file."""
+        """Return the content of a kept plain file. `number` below 0: the file has no backing file."""
         if number < 0:
             return self._plain(inode)
         return PlainFile.existing(self.backing_dir, backing_name(inode.number, number), size, **self._plain_io)
@@ -496,7 +496,7 @@ class Volume:
         """Return frames for an import as soon as enough are free. The caller calls `begin_import` before it awaits
         anything.
 
-        NoSpace: there can't be enough frames.
+        NoSpace: enough frames can't become free.
         """
         while True:
             owner, content = _payer(inode), inode.content

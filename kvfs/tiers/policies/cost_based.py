@@ -1,18 +1,19 @@
-"""The default policy: a page of memory is worth the time that it saves, for each second that the file keeps it.
+"""The default policy: a page of memory is worth the time that it saves, for each second that the file keeps the page.
 
-A file that is used again saves the time to read its pages. So its worth is that time, times the chance per second that
-the file is used now, divided by its pages. The time is known. The chance depends on how long the file has been idle: a
-tool that has not answered for a minute is not a tool that takes 0.1 s.
+A file that is used again saves the time to read its pages. So the worth of each of its pages is this reading time,
+divided by the number of pages, times the chance per second that the file is used now. The reading time is known. The
+chance depends on how long the file has been idle: a tool that has not answered for a minute is not a tool that takes
+0.1 s.
 
 From the gaps of all files, the chance is computed as the Gittins index: the best rate over all possible waiting times.
-The rate of a waiting time is (the share of gaps that end within it) / (the mean wait until the gap or the time ends).
-So a file that is idle for as long as tools take is worth much. A file that is idle for longer has the worth that
+The rate of a waiting time is (the share of gaps that end within this time) / (the mean wait until the gap or the time
+ends). So a file that is idle for as long as tools take is worth much. A file that is idle for longer has the worth that
 follows from the pauses of people.
 
 A file with gaps of its own is likely to come back after its usual gap. The weight of this prediction depends on two
 things: how alike its gaps are, and how well they explain that the file is still idle. A file whose tools took 0.1 s,
-and which has been idle for 5 s, is not judged by its own gaps. Without the first condition, pauses of people, which
-vary freely, were taken for habits, and 40 % more was read.
+and which has been idle for 5 s, is not judged by its own gaps. Without the first of these two, pauses of people, which
+vary freely, were taken for habits, and 40 % more pages were read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy as np
 from kvfs.tiers.policy import NUM_BUCKETS, Files, FloatArray, Gaps
 
 _PRIOR = 1.0 / NUM_BUCKETS
-"""Number of gaps of each length that the policy assumes at the start. Before real gaps are known, these make the chance
-fall with idleness, as under LRU.
+"""Number of gaps of each length that the policy assumes at the start. Before real gaps are known, these assumed gaps
+make the chance fall with idleness, as under LRU.
 """
 _LEAST_SPREAD = 0.2
 """The least spread, as a share of a file's usual gap. A few gaps do not predict the next gap better than this."""

@@ -1,8 +1,8 @@
 """A time to live: a file stays in memory for this time, and is evicted after it.
 
 Tools answer within some time or, as a rule, much later. The gaps of tools form the short mode of all gaps. The time to
-live ends with this mode, as in CacheTTL and Continuum: where the fewest gaps lie between those of tools and those of
-people. A file has a time to live of its own if its gaps were longer than those of tools, but regular.
+live ends with this mode, as in CacheTTL and Continuum: where the fewest gaps lie, between the gaps of tools and the
+gaps of people. A file has a time to live of its own if its gaps were longer than those of tools, but regular.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _SPREADS = 2.0
 
 
 def rank(files: Files, gaps: Gaps) -> FloatArray:
-    """Rank files within their time to live above others. Among these, a file that has been idle for longer is nearer to
-    its return, and is worth more. Of the others, the file that has been idle longest is evicted first.
+    """Rank files within their time to live above all other files. Within its time to live, a file that has been idle
+    for longer is nearer to its return, and is worth more. Of the other files, the file that has been idle longest is
+    evicted first.
     """
     of_all_s = time_to_live_s(gaps)
     own_s = files.gap_s + _SPREADS * files.gap_spread_s
@@ -33,8 +34,8 @@ def rank(files: Files, gaps: Gaps) -> FloatArray:
 
 
 def time_to_live_s(gaps: Gaps) -> float:
-    """Return the gap at which the mode of short gaps ends: the first valley behind a peak. If there is none, return the
-    0.9 quantile.
+    """Return the gap at which the mode of short gaps ends: the first valley behind a peak. If there is no valley,
+    return the 0.9 quantile.
     """
     counts = gaps.counts
     if counts.sum() < _ENOUGH:
