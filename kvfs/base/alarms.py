@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 ACTIONS_A_TURN = 16
 """The most alarms that go off before other tasks run. An action may take some tens of microseconds."""
 MIN_CANCELLED = 64
-"""The heap keeps this many cancelled alarms. More are removed together, once they outnumber the live alarms."""
+"""Cancelled alarms are removed from the heap when there are at least this many, and more of them than live alarms."""
 
 
 class Alarm:

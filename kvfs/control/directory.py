@@ -175,7 +175,7 @@ class ControlTree:
             )
         existing = directory.entries.get(name)
         if existing is not None and not flags & os.O_EXCL:
-            if _is_mirrored(existing):  # made since the kernel's lookup, so ESTALE makes the kernel repeat it
+            if _is_mirrored(existing):  # made since the kernel's lookup, so ESTALE makes the kernel repeat the lookup
                 raise SymError("the name was made meanwhile", errno.ESTALE)
             raise Exists(f"{shown(name)}: a file that is no KV file has this name")
         holdings = self._writer_of(creds.uid)

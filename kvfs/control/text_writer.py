@@ -281,7 +281,7 @@ class TextWriter:
         """
         if self._num_computed and self._is_last(self._num_computed):
             self._fs.kv_truncate(self._handle, self._first)
-        self._remove_if_own()  # if a step was working on the file, it can be removed only now
+        self._remove_if_own()  # if a step was working on the file, the file can be removed only now
         self._gone.set()
 
     @property

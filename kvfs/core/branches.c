@@ -1,4 +1,4 @@
-/* Branches: files without a name that one handle has open. Most branches exist for one or two calls, and Python has no
+/* Branches: unnamed files, each open by one handle. Most branches exist for one or two calls, and Python has no
  * objects for them. */
 
 #include "inside.h"

@@ -15,7 +15,7 @@
  *    `num_written` and `is_suspect`. Other columns may be stale.
  * 3. 0 <= `fill` <= 32, and no table has an entry at or above `fill`. A page with a digest is full.
  * 4. `frame` and `page` are inverse to each other. A frame is free, holds one page, or is about to hold one.
- * 5. The pool's numbers of shared, pinned and kept pages agree with `refcount`, `pins` and `kept_until`.
+ * 5. The pool's counts of shared, pinned and kept pages agree with `refcount`, `pins` and `kept_until`.
  * 6. 0 <= `num_on_disk` <= 32. A page with entries on disk has a slot, and so has a suspect page. Two pages of the
  *    running model never share a slot.
  * 7. A table and its pages have the same `arena`. A page of arena 255 has no frame.

@@ -15,8 +15,7 @@
  *   is *stale*. The page is zeroed before anything is computed into it.
  * - A charge to an account is also charged to its parents: once for each distinct page.
  * - A *reservation* is room for entries behind a table's last entry. The reserved entries are invisible until
- *   `core_commit`.
- *   `core_abort` frees the room. A table has one reservation at a time.
+ *   `core_commit`. `core_abort` frees the room. A table has one reservation at a time.
  * - All pages of a table belong to one arena and have one size.
  *
  * The cost of a call does not depend on the size of the pool or on the number of tables. A call looks only at the pages
@@ -175,11 +174,11 @@ struct core_table {
     double page_seconds, since_s; /* page-seconds up to `since_s`, when the number of pages changed last */
     core_table *source;           /* source of a fork; valid while the source's `generation` is unchanged */
     uint64_t source_generation, generation;
-    core_table *older, *next; /* links: `older` of the list of all tables, `next` of the list of unused tables */
+    core_table *older, *next; /* `older` links the list of all tables, `next` links the list of unused tables */
     /* The reservation. */
     int64_t start, num_entries;
     int64_t owner;       /* number of the account when the reservation was made */
-    int32_t target;      /* copy of the last page, which will replace it; -1: the table appends in place */
+    int32_t target;      /* copy that will replace the last page; -1: the table appends in place */
     int32_t num_copied;  /* entries to copy to `target` */
     int32_t tail_page;   /* page where entry `start` is appended in place; -1: the entry begins a page */
     int32_t marked_page; /* page whose `num_reserved` this reservation has set; -1: none */
@@ -194,7 +193,7 @@ struct core_table {
     int32_t place; /* member's index in the scheduler's run; -1: none */
     void *stay;    /* the scheduler's stay, while a branch is in the run */
     _Bool is_odd;  /* a fork has to copy more than entries, such as turns: Python makes the fork */
-    /* A branch: a file without a name that one handle has. Python has no objects for a branch. */
+    /* A branch: an unnamed file that one handle has open. Python has no objects for a branch. */
     _Bool is_branch;
     uint32_t mode, uid, gid;
     int64_t forked_from, forked_length; /* inode number of the source, and its length at the fork */
@@ -298,7 +297,7 @@ double core_begin_use(core_pool *pool, int32_t row, double now_s);
 /* Count one more use of the file, after a gap of `gap_s` seconds. A replay of a trace counts the same way. */
 void core_note_gap(row_columns *of, int32_t row, double gap_s);
 
-/* Return the position of a committed or reserved entry; -1 for the entry before the first. */
+/* Return the position of a committed or reserved entry; -1 for the entry before the first entry. */
 int32_t core_position(const core_table *table, int64_t entry);
 
 /* Reserve `num` entries; default positions continue from the last entry. Then reserve `num_ahead` more entries, with
@@ -323,8 +322,8 @@ core_outcome core_forget_room(core_table *table);
 int64_t core_pages_to_zero(core_table *table, int64_t num, int32_t *pages);
 /* Write the numbers of all pages of the file and its reservation to `pages`. */
 void core_reserved_pages(const core_table *table, int32_t *pages);
-/* Write the copy that a step makes first: source frame, target frame, number of entries. Return 0 if there is no
- * copy. */
+/* Describe in `copy` the copy that a step makes first: source frame, target frame, number of entries. Return 0 if there
+ * is no copy. */
 _Bool core_copy(const core_table *table, int32_t copy[3]);
 /* Write the frames of the first `num_pages` pages. Return 0 if one of these pages is not in memory. */
 _Bool core_frames(const core_table *table, int64_t num_pages, int32_t *frames);

@@ -32,8 +32,8 @@ int32_t core_position(const core_table *table, int64_t entry) {
     return entry < 0 ? -1 : table->pool->page.positions[page_at(table, entry / PAGE_SLOTS)][entry % PAGE_SLOTS];
 }
 
-/* Write entries `first` to `stop` into reserved pages. Without tokens, write zeros. Without positions, continue from
- * the position of the last entry. */
+/* Write entries `first` to `stop` - 1 into reserved pages. Without tokens, write zeros. Without positions, continue
+ * from the position of the last entry. */
 static void write(core_table *table, int64_t first, int64_t stop, const int32_t *tokens, const int32_t *positions) {
     core_pool *pool = table->pool;
     int32_t position = core_position(table, first - 1);
@@ -180,8 +180,8 @@ core_outcome core_unpin(core_table *table) {
     return unpin(table->pool, table->slots, core_num_needed(table));
 }
 
-/* Mark pages up to `stop`, which were overwritten, as holding only bytes of the account. If the file has a new owner
- * by now, leave the marks as they are. */
+/* Mark the new pages before place `stop`, which were overwritten, as holding only bytes of the account. If the file has
+ * a new owner by now, leave the marks as they are. */
 static void claim(core_table *table, int32_t stop) {
     core_pool *pool = table->pool;
     int64_t mark = core_mark(table->owner), *bytes_in = pool->frame.bytes_in;

@@ -177,7 +177,7 @@ class Cutter:
 
         All wanted inodes together get one slice of operations. If many inodes are wanted, the last of them may need
         another cut. `is_slice`: take a whole slice of the oldest operations, more than an ordinary cut takes.
-        `is_apart`: ready operations do not wait for earlier ones that are not ready.
+        `is_apart`: ready operations do not wait for earlier operations that are not ready.
 
         An inode that can't be written is left out with all names that lead to it, and the cut is taken anew.
         """

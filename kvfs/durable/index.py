@@ -206,8 +206,8 @@ class Index:
                 spare = _pragma(self._database, "freelist_count") - SPARE_PAGES
                 if spare <= 0 or _pragma(self._database, "auto_vacuum") != _INCREMENTAL:
                     return False
-                # This is run as a script, because Python steps a statement without columns only once, which would free
-                # one page.
+                # The statement runs as a script. Otherwise Python would step it only once, because it has no columns,
+                # and would free only one page.
                 self._database.executescript(f"PRAGMA incremental_vacuum({min(spare, PAGES_A_SLICE)})")
                 if spare > PAGES_A_SLICE:
                     return True

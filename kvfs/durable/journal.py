@@ -32,8 +32,8 @@ from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import AccountLimits
 
 OPERATIONS_A_CUT = 32
-"""The most operations that an ordinary cut takes. A fork takes 30 µs of the trio thread, so a cut of forks takes less
-time than its commit.
+"""The most operations that an ordinary cut takes. A fork takes 30 µs of the trio thread, so the cut takes less time
+than the commit, even if all operations are forks.
 """
 
 OPERATIONS_A_SLICE = 512
@@ -128,12 +128,12 @@ class Journal(Changes):
         self.number = 0
         """Serial number of the last change, of any kind."""
         self.bell = Bell()
-        """Rings when the journal has changes to write back that no call waits for."""
+        """Rings when changes that no call waits for have to be written back."""
         self._gone: dict[Inode, None] = {}
         """Files that are gone, and may still have names in operations."""
         self._settling: list[tuple[Inode, int]] = []
-        """The operations that `settle` looks at next: pairs of a file that is gone and the number of an operation that
-        concerns it.
+        """The operations that `settle` looks at next: pairs of a file that is gone and the serial number of an
+        operation that concerns the file.
         """
         self._delayed: list[tuple[int, int]] = []
         """Heap of pairs (since, number) of operations that also stand for an earlier operation. Some of them may be
@@ -203,7 +203,7 @@ class Journal(Changes):
             self._counts.unmark(number)
 
     def has_operation(self, number: int) -> bool:
-        """Whether the index lacks an operation with this number or a lower one."""
+        """Whether the index lacks an operation with this serial number or a lower number."""
         while self._delayed:
             since, delayed = self._delayed[0]
             if delayed in self.operations and self.operations[delayed].since == since:
@@ -213,8 +213,8 @@ class Journal(Changes):
         return first <= number or bool(self._delayed and self._delayed[0][0] <= number)
 
     def concerns(self, inode: Inode, number: int) -> bool:
-        """Return whether the index lacks changes up to `number` that concern an inode, its names, or the names in it.
-        If the changes are too many for one cut to look at, return True.
+        """Return whether the index lacks changes up to `number` that concern an inode, its names, or the names in the
+        directory that it is. If the changes are too many for one cut to look at, return True.
         """
         if inode.names or inode.parent is not None:
             since = self.dirty.get(inode)
@@ -371,7 +371,7 @@ class Journal(Changes):
         The names of a directory include the names in the directory. The search ends after more than `most` operations.
 
         The search visits up to DIRECTORIES_ABOVE levels of directories above an inode, and only some of an inode's
-        names. A directory beyond this limit is found through the operation that made it, if the index lacks that
+        names. A directory beyond these limits is found through the operation that made it, if the index lacks that
         operation.
 
         If a directory is gone, becomes a domain or stops being one, operations on the names in it are included, so that
@@ -379,7 +379,7 @@ class Journal(Changes):
         Otherwise the file could be lost with an old name.
         """
         heights: dict[Inode, int] = {}
-        """For each visited inode, how many levels it lies above the inode at which the search began."""
+        """For each visited inode, how many levels the inode lies above the inode at which the search began."""
         get, seen = self._directories().get, set[_Thing]()
         chosen: dict[int, NameChange] = {}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]

@@ -91,8 +91,8 @@ class _Asked:
     others: int
     """Number of further dirty inodes that the commit should take."""
     num_left: Callable[[], int]
-    """Function that counts the changes that the call waits for and that the index lacks. The keeper calls it between
-    two commits.
+    """Function that counts the changes that the call waits for and that the index lacks. The keeper calls the function
+    between two commits.
     """
     is_slice: bool = False
     """Whether the commit should take a whole slice of the oldest operations, more than an ordinary cut takes."""

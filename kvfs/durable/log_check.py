@@ -1,9 +1,9 @@
 """Checks whether SQLite's log of the index has lost commits that were on disk.
 
-SQLite reads the frames of a log up to the first frame with a wrong checksum, and ignores all frames from there on.
-Ordinarily the ignored frames belong to the commit during which the power failed. But each commit is on disk before the
-next commit begins. So if two or more commits follow the wrong checksum, the disk has changed bytes that were written
-and synced.
+SQLite reads the frames of a log, which are its records, up to the first frame with a wrong checksum, and ignores all
+frames from there on. Ordinarily the ignored frames belong to the commit during which the power failed. But each commit
+is on disk before the next commit begins. So if two or more commits follow the wrong checksum, the disk has changed
+bytes that were written and synced.
 
 Failed commits leave frames, too, if a shorter commit was written over them. But each frame's checksum continues the
 checksum of the frame before. So two commits belong together if the checksums chain from the first commit to the second.

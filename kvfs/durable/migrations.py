@@ -1,5 +1,5 @@
-"""Migrations of the index, each from one format to the next in one transaction. They run when a newer release opens the
-index.
+"""Migrations of the index, each from one format to the next in one transaction. The migrations run when a newer release
+opens the index.
 
 A migration reads rows in its old format. It may use functions of `kvfs.durable.records` only as long as these keep
 reading that format. When such a function changes, its old code has to be copied here.

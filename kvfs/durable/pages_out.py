@@ -195,7 +195,7 @@ class PagesOut:
         return job
 
     def begin_sync(self) -> IntArray:
-        """Begin a sync. Return the pages that the sync covers. If the sync fails, pass them to `sync_failed`."""
+        """Begin a sync. Return the pages that the sync covers. If the sync fails, pass these pages to `sync_failed`."""
         covered, self._unsynced = np.unique(np.concatenate([_NONE, *self._unsynced])), []
         return covered
 

@@ -1,6 +1,6 @@
 """Rows of the index as bytes, each with a checksum over its content and its key.
 
-Records are named tuples: a start reads a hundred thousand, and a dataclass takes four times as long to make.
+Records are named tuples: a start reads a hundred thousand records, and a dataclass takes four times as long to make.
 
 Decoding raises `Broken` for a damaged row, and for a row under another row's key.
 """
@@ -46,8 +46,8 @@ NAME = struct.Struct("<qq")
 _COUNT = struct.Struct("<H")
 _APART = struct.Struct("<III")
 _OF_XATTRS = 1 << 63
-"""Bit in the seed of the checksum of attributes. With this bit, no row of attributes is taken for an inode's row in a
-damaged index.
+"""Bit in the seed of the checksum of attributes. Because of this bit, a row of attributes in a damaged index can't be
+mistaken for an inode's row.
 """
 _SUMS = struct.Struct("<qqq")
 _OF_SUMS = 1 << 62

@@ -160,7 +160,7 @@ class Salvage:
             high = last[: table.num_key_columns]
         elif last:
             low = table.after(last[: table.num_key_columns])
-        try:  # Python's cursor reads one row ahead, so the row before an error was lost
+        try:  # Python's cursor reads one row ahead, so the row before the error was lost
             for row in self._scan(table, low, high, f"{order} LIMIT 1"):
                 last = row
                 yield row

@@ -23,7 +23,7 @@ _MANY = 256
 
 
 class Slots:
-    """The slots of one file, by serial number. This class does not limit how many there are."""
+    """The slots of one file, by serial number. This class does not limit how many slots there are."""
 
     def __init__(self) -> None:
         self._owned = np.zeros(_FIRST_ROOM, np.bool_)

@@ -1,6 +1,6 @@
 """Superblock: the first 4096 bytes of a slot file, which describe the file: a checksum, then JSON, padded with spaces.
 
-The superblock repeats the facts of the identity that the index has. So each of the two can be restored from the other.
+The superblock and the index both have the facts of the identity. So each of the two can be restored from the other.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     ...                 4 * n            tensor `positions` [n], I32 little-endian
 
 `data_start` is a multiple of 4096. It depends only on the model, not on the number of entries n. So arithmetic gives
-the size of an image, and a page of the image equals the page of the pool, byte for byte. Slots of the last page past n
-are zeros.
+the size of an image, and a page of the image equals the page of the pool, byte for byte. Entries of the last page past
+n are zeros.
 
 `__metadata__` holds the format's name and version, the model's identity, a digest, and where the last turns of a
 conversation begin. `turns` has 64 records of 16 bytes, in hexadecimal digits; missing records are zeros. Images of

@@ -7,14 +7,14 @@ The work has four parts, so that a worker thread can do the slow part while the 
     incoming.load(source)                                worker thread: reads, checks, fills the pages
     table = incoming.finish()   or   incoming.abandon()  owner thread
 
-If the owner already has a page with the same content, the import shares it at the end, and frees its own page. The
-import's own pages have to be allocated first, because their content is known only after loading. They stay in memory
-until the end. If the pool has no room for these pages, `survey` reads the image first, in a worker, and finds the full
-pages that the owner already has. Then ImageImport refers to these pages from the beginning, and allocates only the
-other pages.
+If the owner already has a page with the same content, the import shares that page at the end, and frees its own page.
+The import's own pages have to be allocated first, because their content is known only after loading. The import's own
+pages stay in memory until the end. If the pool has no room for these pages, `survey` reads the image first, in a
+worker, and finds the full pages that the owner already has. Then ImageImport refers to these pages from the beginning,
+and allocates only the other pages.
 
 No other code knows the pages before `finish`, and the content is checked as it lies in memory. So a source that changes
-during the import can make it fail, but can't make it accept bad content.
+during the import can make the import fail, but can't make it accept bad content.
 """
 
 from __future__ import annotations

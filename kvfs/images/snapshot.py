@@ -92,8 +92,8 @@ class Snapshot:
         return [number for number in self.cold_pages(first, stop)[0] if number not in lent]
 
     def cold_pages(self, first: int, stop: int) -> tuple[list[int], IntArray]:
-        """Return the full pages from `first` to `stop - 1` that are on disk alone. The first result has their indexes
-        in the file, the second has their page numbers.
+        """Return the full pages from `first` to `stop - 1` that are on disk alone. The first result has the pages'
+        indexes in the file, the second has the page numbers.
         """
         pages = self._pages[first : min(stop, self._num_full)]
         is_cold = self.pool.store.of[pages] == NOWHERE

@@ -96,7 +96,7 @@ class ControlHandlers:
             self._volume.change_owner(behind, uid)
         if fields & wire.SET_SIZE:
             cut = partial(self._control.truncate, number, size)
-            if isinstance(behind.content, KvFile):  # else the cut raises an error
+            if isinstance(behind.content, KvFile):  # else `cut` raises an error
                 await self._changes.change(behind.content, self._volume.tree.path_of(behind), cut)
             else:
                 cut()

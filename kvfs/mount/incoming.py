@@ -38,8 +38,8 @@ class Refusal:
 
     @classmethod
     def of(cls, inode: Inode, error: SymError) -> Self | None:
-        """Return the refusal to remember, or None. An error of a full pool is not remembered, because the pool may have
-        room at the next test.
+        """Return the refusal that should be remembered, or None. An error of a full pool is not remembered, because the
+        pool may have room at the next test.
         """
         if isinstance(error, Invalid) and isinstance(inode.content, PlainFile):
             return cls(inode.content, inode.content.changes, error)

@@ -4,8 +4,8 @@ The code runs on the trio thread, except for slow work, which workers do. A task
 file or changes its content. So an open during an import waits, and then sees the KV file.
 
 A request waits for the disk until a deadline, which is counted from the request's arrival. So a request that waits for
-the lock gets it before its own deadline. Only an import, or a reader that hashes a KV file, may hold the lock longer.
-The deadline of a request that waits for such work is counted from the end of the work (`OpenInode.excused_s`).
+the lock gets the lock before its own deadline. Only an import, or a reader that hashes a KV file, may hold the lock
+longer. The deadline of a request that waits for such work is counted from the end of the work (`OpenInode.excused_s`).
 """
 
 from __future__ import annotations

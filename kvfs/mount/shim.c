@@ -33,7 +33,7 @@
 #define UNLOCKED_BYTES 32768 /* shorter answers are sent with the GIL held: its release may cost 0.1 ms */
 
 /* Functions of libfuse. This object is not linked with libfuse: pyfuse3 may use the distribution's library, or a
- * library of another name in its wheel, and a process must not load two. */
+ * library of another name in its wheel, and a process must not load libfuse twice. */
 #define LIBFUSE(function)                                                                                              \
     function(reply_buf) function(reply_err) function(reply_none) function(req_ctx) function(req_interrupt_func)        \
         function(session_exited) function(session_fd) function(session_new) function(session_process_buf)              \

@@ -2,9 +2,9 @@
 ahead the next span.
 
 A program reads an image in pieces of at most 1 MiB, while a page has between 100 KiB and 10 MiB. If each piece were a
-read of the disk, the same slot would be read many times. If the file were read into the arena, it would evict pages
-that are in use. So a reader keeps some spans in memory outside of the arena while it reads near them. The memory of one
-span is called its *room*.
+read of the disk, the same slot would be read many times. If the file were read into the arena, the read would evict
+pages that are in use. So a reader keeps some spans in memory outside of the arena while it reads near them. The memory
+of one span is called its *room*.
 
 All readers of the mount share a few rooms. A reader that finds no free room takes the room of the least recently read
 span that no reader is using. If readers are using every span, the reader waits. A read-ahead takes no room from another

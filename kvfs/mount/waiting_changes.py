@@ -1,7 +1,7 @@
 """Changes of KV files that wait until no call appends to the file. An example is `truncate` from a shell.
 
 This module does not know which calls append to files. An `Exclusive` runs a change when no call appends to the file.
-The default `at_once` runs it immediately; then the change fails with EBUSY if it can't be made.
+The default `at_once` runs a change immediately. A change that can't be made then fails with EBUSY.
 
 While a truncation waits, the kernel holds the inode's lock. Other programs that change the file's size or mode wait for
 that lock, and no signal interrupts them. So the truncation's wait has a limit, and a signal to the truncating program

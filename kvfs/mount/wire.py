@@ -48,8 +48,8 @@ def attributes(
 ) -> Attributes:
     """Return the attributes that `stat` shows. `mode` includes the file type.
 
-    Blocks are counted for the whole size. If fewer blocks were shown, `cp` would treat the file as one with holes, and
-    lose its bytes.
+    Blocks are counted for the whole size. If fewer blocks were shown, `cp` would treat the file as a file with holes,
+    and lose its bytes.
     """
     atime, atime_ns = divmod(atime_ns, _NS)
     mtime, mtime_ns = divmod(mtime_ns, _NS)

@@ -1,7 +1,7 @@
 """The disk under plain files: the system calls that backing files need, and the deadline for them.
 
 Any of these calls may hang for as long as the disk hangs. So the owner's thread makes only calls that never block in
-the kernel (`RWF_NOWAIT`). The first such call shows whether the file system supports them.
+the kernel (`RWF_NOWAIT`). The first such call shows whether the file system supports non-blocking calls.
 """
 
 from __future__ import annotations

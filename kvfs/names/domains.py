@@ -2,8 +2,8 @@
 
     mkdir key1; setfattr -n user.kv.quota -v 512M key1        an empty directory becomes a domain
     getfattr -n user.kv.used key1                             bytes that the domain uses
-    setfattr -n user.kv.weight -v 2 key1                      its share beside its owner's other domains
-    setfattr -x user.kv.quota key1                            once it is empty, it stops being a domain
+    setfattr -n user.kv.weight -v 2 key1                      share of the domain beside its owner's other domains
+    setfattr -x user.kv.quota key1                            an empty domain becomes a directory again
 
 Files in a domain are charged to the domain and to the owner of the domain's directory. If domains are nested, the owner
 of the outermost directory is charged: see `kvfs.pages.accounts`. No file can be moved or linked across the boundary.

@@ -162,8 +162,8 @@ class Sums:
     # Marks
 
     def guards(self, start: int, stop: int) -> bool:
-        """Whether a change of these bytes has to wait for a mark, or for the verification of extents that it overwrites
-        in part.
+        """Whether a change of these bytes has to wait for a mark, or for the verification of extents that the change
+        overwrites in part.
         """
         if start >= self.size:
             return False
@@ -262,7 +262,7 @@ class Sums:
     # Sums that the index lacks
 
     def lacking(self, size: int) -> list[int]:
-        """Return the extents that have to be read for their sums to be known. `size`: the size of the file."""
+        """Return the extents whose sums are unknown until the extents are read. `size`: the size of the file."""
         if size == self.size and all(self._kept):
             return []
         grown = self._num_whole(size)

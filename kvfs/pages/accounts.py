@@ -7,8 +7,8 @@ size. Holes count, as they do in `st_blocks`. The first CORE_FREE_NAMES names ar
 NAME_BYTES, whatever its length. So a rename moves no charge, and a small quota that was chosen for a number of pages
 has room for that many pages.
 
-A charge to a domain is also a charge to its parent: the domain around it, or else the uid that owns its directory. So a
-domain is a part of its owner's quota, never a way out of it.
+A charge to a domain is also a charge to its parent: the domain around it, or else the uid that owns the domain's
+directory. So a domain is a part of its owner's quota, never a way out of it.
 
 Owned by the daemon's trio thread. Limits are checked before anything changes.
 """
@@ -65,7 +65,7 @@ class StillCharged(OverQuota):
 
 
 class Account:
-    """Account of a uid or a domain. Charges count to its parents as well."""
+    """Account of a uid or a domain. An account's charges count to its parents as well."""
 
     def __init__(
         self,
@@ -119,7 +119,9 @@ class Account:
 
     @property
     def parent(self) -> Account | None:
-        """The domain around the account, or else the uid that owns its directory. None: the account is a uid's."""
+        """The domain around the account, or else the uid that owns the domain's directory. None: the account is a
+        uid's.
+        """
         return self._parent
 
     @parent.setter
@@ -225,7 +227,7 @@ class Account:
         self.tell_watchers()
 
     def close(self) -> None:
-        """End a domain. Its account is removed after its last page and file are gone."""
+        """End a domain. The domain's account is removed after the last page and file of the domain are gone."""
         self.core.is_ended = True
         self.charge_domains(-1)
 

@@ -90,8 +90,8 @@ class Assembly:
         self._new_pages = self._pages
 
     def plan(self) -> None:
-        """Find the sources of each page. A worker thread may call this method, because it only reads pages with
-        references.
+        """Find the sources of each page. A worker thread may call this method, because the method only reads pages that
+        have references.
         """
         pool, num_pages = self.pool, pages_for(self.num_entries)
         pages, slots = self._entries()

@@ -42,7 +42,7 @@ class Counts:
 
     @property
     def top(self) -> int:
-        """The first page number from which on no page ever had a count."""
+        """The lowest page number above all pages that ever had a count."""
         return int(self._counts.top)
 
     @property

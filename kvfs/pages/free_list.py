@@ -37,7 +37,7 @@ class FreeList:
 
     @property
     def top(self) -> int:
-        """The first page number from which on no page was ever taken."""
+        """The lowest page number above all pages that were ever taken."""
         return int(self.core.top)
 
     def grow(self, num_pages: int) -> None:

@@ -149,7 +149,7 @@ class PagePool:
 
     @property
     def top(self) -> int:
-        """The first page number from which on no page ever had a reference."""
+        """The lowest page number above all pages that ever had a reference."""
         return self._references.top
 
     @property
@@ -258,7 +258,7 @@ class PagePool:
         self._pins.add(pages)
 
     def unpin(self, pages: IntArray) -> None:
-        """End a pin of each page."""
+        """End one pin of each page."""
         self._pins.subtract(pages)
 
     def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:

@@ -96,7 +96,7 @@ class PageTable:
         return self._slots(0, self.core.num_pages)
 
     def _slots(self, first: int, stop: int) -> IntArray:
-        """Return a copy of page numbers, because C may move them."""
+        """Return a copy of page numbers, because C may move its array."""
         if first == stop:
             return _NO_PAGES
         return np.frombuffer(ffi.buffer(self.core.slots + first, 4 * (stop - first)), np.int32).copy()
@@ -203,7 +203,7 @@ class PageTable:
 
 
 class Reservation:
-    """Room for new entries of one table, for a step to compute them. `commit_first` or `abort` ends it."""
+    """Room for new entries of one table, which a step computes. `commit_first` or `abort` ends it."""
 
     __slots__ = ("table",)
 
@@ -311,7 +311,9 @@ class Reservation:
         self.table.pool.done(lib.core_forget_room(self.table.core))
 
     def frames(self) -> IntArray:
-        """Return the frames of the reservation's pages, all in memory, for a decoder to compute with."""
+        """Return the frames of the reservation's pages, which are all in memory. A decoder computes with these
+        frames.
+        """
         found = np.empty(self.table.core.num_reserved_pages, np.int32)
         are_there = lib.core_frames(self.table.core, found.size, pointer(found))
         assert are_there, f"pages {self.pages} are not all in memory"

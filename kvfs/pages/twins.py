@@ -81,5 +81,5 @@ def true_twins(
 
 
 def _keys(digests: Digests) -> npt.NDArray[np.uint64]:
-    """Return the first eight bytes of each digest: enough to sort by."""
+    """Return the first eight bytes of each digest, by which pages are sorted."""
     return np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]

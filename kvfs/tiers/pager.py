@@ -8,7 +8,7 @@ its frames waits only for the disk. Frames become free in four ways, tried in th
 
 - pages in the policy's order are evicted: clean pages at once, dirty pages after they are written;
 - idle programs in the run are asked to leave the run;
-- calls of the same user with a lower priority leave the run, then calls that have been there for long (`Engine`);
+- calls of the same user with a lower priority leave the run, then calls that have been in the run for long (`Engine`);
 - programs remove files, and calls end.
 
 If none of these four can be expected, the first ticket fails with NoSpace, or with the disk's error.
@@ -226,8 +226,8 @@ class Pager:
         """Read pages into memory and pin them. Return frames for `num_new` new pages, as `room` does. No page is named
         twice.
 
-        The caller gets all pages and frames at once. Two callers that held some frames, and waited for more, could wait
-        for each other for ever.
+        The caller gets all pages and frames together. Two callers that held some frames, and waited for more, could
+        wait for each other for ever.
         """
         frames = await self._pinned(pages, num_new, owner, priority)
         try:

@@ -1,8 +1,8 @@
 """Input and output of a policy of the tiers: a function over arrays that ranks files for memory.
 
-A policy is a function `rank(files, gaps)`. It returns numbers: the worth of keeping each file in memory. The file with
-the least worth is evicted first. The daemon calls the function when it needs room, and a replay calls it for a trace.
-The function keeps no state between calls.
+A policy is a function `rank(files, gaps)`. The function returns numbers: the worth of keeping each file in memory. The
+file with the least worth is evicted first. The daemon calls the function when memory is short, and a replay calls it
+for a trace. The function keeps no state between calls.
 
 The daemon itself handles priorities, pins and advice. A pinned file is not in `files`. Files with a lower priority, and
 files that are cold by advice, are evicted before the policy's choice.

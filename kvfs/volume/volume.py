@@ -370,7 +370,7 @@ class Volume:
         return PlainFile.existing(self.backing_dir, backing_name(inode.number, number), size, **self._plain_io)
 
     def _let_go(self, path: Path, descriptor: Descriptor | None) -> None:
-        """Remove an unused backing file. If the index still names it, wait for the commit that drops the name."""
+        """Remove an unused backing file. If the index still names the file, wait for the commit that drops the name."""
         if self.storage.needs_backing(path.name):
             self._let_go_files[path.name] = path, descriptor
         else:
