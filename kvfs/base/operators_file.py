@@ -42,4 +42,4 @@ def _require_not_for_all(path: Path) -> None:
             is_sticky = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
             may_all_write = about.st_mode & stat.S_IWOTH and not is_sticky
             if may_all_write and (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
-                raise Invalid(f"{path}: all may write to {where}, and the daemon obeys it: chmod o-w")
+                raise Invalid(f"{path}: all may write to {where}, and the daemon obeys the file: chmod o-w")

@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int:
     except (ValueError, OverflowError):
         raise Invalid(f"{text!r} is no size: write 4G, 512M or a number of bytes") from None
     if size <= 0:
-        raise Invalid(f"{text!r} is no size: it has to be more than nothing")
+        raise Invalid(f"{text!r} is no size: a size is greater than 0")
     if size > MAX_BYTES:
         raise Invalid(f"{text!r} is no size: no machine has so much")
     return size

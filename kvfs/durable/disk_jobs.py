@@ -118,7 +118,7 @@ class DiskJobs:
         """Return the error for a wait that took too long."""
         return SymError(
             f"the disk below {self._where} has not answered for {self.deadline_s:g} s: what was asked for may or may "
-            "not be on it",
+            "not be on the disk",
             errno.ETIMEDOUT,
         )
 

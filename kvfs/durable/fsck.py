@@ -102,8 +102,8 @@ def _of_index(found: Salvage) -> list[Finding]:
         what = f"the index is damaged: {listed(found.problems, 4)}"
         problems.append(Finding("index", (), what, repair))
     if found.lost_commits:
-        what = "the index's log is damaged, and what was committed behind that is lost"
-        problems.append(Finding("index", (), what, "what was committed before is kept"))
+        what = "the index's log is damaged, and commits behind the damage are lost"
+        problems.append(Finding("index", (), what, "commits before the damage are kept"))
     return problems
 
 

@@ -213,8 +213,8 @@ class Journal(Changes):
         return first <= number or bool(self._delayed and self._delayed[0][0] <= number)
 
     def concerns(self, inode: Inode, number: int) -> bool:
-        """Return whether the index lacks changes up to `number` that concern an inode, its names, or the names in the
-        directory that it is. If the changes are too many for one cut to look at, return True.
+        """Return whether the index lacks changes up to `number` that concern an inode, its names, or, if the inode is a
+        directory, the names in it. If the changes are too many for one cut to look at, return True.
         """
         if inode.names or inode.parent is not None:
             since = self.dirty.get(inode)

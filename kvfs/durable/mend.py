@@ -331,7 +331,7 @@ class Mender:
                 plan.sums[number, part] = left
         for damaged, what in survey.damage.items():
             if backing.get(damaged.inode) == damaged:
-                self._note("sum", [damaged.inode], what, "what is there is kept, and is not checked any more")
+                self._note("sum", [damaged.inode], what, "the bytes are kept, and are not checked any more")
         for key in sorted(self._broken.get("sums", set()), key=repr):
             if key not in rows and key[0] in backing:
                 self._take_broken("sums", key)
@@ -380,7 +380,7 @@ class Mender:
         for key in sorted(self._broken.pop("names", ()), key=repr):
             number = key[0] if isinstance(key[0], int) else 0
             path = self._path_in(number, key[1] if isinstance(key[1], bytes) else str(key[1]).encode())
-            repair = "the name goes; what has no other one is put into /lost+found"
+            repair = "the name goes; a file or directory without another name is put into /lost+found"
             self._note("name", (), "the name's row is damaged", repair, path)
 
     def _wrong_name(self, directory: int, name: bytes, number: int, named: set[int]) -> str:
@@ -501,7 +501,7 @@ class Mender:
         beyond = [number for number in self._rows.inodes if number >= max(told, ROOT_NUMBER + 1)]
         if is_broken or beyond:
             why = "is damaged" if is_broken else f"is said to be {told}"
-            self._note("count", beyond, f"the number of the next inode {why}", "it is the one after the last")
+            self._note("count", beyond, f"the number of the next inode {why}", "it is the number after the last")
         plan.next_inode = self._unused_number()
 
     def _tell_of_rows_that_nobody_needs(self) -> None:

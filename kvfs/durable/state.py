@@ -135,9 +135,7 @@ def _require_index(directory: Path) -> None:
     """
     index = directory / INDEX_NAME
     if has_lost_commits(Path(f"{index}-wal")):
-        raise SymError(
-            f"the log of the index {index} is damaged, and what was kept last is lost: {SEE_FSCK}", errno.EIO
-        )
+        raise SymError(f"the log of the index {index} is damaged, and the last commits are lost: {SEE_FSCK}", errno.EIO)
     is_lost = not index.exists() or not index.stat().st_size
     if is_lost and any((directory / "slots").glob("*.kv")):
         raise SymError(f"the index {index} is lost, and the names of all files with it: {SEE_FSCK}", errno.EIO)

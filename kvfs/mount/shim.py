@@ -99,6 +99,6 @@ def verify() -> None:
     """Raise if `pyfuse3.init` made its session without the shim, because then no handler would ever be called."""
     if not lib.kvfs_session_captured():
         raise RuntimeError(
-            "the FUSE session was made without kvfs._shim, because libfuse was bound before that was loaded; "
+            "the FUSE session was made without kvfs._shim, because libfuse was bound before kvfs._shim was loaded; "
             "import kvfs.mount.shim before anything else that loads libfuse3"
         )

@@ -423,7 +423,7 @@ def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: 
     """Raise unless `creds` may remove a name of the inode from the directory."""
     require(directory, creds, WRITE | SEARCH, f"directory of {what}")
     if directory.mode & stat.S_ISVTX and creds.uid not in {0, inode.uid, directory.uid}:
-        raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither of them")
+        raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither")
 
 
 def require_owner(inode: Inode, creds: Credentials, what: object) -> None:

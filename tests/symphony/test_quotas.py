@@ -120,7 +120,7 @@ def test_why_a_connection_is_not_confined_is_said_and_leaves_none_behind(emptied
     ("settings", "message"),
     [
         ({"quota": "much"}, "is no size"),
-        ({"quota": "0"}, "more than nothing"),
+        ({"quota": "0"}, "greater than 0"),
         ({"quota_files": 0}, "at least 1"),
         ({"weight": ["2"]}, "USER=N"),
         ({"weight": ["nobody-of-this-name=2"]}, "no such user"),
