@@ -63,7 +63,7 @@ from libsym.errors import (
 )
 
 MAX_MERGED = 256
-"""The most files in one merge. For each file, taking the references takes some microseconds of the trio thread."""
+"""The most files in one merge. The reference on each file takes some microseconds of the trio thread."""
 _WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 

@@ -35,8 +35,8 @@ static void tell_use(core_table *table) {
     pool->used = table;
 }
 
-/* Return whether the name of one more file needs space on disk. The first CORE_FREE_NAMES files of all users need
- * none. */
+/* Return whether the name of one more file needs space on disk. The first CORE_FREE_NAMES files of all users need no
+ * space. */
 static _Bool takes_names(const core_account *account) {
     int64_t num_files = account->total->num_files;
     return core_names_bytes(num_files + 1) != core_names_bytes(num_files);

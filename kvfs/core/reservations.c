@@ -63,7 +63,7 @@ static void put_target(core_table *table) {
         table->slots[table->num_reserved_pages] = table->target;
 }
 
-/* Make the first new page the copy of the last page. The whole page is copied if the new one holds another account's
+/* Make the first new page the copy of the last page. The whole page is copied if the new page holds another account's
  * bytes. */
 static void append_to_copy(core_table *table, int slot) {
     page_columns *of = &table->pool->page;

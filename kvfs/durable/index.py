@@ -178,8 +178,8 @@ class Index:
             raise _failed("write", self.path, error) from error
 
     def xattrs(self, number: int) -> dict[bytes, bytes] | None:
-        """Return the attributes in an inode's row of attributes, or None if the inode has no such row. Raise EIO if
-        they are damaged.
+        """Return the attributes in an inode's row of attributes, or None if the inode has no such row. Raise EIO if the
+        attributes are damaged.
         """
         try:
             return self.read_xattrs(number)

@@ -29,7 +29,7 @@ def masked(data: memoryview, facts: ModelFacts, num_entries: int) -> bytes:
 
 @lru_cache(maxsize=16)
 def _entries(axes: str, dim: int) -> npt.NDArray[np.intp]:
-    """Return the entry of each number in a block, in the order of the numbers."""
+    """Return, for each number in a block, the entry that the number belongs to, in the order of the numbers."""
     names = axes.split(",")
     divisor = next((int(name) for name in names if name.isdigit()), 1)
     sizes = {"dim": dim, "entry": PAGE_ENTRIES, f"dim/{divisor}": dim // divisor}

@@ -126,8 +126,8 @@ class Snapshot:
     def read(self, offset: int, size: int, lent: Mapping[int, Bytes] = NONE_LENT) -> Bytes:
         """Return up to `size` bytes of the image; empty past its end. Only the thread that owns the pool calls this.
 
-        A range in consecutive memory is returned without a copy, as a view into the store or into lent bytes. Use it
-        before the next await. `lent` has the pages that `missing` returned.
+        A range in consecutive memory is returned without a copy, as a view into the store or into lent bytes. Use the
+        result before the next await. `lent` has the pages that `missing` returned.
         """
         assert not self.closed
         assert min(offset, size) >= 0

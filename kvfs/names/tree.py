@@ -211,8 +211,8 @@ class Tree:
     ) -> Inode:
         """Make an inode without a name. The inode lives until `drop_if_unused` finds no reference to it.
 
-        The account that pays is `account`, by default the account of `uid`. Raise OverQuota if it has no room for one
-        more file.
+        The account that pays is `account`, by default the account of `uid`. Raise OverQuota if that account has no room
+        for one more file.
         """
         account = account or self._accounts.of(uid)
         self.require_one_more(account, len(target))

@@ -117,7 +117,7 @@ class Assembly:
         return int(np.count_nonzero(~self._planned().shared))
 
     def pages_to_read(self) -> IntArray:
-        """Return the source pages that `fill` reads, each once."""
+        """Return the source pages that `fill` reads, each page once."""
         plan = self._planned()
         found: IntArray = np.unique(plan.pages[~plan.shared])
         return found
