@@ -67,14 +67,14 @@ PROGRAMS
     Interpreter                                    run a model's Python code, confined by the kernel
     Budget                                         the limit of a search: what it may still spend
     programs                                       list the programs, each a ProgramInfo
-    getpid, getrusage                              this program's number, and its Usage
+    getpid, getrusage                              this program's pid, and its Usage
 
 OTHERS
     send, recv, subscribe, unsubscribe             messages: to a pid, or to all readers of a topic
     send_to_user, recv_from_user                   text to and from the user who launched the program
-    connect, close                                 the connection; the first call makes it; after a restart: wait=30
+    connect, close                                 make or end the connection; after a restart: connect(wait=30)
     connection                                     a second Connection, for example to a domain
-    daemon_stat, daemon_check                      the daemon's state; a check of its books
+    daemon_stat, daemon_check                      the daemon's state; a check of its page accounting
     aio                                            the same names as coroutines, for trio and asyncio
 
 ERRORS. A call that fails raises a SymError: an OSError with an errno and a message of one line. The message names the
@@ -88,10 +88,10 @@ NotSupported, OverQuota, ProtocolError, StepFailed, TimedOut, TooLarge, TooManyL
     ...     print(error)
     no.kv: no such file
 
-THREADS. Any thread may call any function. All threads share one connection, and other threads run while one waits.
+THREADS. Any thread may call any function. All threads share one connection. While a thread waits, other threads run.
 Ctrl-C ends a wait.
 
-FORKS. A child made by fork(2) gets its own connection with its first call. There, KV objects of the parent raise
+FORKS. A child made by fork(2) gets its own connection with its first call. In the child, KV objects of the parent raise
 BadHandle.
 
 THE DAEMON ENDS. Every call that waits, and every later call, fails with NotConnected until the program calls

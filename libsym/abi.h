@@ -2,8 +2,8 @@
  *
  * A connection has four parts. A Unix socket identifies the peer and shows whether it is alive. A sealed memfd has the
  * layout below. The doorbell, an eventfd, wakes the daemon. The bell, a pipe, wakes a client whose event loop waits for
- * several descriptors, and so cannot sleep on a futex. To ring either, write the number 1 as 8 bytes. All numbers are
- * in the machine's own byte order: both sides run on the same machine.
+ * several descriptors, and so cannot sleep on a futex. To ring the doorbell or the bell, write the number 1 as 8 bytes.
+ * All numbers are in the machine's own byte order: both sides run on the same machine.
  *
  *   offset 0        struct sym_region            4096 bytes
  *   states_offset   one u32 for each result slot
@@ -11,12 +11,13 @@
  *   complete_offset ring of replies              daemon -> client
  *   slots_offset    result slots: float32 rows of vocab_size logits
  *
- * A ring is an array of bytes. The producer moves the tail, the consumer the head. Both only grow: a position is the
- * value modulo the ring's size. A frame is a 64-byte header and its payload, padded to a multiple of 64 bytes. A frame
- * may wrap at the end of the ring. A header never wraps, since rings and frames are multiples of 64.
+ * A ring is an array of bytes. The producer moves the tail, the consumer the head. Head and tail only grow: a position
+ * in the ring is either value modulo the ring's size. A frame of a ring is one message: a 64-byte header and its
+ * payload, padded to a multiple of 64 bytes. A frame may wrap at the end of the ring. A header never wraps, since rings
+ * and frames are multiples of 64.
  *
- * The daemon trusts no byte of the region. It keeps the geometry, its heads and its tails in private memory, and only
- * stores them here. The daemon copies the client's bytes before it checks them.
+ * The daemon trusts no byte of the region. The daemon keeps the geometry, its heads and its tails in private memory;
+ * the region has copies for the client. The daemon copies the client's bytes before it checks them.
  */
 #ifndef SYM_ABI_H
 #define SYM_ABI_H
@@ -36,7 +37,7 @@
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: the end of the file */
 #define SYM_ANY_OWNER (-1)      /* KV_CLAIM: open a file of any user */
-#define SYM_NO_TIMEOUT (-1)     /* RECV, KV_PRESSURE: wait for ever; TRACE: until it is cancelled */
+#define SYM_NO_TIMEOUT (-1)     /* RECV, KV_PRESSURE: wait for ever; TRACE: until the trace is cancelled */
 #define SYM_MAX_BATCH 256       /* PRED_BATCH: most calls in one request */
 #define SYM_MAX_FORKS 32        /* KV_FORK: most files in one call */
 #define SYM_MAX_ADVICE 16       /* KV_ADVISE: most pieces of advice in one call; more would contradict each other */
@@ -134,7 +135,7 @@ enum sym_du { SYM_DU_ROWS = 0, SYM_DU_TOTAL = 1 };
 
 /* KV_ADVISE: advice on a file. */
 enum sym_advice {
-    SYM_ADVISE_PIN = 1, /* value: milliseconds; 0: until it is unpinned */
+    SYM_ADVISE_PIN = 1, /* value: milliseconds; 0: until UNPIN */
     SYM_ADVISE_UNPIN = 2,
     SYM_ADVISE_COLD = 3,
     SYM_ADVISE_WILLNEED = 4,
@@ -184,9 +185,9 @@ struct sym_attention {
     uint32_t reserved0, reserved1;
 };
 
-/* The attention, in the reply's payload behind reduced rows. Floats follow: [layers][kv_heads][columns], or [columns]
- * if the request asked for the sum; then layers and kv_heads are 0. A column is an entry or a page. Entries of the new
- * tokens are included. */
+/* The shape of the attention, in the reply's payload behind reduced rows. The floats follow this structure:
+ * [layers][kv_heads][columns]. If the request asked for the sum, layers and kv_heads are 0, and the floats are
+ * [columns]. A column is an entry or a page. Entries of the new tokens are included. */
 struct sym_attended {
     uint32_t layers, kv_heads, columns;
     uint32_t entries; /* the file's length after the call */
@@ -197,7 +198,7 @@ struct sym_attended {
  *
  *     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9, z = (z ^ z >> 27) * 0x94d049bb133111eb, z ^ z >> 31
  *
- * Then draw number i, counted from 0, uses mix(stream + (i + 1) * G) >> 11, divided by 2^53. A seed's stream begins at
+ * The i-th draw, counted from 0, uses mix(stream + (i + 1) * G) >> 11, divided by 2^53. A seed's stream begins at
  * mix(seed + G). After n draws it is mix(seed + G) + n * G. */
 enum sym_sampling_flag {
     SYM_SAMPLING_ALLOWED = 1,
@@ -208,7 +209,8 @@ enum sym_sampling_flag {
 /* How a token is drawn from a row of logits (sampler.c). These parts follow the structure, in this order: with
  * SYM_SAMPLING_MORE, a struct sym_sampling_more and `breaker_bytes` bytes of texts; `num_bias` struct sym_bias;
  * `num_before` + `num_generated` int32 tokens for the penalties; with SYM_SAMPLING_ALLOWED, ceil(vocab_size / 32) words
- * with a bit for each token that may be drawn. If all fields are zero, including the temperature, the argmax is drawn. */
+ * with a bit for each token that may be drawn. If all fields are zero, including the temperature, the argmax is
+ * drawn. */
 struct sym_sampling {
     double temperature;
     double top_p; /* 1: off */
@@ -222,7 +224,7 @@ struct sym_sampling {
     uint32_t flags; /* enum sym_sampling_flag */
 };
 
-/* More settings of a sampling. Zeros turn all of them off. A window is a number of the latest tokens, given or
+/* More settings of a sampling. Zeros turn all of them off. A window is a count of the latest tokens, given or
  * generated; 0: all. The breakers are UTF-8 texts, each ended by a NUL. A token whose bytes contain one of the texts is
  * a breaker. */
 struct sym_sampling_more {
@@ -303,7 +305,7 @@ struct sym_region {
     _Alignas(64) _Atomic uint64_t submit_head; /* daemon */
     _Alignas(64) _Atomic uint64_t complete_tail; /* daemon */
 
-    _Alignas(64) _Atomic uint32_t daemon_asleep; /* the daemon sets it before it sleeps; a client clears it and rings */
+    _Alignas(64) _Atomic uint32_t daemon_asleep; /* daemon: it is about to sleep; a client clears this and rings */
     _Atomic uint32_t backlog; /* daemon: replies wait for space; ring after reading some */
     _Atomic uint32_t gone; /* daemon: no more replies will arrive */
     _Atomic uint32_t daemon_cpu; /* a hint: the CPU on which the daemon last took requests */

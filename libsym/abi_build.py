@@ -1,7 +1,7 @@
 """Writes `libsym/_abi.py`: the definitions of `abi.h` for Python. setup.py runs this script; run it after an edit.
 
 `enum sym_op` becomes the class Op. Its members lose their common prefix. Other enums become classes, too. Flags become
-constants, because several flags have one number. `struct sym_mask` becomes MASK_STRUCT, a `struct.Struct`.
+constants, because several flags have the same value. `struct sym_mask` becomes MASK_STRUCT, a `struct.Struct`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODULE = HERE / "_abi.py"
 FORMATS = {"uint16_t": "H", "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "float": "f"}
 FORMATS["double"] = "d"
 
-# Only C uses struct sym_region and the bytes reserved for it. Python's HEADER_BYTES is the header of a frame.
+# Only C uses struct sym_region and the bytes reserved for it. Python's HEADER_BYTES is the size of a frame's header.
 NOT_FOR_PYTHON = {"SYM_HEADER_BYTES", "region"}
 
 DEFINE = re.compile(r"^#define (SYM_\w+) +(\S.*?)(?: +/\* (.*?) \*/)?$", re.MULTILINE)

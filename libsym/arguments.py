@@ -18,7 +18,7 @@ _SEED_MASK = (1 << 64) - 1
 _ALL_PERMISSIONS = 0o7777
 _UNORDERED = (set, frozenset, dict)
 _MAX_SHOWN_BITS = 1 << 12
-"""Number of digits of the longest number that a message shows. Python refuses to print more than 4,300 digits."""
+"""Messages show only numbers of fewer bits than this. Python refuses to print more than 4,300 digits."""
 
 
 class _Short(reprlib.Repr):
@@ -66,7 +66,7 @@ def int64(number: object, what: str) -> int:
 
 
 def permissions(mode: object) -> int:
-    """Check permission bits. The error for text has an example: `mode="0600"`, `kv_create(path, "rw")` are common."""
+    """Check permission bits. The error has an example: `mode="0600"` and `kv_create(path, "rw")` are common faults."""
     if type(mode) is int and 0 <= mode <= _ALL_PERMISSIONS:
         return mode
     if not isinstance(mode, (int, Integral)):
@@ -101,8 +101,8 @@ def seed64(seed: int) -> int:
 
 
 def draw_number(number: int, name: str = "first_draw") -> int:
-    """Check `draw`, the number of a draw from a seed. The first draw has number 0. The message names the argument
-    `name`.
+    """Check the serial number of a draw from a seed. The first draw has number 0. The error message calls the argument
+    by `name`.
     """
     if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < 1 << 63:
         raise Invalid(f"{name}={shown(number)}: the number of a draw, from 0 on")

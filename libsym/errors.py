@@ -41,13 +41,13 @@ class Exists(SymError):
 
 
 class NoAccess(SymError):
-    """The mode bits of the file, or of a directory on the way, forbid this to the caller."""
+    """The mode bits of the file, or of a directory on the way, forbid the operation to the caller."""
 
     code = errno.EACCES
 
 
 class NotPermitted(SymError):
-    """Only the owner (or root) may do this."""
+    """Only the owner or root may perform this operation."""
 
     code = errno.EPERM
 
@@ -83,7 +83,7 @@ class TooLarge(SymError):
 
 
 class NoBuffers(SymError):
-    """Every result slot is held by a live `Dist`: drop some before asking for more."""
+    """Every result slot is held by a live `Dist`: drop some of them before you ask for more rows."""
 
     code = errno.ENOBUFS
 
@@ -131,7 +131,7 @@ class CrossDevice(SymError):
 
 
 class Busy(SymError):
-    """Another call is using the file in a way that excludes this one."""
+    """Another call is using the file in a way that excludes this call."""
 
     code = errno.EBUSY
 

@@ -39,7 +39,8 @@ enum sym_served {
     SYM_LATER = 2,  /* the answer comes later */
 };
 
-/* Carries out a request at once, without the interpreter. Returns a `sym_served`. The caller zeroes `answer` first. */
+/* Carries out a request immediately, without the interpreter. Returns a `sym_served`. The caller zeroes `answer`
+ * first. */
 typedef int sym_serve_function(void *connection, const sym_taken *request, const char *payload, int64_t answer[4]);
 
 enum sym_hot_outcome {
@@ -49,7 +50,7 @@ enum sym_hot_outcome {
     SYM_HOT_TAKEN = 1,
 };
 
-/* Functions that libsym gives the loop. libsym/channel/hot.c and server.c, libsym/rows/sampler.c describe each. */
+/* Functions that libsym gives the loop. libsym/channel/hot.c and server.c, and libsym/rows/sampler.c describe them. */
 typedef struct sym_hot_functions {
     int (*take)(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
     int (*answer)(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
@@ -73,12 +74,12 @@ typedef struct sym_hot_functions {
     int (*stops_add)(sym_stops *stops, int32_t token);
 } sym_hot_functions;
 
-/* Attention of the rows of a chunk. For each layer and KV head, `sums` receives the weights that the rows give each
- * entry, summed over the query heads of that KV head. */
+/* Attention of the rows of a chunk. For each layer, KV head and entry, `sums` receives the weights that the rows give
+ * the entry, summed over the query heads of that KV head. */
 typedef struct sym_mass {
     float *sums; /* [layers][kv_heads][columns]; null: no call asks for the attention of this chunk */
     int32_t layers, kv_heads; /* of the model */
-    int32_t columns;          /* at least the number of the file's entries, the chunk included */
+    int32_t columns;          /* at least as many as the file's entries, the chunk included */
 } sym_mass;
 
 /* One step. Chunk c has the rows first_row[c] .. first_row[c + 1] - 1. Its pages begin at pages[first_page[c]]. */

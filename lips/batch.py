@@ -1,12 +1,12 @@
-"""Answers a file of prompts, JSON lines in and out; a new run continues where the last one ended.
+"""Answers a file of prompts, JSON lines in and out; a new run continues where the last run ended.
 
     symphony run --bind . batch prompts.jsonl answers.jsonl --streams 16
     symphony run batch prompts.jsonl /kv/answers.jsonl         # plain files lie on the mount, too
 
-A line is {"prompt": "…"} or {"messages": […]}. It may have "id" (default: the number of the line), "max_tokens",
-"temperature" and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} if the prompt cannot be answered.
-Each answer is written when it is complete, with one write. A run after kill -9 cuts off the partial last line, and asks
-only the prompts without an answer.
+A line is {"prompt": "…"} or {"messages": […]}. A line may also have "id" (default: the number of the line),
+"max_tokens", "temperature" and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} if the prompt cannot
+be answered. Each answer is written when it is complete, with one write. A run after kill -9 cuts off the partial last
+line, and asks only the prompts without an answer.
 """
 
 import errno

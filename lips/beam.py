@@ -77,7 +77,7 @@ def beam_search(
 
 
 def growing(row: list[Beam], normalize: float) -> list[Beam]:
-    """Return the unfinished hypotheses of a group. If the best can no longer change, return an empty list."""
+    """Return the unfinished hypotheses of a group. If its best can no longer change, return an empty list."""
     if max(row, key=lambda beam: beam.logprob).is_over and not normalize:
         return []  # each further token only makes an unfinished hypothesis less likely
     return [beam for beam in row if not beam.is_over]
@@ -88,7 +88,7 @@ def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "the text to continue")
     arguments.whole("--width", "hypotheses side by side", 4, most=64)
     arguments.whole("--max-tokens", "length of each", 32)
-    arguments.number("--normalize", "divide by the length to this power", 0.0, least=0, most=10)
+    arguments.number("--normalize", "divide scores by the length to this power", 0.0, least=0, most=10)
     arguments.whole("--groups", "groups that the hypotheses are divided into", 1, most=64)
     arguments.number("--diversity", "penalty of a token for each earlier group that took it", 1.0, least=0)
     args = arguments.parse_args()

@@ -3,9 +3,9 @@
     symphony run best_of_n "Why is the sky blue?" -n 8 --temperature 0.8
     symphony run best_of_n "Why is the sky blue?" --judge --all
 
-The question is computed once. Each answer is a generation on a fork of its file, with a separate seed. All generations
-share the steps of the daemon. By default the best answer has the highest mean log-probability of its tokens (`score`).
-With --judge the program asks the model whether each answer is good; the surest Yes wins.
+The question is computed once. Each answer is a generation on a fork of the question's file, with a separate seed. All
+generations share the steps of the daemon. By default the best answer has the highest mean log-probability of its tokens
+(`score`). With --judge the program asks the model whether each answer is good; the surest Yes wins.
 """
 
 import math

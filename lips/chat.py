@@ -36,7 +36,7 @@ class Talk:
 /system TEXT tells the model how to behave from now on, /stats says how full the context is, /quit leaves"""
 
     def answer(self, line: str) -> None:
-        """Stream an answer. Ctrl-C ends it: the conversation keeps the part that was shown."""
+        """Stream an answer. Ctrl-C ends the answer, and the conversation keeps the part that was shown."""
         length, question = self.chat.kv.len() + len(self.chat.pending), {"role": "user", "content": line}
         system, self.at = self.system if length <= self.at else [], min(length, self.at)
         try:

@@ -4,7 +4,7 @@
     symphony run codeact "Which line of the log has the error?" --read log.txt
 
 The code runs in an `Interpreter`: a process that the kernel confines. The code can't use the network, start processes,
-or write files. Its variables stay from turn to turn, and the conversation stays in its KV file. The model calls
+or write files. The code's variables stay from turn to turn, and the conversation stays in its KV file. The model calls
 `answer(x)` when it knows the answer. The status is 1 if --max-turns turns bring no answer. (Wang et al. 2024)
 """
 

@@ -20,7 +20,7 @@ def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str
     with sym.kv_create() as kv:
         tokens = sym.tokenize(prompt)
         for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):  # the last token needs no room
-            dist = sym.pred(kv, tokens)  # appends the tokens, and returns the distribution of the next one
+            dist = sym.pred(kv, tokens)  # appends the tokens, and returns the distribution of the next token
             token = draws.draw(dist)
             if token in end:
                 break
@@ -32,7 +32,7 @@ def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.text("prompt", "the text that is to go on")
-    arguments.whole("--max-tokens", "how long it gets", 64)
+    arguments.whole("--max-tokens", "limit of the continuation", 64)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     arguments.whole("--seed", "the same seed draws the same tokens", least=0)
     args = arguments.parse_args()

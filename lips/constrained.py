@@ -23,7 +23,7 @@ def main(arguments: sym.Arguments) -> None:
     arguments.add_argument(
         "--speculate", action="store_true", help="draft the tokens that followed the same last tokens earlier"
     )
-    arguments.whole("--max-tokens", "no more than these", 200)
+    arguments.whole("--max-tokens", "limit of the answer", 200)
     args = arguments.parse_args()
     if [args.schema, args.regex, args.lark].count(None) != 2:
         arguments.error("one of --schema, --regex and --lark says what the answer is")

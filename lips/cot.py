@@ -3,10 +3,10 @@
     symphony run cot "Tom has 3 apples and buys 2. How many has he?" --paths 8
     symphony run cot "Was Caesar born before Plato?" --all
 
-Greedy decoding often answers at once, and wrongly. A path that begins with another token may reason first. So the
-question is computed once and forked for each of the likeliest first tokens. Each fork decodes greedily, and then
-states its answer in a few words. The sureness of an answer is the mean gap in probability between the likeliest and the
-second likeliest token of these words. Equal answers add up their sureness. No prompt asks for steps. (Wang, Zhou 2024)
+Greedy decoding often answers immediately, and wrongly. A path that begins with another token may reason first. So the
+question is computed once and forked for each of the likeliest first tokens. Each fork decodes greedily, and then states
+its answer in a few words. The sureness of an answer is the mean gap in probability between the likeliest and the second
+likeliest token of these words. Equal answers add up their sureness. No prompt asks for steps. (Wang, Zhou 2024)
 """
 
 import math

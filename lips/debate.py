@@ -3,10 +3,10 @@
     symphony run debate "Tom has 3 apples and buys 2. How many has he?" --agents 3 --rounds 2
     symphony run debate "Which is larger, 9.11 or 9.9?" --quiet
 
-The question is computed once; each agent is a conversation in a fork of it, and all agents answer in the same steps.
-In each further round an agent reads the last answers of the other agents, and answers again. In the end each agent
-states its answer in a few words, and the most frequent answer wins. A tie, or a debate without an answer, ends with
-status 1. (Du et al. 2023)
+The question is computed once. Each agent is a conversation in a fork of the question's file, and all agents answer in
+the same steps. In each further round an agent reads the last answers of the other agents, and answers again. In the end
+each agent states its answer in a few words, and the most frequent answer wins. A tie, or a debate without an answer,
+ends with status 1. (Du et al. 2023)
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ def votes(chats: list[sym.Chat]) -> Counter[str]:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.whole("--agents", "how many answer", 3, least=2, most=16)
-    arguments.whole("--rounds", "how often each answers", 2)
+    arguments.whole("--rounds", "how often each agent answers", 2)
     arguments.whole("--max-tokens", "of an answer", 80)
     arguments.whole("--seed", "of the draws", 0, least=0)
     arguments.add_argument("--quiet", action="store_true", help="show the vote alone")

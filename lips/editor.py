@@ -70,7 +70,7 @@ class Document:
 
     def delete(self) -> None:
         for state in self.states:
-            with suppress(sym.NotFound):  # it has expired
+            with suppress(sym.NotFound):  # the state has expired
                 sym.kv_remove(state)
 
 

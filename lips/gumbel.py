@@ -4,9 +4,9 @@
     symphony run gumbel --key 7 --detect "a text that may have been drawn so"
 
 A key and the last tokens give each token of the vocabulary a number r in [0, 1). The token with the greatest r^(1/p)
-is taken, where p is its probability. Over all keys this is a fair draw (the Gumbel trick), so the mark does not make
-the text worse. With the key, a test sees that the tokens have an r near 1. By chance the sum of -log(1 - r) over n
-tokens has a gamma distribution, which gives a p-value. (Aaronson 2022)
+is taken, where p is the token's probability. Over all keys this is a fair draw (the Gumbel trick), so the mark does not
+make the text worse. With the key, a test sees that the tokens have an r near 1. Without the mark, the sum of -log(1 -
+r) over n tokens has a gamma distribution, which gives a p-value. (Aaronson 2022)
 """
 
 import math
@@ -42,7 +42,9 @@ def generate(kv: sym.KV, prompt: list[int], key: int, max_tokens: int) -> list[i
 
 
 def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
-    """Return the probability that a text without the watermark reaches this sum. A repeated run counts once."""
+    """Return the probability that a text without the watermark reaches the sum of these tokens. A repeated run counts
+    once.
+    """
     runs = {tuple(tokens[at - NUM_BEFORE : at + 1]) for at in range(NUM_BEFORE, len(tokens))}
     total = sum(-math.log1p(-numbers(key, run[:-1], vocab_size)[run[-1]]) for run in runs)
     # For a gamma distribution with integer shape n: P(sum >= s) = exp(-s) * (1 + s + ... + s^(n-1) / (n-1)!)

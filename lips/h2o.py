@@ -5,16 +5,16 @@
     symphony run h2o "Programs call" --context README.md --compare " the model" --budget 1024
 
 `pred(attention="entries")` returns the attention that each entry got. Summed over all tokens, a few entries get most
-of it. The cache keeps these, and as many of the latest entries, which had no chance yet. It evicts STEP entries at
-once. In the paper each head evicts its own entries. An entry of a KV file belongs to all heads, so here the sum over
-all of them decides. (Zhang et al. 2023)
+of it. The cache keeps these entries, and an equal number of the latest entries, which had no chance yet to get
+attention. STEP entries are evicted together. In the paper each head evicts its own entries. An entry of a KV file
+belongs to all heads, so here the sum over all heads decides. (Zhang et al. 2023)
 """
 
 import numpy as np
 
 import libsym as sym
 
-STEP = 16  # tokens read at once, and entries evicted at once
+STEP = 16  # tokens read together, and entries evicted together
 
 
 class Cache:
@@ -40,7 +40,7 @@ class Cache:
         self.mass = np.pad(self.mass, (0, len(seen) - len(self.mass))) + seen
 
     def append(self, tokens: list[int]) -> sym.Dist:
-        """Append tokens; return the distribution of the next one."""
+        """Append tokens; return the distribution of the next token."""
         for at in range(0, len(tokens), STEP):
             step = tokens[at : at + STEP]
             self.make_room(len(step))

@@ -1,4 +1,4 @@
-"""Jacobi decoding: each step corrects a whole window of guesses, until none of them changes.
+"""Jacobi decoding: each step corrects a whole window of guesses, until no guess changes.
 
     symphony run jacobi "1, 2, 3, 4, 5, 6," --max-tokens 60
 
@@ -18,7 +18,7 @@ import libsym as sym
 
 
 def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int]]:
-    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the latest one."""
+    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the last token."""
     length, room, pending = kv.len(), kv.room(), tokens
     guesses = tokens[-window:]  # any first guess will do: here the end of the text
     while True:
@@ -40,7 +40,7 @@ def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int
 def main(arguments: sym.Arguments) -> None:
     arguments.text("text", "the text to continue")
     arguments.whole("--max-tokens", "tokens to generate", 60)
-    arguments.whole("--window", "tokens guessed at once", 6, most=64)
+    arguments.whole("--window", "tokens guessed together", 6, most=64)
     args = arguments.parse_args()
     end = sym.model_info().eos_ids
     with sym.kv_create() as kv:

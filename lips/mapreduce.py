@@ -55,7 +55,7 @@ def summarize(text: str, context: int, max_tokens: int) -> str:
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.document("file", "a text file")
-    arguments.whole("--context", "tokens that the model is given at once (default: all it takes)")
+    arguments.whole("--context", "tokens of one prompt with its summary (default: the whole context)")
     arguments.whole("--max-tokens", "of one summary", 120)
     args = arguments.parse_args()
     most = sym.model_info().max_positions

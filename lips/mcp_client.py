@@ -23,7 +23,7 @@ MAX_TOKENS = 256  # maximum for a call or an answer
 
 
 def form(tools: Sequence[Tool]) -> sym.Grammar:
-    """Return a grammar of JSON that either calls one of the tools or answers; without tools, it can only answer."""
+    """Return a grammar of JSON that calls a tool or answers. Without tools, the grammar only allows an answer."""
     calls: list[dict[str, Any]] = [
         {"tool": {"const": tool.name}, "arguments": {"additionalProperties": False, **tool.input_schema}}
         for tool in tools

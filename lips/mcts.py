@@ -4,9 +4,10 @@
 
 The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file with the
 beginning of an expression, forked from its parent's file. The model's distribution over the tokens that may come is
-the prior of a node's moves (PUCT). A rollout draws the rest; its reward is higher the nearer its value is to the
-target. The published method keeps the mean reward of a node's rollouts; here a node keeps the best. This search has no
-opponent, and needs one expression. With the mean, it finds hardly more than chance.
+the prior of a node's moves (PUCT). A rollout draws the rest of the expression. The nearer its value is to the target,
+the higher is the reward. The published method keeps the mean reward of a node's rollouts; here a node keeps the best
+reward. This search has no opponent, and needs only one good expression. With the mean, the search finds hardly more
+than chance.
 """
 
 import math

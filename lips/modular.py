@@ -75,7 +75,7 @@ def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("question")
     arguments.document("file", "a text: a module", nargs="+")
-    arguments.whole("--choose", "ask over each combination of so many (default: over all of them)")
+    arguments.whole("--choose", "ask over each combination of this many files (default: over all files)")
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
     if not 1 <= (num_chosen := args.choose or len(args.file)) <= len(args.file):

@@ -25,7 +25,7 @@ def draft(text: list[int], match: int, length: int) -> list[int]:
 
 
 def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) -> Iterator[list[int]]:
-    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the latest one."""
+    """Append `tokens`; yield the tokens that each step finds, until the context is full. `kv` lacks the last token."""
     text, room, pending = kv.read()[0] + tokens, kv.room(), tokens
     while True:
         guesses = draft(text, match, min(length, max(0, room - len(pending))))

@@ -18,7 +18,7 @@ SYSTEM = "You answer in one short sentence."
 def open_prefix() -> sym.KV:
     """Open the file that conversations with this system message begin with; compute it if it does not exist.
 
-    If several runs begin at the same time, one of them computes the file. Its name appears when it is complete.
+    If several runs begin at the same time, one of them computes the file. The name appears when the file is complete.
     """
     system = [{"role": "system", "content": SYSTEM}]
     return sym.kv_open_or_compute(PREFIX, sym.chat_tokens(system, add_generation_prompt=False))

@@ -53,7 +53,7 @@ def main(arguments: sym.Arguments) -> None:
     arguments.text("question", nargs="+")
     arguments.document("--document", "a text file; may come again", action="append", required=True)
     arguments.text("--system", "a system message; may come again", action="append")
-    arguments.kv("--tree", "its directory on the mount", "prefix_tree")
+    arguments.kv("--tree", "the tree's directory on the mount", "prefix_tree")
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
     levels = [

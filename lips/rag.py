@@ -5,7 +5,7 @@
 A passage (the text below a heading) is computed for its first question, and is then a KV file that each question forks.
 The program decides by popularity which files stay. A file's PRIORITY counts its questions: the count outlives the
 program, and when memory runs short the daemon moves the least used passages to disk first. Beyond the budget the
-program removes the least used ones. The next question removes the files of changed or deleted passages.
+program removes the least used passages. The next question removes the files of changed or deleted passages.
 """
 
 import math

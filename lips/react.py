@@ -72,7 +72,9 @@ def prompt(tools: Mapping[str, Tool]) -> str:
 
 
 def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: int) -> Iterator[str]:
-    """Yield the model's lines and the tools' results. After a repeated call or `max_calls` calls, it must answer."""
+    """Yield the model's lines and the tools' results. After a repeated call or `max_calls` calls, the model must
+    answer.
+    """
     thought, answer = r"Thought: [^\n]{1,160}\n", r"Answer: [^\n]{1,160}"
     action = rf"(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|{answer})"
     asked, made, calls_left = question, set[str](), max_calls

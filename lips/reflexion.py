@@ -15,7 +15,7 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
     """Yield each attempt's code and its error (empty if the test passed). Stop at success or after `most` attempts."""
     asked = f"Write Python: {task}. Write the code alone."
     for number in range(1, most + 1):
-        with sym.Interpreter() as python:  # a new one, without the definitions of earlier attempts
+        with sym.Interpreter() as python:  # a new interpreter, without the definitions of earlier attempts
             code, wrong = python.ask(chat, asked, max_tokens=max_tokens)
             if python.raised is None:
                 wrong = python.run(test)
@@ -32,7 +32,7 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
 def main(arguments: sym.Arguments) -> None:
     arguments.text("task", "a description of the code")
     arguments.text("--test", "Python that fails where the code is wrong", required=True)
-    arguments.whole("--attempts", "at most so many", 3)
+    arguments.whole("--attempts", "limit of attempts", 3)
     args = arguments.parse_args()
     chat, wrong = sym.Chat(sym.kv_create(), "You are a careful programmer."), ""
     for code, wrong in attempts(chat, args.task, args.test, args.attempts):

@@ -3,8 +3,8 @@
     symphony run samplers "Once upon a time" --sampler min_p
     symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
 
-Each of the first five is a function of the probabilities that returns weights; one token is then drawn by weight. A new
-sampler takes three lines here, and no change to the daemon.
+Each of the first five is a function that takes the probabilities and returns weights. A token is then drawn by weight.
+A new sampler takes three lines here, and no change to the daemon.
 """
 
 import math
@@ -18,7 +18,7 @@ import libsym as sym
 
 Probs = npt.NDArray[np.float64]
 Sampler = Callable[[Probs, np.random.Generator], Probs]
-"""Function of probabilities and a random generator that returns weights. The weights may have any sum."""
+"""Function that takes probabilities and a random generator, and returns weights. The weights may have any sum."""
 
 
 def min_p(p: Probs, _rng: np.random.Generator, least: float = 0.1) -> Probs:

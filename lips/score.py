@@ -4,9 +4,9 @@
     symphony run score --after "The capital of France is" " Paris" " Rome" " a dog"
 
 For a file the score is its perplexity, that is e to the mean surprise of a token. A text that is longer than the
-context is read in windows; each begins half a context before the tokens that it scores. For endings the score is the
-log-probability of each ending after the same text, which is computed once. The likeliest ending comes first. The mean
-per token is shown, too, since a sum puts long endings at a disadvantage.
+context is read in windows. Each window begins half a context before the tokens that it scores. For endings the score is
+the log-probability of each ending after the same text, which is computed once. The likeliest ending comes first. The
+mean per token is shown, too, since a sum puts long endings at a disadvantage.
 """
 
 import math
@@ -48,7 +48,7 @@ def endings(text: str, ends: list[str]) -> list[tuple[float, float, str]]:
 def main(arguments: sym.Arguments) -> None:
     arguments.text("texts", "files; with --after endings", nargs="+")
     arguments.text("--after", "rank endings of this text", metavar="TEXT")
-    arguments.whole("--context", "tokens that are read at once of a file (default: all that the model takes)", least=2)
+    arguments.whole("--context", "tokens of a file in one window (default: the model's whole context)", least=2)
     args = arguments.parse_args()
     if args.after is not None:
         for total, mean, end in endings(args.after, args.texts):

@@ -2,8 +2,8 @@
 
     symphony run self_consistency "Tom has 3 apples and buys 2. How many has he?" -n 9
 
-The question is computed once. The chains are drawn side by side, on forks of its file. The last number of each chain is
-its vote. A chain that --max-tokens cuts off has no vote. (Wang et al. 2022)
+The question is computed once. The chains are drawn side by side, on forks of the question's file. The last number of
+each chain is its vote. A chain that --max-tokens cuts off has no vote. (Wang et al. 2022)
 """
 
 import re

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import libsym as sym
 
-STEP = 16  # tokens appended at once, and entries evicted at once
+STEP = 16  # tokens appended together, and entries evicted together
 
 
 def make_room(kv: sym.KV, window: int, sinks: int) -> None:

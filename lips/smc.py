@@ -4,8 +4,8 @@
 
 The rule here is that no word is longer than --longest letters. If only the next token is masked, as with a grammar, a
 text may reach places where the rule leaves only unlikely tokens. Here a population of forks, the particles, is drawn
-under the mask. Each has a weight: the model's probability of keeping the rule, multiplied over the steps. When the
-weights differ too much, particles are resampled by weight: likely ones are forked, the others closed. So a text is
+under the mask. Each particle has a weight: the model's probability of keeping the rule, multiplied over the steps. When
+the weights differ too much, particles are resampled by weight: likely ones are forked, the others closed. So a text is
 drawn in proportion to its probability, given the rule. (Lew et al. 2023)
 """
 
@@ -18,7 +18,7 @@ from functools import reduce
 import libsym as sym
 
 Allowed = Callable[[int], sym.TokenSet]
-"""A function from a state to the tokens that keep the rule in it."""
+"""A function from a state to the tokens that keep the rule in that state."""
 After = Callable[[int, int], int]
 """A function from a state and a token to the next state."""
 

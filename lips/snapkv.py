@@ -6,7 +6,7 @@
 The prompt is read once, as a whole. Its last tokens are mostly a question; their attention to the earlier entries shows
 which entries the answer will need. The program keeps these --budget entries, and generates the answer on them. Each
 entry counts as much as its most attended neighbour, since neighbours belong together. In the paper each head chooses
-its own entries. An entry of a KV file belongs to all heads, so here the sum over all of them decides. (Li et al. 2024)
+its own entries. An entry of a KV file belongs to all heads, so here the sum over all heads decides. (Li et al. 2024)
 """
 
 import numpy as np

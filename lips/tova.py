@@ -6,9 +6,9 @@
 
 The entries that the latest token attends to most stay, old or new: the method needs no sums and no window. A prompt is
 read as a whole, and its last token decides the first eviction. So if the prompt ends with a question, entries on its
-subject stay. From then on the file stays within --budget entries. STEP entries are evicted at once; STEP = 1 is the
+subject stay. From then on the file stays within --budget entries. STEP entries are evicted together; STEP = 1 is the
 published method. In the paper each layer evicts its own entries. An entry of a KV file belongs to all layers, so here
-the sum over all of them decides. (Oren et al. 2024: such a transformer is an RNN with many states, hence Token Omission
+the sum over all layers decides. (Oren et al. 2024: such a transformer is an RNN with many states, hence Token Omission
 Via Attention)
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import libsym as sym
 
-STEP = 16  # entries evicted at once
+STEP = 16  # entries evicted together
 
 
 class Cache:
@@ -33,7 +33,9 @@ class Cache:
         return dist
 
     def evict(self, dist: sym.Dist) -> None:
-        """Evict the entries that the latest token attends to least. Its own entry stays: it sets the next position."""
+        """Evict the entries that the latest token attends to least. The latest entry stays, since it sets the next
+        position.
+        """
         mass = np.asarray(dist.attention)
         if len(mass) >= self.budget:
             seen = np.argsort(-mass[:-1])[: self.budget - STEP - 1]

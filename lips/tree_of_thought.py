@@ -17,7 +17,7 @@ JUDGE = "\nIs that a good step? Answer Yes or No:"
 
 
 class Thought(sym.Tree):
-    """A step. Its file holds all steps up to and including this one, except the pending tokens."""
+    """A step. Its file holds all steps up to and including this step, except the pending tokens."""
 
     text = ""
     score = 0.0
@@ -57,7 +57,7 @@ def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max
 @sym.command
 def main(arguments: sym.Arguments) -> None:
     arguments.text("task")
-    arguments.whole("--breadth", "steps proposed for each", 3, most=64)
+    arguments.whole("--breadth", "steps proposed for each thought", 3, most=64)
     arguments.whole("--keep", "of a level", 2)
     arguments.whole("--depth", "levels", 3)
     arguments.kv("--tree", "a directory of the mount in which the thoughts have names", metavar="DIR")

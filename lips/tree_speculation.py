@@ -3,10 +3,10 @@
     symphony run tree_speculation "Count: one, two, three, one, two, three," --max-tokens 60
 
 If the last tokens occurred earlier more than once, different tokens may have followed them. A single draft (`ngram`)
-bets on the latest. Here the drafts form a tree with their common beginnings as shared branches. A mask lets each guess
-see only the text and its own branch. The depth of a guess in the tree sets its position. So one `pred()` returns the
-model's token after every guess (Miao et al., "SpecInfer", 2024). The branch that agrees longest with the model is kept;
-the other branches are dropped from the file. The output is always that of greedy decoding.
+bets on the latest occurrence. Here the drafts form a tree with their common beginnings as shared branches. A mask lets
+each guess see only the text and its own branch. The depth of a guess in the tree sets its position. So one `pred()`
+returns the model's token after every guess (Miao et al., "SpecInfer", 2024). The branch that agrees longest with the
+model is kept; the other branches are dropped from the file. The output is always that of greedy decoding.
 """
 
 import sys
@@ -28,7 +28,7 @@ def drafts(text: list[int], match: int, width: int, length: int) -> list[list[in
 
 
 def tree(texts: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Return the tokens of a tree of the texts, and for each token the numbers on its branch, ending with its own."""
+    """Return the tokens of a tree of the texts, and for each token the indexes of its branch, its own index last."""
     tokens, lines, known = list[int](), list[list[int]](), dict[tuple[int, ...], list[int]]()
     for text in texts:
         for depth in range(1, len(text) + 1):
@@ -41,7 +41,7 @@ def tree(texts: list[list[int]]) -> tuple[list[int], list[list[int]]]:
 
 
 def speculate(kv: sym.KV, tokens: list[int], match: int = 2, width: int = 4, length: int = 8) -> Iterator[list[int]]:
-    """Append `tokens`; yield the tokens that each step finds, at least one. `kv` lacks the latest one."""
+    """Append `tokens`; yield the tokens that each step finds, at least one. `kv` lacks the latest token."""
     found = [sym.pred(kv, tokens, top_k=1).argmax()]
     yield found
     text = kv.read()[0] + found

@@ -1,11 +1,11 @@
-"""Watermark: favours half of the tokens, chosen by a key; --detect tests a text for it.
+"""Watermark: favours half of the tokens, chosen by a key; --detect tests a text for the mark.
 
     symphony run watermark "Once upon a time" --key 7 --max-tokens 100
     symphony run watermark --key 7 --detect "a text that may have been drawn so"
 
 A key and the previous token choose half of the vocabulary; the logits of this half rise by `delta` before the draw.
-The test needs the key and the text, but no model. By chance half of the tokens are favoured, so an excess of them gives
-a p-value. (Kirchenbauer et al. 2023)
+The test needs the key and the text, but no model. By chance half of the tokens are favoured, so an excess of favoured
+tokens gives a p-value. (Kirchenbauer et al. 2023)
 """
 
 import math

@@ -3,7 +3,7 @@
     symphony run windowed "The history of the city begins" --window 64 --max-tokens 100
 
 However long the text is, each step takes the same time, and the file takes the same memory. `kv.keep` evicts some of
-the oldest entries at once. But a model sends surplus attention to the first entries of a text. Without them the
+the oldest entries together. But a model sends surplus attention to the first entries of a text. Without them the
 perplexity of all later text jumps: `sink --compare` shows this, and cures it with four entries.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import libsym as sym
 
-STEP = 16  # tokens appended at once, and entries evicted at once
+STEP = 16  # tokens appended together, and entries evicted together
 
 
 def make_room(kv: sym.KV, window: int) -> None:

@@ -51,7 +51,7 @@ UNPIN = Advised(Advice.UNPIN)
 COLD = Advised(Advice.COLD)
 """Advice: the program will not use the file soon, so the daemon may move its pages to disk."""
 WILLNEED = Advised(Advice.WILLNEED)
-"""Advice: the program will use the file soon. The daemon brings its pages into memory if there is room for them."""
+"""Advice: the program will use the file soon. The daemon brings the file's pages into memory if they fit."""
 
 
 def TTL(seconds: float) -> Advised:  # noqa: N802 - advice is in capitals, as in madvise(2)
@@ -84,21 +84,21 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
 
     TTL: the daemon removes the file, with all its names, when no program and no user of the mount has had it open for
     that many seconds. A pinned file stays.
-    PIN: the pages of the file stay in memory. The daemon reads pages on disk as soon as memory is free. PIN(seconds) is
-    a lease, which ends after that time or with the daemon. The daemon's `pin_share` limits the pinned pages, to half of
-    memory by default, and each user may pin half of that share. Beyond the limits, the call raises NoSpace or
-    OverQuota.
+    PIN: the pages of the file stay in memory. The daemon brings pages that are on disk into memory as soon as memory is
+    free. PIN(seconds) is a lease, which ends after that time or with the daemon. The daemon's `pin_share` limits the
+    pinned pages, to half of memory by default, and each user may pin half of that number. Beyond the limits, the call
+    raises NoSpace or OverQuota.
     PRIORITY: among the files of one user, the daemon moves those with a lower priority to disk first.
 
     The daemon keeps TTL, PIN and PRIORITY with the file, not with a handle. Forks begin without advice. Only the owner
     may give this advice, and may change it at any time. `kv_stat` and `getfattr -d` show it, and
     `setfattr -n user.kv.ttl -v 3600` sets it from a shell.
 
-    WILLNEED and COLD are hints, and return at once. WILLNEED brings a file's pages into memory if there is room. The
-    caller needs permission to read the file. COLD lets the daemon move the pages to disk as soon as no call computes
-    with them. The next use of the file ends this advice. Only the file's owner, root and writers of its group may give
-    COLD (else NotPermitted). COLD has no effect on a pinned file. While other handles have the file open, COLD has an
-    effect only if the owner gives it.
+    WILLNEED and COLD are hints: the call returns immediately. WILLNEED brings a file's pages into memory if they fit.
+    The caller needs permission to read the file. COLD lets the daemon move the pages to disk as soon as no call
+    computes with them. The next use of the file ends the advice COLD. Only the file's owner, root and writers of its
+    group may give COLD (else NotPermitted). COLD has no effect on a pinned file. While other handles have the file
+    open, COLD has an effect only if the owner gives it.
 
     >>> with sym.kv_create("advised.kv") as kv:
     ...     sym.kv_advise(kv, sym.TTL(3600), sym.PIN)

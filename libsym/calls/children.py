@@ -101,8 +101,8 @@ def spawn(
 ) -> Script[Child]:
     """Start a child program, as `symphony run PROGRAM ARGS` does; return when it runs.
 
-    The child ends when this program ends, unless it is `detached`. `env` is added to the environment that this program
-    was started with. The default of `cwd` is the directory in which this program was started. `limits` are `tokens`,
+    The child ends when this program ends, unless it is `detached`. `env` is added to the environment in which this
+    program was started. The default of `cwd` is the directory in which this program was started. `limits` are `tokens`,
     `pages`, `page_seconds`, and those of `symphony run`: see symphony(1). With `restart="on-failure"` the launcher
     restarts the child when it fails. If `name` is in use, the child is called NAME-2, NAME-3 and so on.
 
@@ -130,7 +130,7 @@ def spawn(
 
 @system_call
 def wait(program: Child | ProgramInfo | str) -> Script[Ended]:
-    """Wait until a child of this program ends; return how it ended. Later calls return the same.
+    """Wait until a child of this program ends; return how it ended. Later calls return the same result.
 
     >>> try:
     ...     ended = sym.wait("1f2e3d4c")

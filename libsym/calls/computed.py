@@ -27,7 +27,8 @@ _NO_UID = (1 << 32) - 1
 def kv_open_or_compute(
     path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: Owner = None
 ) -> KV:
-    """Open a KV file, or compute it if it is missing. Exactly one of all callers computes it; the others wait.
+    """Open a KV file, or compute it if it is missing. Exactly one of all callers computes the file; the other callers
+    wait.
 
     `compute`: the tokens of the file, or a function that gets an empty file without a name and fills it. When the
     function returns, the name appears in one step, so no program sees half a file. Then the waiting callers open the
@@ -72,7 +73,8 @@ def refuse_coroutine(result: object) -> None:
 def claim_script(path: Path, flags: Flags, mode: int, owner: Owner) -> Script[tuple[KV, bool]]:
     """Return the file, and whether it exists already.
 
-    If not, return an empty file without a name, and hold the claim to the name while the file is open.
+    If the name is missing, the file is empty and has no name yet. While that file is open, it holds the claim to the
+    name.
     """
     name, write = path_text(path), checked_flags(flags)
     args = (permissions(mode), _admitted(owner), 0, 0)

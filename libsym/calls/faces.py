@@ -1,4 +1,4 @@
-"""Decorators that turn a script into a system call: a function for threads. `libsym.aio` has its coroutine function.
+"""Decorators that turn a script into a system call: a function for threads. `libsym.aio` makes the coroutine functions.
 
     @system_call
     def kv_chmod(path: Path, mode: int) -> Script[None]:
@@ -6,7 +6,7 @@
 
 Programs see the name, the arguments and the docstring of the script. `kv_chmod("a.kv", 0o644)` returns the result of
 the script. `kv_chmod = coroutine(names.kv_chmod)` in `libsym.aio` makes the coroutine function. Another script runs
-this one by `yield from script_of(kv_chmod)(path, mode)`.
+this script by `yield from script_of(kv_chmod)(path, mode)`.
 
 If the first argument is an open file, the call uses the file's connection. Otherwise it uses this process's connection.
 """

@@ -102,7 +102,7 @@ class Grammar:
 
     @classmethod
     def lark(cls, grammar: str) -> Self:
-        """Return a grammar in Lark's notation, which derives the text from `start`.
+        """Return a grammar in Lark's notation. The rule `start` gives the whole text.
 
         >>> grammar = sym.Grammar.lark('start: "yes" "!"')
         >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text())
@@ -112,7 +112,7 @@ class Grammar:
 
     @classmethod
     def gbnf(cls, grammar: str) -> Self:
-        """Return a grammar in llama.cpp's notation, which derives the text from `root`.
+        """Return a grammar in llama.cpp's notation. The rule `root` gives the whole text.
 
         >>> grammar = sym.Grammar.gbnf('root ::= "yes" "!"')
         >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text())
@@ -174,7 +174,8 @@ class Options(AskOptions, total=False):
 
     first_draw: int
     turn_at: int
-    """Index of the token at which a turn begins. The daemon notes it with the file. GOES_ON: no new turn begins."""
+    """Index of the token at which a turn begins. The daemon notes the turn with the file. GOES_ON: no new turn begins.
+    """
 
 
 def generate(
@@ -209,7 +210,7 @@ def generate(
     >>> kv.len() + len(generation.pending)
     9
 
-    With the same seed, its tokens equal those of this loop:
+    With the same seed, the generation's tokens equal those of this loop:
 
         draws, pending = sampler.start(before=tokens), tokens
         while True:
@@ -223,9 +224,9 @@ def generate(
 
     `sampler`: how tokens are drawn. `temperature`, `top_k`, `top_p`, `min_p` and `seed` replace the sampler's own
     settings. Without a sampler, temperature, top_k, top_p and min_p, each token is the likeliest.
-    `first_draw`: number of the first draw of the seed, to continue where another call has ended.
+    `first_draw`: serial number of the first draw of the seed, to continue where another call has ended.
     `before`: tokens that the repetition penalty and DRY count as already said, in place of `tokens`. If the beginning
-    of the file was computed earlier, give its whole text.
+    of the file was computed earlier, give the tokens of the whole text.
     `stop`: token ids and texts that end the generation. The tokens end before a stop token, or with the end of a stop
     text. `stop_at_end=False`: the model's end tokens do not stop the generation. `keep_stop=False`: when the program
     has read all tokens, the file is cut before the token in which the stop text begins. Text of that token before the
@@ -234,11 +235,12 @@ def generate(
     `grammar`: the texts that are allowed. Tokens that the grammar forces need no step of their own.
     `draft`: "ngram" looks for an earlier occurrence of the last tokens, and guesses that the same tokens follow. Right
     guesses save steps. Drafts never change the tokens.
-    `logprobs`: `dists` has the log-probability of each token, and those of so many likeliest tokens (0: none).
+    `logprobs`: `dists` has the log-probability of each token. At each place it also has this many likeliest tokens (0:
+    none).
     `positions`, `priority`: as in `pred`.
-    `deadline`: seconds from now. The generation ends then, with the tokens drawn so far.
+    `deadline`: seconds from now. At that time the generation ends, with the tokens drawn so far.
 
-    The generation begins at once, and other calls on the file wait for its end. A generation ends early with
+    The generation begins immediately, and other calls on the file wait for its end. A generation ends early with
     `cancel()`, at the end of a `with` block, or when the object is gone. The generation also ends when the handle `kv`
     closes, removes or truncates the file.
     """
@@ -320,8 +322,8 @@ class Progress:
     def dists(self) -> list[ReducedDist | None]:
         """Distribution of each of `tokens`, if the call asked for `logprobs`. None: a grammar forced that token.
 
-        A distribution has the drawn `token` and the likeliest ones, `topk(k)`. `logprob(token)` is the model's own,
-        before temperature, penalties and limits.
+        A distribution has the drawn `token` and the likeliest tokens, `topk(k)`. `logprob(token)` is the model's own
+        log-probability, before temperature, penalties and limits.
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2, logprobs=3)
         >>> tokens = list(generation)
@@ -414,7 +416,7 @@ class Progress:
     def drop_stop(self) -> Script[None]:
         """Cut the file where the stop text begins, if `keep_stop` is False and the program has not cut the file.
 
-        The generation calls this when the program has read its last token.
+        The generation calls this method when the program has read the last token.
 
         >>> kv = sym.kv_create()
         >>> generation = sym.generate(kv, [65], grammar=sym.Grammar.regex("abcd"), stop="c", keep_stop=False)
@@ -506,7 +508,7 @@ class Progress:
         self._num_entries = num_entries
 
     def _end_by(self, error: SymError) -> None:
-        """Note the error that ended the call. Raise it, unless it is a cancellation."""
+        """Note the error that ended the call. Raise the error, unless it is a cancellation."""
         if error.errno != errno.ECANCELED:
             self._has_failed = self._is_over = True
             raise error
@@ -526,7 +528,8 @@ class Progress:
 
 
 class Generation(Progress):
-    """A running generation, as an iterator of its tokens. Only one thread may wait for tokens; a second gets Invalid.
+    """A running generation, as an iterator of its tokens. Only one thread may wait for tokens; a second thread gets
+    Invalid.
 
     >>> with sym.generate(sym.kv_create(), [65], max_tokens=100) as generation:
     ...     first = next(generation)
@@ -595,8 +598,9 @@ class Generation(Progress):
     def cancel(self) -> None:
         """End the generation within a step. Tokens that have arrived can still be read.
 
-        When this returns, `tokens` and `pending` are final, and the file is free for the next call. But if another
-        thread waits for tokens, that thread gets the last ones. Until then, `tokens` and `pending` raise Invalid.
+        When `cancel` returns, `tokens` and `pending` are final, and the file is free for the next call. But if another
+        thread waits for tokens, that thread gets the last tokens. Until it has them, `tokens` and `pending` raise
+        Invalid.
 
         >>> generation = sym.generate(sym.kv_create(), [65])
         >>> first = next(generation)
@@ -808,7 +812,7 @@ def checked_stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], lis
     for one in each:
         if isinstance(one, str):
             if not utf8(one, "a stop text"):
-                raise Invalid("a stop text must not be empty: every text has that in it")
+                raise Invalid("a stop text must not be empty: every text contains the empty text")
             texts.append(one)
         elif isinstance(one, Integral):
             tokens.append(int64(one, "stop token"))

@@ -149,11 +149,11 @@ class HotFile:
     opens: int = 0
     """Number of handles of programs, and of open files on the mount, that have the file open now."""
     heat: float = 0.0
-    """Share of recent time in which the file was used, from 0 to 1. Use a minute ago counts half, and use two minutes
-    ago a quarter.
+    """Fraction of recent time in which the file was used, from 0 to 1. Use a minute ago counts half, and use two
+    minutes ago a quarter.
     """
     idle_s: float = 0.0
-    """Seconds since its last use."""
+    """Seconds since the last use of the file."""
     page_bytes: int = 0
     """Bytes of each page. Pages of another model have another size. 0: the daemon is of an earlier release."""
 

@@ -31,8 +31,9 @@ T = TypeVar("T")
 Flags = Literal["r", "rw"]
 OpenFlags = Literal["r", "rw", "a"]
 Range = int | slice | range | Sequence[int | None]
-"""Entries of a file: the number of one entry, a slice, or (start, stop). None is the beginning or the end. Negative
-numbers count from the end."""
+"""Entries of a file: the index of one entry, a slice, or (start, stop). None is the beginning or the end. Negative
+indexes count from the end.
+"""
 _SHOWN_TOKENS = 32
 """Number of tokens at the end of a file that a notebook shows."""
 
@@ -118,7 +119,7 @@ class KV(OpenFile):
         return self._channel.run(_fork(self, path, mode, ended=ended))
 
     def fork_n(self, n: int, *, mode: int = 0o600, ended: bool = False) -> list[KV]:
-        """Make `n` forks at once: see `libsym.kv_fork_n`.
+        """Make `n` forks in one call: see `libsym.kv_fork_n`.
 
         >>> base = sym.kv_create()
         >>> length = sym.kv_write(base, [1, 2, 3])
@@ -140,7 +141,7 @@ class KV(OpenFile):
         return self._channel.run(_extract(self, ranges, path, rebase, mode))
 
     def keep(self, ranges: Iterable[Range], rebase: bool = True) -> None:
-        """Keep only these entries of the file, in place: see `libsym.kv_keep`.
+        """Keep only the entries in `ranges`, in place: see `libsym.kv_keep`.
 
         >>> kv = sym.kv_create()
         >>> length = sym.kv_write(kv, [10, 11, 12, 13])
@@ -243,7 +244,7 @@ class KV(OpenFile):
 
 
 class Locked:
-    """A lock that this handle holds. The end of a `with` block, `unlock` or closing the file releases it."""
+    """A lock that an open file's handle holds. The end of a `with` block, `unlock` or closing the file releases it."""
 
     __slots__ = ("kv",)
 
@@ -305,7 +306,8 @@ def kv_open(path: Path, flags: OpenFlags = "r") -> Script[KV]:
 def _open_or_create(path: Path) -> Script[KV]:
     """Open a file for writing, or create it.
 
-    Another program may create or remove the file between the two calls. So both calls are tried a second time.
+    Another program may create or remove the file between the call that opens and the call that creates. So both calls
+    are tried a second time.
     """
     for _ in range(2):
         with suppress(NotFound):
@@ -407,8 +409,8 @@ def kv_extract(
     """Make a new file from some entries of `kv`, open for writing. Without a path the new file is anonymous.
 
     `kv`: an open file, or a path.
-    `ranges`: (start, stop) pairs, slices or numbers of single entries, in any order, also repeated. None is the
-    beginning or the end. Negative numbers count from the end. Invalid: a range lies outside the file.
+    `ranges`: (start, stop) pairs, slices or indexes of single entries, in any order, also repeated. None is the
+    beginning or the end. Negative indexes count from the end. Invalid: a range lies outside the file.
     `rebase`: give the entries positions from 0 on, and rotate their keys accordingly. False: keep their positions.
 
     Entries are not computed again. An entry still depends on all entries that preceded it in `kv`, even on dropped
@@ -446,7 +448,7 @@ def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, m
 
 @file_call
 def kv_keep(kv: KV, ranges: Iterable[Range], rebase: bool = True) -> Script[None]:
-    """Keep only these entries of an anonymous file, in place: for a cache that evicts entries.
+    """Keep only the entries in `ranges` of an anonymous file, in place: for a cache that evicts entries.
 
     The result is the same as after `kv = kv_extract(kv, ranges, rebase=rebase)`, but a Chat or a loop can continue with
     the same object. Forks keep their entries. The call cancels the generations that this handle started. Invalid: the
@@ -511,8 +513,8 @@ def kv_fetch(peer: str, path: Path, new_path: Path | None = None, *, mode: int =
     """Copy a KV file of another daemon, and open the copy for writing. Without `new_path` the copy is anonymous.
 
     `peer`: a name from the daemon's list of peers. `path`: the file on the peer's mount, which this program's user must
-    be able to read there. The copy has the peer's entries, bit for bit, so nothing is computed again. Pages that the
-    user has here already do not cross the network.
+    be able to read there. The copy has the peer's entries, bit for bit, so nothing is computed again. Only pages that
+    the user does not have here yet cross the network.
     """
     if not isinstance(peer, str):
         raise Invalid(f"peer={shown(peer)}: give the name of a peer")
@@ -574,8 +576,8 @@ def kv_unlock(kv: KV) -> Script[None]:
 def kv_remove(kv: KV | Path) -> Script[None]:
     """Remove a file, by a path or by an open KV.
 
-    For an open file, the call removes its name (`kv.path`) and closes it. NotFound: another program has moved the file
-    or removed its name. Then the file stays open.
+    For an open file, the call removes the name (`kv.path`) and closes the file. NotFound: another program has moved the
+    file or removed its name. Then the file stays open.
 
     >>> sym.kv_create("a.kv").close()
     >>> sym.kv_remove("a.kv")
@@ -636,8 +638,8 @@ def kv_rewind(kv: KV, tokens: Iterable[int]) -> Script[list[int]]:
 def kv_stat(kv: KV | Path) -> Script[KvStat]:
     """Return the facts of a file: kind, length, owner, pages, times and advice.
 
-    `kv`: an open file, or a path. Like stat(2), the call needs no permission on the file itself. Without permission to
-    read the file, some facts are None, as getfattr(1) would refuse them: see `KvStat`.
+    `kv`: an open file, or a path. Like stat(2), the call needs no permission on the file itself. If the caller may not
+    read the file, some facts are None: see `KvStat`.
 
     >>> kv = sym.kv_create("a.kv")
     >>> length = sym.kv_write(kv, [1, 2, 3])
@@ -699,7 +701,7 @@ def room_script(kv: KV) -> Script[int]:
 
 
 def checked_flags(flags: Flags, others: str = "") -> int:
-    """Return the flags of a request that opens a file. `others`: further values of the call, for the message."""
+    """Return the flags of a request that opens a file. `others`: further values, for the message."""
     if flags not in ("r", "rw"):
         raise Invalid(f"flags={shown(flags)}: 'r' to read and fork, 'rw' to append and cut as well{others}")
     return OPEN_WRITE if flags == "rw" else 0
@@ -714,7 +716,7 @@ def opened(reply: Reply, name: str | None, *, writable: bool) -> KV:
 
 
 def _warn_of_lost(what: str) -> None:
-    """Warn at the program's line that opened the file. All frames of libsym are skipped."""
+    """Warn at the program's line that opened the file. The stack frames of libsym are skipped."""
     frame, level = sys._getframe(), 1  # noqa: SLF001 - warnings count frames, too
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "libsym":  # exec() may set no name
         frame, level = frame.f_back, level + 1

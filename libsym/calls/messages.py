@@ -23,9 +23,9 @@ def send(to: int | str, x: object) -> Script[int]:
     To a topic: each reader has a buffer of the same size. If the buffer is full, the message is lost, and the reader's
     next `recv` says so. If the topic has no reader, the message is dropped, and the call returns 0.
 
-    A program reaches the programs of its own user, or of its domain if it is confined to one. Root's programs reach
-    every pid. Topics belong to the user, or to the domain. If a program has several connections, messages to its pid
-    arrive on the newest. The buffers of a connection end with it.
+    A program reaches the programs of its own user, or of its domain if it is confined to a domain. Root's programs
+    reach every pid. Topics belong to the user, or to the domain. If a program has several connections, messages to its
+    pid arrive on the newest. The buffers of a connection end with it.
 
     >>> sym.send(sym.getpid(), {"question": 42})
     1
@@ -50,10 +50,10 @@ def send(to: int | str, x: object) -> Script[int]:
 def recv(topic: str | None = None, *, timeout: float | None = None) -> Script[Any]:
     """Return the next message from this program's mailbox, or from a topic. The first `recv` of a topic subscribes.
 
-    The call waits for a message. WouldBlock: no message arrived within `timeout` seconds; 0 does not wait. Each message
-    goes to one `recv`, in the order of arrival. NoBuffers: messages of the topic were lost because its buffer was full.
-    The error says how many, and the next `recv` returns the next message. If Ctrl-C or a cancellation ends the wait, no
-    message is lost.
+    The call waits for a message. WouldBlock: no message arrived within `timeout` seconds. `timeout=0` does not wait.
+    Each message goes to one `recv`, in the order of arrival. NoBuffers: messages of the topic were lost because its
+    buffer was full. The error says how many, and the next `recv` returns the next message. If Ctrl-C or a cancellation
+    ends the wait, no message is lost.
 
     >>> sym.send(sym.getpid(), b"bytes stay bytes")
     1
@@ -83,7 +83,7 @@ def subscribe(topic: str) -> Script[None]:
 
 @system_call
 def unsubscribe(topic: str) -> Script[None]:
-    """Unsubscribe from a topic: its messages are dropped, and a `recv` that waits for one fails with EINTR.
+    """Unsubscribe from a topic: its messages are dropped, and a `recv` that waits for the topic fails with EINTR.
 
     >>> sym.subscribe("news")
     >>> sym.unsubscribe("news")

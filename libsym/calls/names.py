@@ -107,7 +107,7 @@ def kv_chmod(path: Path, mode: int) -> Script[None]:
 def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
     """Return the cost of the files below a path, in tokens and pages: a row for each file, and the total.
 
-    `rows` has the tokens, pages, `exclusive_pages` and `shared_pages` of a KV file, the `plain_bytes` of a plain file.
+    A row of a KV file has tokens, pages, `exclusive_pages` and `shared_pages`. A row of a plain file has `plain_bytes`.
     `exclusive_pages` and `shared_pages` are None if the caller may not read the file. `total` counts each page once,
     even if several files share it. Its `exclusive_pages` and `shared_pages` cover the files that the caller may read.
     `denied` names the directories that were left out, because the caller may not read them or their paths are too long.
@@ -143,7 +143,7 @@ def kv_hot(limit: int = 100) -> Script[list[HotFile]]:
 
     Opening, forking, reading on the mount and appending count as use. The list has only files that this program may
     read, in directories that it may list. The daemon remembers a few hundred files of each owner, and of all owners
-    together. So the list may lack files of a user whose many files are used less than those of other users.
+    together. So if a user has many files, and other users use theirs more, the list may lack some of that user's files.
 
     >>> with sym.kv_create("often.kv") as kv:
     ...     length = sym.kv_write(kv, [1] * 40)

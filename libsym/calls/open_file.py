@@ -15,7 +15,9 @@ _INTERNAL = frozenset({"give_up", "moved", "named", "num_cuts", "talker"})
 
 
 class OpenFile:
-    """A handle on a connection. If the program drops the object without closing it, the next call closes the handle."""
+    """A file's handle on a connection. If the program drops the object without closing it, the next call closes the
+    handle.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -38,7 +40,7 @@ class OpenFile:
         writable: bool,
         place: tuple[int, int] = (0, 0),
     ) -> None:
-        """Wrap a handle that the daemon opened. `place`: the number of the file's inode, and of the directory that has
+        """Wrap a handle that the daemon opened. `place`: the inode numbers of the file, and of the directory that has
         its name.
         """
         self._channel = channel
@@ -62,7 +64,7 @@ class OpenFile:
         self._channel.named_files[self._handle] = self
 
     def moved(self, old: str, new: str, inode: int, left: int, entered: int) -> None:
-        """Note that the program has renamed a file. If it is this file, `path` changes."""
+        """Note that the program has renamed a file. If this object has that file open, `path` changes."""
         if self._place == (inode, left) and self.path is not None and _last(self.path) == _last(old):
             self.path, self._place = new, (inode, entered)
 
@@ -137,6 +139,6 @@ def channel_of(kv: object, call: str) -> ClientChannel:
 
 
 def length_script(kv: OpenFile) -> Script[int]:
-    """Return the number of entries in the file now. The reply to a read of no entries has it."""
+    """Return the number of entries in the file now. The reply to a read of no entries has this number."""
     reply = yield Call(Op.KV_READ, handle=kv.handle, args=(RANGE_END, 0, 0, 0))
     return reply.args[1]

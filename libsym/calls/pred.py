@@ -43,15 +43,15 @@ from libsym.rows.sampler import Sampler
 Rows = Literal["last", "all"]
 Positions = int | Sequence[int] | None
 Mask = Sequence[Any]
-"""A mask: one row of bools, one for each earlier entry; or a row for each new token, which also has bools for the new
-entries.
+"""A mask: one row with a bool for each earlier entry; or a row for each new token, also with bools for the new entries.
 """
 
 MAX_DEADLINE_S = 1e9
 """Largest deadline in seconds, about thirty years. A greater value is a mistake, for example an absolute time."""
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
 _OLDER_SAYS = ("bytes that nothing announced", "bytes is malformed")
-"""Ends of the error messages of a daemon that does not know SYM_ATTENTION. Newer daemons never send these messages."""
+"""Endings of the error messages of a daemon that does not know SYM_ATTENTION. Newer daemons never send these messages.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +175,19 @@ def pred(
     >>> dist.argmax() == dist.topk(3)[0][0]
     True
 
-    `positions`: one number for each token, or the first number, from which the others count up. By default they
-    continue after the last entry's position. Attention is causal in the order of the entries; positions only set the
+    `positions`: one position for each token, or the first position, from which the others count up. By default
+    positions continue after the last entry's. Attention is causal in the order of the entries; positions only set the
     rotation.
-    `rows="all"`: a distribution after every token, `dist[i]` after the i-th. By default, only the last token has one.
+    `rows="all"`: a distribution after every token, `dist[i]` after the i-th. By default, only the last token has a
+    distribution.
 
     A full row needs a result slot, and a connection has 64 to 1,024 slots. With any of the next three options the
     daemon reduces each row to a few numbers, and the result is a ReducedDist, which needs no slots:
 
     `top_k`: the k likeliest tokens with their log-probabilities.
     `logprobs`: token ids whose log-probabilities are wanted.
-    `sampler`: a token drawn from each row. The rows take consecutive draws of the seed; `first_draw` is the number of
-    the first. Penalties count only `tokens`.
+    `sampler`: a token drawn from each row. The rows take consecutive draws of the seed; `first_draw` is the serial
+    number of the first draw. Penalties count only `tokens`.
 
     `mask`: the entries that the new tokens attend to. A single row of bools, one for each entry of the file, holds for
     all new tokens. Alternatively each new token has a row, which also has a bool for each new entry. A token always
@@ -238,9 +239,9 @@ def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
     3
 
     A batch has at most 256 calls, whose full rows must together fit the connection's result slots. The batch ends when
-    all its calls have ended. Calls on one file keep their order. If a call fails, the daemon still makes the others:
-    BatchFailed has the result of each. A wrong argument raises an error before any call is made; the message has the
-    number of the call.
+    all its calls have ended. Calls on one file keep their order. If a call fails, the daemon still makes the other
+    calls: BatchFailed has the result of each. A wrong argument raises an error before any call is made; the message has
+    the index of the wrong call.
     """
     calls = batch_of(preds)
     return batch_channel(calls).run(batch_script(calls))
@@ -404,7 +405,7 @@ def checked_sampler(sampler: object) -> Sampler:
 
 
 def _of_call(index: int, num_calls: int, error: SymError) -> SymError:
-    """Return the error of a call, with the call's number in the batch."""
+    """Return the error of a call, with the call's index in the batch."""
     return type(error)(f"call {index} of {num_calls}: {error}", error.errno)
 
 

@@ -32,7 +32,7 @@ class Candidate:
     freed_bytes: int = 0
     """Bytes that removing the file would free: pages that no other file shares. For a quota, also pages on disk."""
     idle_s: float = 0.0
-    """Seconds since its last use."""
+    """Seconds since the last use of the file."""
     bring_s: float = 0.0
     """Seconds that it would take to bring the file back from disk."""
     priority: int = 0
@@ -69,10 +69,10 @@ def kv_pressure(*, timeout: float | None = None) -> Script[Pressure]:
     the files that it needs least. After the grace the daemon moves pages to disk until there is enough memory. No data
     are lost. The daemon also warns when nine tenths of a quota are used, and again for each further hundredth.
 
-    The warning names only files of the caller's user, in the domain if the connection is confined to one. Each
+    The warning names only files of the caller's user, in the domain if the connection is confined to a domain. Each
     connection gets one warning for each event, and all calls of the connection that wait at that time return it. A call
-    that begins during the grace returns at once. If an account lets a grace pass unused, it has no grace for the next
-    seconds. WouldBlock: no warning arrived within `timeout` seconds; 0 does not wait.
+    that begins during the grace returns immediately. If an account lets a grace pass unused, it has no grace for the
+    next seconds. WouldBlock: no warning arrived within `timeout` seconds. `timeout=0` does not wait.
 
     >>> try:
     ...     for file in sym.kv_pressure(timeout=0).candidates:

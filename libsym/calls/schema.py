@@ -12,8 +12,8 @@ Schema = dict[str, Any]
 MOST = 10**15 - 1
 """Bound of numbers with multipleOf: the largest number of 15 digits, which a double represents exactly."""
 MAX_VISITS = 50_000
-"""Limit on visits to schemas, which take about 0.2 s. A schema is visited once for each path to it, and references
-multiply the paths.
+"""Limit on visits to schemas. So many visits take about 0.2 s. A schema is visited once for each path to it, and
+references multiply the paths.
 """
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

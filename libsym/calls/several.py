@@ -28,8 +28,8 @@ def generate_n(
     in the same steps. `generation.kv` is the fork. The options are the same as in `generate`.
 
     Each generation has its own seed. The first has the seed of `seed` or of the sampler; the other seeds are derived
-    from it. So a larger `n` only adds generations, and a call with `generation.seed` repeats one of them. `n` may be a
-    list of samplers, one for each generation. A sampler with a seed draws with that seed.
+    from it. So a larger `n` only adds generations, and a call with `generation.seed` repeats that generation. `n` may
+    be a list of samplers, one for each generation. A sampler with a seed draws with that seed.
 
     >>> kv = sym.kv_create()
     >>> answers = sym.generate_n(kv, sym.tokenize("Once"), 3, sampler=sym.Sampler(seed=1), max_tokens=4)
@@ -46,7 +46,7 @@ def forked(
     """Compute the prompt, and return the forks, each with the request of its generation."""
     given, samplers = int32(tokens, "token"), _samplers(n, options)
     if not given:
-        raise Invalid("generate_n() of no tokens: give the last one at least (kv_rewind() says which it is)")
+        raise Invalid("generate_n() of no tokens: give at least the last token (kv_rewind() returns it)")
     first = samplers[0].seed if options.get("seed") is None else options.get("seed")
     seed = random_seed() if first is None else seed64(first)
     if len(given) > 1:

@@ -16,8 +16,8 @@ from libsym.errors import Invalid
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_CHARS = 64
-"""Largest number of replacement characters that an unfinished character at the end can give. More of them are real
-text.
+"""Largest number of replacement characters that an unfinished character at the end can give. More replacement
+characters are real text.
 """
 _WINDOW_TOKENS = 32
 _CONTEXT_TOKENS = 8

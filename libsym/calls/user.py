@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 << 10
 
 
 def send_to_user(x: Any, *more: Any) -> None:
-    r"""Send text to the user who launched this program: write the arguments to standard output at once, in order.
+    r"""Send text to the user who launched this program: write the arguments to standard output immediately, in order.
 
     Text and bytes are written unchanged. The pieces of an iterator are written as it yields them. Any other value
     becomes a line of JSON.

@@ -12,7 +12,7 @@ from libsym.rows.token_set import TokenSet
 
 
 def vocabulary() -> list[bytes]:
-    """Return the bytes of each token, by its id. They may be a part of a character, or empty for a token without text.
+    """Return the bytes of each token, by its id. The bytes may be a part of a character. A token without text has none.
 
     >>> sym.vocabulary()[65]
     b'A'

@@ -29,7 +29,7 @@ void client_unref(sym_client *client) {
 }
 
 /* Closes the descriptors if no thread uses them. The caller holds no lock. The doorbell is also used under submit_lock,
- * so this takes both locks. */
+ * so this function takes both locks. */
 static void close_unused(sym_client *client) {
     pthread_mutex_lock(&client->submit_lock);
     pthread_mutex_lock(&client->table_lock);
@@ -39,7 +39,7 @@ static void close_unused(sym_client *client) {
     pthread_mutex_unlock(&client->submit_lock);
 }
 
-/* Keeps the descriptors open until client_leave(). 0: they were closed already. */
+/* Keeps the descriptors open until client_leave(). Returns 0 if they were closed already. */
 int client_enter(sym_client *client) {
     pthread_mutex_lock(&client->table_lock);
     const int open = client->socket_fd >= 0;
@@ -172,8 +172,8 @@ void sym_client_drop(sym_client *client) {
     client_unref(client);
 }
 
-/* Sends a request without a reply: with the next call, or at once if `now` is set and the ring has space. Never waits,
- * because finalizers and cancelled tasks call this. */
+/* Sends a request without a reply: with the next call, or immediately if `now` is set and the ring has space. Never
+ * waits, because finalizers and cancelled tasks call this. */
 void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now) {
     if (disowned(client) || !client_ref(client))
         return;

@@ -1,5 +1,5 @@
-/* The LIP's half of a channel: the functions that Python calls. client*.c describes each. cffi reads this file:
- * declarations only. */
+/* The LIP's half of a channel: the functions that Python calls. The files client*.c describe them. cffi reads this
+ * file: declarations only. */
 #ifndef SYM_CLIENT_H
 #define SYM_CLIENT_H
 
@@ -19,7 +19,7 @@ typedef struct sym_answer {
     const float *rows; /* first row of a reply to PRED; NULL: there are no rows, or the slots are out of range */
     uint64_t id;       /* the call's id */
     uint16_t op, num_handles; /* number of handles in the reply; their numbers are consecutive */
-    int32_t claimed; /* its slots, handle or message have another owner now */
+    int32_t claimed; /* the reply's slots, handle or message have another owner now */
     int32_t err;
     uint32_t flags;
     int64_t args[4];
@@ -37,7 +37,7 @@ typedef struct sym_tokens {
 } sym_tokens;
 
 /* The result of a whole call, which Python reads at once. `answer` is the reply itself, if it owns slots, handles or a
- * message, or is longer than `payload`. The caller that takes it sets `answer` to NULL. */
+ * message, or is longer than `payload`. A caller that takes over the reply sets `answer` to NULL. */
 typedef struct sym_result {
     int64_t args[4];
     int32_t err;

@@ -1,4 +1,4 @@
-"""The LIP's half of a channel. Any number of threads may call at once. The C in `client*.c` does the waiting."""
+"""The LIP's half of a channel, for any number of threads. The C functions in `client*.c` do the waiting."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ClientChannel:
         payload_bytes = len(payload)
         try:
             rc = _call(self._client, result, op, flags, handle, *args, payload, payload_bytes)
-            while rc == _INTERRUPTED:  # at least every 100 ms, so that Python runs its signal handlers
+            while rc == _INTERRUPTED:  # returned at least every 100 ms, so that Python runs its signal handlers
                 rc = lib.sym_result_wait(result, payload, payload_bytes)
             if rc:
                 raise self.failure(rc, payload_bytes)  # noqa: TRY301 - the handler below drops the result, as it must
@@ -228,7 +228,7 @@ class Stream:
                 self._let_go()
 
     def tokens(self, take: Callable[[list[int], int, int], None]) -> bool:
-        """Wait for replies of a generation, and pass the tokens of all replies that have come to `take`. False: the
+        """Wait for replies of a generation, and pass to `take` the tokens of all replies that have arrived. False: the
         caller has to call `next` instead.
 
         This is a fast form of `next`, for thousands of replies: after a step has swept the caches, each line of Python
@@ -245,7 +245,7 @@ class Stream:
             if rc or not found.num_replies:
                 return False  # `next` takes the error, or the reply of another kind
             take(ffi.unpack(found.tokens, found.num_tokens), found.first_entries, found.entries)
-            lib.sym_call_forget(call, found.num_replies)  # Ctrl-C cannot interrupt between `take` and this
+            lib.sym_call_forget(call, found.num_replies)  # Ctrl-C cannot interrupt between `take` and this line
             return True
         finally:
             self._is_awaited = False

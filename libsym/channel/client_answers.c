@@ -106,7 +106,7 @@ void answer_is_of(sym_answer *answer, uint16_t op, uint16_t num_handles) {
 }
 
 /* Splits the reply to a PRED_BATCH. From now on each part owns its slots, and the batch owns the parts. Returns the
- * number of parts; -EPROTO if there are more than `most`, or if this is not the reply to a batch; -ENOMEM. */
+ * number of parts; -EPROTO if the batch has more than `most` parts, or is not the reply to a PRED_BATCH; -ENOMEM. */
 int sym_answer_split(sym_answer *batch, uint32_t most) {
     struct sym_reply reply;
     sym_answer **end = &batch->parts;

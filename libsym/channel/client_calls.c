@@ -74,8 +74,9 @@ static sym_answer *take_answer(sym_call *call) {
 sym_answer *sym_call_take(sym_call *call) { return disowned(call->client) ? NULL : take_answer(call); }
 
 /* Waits for a reply to a generation, as sym_call_run does, and copies the tokens of all replies that have come. The
- * generation was started before. The call keeps the replies until `sym_call_forget`, so that they come again if Ctrl-C
- * interrupts the caller. Returns 0 with no replies if the next reply is one for sym_call_take. */
+ * generation was started before. The call keeps the replies until `sym_call_forget`. So if Ctrl-C interrupts the
+ * caller, the next sym_call_tokens returns them again. Returns 0 with no replies if the caller has to use sym_call_take
+ * for the next reply. */
 int sym_call_tokens(sym_call *call, sym_tokens *found) {
     found->num_tokens = found->num_replies = 0;
     const int rc = sym_call_run(call, "", 0);
@@ -118,8 +119,8 @@ static void cancel_call(sym_call *call) {
         client_send_later(client);
 }
 
-/* Asks the daemon to end a call. Never waits. The daemon may grant a lock at this moment, so a KV_LOCK is ended by an
- * unlock, which ends the wait for the lock and releases the lock itself. */
+/* Asks the daemon to end a call. Never waits. The daemon may grant a lock at this moment. So for a KV_LOCK this sends
+ * an unlock, which ends the wait, and releases the lock if it was granted. */
 void sym_call_cancel(sym_call *call) {
     if (!disowned(call->client))
         cancel_call(call);
@@ -142,7 +143,7 @@ static void drop_call(sym_call *call) {
     client_unref(client);
 }
 
-/* Frees a call in any state: it is cancelled if it is not over, and later replies are dropped. Never waits. */
+/* Frees a call in any state. A call that is not over is cancelled, and later replies are dropped. Never waits. */
 void sym_call_drop(sym_call *call) {
     if (!disowned(call->client)) /* in a fork's child, the parent owns the slots and handles */
         drop_call(call);

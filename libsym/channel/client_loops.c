@@ -46,7 +46,7 @@ sym_event_loop *sym_event_loop_new(sym_client *client) {
     return loop;
 }
 
-/* Returns the descriptor, which is readable when replies may have come or space may have been freed. */
+/* Returns the loop's descriptor, which is readable when replies may have come or space may have been freed. */
 int sym_event_loop_fd(sym_event_loop *loop) { return loop->epoll_fd; }
 
 /* The caller holds table_lock. */
@@ -56,8 +56,8 @@ static void stop_wanting(sym_event_loop *loop) {
     loop->wanted_bytes = 0;
 }
 
-/* Frees the loop. The caller drops the loop's calls one by one, before or after. In a fork's child this only closes the
- * descriptors. */
+/* Frees the loop. The caller drops the loop's calls one by one, before or after. In a fork's child, only the
+ * descriptors are closed. */
 void sym_event_loop_drop(sym_event_loop *loop) {
     sym_client *client = loop->client;
     close_fd(&loop->epoll_fd);
@@ -98,8 +98,8 @@ void call_forget_ready(sym_call *call) {
     call->is_ready = 0;
 }
 
-/* Sends the request. 0: sent. -EAGAIN: the ring has no space now, and the loop wakes when it may have some. Any other
- * error is final. */
+/* Sends the request. 0: sent. -EAGAIN: the ring has no space now, and the loop wakes when the ring may have space. Any
+ * other error is final. */
 int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, uint16_t stream, const char *payload,
                           uint32_t payload_bytes) {
     sym_client *client = loop->client;

@@ -30,7 +30,7 @@ static _Atomic uint32_t *hand_over(sym_call *call, sym_answer *answer) {
     return NULL;
 }
 
-/* Under table_lock. Frees an entry, and wakes the loops and threads that wait for one. */
+/* Under table_lock. Frees an entry of the table, and wakes the loops and threads that wait for a free entry. */
 static void free_entry(sym_client *client, uint32_t index) {
     client->table[index].id = 0;
     client->table[index].call = NULL;
@@ -116,7 +116,7 @@ int client_try_lead(sym_client *client) {
 }
 
 /* If no thread leads, wakes a parked follower to lead, or notifies the loops if replies wait. A follower that stops
- * waiting calls this, too: if it was woken to lead, another thread has to lead in its place. */
+ * waiting calls this function, too: if it was woken to lead, another thread has to lead in its place. */
 static void pass_lead(sym_client *client) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&client->draining) != 0)
@@ -234,7 +234,7 @@ static int follow(sym_client *client, sym_call *call) {
     return rc;
 }
 
-/* Waits until `call` has a reply that was not taken yet, or is over. */
+/* Waits until `call` has a reply that the caller has not taken, or until the call is over. */
 int client_wait_reply(sym_client *client, sym_call *call) {
     for (int rc = 0; rc == 0;) {
         if (has_news(call))
@@ -282,7 +282,7 @@ int client_wait_room(sym_client *client, uint64_t needed) {
     return rc == 0 ? 0 : -EINTR;
 }
 
-/* Waits for a free entry of the table: MAX_CALLS calls are in flight, and one of them has to end. */
+/* Waits for a free entry of the table: MAX_CALLS calls are in flight, and at least one call has to end. */
 int client_wait_entry(sym_client *client) {
     client_drain_in_passing(client);
     const uint32_t seen = atomic_load(&client->table_seq);

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* Under submit_lock. Writes a frame, for which the ring has space. publish() makes it visible to the daemon. */
+/* Under submit_lock. Writes a frame, for which the ring has space. publish() makes the frame visible to the daemon. */
 static void write_frame(sym_client *client, const struct sym_request *request, const char *payload) {
     char *ring = client->base + client->plan.submit_offset;
     ring_write(ring, SYM_RING_BYTES, client->submit_tail, request, sizeof *request);

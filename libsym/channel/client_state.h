@@ -1,26 +1,26 @@
 /* The LIP's half of a channel: declarations that its files share, and the concurrency contract.
  *
- * Many threads and event loops of one process share one connection. A thread writes a request under a mutex. The
- * waiting thread that holds the drain lock is the leader. The leader takes replies out of the ring, and hands each to
- * its call. When its own reply has come, the leader wakes another waiting thread to lead. A dedicated thread would cost
- * each reply one more context switch. A lock around the whole wait would make a short call wait for a long one. Only
- * the leader looks at shared memory and spins. Followers park on a futex of their call.
+ * Many threads and event loops of one process share one connection. A thread writes a request under a mutex. One
+ * waiting thread holds the drain lock: the leader. The leader takes replies out of the ring, and hands each reply to
+ * its call. When the leader's own reply has come, the leader wakes another waiting thread to lead. A dedicated thread
+ * would cost each reply one more context switch. A lock around the whole wait would make a short call wait for a long
+ * one. Only the leader looks at shared memory and spins. Followers park on a futex of their call.
  *
- * An event loop waits for other descriptors, too, so it cannot park on a futex. The loop sleeps on one descriptor, an
- * epoll over three others. The daemon rings the bell if `bell_wanted` is set. The thread that delivers a reply to a
- * call of the loop writes to the loop's eventfd. The socket hangs up when the daemon dies. When the loop wakes, it
- * leads while it drains the ring, unless a thread is leading. A reply that comes while no thread leads or waits rings
- * the bell. A leader that stops leading looks once more at the ring. If a reply came in that moment, it notifies the
- * loops.
+ * An event loop waits for other descriptors, too, so it cannot park on a futex. The loop sleeps on an epoll descriptor
+ * over three others. First, the bell: the daemon rings the bell if `bell_wanted` is set. Second, the loop's eventfd: a
+ * thread that delivers a reply to a call of the loop writes to it. Third, the socket, which hangs up when the daemon
+ * dies. When the loop wakes, it leads while it drains the ring, unless a thread is leading. A reply that comes while no
+ * thread leads or waits rings the bell. A leader that stops leading looks once more at the ring. If a reply came in
+ * that moment, that thread notifies the loops.
  *
  * A call may have many replies. They queue up in the call until the program takes them. A reply is an object
- * (sym_answer) that owns its result slots, handles or message. The object gives them back exactly once, when it is
- * dropped, unless they were claimed before. A reply to a call that was dropped gives them back at once.
+ * (sym_answer) that owns its result slots, handles or message. A dropped object gives these back exactly once, unless
+ * they were claimed before. A reply to a call that was dropped is dropped immediately.
  *
  * Every park ends after at most PARK_NS and returns to Python with -EINTR. So Python handles a signal that came between
  * two parks. After a park that timed out, the client polls the socket, and so notices that the daemon was killed.
  *
- * Lock order: submit_lock before table_lock. No thread sleeps while it holds either.
+ * Lock order: submit_lock before table_lock. No thread sleeps while it holds one of the two.
  *
  * Where one side sleeps and the other must wake it, both publish, fence, and then look at the other's flag. So either
  * the sleeper sees the news, or the publisher sees the sleeper. The same holds between the two processes, between a
@@ -45,11 +45,11 @@ enum call_state { CALL_NEW, CALL_PENDING, CALL_OVER };
 
 struct sym_call {
     struct sym_client *client;
-    struct sym_event_loop *loop; /* the event loop that waits for it; NULL: a thread waits */
+    struct sym_event_loop *loop; /* the event loop that waits for the call; NULL: a thread waits */
     struct sym_call *next_ready;
     int is_ready;  /* whether the call is in its loop's list of ready calls */
     int is_cancelled;
-    uint64_t tag;  /* number by which the loop knows the call */
+    uint64_t tag;  /* the number by which the loop knows the call */
     uint64_t id;
     uint16_t op, stream; /* stream 0: the stream of the submitting thread */
     uint32_t flags;
@@ -81,8 +81,8 @@ struct sym_client {
     sym_plan plan;
     int socket_fd, doorbell_fd, bell_fd; /* -1 once closed */
     _Atomic int refs; /* references by the owner, calls, loops and answers: the answer of a Dist keeps the row mapped */
-    _Atomic int dead; /* errno of the connection's end; 0: it is alive */
-    pid_t owner; /* pid of the maker; a fork's child must not use the client, whose locks may be held for ever */
+    _Atomic int dead; /* errno of the connection's end; 0: the connection is alive */
+    pid_t owner; /* pid of the maker; a fork's child must not use the client: its locks may be held for ever */
     pthread_mutex_t submit_lock;
     uint64_t submit_tail; /* under submit_lock */
     _Atomic int draining; /* the drain lock: 1 while a thread holds it */
@@ -104,7 +104,7 @@ struct sym_event_loop {
     sym_client *client;
     struct sym_event_loop *next;
     int epoll_fd, event_fd;
-    _Atomic int asleep; /* the thread that clears it writes to event_fd */
+    _Atomic int asleep; /* the thread that clears this flag writes to event_fd */
     /* under table_lock: */
     sym_call *ready, **ready_end; /* calls with answers that were not taken yet */
     uint64_t wanted_bytes; /* a request waits for this much space in the ring, and for an entry; 0: no request waits */
@@ -181,18 +181,18 @@ static inline _Atomic uint32_t *thread_of(sym_call *call) {
     return &call->wake;
 }
 
-/* Wakes a thread. The call may be freed by now. Then another futex may have this address, and its sleeper checks its
- * own condition again. */
+/* Wakes a thread. The call may be freed by now, and another futex may have this address. The sleeper on that futex
+ * checks its own condition again. */
 static inline void wake_thread(_Atomic uint32_t *futex) {
     if (futex != NULL)
         futex_op(futex, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL);
 }
 
-/* Whether the daemon is told at once that a reply or a call was dropped, instead of with the next call. Other programs
- * may wait for the dropped message or claim. */
+/* Whether the daemon is told immediately that a reply or a call was dropped, instead of with the next call. Other
+ * programs may wait for the dropped message or claim. */
 static inline int others_wait_for(uint16_t op) { return op == SYM_RECV || op == SYM_KV_CLAIM; }
 
-/* Whether the call's thread can stop waiting. If so, it is not woken to lead. */
+/* Whether the call's thread can stop waiting. Such a thread is not woken to lead. */
 static inline int has_news(const sym_call *call) {
     return atomic_load(&call->num_answers) != 0 || atomic_load(&call->state) == CALL_OVER;
 }

@@ -1,12 +1,12 @@
 """Calls in event loops of trio and asyncio, through anyio. No thread waits here.
 
 The tasks of an event loop that wait for replies share one descriptor, an epoll (see client_state.h). Only one task may
-wait for a descriptor. So the tasks choose a leader, as the threads do in C. One task, the reader, waits for the
-descriptor, and wakes the tasks whose replies have come. When its own reply has come, it makes another task the reader.
-A background task could do this, too, but would need a nursery, which a library does not have.
+wait for a descriptor. So the tasks choose a leader, as the threads do in C: the reader. The reader waits for the
+descriptor, and wakes the tasks whose replies have come. When the reader's own reply has come, another task becomes the
+reader. A background task could read, too, but would need a nursery, which a library does not have.
 
-A request that finds the ring or the table of calls full waits in order; the reader sends it when there is space. A task
-that is cancelled while it waits drops its call, which sends a CANCEL without waiting.
+If the ring or the table of calls is full, requests wait in a queue, and the reader sends them when there is space. A
+task that is cancelled while it waits drops its call. Dropping the call sends a CANCEL without waiting.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AsyncStream:
         try:
             if self._payload is not None:
                 waits.submit(waiter)
-            await checkpoint()  # lets other tasks send their requests before this one waits
+            await checkpoint()  # lets other tasks send their requests before this task waits
             answer = await waits.answer(waiter)
         finally:
             self._is_awaited = False
@@ -145,7 +145,7 @@ class _Waits:
         self._fd: int = lib.sym_event_loop_fd(self._loop)
         self._tags = ffi.new("uint64_t[]", _TAKE_AT_ONCE)
         self._asleep: dict[int, _Waiter] = {}
-        """Waiters by tag, which is the address of their call."""
+        """Waiters by tag. A tag is the address of the waiter's call."""
         self._unsent: deque[_Waiter] = deque()
         self._reader: _Waiter | None = None
 
@@ -175,7 +175,7 @@ class _Waits:
                 self._hand_over()
 
     def withdraw(self, waiter: _Waiter) -> None:
-        """Remove a request from the queue, if it was not sent: its task no longer waits."""
+        """Remove a request that was not sent from the queue, because its task no longer waits."""
         if not waiter.is_sent and waiter in self._unsent:
             self._unsent.remove(waiter)
             if not self._unsent:
@@ -193,7 +193,7 @@ class _Waits:
             self._fail(count)
             return True
         for tag in ffi.unpack(self._tags, count):
-            waiter = self._asleep.pop(tag, None)  # None: no task waits for this call, or it is the reader's own
+            waiter = self._asleep.pop(tag, None)  # None: no task waits, or the reader made the call itself
             if waiter is not None:
                 waiter.wake()
         sent = False
@@ -242,7 +242,9 @@ _waits: RunVar[WeakKeyDictionary[ClientChannel, _Waits]] = RunVar("libsym waits"
 
 
 def _waits_of(channel: ClientChannel) -> _Waits:
-    """Return the waiting tasks of the running event loop for a connection. The object lasts as long as both."""
+    """Return the waiting tasks of the running event loop for a connection. The object lasts as long as the loop and the
+    connection.
+    """
     try:
         found = _waits.get()
     except LookupError:

@@ -70,7 +70,7 @@ def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket
     try:
         connection.settimeout(timeout_s)
         _connect(connection, path, time.monotonic() + timeout_s)
-        with suppress(ConnectionError):  # the daemon may have refused and hung up already: its reason is read below
+        with suppress(ConnectionError):  # the daemon may have hung up after a refusal, which is read below
             connection.sendall(GREETING)
         size = WELCOME_STRUCT.size + _MAX_TEXT_BYTES
         raw, fds, _, _ = socket.recv_fds(connection, size, _NUM_FDS, socket.MSG_CMSG_CLOEXEC)

@@ -1,8 +1,9 @@
 /* The fast path of a decode loop through the daemon. The thread of the run (scheduler/batch/loop.c) takes the calls
  * that it expects out of the rings itself, without the interpreter and without the daemon's thread.
  *
- * A hot call is the common call of a decode loop: one token for the expected file, at the next position, asking for the
- * last row. Like any request, it is copied before it is checked. All other requests stay in the ring for the receiver.
+ * A hot call is the common call of a decode loop: one token for the expected file, at the next position, with the last
+ * row as its result. Like any request, a hot call is copied before it is checked. All other requests stay in the ring
+ * for the receiver.
  */
 #include "rows.h"
 #include "server_state.h"
@@ -20,8 +21,8 @@ static float *row_of(sym_server *server, int64_t slot) {
     return (float *)(void *)(server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes);
 }
 
-/* Under receive_lock. Takes a hot call as sym_server_take_hot does. No request is taken while the receiver has earlier
- * requests, or stops the run: requests keep their order. */
+/* Under receive_lock. Takes a hot call as sym_server_take_hot does. While the receiver has earlier requests, or has set
+ * `stop`, no request is taken. So requests keep their order. */
 static int take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
     if (server->closed || server->receiver_has || __atomic_load_n(stop, __ATOMIC_ACQUIRE))
         return SYM_HOT_NONE;
@@ -59,8 +60,8 @@ int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, c
     return outcome;
 }
 
-/* Answers a call that was taken; the program then owns its row. 0: sent. 1: not sent, because other replies wait, the
- * ring has no space, or the channel was closed. */
+/* Answers a call that was taken. From then on the program owns the call's row. 0: sent. 1: not sent, because other
+ * replies wait, the ring has no space, or the channel was closed. */
 int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries) {
     const int rc = sym_server_push_now(server, id, 0, slot, 1, num_entries, NULL, 0, NULL, 0);
     if (rc == 0)

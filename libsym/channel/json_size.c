@@ -13,7 +13,7 @@ static const uint8_t kinds[256] = {
     ['['] = OPENS,   ['{'] = OPENS,    [']'] = CLOSES,   ['}'] = CLOSES,   ['"'] = TEXT,
 };
 
-#define MOST_DIGITS 300 /* a number of at most so many bytes, without an exponent, is finite */
+#define MOST_DIGITS 300 /* a number of at most this many bytes, without an exponent, is finite */
 
 static uint64_t end_of_text(const char *text, uint64_t at, uint64_t end) {
     while (at < end && text[at] != '"')

@@ -1,4 +1,5 @@
-"""The connection of this process. The first call makes it. All threads share it; two processes never do.
+"""The connection of this process. The first call makes it, and all threads share it. Two processes never share a
+connection.
 
 When the daemon dies, every call fails with NotConnected until the program calls `connect()`. There is no automatic
 reconnection, because the program has to know that its handles and anonymous files are lost. If the daemon was never
@@ -30,7 +31,7 @@ from libsym.errors import Invalid, NotConnected
 _in_use: ContextVar[ClientChannel | None] = ContextVar("libsym connection", default=None)
 """The connection that this thread or task uses in place of the process's own."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
-"""Pauses between tries to reach a daemon. They grow, so that a thousand waiting programs cost little."""
+"""Pauses between tries to reach a daemon. The pauses grow, so that a thousand waiting programs cost little."""
 
 
 class Process:
@@ -49,7 +50,7 @@ class Process:
 
     @property
     def connected(self) -> ClientChannel | None:
-        """The connection of this thread or task, else the process's own, or None. Reading this never waits."""
+        """The connection of this thread or task, else the process's own, or None. Reading this property never waits."""
         return _in_use.get() or self._channel
 
     def channel(self) -> ClientChannel:
@@ -214,13 +215,13 @@ def connect(
     connection to the same daemon is kept.
 
     `domain`: a directory that belongs to the caller and has a quota (`user.kv.quota`). The connection is confined to
-    it: paths begin there and cannot leave it (CrossDevice), and anonymous files count towards its quota. The connection
-    stays confined until it ends. So does the connection of a child made by fork().
+    the directory: paths begin there and cannot leave it (CrossDevice), and anonymous files count towards its quota. The
+    connection stays confined until it ends. A child made by fork() is confined, too.
 
-    `wait`: if no daemon can be reached, try again for this many seconds before NotConnected is raised. Use it if the
-    program may start before the daemon, or during the daemon's restart.
+    `wait`: if no daemon can be reached, try again for this many seconds before NotConnected is raised. Use `wait` if
+    the program may start before the daemon, or during the daemon's restart.
 
-    >>> sym.connect()  # keeps the connection that there is
+    >>> sym.connect()  # keeps a live connection
     >>> try:
     ...     tokens = sym.tokenize("Be brief.")
     ... except sym.NotConnected:
@@ -235,9 +236,9 @@ def connection(
 ) -> Connection:
     """Make an additional connection, with the arguments of `connect`: for a program that serves several parties.
 
-    A `with` block uses the connection for its calls, and closes the connection at its end. A `with` block of `use()`
-    does not close it. A call on an open file goes over that file's connection. Each connection has its own open files,
-    mailbox and topics, and a domain if one is given. Other programs see one program, with one pid. In a child of
+    Calls in a `with` block of the connection use it, and the end of the block closes it. The end of a `with` block of
+    `use()` does not close it. A call on an open file goes over that file's connection. Each connection has its own open
+    files, mailbox and topics, and a domain if one is given. Other programs see one program, with one pid. In a child of
     fork(), calls over the connection raise BadHandle.
 
     >>> with sym.connection():

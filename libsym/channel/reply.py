@@ -85,12 +85,12 @@ class Reply:
         if first_row == _NOTHING:
             raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
         answer = self._answer
-        # The row keeps the closure alive. The closure keeps the answer alive, whose destructor frees the slots exactly
-        # once.
+        # The row keeps the closure alive, and the closure keeps the answer alive. The answer's destructor frees the
+        # slots exactly once.
         return ffi.gc(first_row, lambda _row: answer)
 
     def parts(self) -> list[Reply]:
-        """Return the replies to the calls of a PRED_BATCH, in order. Each owns its slots, or has an `error`."""
+        """Return the replies to the calls of a PRED_BATCH, in order. Each reply owns its slots, or has an `error`."""
         most = self.args[0]
         if not 1 <= most <= len(self.payload) // HEADER_BYTES:
             raise ProtocolError(f"the daemon answered a batch with {len(self.payload)} bytes for {most} calls")

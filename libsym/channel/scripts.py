@@ -1,14 +1,14 @@
 """System calls as scripts: each call is written once, for threads and for event loops.
 
 A script is a generator that yields requests, receives their replies, and returns the result of the call. The script
-does not wait itself: in `ClientChannel.run` a thread waits, in `libsym.channel.event_loop.run` a task.
+does not wait itself: in `ClientChannel.run` a thread waits, and in `libsym.channel.event_loop.run` a task waits.
 
     def length_script(kv: KV) -> Script[int]:
         reply = yield Call(Op.KV_STAT, handle=kv.handle)
         return parse(reply.payload)["tokens"]
 
-An error reply is raised at the `yield`. So are Ctrl-C and the cancellation of a task; then the script may clean up, but
-must not yield again.
+An error reply is raised at the `yield`. Ctrl-C and the cancellation of a task are raised there, too; after these the
+script may clean up, but must not yield again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A request of a script. This is a tuple, because a frozen dataclass takes three times as long to make."""
+    """A request of a script. The class is a tuple, because a frozen dataclass takes three times as long to make."""
 
     op: Op
     flags: int = 0

@@ -2,8 +2,8 @@
  *
  * One thread, the receiver, takes requests. The run also takes hot calls out of the ring (hot.c), under `receive_lock`.
  * Any thread pushes replies, under `push_lock`. If the ring has no space, the caller of sym_server_push keeps the
- * reply, and `queueing` is set. Until no reply waits any more, that caller keeps all later replies, too. So replies
- * keep their order.
+ * reply, and `queueing` is set. While any reply waits, that caller keeps all later replies, too. So replies keep their
+ * order.
  */
 #include "server_state.h"
 
@@ -137,8 +137,8 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
-/* Carries out requests of the inbox, in order, for at most SERVES_NS, or until an answer stays unsent. 1: all were
- * carried out, or a limit was reached. 0: the next request needs the interpreter. -EPROTO: the next frame is
+/* Carries out requests of the inbox, in order, for at most SERVES_NS, or until an answer stays unsent. 1: all requests
+ * were carried out, or a limit was reached. 0: the next request needs the interpreter. -EPROTO: the next frame is
  * malformed. */
 static int carry_out_first(sym_server *server, uint32_t most) {
     const int64_t until_ns = server->served ? now_ns() + SERVES_NS : 0;
@@ -157,8 +157,8 @@ static int carry_out_first(sym_server *server, uint32_t most) {
     return 1;
 }
 
-/* Puts requests for the interpreter into `taken`, up to the next one that might be carried out here, so that requests
- * keep their order. Returns their number. */
+/* Puts requests for the interpreter into `taken`, and returns their count. Stops before a request that might be carried
+ * out here, so that requests keep their order. */
 static int take_cold(sym_server *server, uint32_t most) {
     uint32_t count = 0;
     while (count < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end) {
@@ -202,8 +202,8 @@ int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
     return (is_cold ? outcome : 0) + (pushed ? SYM_UNSENT : 0);
 }
 
-/* Takes and carries out all requests in place of the receiver, which sleeps on the doorbell. 1: all were carried out,
- * and the receiver can sleep on. 0: the receiver has to look at the requests. */
+/* Takes and carries out all requests in place of the receiver, which sleeps on the doorbell. 1: all requests were
+ * carried out, and the receiver can sleep on. 0: the receiver has to look at the requests. */
 int sym_server_drain(sym_server *server, int doorbell_fd) {
     if (!server->is_armed || server->queueing)
         return 0;
@@ -254,7 +254,8 @@ int sym_server_arm(sym_server *server, int ignore_requests) {
     return nothing;
 }
 
-/* Empties the doorbell. The client shares its file description, and may have made it blocking. Hence RWF_NOWAIT. */
+/* Empties the doorbell. The client shares the doorbell's file description, and may have made it blocking. Hence
+ * RWF_NOWAIT. */
 int sym_server_clear_doorbell(int doorbell_fd) {
     uint64_t count;
     struct iovec iov = {.iov_base = &count, .iov_len = sizeof count};
@@ -302,8 +303,8 @@ static struct sym_reply reply_of(uint64_t id, int32_t err, uint32_t flags, int64
                               .flags = flags};
 }
 
-/* Sends a reply. For the receiver's thread, which keeps replies that do not fit. 0: sent. 1: no space; the caller
- * queues this reply and all later ones. -EPROTO: the client's head is not in the ring. */
+/* Sends a reply. Only the receiver's thread calls this, and keeps replies that do not fit. 0: sent. 1: no space; the
+ * caller queues this reply and all later ones. -EPROTO: the client's head is not in the ring. */
 int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                     int64_t a3, const char *payload, uint32_t payload_bytes) {
     const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
@@ -317,8 +318,8 @@ int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags
     return rc;
 }
 
-/* Sends a reply whose payload has two parts. For any thread. 0: sent. 1: not sent, because other replies wait, the ring
- * has no space, or the channel was closed. */
+/* Sends a reply whose payload has two parts. Any thread may call this. 0: sent. 1: not sent, because other replies
+ * wait, the ring has no space, or the channel was closed. */
 int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                         const char *payload, uint32_t payload_bytes, const char *more, uint32_t more_bytes) {
     const struct sym_reply reply = reply_of(id, 0, flags, a0, a1, a2, 0, payload_bytes + more_bytes);
@@ -348,8 +349,8 @@ static _Atomic uint32_t *slot_states(sym_server *server) {
     return (_Atomic uint32_t *)(void *)(server->base + server->plan.states_offset);
 }
 
-/* Takes `num_rows` consecutive slots if all are free, or none. For any thread: the thread that turns FREE into HELD has
- * the slot. */
+/* Takes `num_rows` consecutive slots if all are free, or none. Any thread may call this: the thread that turns FREE
+ * into HELD has the slot. */
 static int hold_rows(_Atomic uint32_t *states, uint32_t first, uint32_t num_rows) {
     for (uint32_t slot = first; slot < first + num_rows; slot++) {
         uint32_t state = SYM_SLOT_FREE;
@@ -362,8 +363,8 @@ static int hold_rows(_Atomic uint32_t *states, uint32_t first, uint32_t num_rows
     return 1;
 }
 
-/* Takes the lowest consecutive free slots, so that the program touches little of the region. Returns the first, or
- * -ENOBUFS if there are not enough now. */
+/* Takes the lowest consecutive free slots, so that the program touches little of the region. Returns the first slot, or
+ * -ENOBUFS if too few consecutive slots are free now. */
 int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     _Atomic uint32_t *states = slot_states(server);
     uint32_t run = 0;

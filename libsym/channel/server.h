@@ -1,4 +1,4 @@
-/* The daemon's half of a channel: the functions that Python calls. server.c and hot.c describe each. cffi reads this
+/* The daemon's half of a channel: the functions that Python calls. server.c and hot.c describe them. cffi reads this
  * file: declarations only. */
 #ifndef SYM_SERVER_H
 #define SYM_SERVER_H
@@ -23,8 +23,8 @@ void sym_server_close(sym_server *server);
 char *sym_server_inbox(sym_server *server);
 char *sym_server_taken(sym_server *server);
 int64_t sym_server_num_open(sym_server *server);
-/* Have `serve` carry out requests of some operations, if it can, from now on. `operations` has a bit for each of
- * them. */
+/* From now on, lets `serve` carry out requests of some operations, if it can. `operations` has a bit for each such
+ * operation. */
 void sym_server_serve_by(sym_server *server, sym_serve_function *serve, void *connection, uint64_t operations);
 /* The answer that the caller has to send later, after sym_server_take has returned SYM_UNSENT. */
 sym_unsent sym_server_unsent(sym_server *server);

@@ -1,4 +1,4 @@
-"""The daemon's half of a channel: the C in `server.c` moves requests and replies.
+"""The daemon's half of a channel. The C functions in `server.c` move requests and replies.
 
 No method blocks. The owner of a channel decides when to look at it:
 
@@ -33,7 +33,9 @@ MAX_OPEN = int(lib.SYM_MAX_OPEN)
 """Limit of requests in flight on one connection, twice that of libsym. Further requests stay in the ring."""
 
 BACKLOG_BYTES = 4 << 20
-"""Limit of bytes in replies that wait for a client which does not read. Beyond this limit, its requests wait, too."""
+"""Limit of bytes in replies that wait for a client which does not read. Beyond this limit, the requests of that client
+wait, too.
+"""
 
 MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
 """Limit of requests that one `receive()` returns."""
@@ -180,7 +182,8 @@ class ServerChannel:
         return len(self._waiting)
 
     def serve_by(self, function: int, connection: int, operations: int) -> None:
-        """Let a `sym_serve_function` carry out requests of some operations. `operations` has a bit for each.
+        """Let a `sym_serve_function` carry out requests of some operations. `operations` has a bit for each such
+        operation.
 
         `function` and its first argument, `connection`, are addresses of objects that live as long as the channel is
         open.
@@ -191,9 +194,9 @@ class ServerChannel:
     def receive(self, max_requests: int | None = None) -> list[Request]:
         """Take the complete requests. They are copied before they are checked.
 
-        The function given to `serve_by` answers some requests first; these are not returned. `max_requests` bounds the
-        time of a call; the next call returns the rest. ProtocolError: a request is malformed, and the channel is broken
-        for good.
+        The function given to `serve_by` answers some requests first; `receive` does not return these. `max_requests`
+        bounds the time of a call; the next call returns the rest. ProtocolError: a request is malformed, and the
+        channel is broken for good.
         """
         if self._closed:
             return []
@@ -251,7 +254,7 @@ class ServerChannel:
         return bool(lib.sym_server_arm(self._server, self._choked))
 
     def clear_doorbell(self) -> None:
-        """Reset the doorbell. Call this before the requests for which it rang are received."""
+        """Reset the doorbell. Call this method before `receive`, which takes the requests for which the client rang."""
         if self._closed:
             return
         rc = lib.sym_server_clear_doorbell(self._doorbell)
@@ -270,8 +273,9 @@ class ServerChannel:
     ) -> None:
         """Answer a request. `more`: other replies follow. If the ring has no space, the reply waits in the daemon.
 
-        This never blocks and never fails. A payload that does not fit a frame becomes TooLarge, which ends the call.
-        The client owns the `num_rows` rows of the call from now on. For a call with an error, free its rows first.
+        The method never blocks and never fails. A payload that does not fit a frame becomes TooLarge, which ends the
+        call. The client owns the `num_rows` rows of the call from now on. For a call with an error, free its rows
+        first.
         """
         if self._closed or self._broken:
             return  # no client reads the reply; the socket or the next receive() shows the daemon why
@@ -295,8 +299,8 @@ class ServerChannel:
         self._flush()
 
     def want_slots(self) -> None:
-        """Ask the client to ring when it frees slots. After that the caller looks again, because the client may have
-        freed some just before.
+        """Ask the client to ring when it frees slots. The caller then looks at the slots again, because the client may
+        have freed slots just before.
         """
         if not self._closed:
             lib.sym_server_want_slots(self._server)
@@ -335,7 +339,7 @@ class ServerChannel:
         """Wake all waiters of the client, because the daemon ends the connection. Rows that other threads write stay
         mapped.
 
-        This drops the memory at once. Otherwise a broken connection would keep it until the collector runs.
+        The memory is dropped immediately. Otherwise a broken connection would keep its memory until the collector runs.
         """
         if self._closed:
             return

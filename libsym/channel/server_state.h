@@ -13,7 +13,7 @@ struct sym_server {
     sym_plan plan;
     pthread_mutex_t receive_lock;
     /* under receive_lock: */
-    uint64_t submit_head; /* the daemon trusts this one and `complete_tail`; the region has copies for the client */
+    uint64_t submit_head; /* the daemon trusts this field and `complete_tail`; the region has copies for the client */
     int receiver_has; /* the receiver has taken requests and may still work on them: later requests have to wait */
     pthread_mutex_t push_lock;
     /* under push_lock: */

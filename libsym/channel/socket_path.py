@@ -17,9 +17,9 @@ _SYSTEM_SOCKET = Path("/run/symphony/symphony.sock")
 def find_socket() -> Path:
     """Return the socket to which a program connects: `default_socket()`, or else that of root's daemon.
 
-    An ordinary user without a daemon of its own uses root's daemon. If another user has made the directory of the
-    user's socket, a warning is logged, and root's daemon is used. NoAccess: another user has made it, and root has no
-    daemon.
+    An ordinary user without a daemon of its own uses root's daemon. If another user has made the directory of this
+    user's socket, a warning is logged, and root's daemon is used. NoAccess: another user has made that directory, and
+    root has no daemon.
     """
     try:
         own = default_socket()

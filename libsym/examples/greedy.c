@@ -41,7 +41,7 @@ static void copy(int into_ring, uint64_t ring_offset, uint64_t position, char *d
     }
 }
 
-/* Makes one system call. `reply` gets the reply. Returns its payload, which is followed by a NUL. */
+/* Makes one system call. `reply` gets the reply. Returns the reply's payload, which is followed by a NUL. */
 static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, const void *payload, uint32_t bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof request + bytes,
                                   .op = op,

@@ -31,9 +31,9 @@ class Attention:
     """The attention mass of a call: a float32 number for each entry (or page) of the file, new entries included.
 
     In each head of each layer, the weights of a token add up to 1 over the entries that it sees. The mass of an entry
-    is the sum of the weights that the new tokens of the call gave it. With `by="sum"` it sums over all heads of all
+    is the sum of the weights that the new tokens of the call gave it. With `by="sum"` the sum is over all heads of all
     layers, with `by="layer"` over the query heads of one KV head of one layer. An entry that a mask or a window hides
-    has 0.
+    has mass 0.
 
     >>> kv = sym.kv_create()
     >>> mass = sym.pred(kv, [65, 66, 67], attention="entries").attention
@@ -102,7 +102,7 @@ class Attention:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return a view for numpy: float32 of `shape`."""
-        numpy = sys.modules["numpy"]  # numpy calls this method, so it is loaded already
+        numpy = sys.modules["numpy"]  # numpy calls this method, so numpy is loaded already
         found = numpy.frombuffer(self._floats, numpy.float32).reshape(self.shape)
         return numpy.asarray(found, dtype) if copy is None else numpy.array(found, dtype, copy=copy)
 

@@ -28,7 +28,7 @@ _new_unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Dist:
-    """The distribution of the next token: one row of logits, or with rows="all" one after every token.
+    """The distribution of the next token: one row of logits, or with rows="all" a row after every token.
 
     Methods use the last row. `dist[i]` is the distribution after the i-th token, `len(dist)` the number of rows.
     Logarithms are natural. Invalid: a row has NaN or +inf, so that no answer would have a meaning.
@@ -46,7 +46,7 @@ class Dist:
     def __init__(
         self, first: Any, num_rows: int, row_bytes: int, vocab_size: int, attention: Attention | None = None
     ) -> None:
-        """Wrap `num_rows` rows that lie `row_bytes` apart. `first` is a cffi pointer that owns them all."""
+        """Wrap `num_rows` rows that lie `row_bytes` apart. `first` is a cffi pointer that owns all rows."""
         self._attention = attention
         self._first = first
         self._num_rows = num_rows
@@ -105,8 +105,7 @@ class Dist:
 
     @property
     def logits(self) -> memoryview[float]:
-        """The logits: a read-only float32 view, which holds the slot. `numpy.asarray(dist.logits)` copies nothing,
-        either.
+        """The logits: a read-only float32 view, which holds the slot. `numpy.asarray(dist.logits)` is a view, too.
 
         >>> import libsym as sym
         >>> sym.Dist.of([0.0, 2.0]).logits.tolist()
@@ -151,7 +150,7 @@ class Dist:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return a view for numpy, of shape [vocab], or [rows, vocab] if there are several rows."""
-        numpy = sys.modules["numpy"]  # numpy calls this method, so it is loaded already
+        numpy = sys.modules["numpy"]  # numpy calls this method, so numpy is loaded already
         rows = numpy.ndarray(
             (self._num_rows, self._vocab_size), numpy.float32, self._all_bytes(), strides=(self._row_bytes, 4)
         )
@@ -171,8 +170,8 @@ class Dist:
     def _repr_html_(self) -> str | None:
         """Return a table of the likeliest tokens as HTML. None: the row has NaN, or the Dist is closed.
 
-        A notebook keeps the objects that it shows (`_`, `Out`), perhaps for hours. So this copies the rows, and frees
-        their slots.
+        A notebook keeps the objects that it shows (`_`, `Out`), perhaps for hours. So this method copies the rows, and
+        frees their slots.
         """
         if self._first is None:
             return None
@@ -281,8 +280,8 @@ class Dist:
 
         The steps, in this order: tokens that are not `allowed` become impossible. The logits are divided by
         `temperature` (0: the argmax). `top_k` keeps the k likeliest tokens. `top_p` keeps the likeliest tokens that
-        together have this share of the remaining probability. `min_p` keeps the tokens with at least this share of the
-        likeliest token's probability.
+        together have this fraction of the remaining probability. `min_p` keeps the tokens with at least this fraction
+        of the likeliest token's probability.
         `draw`: the index of the random number in the seed's stream. In a loop, count it up (`draw=step`), as a
         `sym.Sampler` does, which also has penalties.
 

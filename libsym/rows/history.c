@@ -5,10 +5,10 @@
  * different tokens.
  *
  * DRY penalises tokens that would continue a repetition. If the latest n tokens occurred before, the token that
- * followed them there loses multiplier * base^(n - allowed_length) of its logit. The Z algorithm, run over the tokens
- * from the latest backwards, finds the longest repetition that ends at each place. A draw takes as many steps as the
- * window has tokens, for any input. A separate comparison at each place would take quadratic time if all tokens are
- * equal.
+ * followed that earlier occurrence loses multiplier * base^(n - allowed_length) of its logit. The Z algorithm runs over
+ * the tokens from the latest backwards. For each place it finds the longest repetition that ends there. A draw takes as
+ * many steps as the window has tokens, for any input. A separate comparison at each place would take quadratic time if
+ * all tokens are equal.
  */
 #include "rows_state.h"
 
@@ -27,7 +27,7 @@ static int has_window(const struct history *history) { return history->window > 
 
 /* ---- counts of tokens */
 
-/* Returns the index of the token in `places`, or the index where the token belongs. */
+/* Returns the index of the token in `places`. For a missing token, returns the index where the token belongs. */
 static uint32_t place_of(const struct history *history, int32_t token) {
     uint32_t at = (uint32_t)token * 0x9e3779b1u & (history->num_places - 1);
     while (history->places[at] != 0 && history->counted[history->places[at] - 1].token != token)

@@ -6,8 +6,9 @@
  * neither reorder nor contract operations (no fast-math, -ffp-contract=off). The intrinsics in this file (maximum, bits
  * of a comparison, packing) round nothing. A test compares the results of all instruction sets.
  *
- * Within a lane of a block, at most 32 numbers are added in float32. These sums are added in double. Converting every
- * entry to double would take a third of the time, and the exponentials have errors of up to 2 ulp anyway.
+ * Within a lane of a block, at most 32 numbers are added in float32. The float32 sums are then added in double.
+ * Converting every entry to double would take a third of the time, and the exponentials have errors of up to 2 ulp
+ * anyway.
  */
 #include "passes.h"
 #include "simd/registers.h"
@@ -183,7 +184,8 @@ static void FN(scale)(float *row, int64_t n, float factor) {
         row[i] *= factor;
 }
 
-/* Computes two sums over a row, with s = (x - max) * inverse_temperature: that of exp(s), and that of exp(s) * s. */
+/* Computes two sums over a row, with s = (x - max) * inverse_temperature: the sum of exp(s), and the sum of exp(s) *
+ * s. */
 static void FN(moments)(const float *row, int64_t n, float max, float inverse_temperature, double *total,
                         double *weighted) {
     *total = *weighted = 0.0;
@@ -225,7 +227,7 @@ static int FN(mask)(const float *row, int64_t n, const void *allowed, const void
     return FN(bits)(~fine) == 0 ? 0 : -EDOM;
 }
 
-/* ---- lists of entries, see rank.c: their arrays are longer than they are, by 16 lanes at least -------------- */
+/* ---- lists of entries, see rank.c: their arrays are longer than the lists by 16 lanes at least -------------- */
 
 /* Copies the entries of a row that are at least `least` into a list. Returns the length of the list. */
 static int64_t FN(collect)(const float *row, int64_t n, float least, float *values, int32_t *indices) {
@@ -264,7 +266,7 @@ static void FN(split)(const float *values, const float *weights, int64_t count, 
     }
 }
 
-/* Appends those of the entries from index i on whose bits are set. Returns the new count. */
+/* Appends entries of `from`, from index i on: those whose bits are set. Returns the new count. */
 static inline int64_t FN(append)(sym_list *to, int64_t count, const sym_list *from, int64_t i, uint32_t bits) {
     if (bits == 0)
         return count; /* then `to` is not written */

@@ -21,7 +21,7 @@ _BOOLS = ("bool", "bool_")
 
 
 def uniform(seed: int, draw: int = 0) -> float:
-    """Return the random number in [0, 1) of a seed's draw. Numbers of other seeds and draws are independent of it.
+    """Return the random number in [0, 1) of a seed's draw. The numbers of different seeds and draws are independent.
 
     >>> from libsym.rows.dist import uniform
     >>> uniform(0), uniform(0, draw=1), uniform(1)

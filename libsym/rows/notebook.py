@@ -48,7 +48,7 @@ def fact_table(caption: str, facts: Iterable[tuple[str, str]]) -> str:
 
 
 def text_of(text: bytes) -> str:
-    """Return a token's text in quotes, so that blanks show; or its bytes if they are part of a character."""
+    """Return a token's text in quotes, so that blanks show. A part of a character is shown as its bytes."""
     if not text:
         return "(no text)"
     try:
@@ -65,7 +65,7 @@ def _table(caption: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def _texts(vocab_size: int | None) -> list[bytes] | None:
-    """Return the bytes of each token. None: this process has no connection, or the model is another one."""
+    """Return the bytes of each token. None: this process has no connection, or its model has another vocabulary."""
     channel = process.connected
     if channel is None:
         return None

@@ -20,10 +20,11 @@ class Dry:
     """DRY, "don't repeat yourself": a penalty on tokens that would continue a repetition. A longer repetition has a
     larger penalty.
 
-    If the last n tokens, at least `allowed_length`, occurred earlier, the token that followed them there would continue
-    the repetition. Its logit is lowered by `multiplier * base ** (n - allowed_length)`. If several n apply, the largest
-    counts. DRY looks at the latest `window` tokens, given or generated (None: all, 0: none). A repetition does not
-    extend across a breaker: a token whose text contains one of the `breakers`.
+    Suppose that the last n tokens occurred earlier, with n at least `allowed_length`. The token that followed the
+    earlier occurrence would continue the repetition. Its logit is lowered by `multiplier * base ** (n -
+    allowed_length)`. If several n apply, the largest counts. DRY looks at the latest `window` tokens, given or
+    generated (None: all, 0: none). A repetition does not extend across a breaker: a token whose text contains one of
+    the `breakers`.
 
     >>> sampler = sym.Sampler(temperature=0, dry=sym.Dry(multiplier=5.0, breakers=()))
     >>> sampler.start(before=[1, 2, 0, 1, 2]).draw(sym.Dist.of([3.0, 2.0, 1.0]))
@@ -64,8 +65,8 @@ class Mirostat:
 
     Mirostat keeps a limit, which begins at `2 * tau`. After each token the limit is lowered by `eta` times the excess
     of the token's surprise over `tau`. `version` 2 keeps the tokens whose surprise is within the limit. `version` 1
-    keeps a number of the likeliest tokens that it computes from the limit, assuming Zipf's law for the probabilities.
-    The likeliest token is always kept. Each loop has its own limit: every `start`, call and fork begins anew.
+    computes from the limit how many of the likeliest tokens to keep, assuming Zipf's law for the probabilities. The
+    likeliest token is always kept. Each loop has its own limit: every `start`, call and fork begins anew.
 
     >>> sampler = sym.Sampler(mirostat=sym.Mirostat(tau=0.1), seed=1)
     >>> sampler.start().draw(sym.Dist.of([0.0, 3.0, 1.0]))

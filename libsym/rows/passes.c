@@ -11,8 +11,8 @@
 int32_t pack_order[256][8] __attribute__((aligned(32)));
 const struct passes *passes = &passes_plain;
 
-/* Chooses the instruction set of the passes: vectors of 512 or 256 bits, or 0 for plain code. The constructor below
- * calls this, and tests do. -ENOTSUP: the processor lacks the instructions, and the choice is unchanged. */
+/* Chooses the instruction set of the passes: vectors of 512 or 256 bits, or 0 for plain code. The constructor below and
+ * tests call this function. -ENOTSUP: the processor lacks the instructions, and the choice is unchanged. */
 int sym_rows_use(int vector_bits) {
     if (vector_bits == 0)
         passes = &passes_plain;

@@ -8,7 +8,8 @@
 #define LANES 16
 #define BLOCK 512 /* entries whose mass is summed together: a draw searches the blocks, then inside one block */
 
-/* Entries of a row, as one array for each field. They are in the order of their indices, or by rank if `sorted`. */
+/* Entries of a row, as one array for each field. The entries are in the order of their indices, or by rank if
+ * `sorted`. */
 typedef struct sym_list {
     float *values; /* logits */
     float *weights;

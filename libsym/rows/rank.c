@@ -1,10 +1,11 @@
-/* The order of a row, by logit, with the lower index first among equals; and the places in it that sampling needs.
+/* The order of a row: by logit, with the lower index first among equals. And the places in this order that sampling
+ * needs.
  *
- * To sort 49,152 entries takes a millisecond, and sampling does not need the whole order. top_k and top_p need the
- * place at which the likeliest k, or a share of the mass, end. A draw needs the place at which its random number falls.
- * So passes narrow a list down around that place. Each pass compares with two values that are guessed from a sample,
- * until the list is short enough to sort. Most rows need no pass: the largest logit of each group of 32 entries gives a
- * lower bound for the k-th, and few entries reach that bound.
+ * Sorting 49,152 entries takes a millisecond, and sampling does not need the whole order. top_k needs the place after
+ * the k likeliest entries, top_p the place after a fraction of the mass. A draw needs the place at which its random
+ * number falls. So passes narrow a list down around the wanted place. Each pass compares with two values that are
+ * guessed from a sample, until the list is short enough to sort. Most rows need no pass: the largest logit of each
+ * group of 32 entries gives a lower bound for the k-th, and few entries reach that bound.
  *
  * A bad guess costs time, but never changes the result.
  */
@@ -85,8 +86,8 @@ static void sort_list(const sym_list *from, sym_list *to, uint64_t *room) {
     to->sorted = 1;
 }
 
-/* Guesses two values, one above and one below the entry at which the running sum of the weights reaches `part` of the
- * total. Entries with larger values come first in the sum. */
+/* Guesses two values around one entry: the entry at which the running sum of the weights reaches `part` of the total.
+ * Entries with larger values come first in the sum. */
 static void guess(const sym_list *list, double part, float *low, float *high) {
     uint64_t room[2 * SAMPLE];
     for (int64_t i = 0; i < SAMPLE; i++) {
@@ -262,7 +263,7 @@ int sym_row_topk(const float *row, int64_t n, const void *allowed, int64_t k, in
 }
 
 /* Reduces a row: writes `*head` without a sampled token, the `top_k` likeliest, and the log-probabilities of the named
- * tokens. -EINVAL: top_k is larger than the vocabulary, or a token is not in it. */
+ * tokens. -EINVAL: top_k is larger than the vocabulary, or a token is not in the vocabulary. */
 int sym_row_reduce(const float *row, int64_t n, uint32_t top_k, const int32_t *named, uint32_t num_named,
                    struct sym_reduced *head, struct sym_scored *top, float *named_logprobs) {
     if (top_k > n)

@@ -24,7 +24,7 @@ from libsym.rows.stops import TokenTexts
 
 _NO_TOKEN = -1
 NO_ROW_ENTROPY = -1.0
-"""Entropy that marks a token without a row: a grammar forced the token, so it was not drawn."""
+"""Entropy that marks a token without a row: a grammar forced the token, so the token was not drawn."""
 
 
 def reduction_block(top_k: int | None = None, named: Iterable[int] = (), sampling_block: bytes | None = None) -> bytes:
@@ -133,7 +133,7 @@ class ReducedDist:
         named: Sequence[int] = (),
         attention: Attention | None = None,
     ) -> None:
-        """Read `num_rows` reduced rows from `payload`. `top_k` and `named` are those of the request."""
+        """Read `num_rows` reduced rows from `payload`. The request had the same `top_k` and `named`."""
         self._attention = attention
         self._top_k = top_k or 0
         self._named = tuple(named)

@@ -39,8 +39,8 @@ static int are_tokens(const int32_t *tokens, uint32_t num, uint32_t vocab_size) 
 }
 
 /* Makes a reducer from the block of a client, which is not trusted. The block's address is a multiple of 4. NULL: the
- * block is malformed, its sampler needs the texts of tokens, or there is no memory. The Python code then finds
- * which. */
+ * block is malformed, its sampler needs the texts of tokens, or there is no memory. After NULL, the Python code finds
+ * out which of the three it was. */
 sym_reducer *sym_reducer_read(const char *block, uint32_t bytes, uint32_t vocab_size) {
     struct sym_reduction asked;
     struct sym_sampling settings = {0};
@@ -76,7 +76,8 @@ int64_t sym_reducer_bytes(const sym_reducer *reducer) {
 }
 
 /* Reduces the `index`-th row of a call into `answer`, whose address is a multiple of 4. Returns 0, or an error of
- * sym_row_reduce or sym_sampler_draw; then the answer is not valid. Several threads may use different reducers. */
+ * sym_row_reduce or sym_sampler_draw; after an error the answer is not valid. Several threads may use different
+ * reducers. */
 int sym_reducer_reduce(sym_reducer *reducer, const float *row, uint64_t index, char *answer) {
     struct sym_reduced *head = (struct sym_reduced *)(void *)answer;
     struct sym_scored *top = (struct sym_scored *)(void *)(head + 1);

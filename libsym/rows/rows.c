@@ -1,8 +1,8 @@
 /* Arithmetic over rows of float32 logits, for the methods of a Dist. `rank.c` orders a row, `sampler.c` draws from it.
  *
  * `lanes.h` fixes the order of every sum. So a row and a random number give the same token in every build and on every
- * machine. Exponentials are of x - max, so they are never above 1. They are 0 for -inf and for values far below max. A
- * row with NaN or +inf is an error: it is not a distribution, and an argmax would hide the fault.
+ * machine. Exponentials are of x - max, so they are never above 1. For -inf, and for values far below max, exponentials
+ * are 0. A row with NaN or +inf is an error: such a row is no distribution, and an argmax would hide the fault.
  */
 #include "rows_state.h"
 

@@ -1,5 +1,5 @@
 /* Arithmetic over rows of logits, samplers, reducers and stop texts: the functions that Python calls. rows.c, mix.c,
- * rank.c, sampler.c, passes.c, reducer.c and stops.c describe each. cffi reads this file: declarations only. */
+ * rank.c, sampler.c, passes.c, reducer.c and stops.c describe them. cffi reads this file: declarations only. */
 #ifndef SYM_ROWS_H
 #define SYM_ROWS_H
 

@@ -8,9 +8,9 @@
 /* -- rows.c -- */
 
 /* Replaces `*row` by a copy in the thread's scratch memory, with -inf for tokens that are not `allowed` (a bitmask;
- * NULL: all are allowed, no copy). 0, -EDOM or -ENOMEM. */
+ * NULL: all are allowed, no copy). Returns 0, -EDOM or -ENOMEM. */
 int row_only_allowed(const float **row, int64_t n, const void *allowed);
-/* Finds the largest logit of the allowed tokens. -EDOM: the row has NaN or +inf. -ERANGE: all are -inf. */
+/* Finds the largest logit of the allowed tokens. -EDOM: the row has NaN or +inf. -ERANGE: all logits are -inf. */
 int row_look(const float **row, int64_t n, const void *allowed, float *groups, float *max);
 
 /* -- rank.c -- */
@@ -22,7 +22,8 @@ extern const sym_mark rank_everything;
 sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work, uint64_t *room);
 /* Returns a list of the largest logits of the groups. The list uses the memory of the scratch's `other`. */
 sym_list rank_groups(struct scratch *scratch, int64_t n);
-/* Keeps the entries of the scratch's list up to the mark that weigh at least `lightest`. Sorts a short list. */
+/* Keeps those entries of the scratch's list that rank no lower than the mark and weigh at least `lightest`. Sorts a
+ * short list. */
 void rank_keep(struct scratch *scratch, sym_mark mark, float lightest);
 /* Puts the k best entries of a row into the scratch's list. The row's groups are in the scratch already. `rank_best`
  * sorts a short list; `rank_best_in_order` keeps the order of the indices. */
@@ -30,7 +31,7 @@ void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k);
 void rank_best_in_order(struct scratch *scratch, const float *row, int64_t n, int64_t k);
 /* Returns the place of the k-th best entry of the scratch's list. Weights are ignored. Overwrites the groups. */
 sym_mark rank_place(struct scratch *scratch, int64_t k);
-/* Writes the weights of the k best entries of the scratch's list, best first. Returns their number. */
+/* Writes the weights of the k best entries of the scratch's list, best first. Returns the number of weights. */
 int64_t rank_weights(struct scratch *scratch, int64_t k, float *weights);
 
 /* -- history.c -- */

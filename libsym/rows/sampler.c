@@ -4,11 +4,11 @@
  * repetition penalty divides a positive logit of tokens before and generated, and multiplies a negative one. Frequency
  * and presence penalties are subtracted from logits of generated tokens. Tokens that are not allowed get -inf. The
  * logits are divided by the temperature (0: the argmax). top_k keeps the k likeliest. typical_p keeps the fewest tokens
- * that have this share of the remaining mass, beginning with those whose surprise (-log p) is nearest to the entropy.
- * top_p keeps the fewest likeliest tokens that have this share of the remaining mass. min_p keeps tokens with at least
- * this share of the likeliest one's probability. mirostat keeps tokens within its limit. Then a random number u in [0,
- * 1) chooses a token. With top_k, typical_p, top_p or mirostat 1, u walks the kept tokens likeliest first, else in the
- * order of ids.
+ * that have this fraction of the remaining mass, beginning with those whose surprise (-log p) is nearest to the
+ * entropy. top_p keeps the fewest likeliest tokens that have this fraction of the remaining mass. min_p keeps tokens
+ * with at least this fraction of the likeliest token's probability. mirostat keeps tokens within its limit. Then a
+ * random number u in [0, 1) chooses a token. The token at which the running sum of the kept probabilities exceeds u is
+ * drawn. With top_k, typical_p, top_p or mirostat 1, the sum begins with the likeliest token, else with the lowest id.
  */
 #include "rows_state.h"
 
@@ -20,7 +20,7 @@
 
 /* ---- limits and the draw ----------------------------------------------------------------------------- */
 
-/* splitmix64: each number adds STRIDE to the state of the generator, and is the mixed new state. */
+/* splitmix64: each random number adds STRIDE to the generator's state, and mixes the new state. */
 #define STRIDE 0x9e3779b97f4a7c15u
 
 static uint64_t mixed(uint64_t state) {
@@ -30,8 +30,8 @@ static uint64_t mixed(uint64_t state) {
     return z ^ z >> 31;
 }
 
-/* The state of a seed's stream before draw number `draw`. The seed is mixed first. Otherwise the streams of seeds that
- * differ by STRIDE would be one stream, shifted by a draw. */
+/* The state of a seed's stream before the draw with the serial number `draw`. The seed is mixed first. Otherwise the
+ * streams of seeds that differ by STRIDE would be one stream, shifted by a draw. */
 uint64_t sym_stream(uint64_t seed, uint64_t draw) { return mixed(seed) + draw * STRIDE; }
 
 /* The random number in [0, 1) of a state. */
@@ -49,7 +49,7 @@ struct limits {
 struct mirostat {
     uint32_t version; /* 0: off */
     double tau, eta;
-    double mu, next_mu; /* limits for draw number `index`, and for the next draw */
+    double mu, next_mu; /* limits for the `index`-th draw, and for the next draw */
     uint64_t index;
 };
 
@@ -95,9 +95,9 @@ static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t 
     return token;
 }
 
-/* If the groups' maxima alone weigh more than this, the row is so flat that a nucleus has thousands of entries. Then
- * all weights are computed once and kept. Otherwise they are summed first, and computed again for the collected
- * entries. */
+/* If the groups' maxima alone weigh more than this, the row is so flat that a nucleus has thousands of entries. For
+ * such a row all weights are computed once and kept. For other rows the weights are summed first, and computed again
+ * for the collected entries. */
 #define FLAT 64.0
 
 /* Without top_k: puts the entries that may be kept into the scratch's list, with weights. Returns the row's mass. */
@@ -113,7 +113,7 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
         const double target = limits->top_p * total;
         if (grouped > target * 1.00001) /* a margin larger than the rounding of sums */
             least = rank_mark(&groups, grouped, target * 1.00001, 0, list, scratch->keys).value;
-        /* Entries below this are below the floor, with a margin larger than the rounding of exponentials. */
+        /* Entries below `lowest` are below the floor, with a margin larger than the rounding of exponentials. */
         const float lowest = max + (logf(limits->floor) - 0.01f) / inverse_temperature - fabsf(max) * 1e-5f;
         least = lowest > least ? lowest : least; /* both limits cut the low end, so the higher one applies */
     }
@@ -145,7 +145,7 @@ static void rank_by_distance(sym_list *list, float max, float inverse_temperatur
 
 /* Without top_k: puts the entries that may be typical into the scratch's list, in the order of indices, with weights.
  * Returns the row's mass, and sets `*mean` to the mean scaled logit. If the groups' maxima within some distance of the
- * mean have the wanted mass, so has the whole row within that distance. */
+ * mean have the wanted mass, the whole row's entries within that distance have it, too. */
 static double weigh_typical(struct scratch *scratch, const float *row, int64_t n, float max,
                             const struct limits *limits, double *mean) {
     const float inverse_temperature = limits->inverse_temperature;
@@ -166,9 +166,9 @@ static double weigh_typical(struct scratch *scratch, const float *row, int64_t n
     return total;
 }
 
-/* Keeps the typical entries of the scratch's list, which is in the order of indices. Sets `*max` to their largest
- * logit, computes their weights anew, and returns the mass. A token's surprise minus the entropy equals the mean scaled
- * logit minus the token's own. */
+/* Keeps the typical entries of the scratch's list, which is in the order of indices. Sets `*max` to the largest logit
+ * of the kept entries, computes their weights anew, and returns the mass. A token's surprise minus the entropy equals
+ * the mean scaled logit minus the token's scaled logit. */
 static double keep_typical(struct scratch *scratch, const float *row, float *max, const struct limits *limits,
                            double mass, double mean) {
     sym_list *list = &scratch->list;
@@ -334,8 +334,8 @@ static int is_valid(const struct sym_sampling *settings, const struct sym_sampli
            more->mirostat_eta >= 0.0 && more->mirostat_eta <= MOST_MIROSTAT && more->reserved == 0;
 }
 
-/* Reads the settings at the beginning of a block. Returns the length of the settings with all parts that follow them;
- * -EINVAL: the block is shorter than that. */
+/* Reads the settings at the beginning of a block. Returns the length of the settings and of all parts that follow them;
+ * -EINVAL: the block is shorter. */
 static int64_t read_settings(const char *block, uint64_t bytes, uint32_t vocab_size, struct sym_sampling *settings,
                              struct sym_sampling_more *more) {
     uint64_t all = sizeof *settings;
@@ -414,7 +414,7 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
     sym_sampler *sampler = calloc(1, sizeof *sampler);
     if (sampler == NULL)
         return NULL;
-    /* 0 also means off for these settings, so that a block of zeros is a greedy sampler. */
+    /* For the next settings 0 also means off, so that a block of zeros is a greedy sampler. */
     const double top_p = settings.top_p > 0.0 ? settings.top_p : 1.0;
     sampler->limits = limits_of(settings.temperature, settings.top_k, top_p, settings.min_p);
     sampler->limits.typical_p = more.typical_p > 0.0 ? more.typical_p : 1.0;
@@ -459,9 +459,9 @@ int sym_sampler_note(sym_sampler *sampler, int32_t token) {
     return history_add(&sampler->history, token, 1);
 }
 
-/* Makes draw number `index`, from 0 on, without noting the token. Draws come in order; the last one may be repeated.
- * `allowed` applies in addition to the block's own bitmask, or is NULL. -EDOM: NaN or +inf, in the row or after a
- * penalty; -ERANGE: no token is possible; -ENOMEM. */
+/* Makes the `index`-th draw, counted from 0, without noting the token. Draws are made in order; only the last draw may
+ * be repeated. `allowed` (or NULL) applies in addition to the block's own bitmask. -EDOM: NaN or +inf, in the row or
+ * after a penalty; -ERANGE: no token is possible; -ENOMEM. */
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
     const int64_t n = sampler->vocab_size;
     if (sampler->num_bias > 0 || history_is_due(&sampler->history) || sampler->allowed != NULL || allowed != NULL) {

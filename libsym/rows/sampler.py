@@ -1,4 +1,5 @@
-"""Drawing of tokens: a `Sampler` has the settings, a `Draws` draws in one loop. `sampler.c` has the arithmetic.
+"""Drawing of tokens: a `Sampler` has the settings, a `Draws` makes the draws of one loop. `sampler.c` has the
+arithmetic.
 
 `generate()` draws with the same C code in the daemon. So a loop over `pred()` with a `Draws` gives the same tokens.
 """
@@ -39,28 +40,29 @@ _MAX_TOKEN = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Settings for drawing a token from a distribution. They never change, so any number of loops may share them.
+    """Settings for drawing a token from a distribution. The settings never change, so any number of loops may share
+    them.
 
     A draw has these steps, in this order:
     - `logit_bias` (token id: number) is added to logits.
     - `repetition_penalty` (1: off) divides positive logits of tokens given or generated, and multiplies negative ones.
       `frequency_penalty` (0: off) is subtracted from a logit for each time that its token was generated.
-      `presence_penalty` (0: off) is subtracted once. `penalty_window`: all three count this many latest tokens (None:
-      all).
+      `presence_penalty` (0: off) is subtracted once. `penalty_window`: the three penalties count only this many latest
+      tokens (None: all tokens).
     - `dry` lowers the logits of tokens that would continue a repetition.
     - Tokens that are not allowed become impossible.
     - Logits are divided by `temperature` (0: the argmax).
     - `top_k` keeps the k likeliest tokens.
-    - `typical_p` keeps the fewest tokens that together have this share of the remaining probability, beginning with
+    - `typical_p` keeps the fewest tokens that together have this fraction of the remaining probability, beginning with
       those whose surprise is nearest to the entropy.
-    - `top_p` keeps the fewest likeliest tokens that together have this share of the remaining probability.
-    - `min_p` keeps tokens with at least this share of the likeliest token's probability.
+    - `top_p` keeps the fewest likeliest tokens that together have this fraction of the remaining probability.
+    - `min_p` keeps tokens with at least this fraction of the likeliest token's probability.
     - `mirostat` keeps tokens within its limit.
     - One of the kept tokens is drawn.
 
     A `seed` gives a stream of random numbers, one for each draw of a loop. The same seed and distributions give the
     same tokens. The streams of two seeds are independent, even of neighbouring seeds. Without a seed, each loop chooses
-    one at random.
+    a seed at random.
 
     >>> sampler = sym.Sampler(temperature=0.8, top_p=0.9, seed=1)
     >>> draws = sampler.start()
@@ -125,8 +127,8 @@ class Sampler:
     ) -> Draws:
         """Begin the draws of a loop. `before`: tokens that were given to the model, for the repetition penalty and DRY.
 
-        `first_draw`: the number of the first draw, to continue where another loop has ended. `vocabulary`: the bytes of
-        the model's tokens, for DRY's breakers; by default the first draw asks the daemon.
+        `first_draw`: the serial number of the first draw, to continue where another loop has ended. `vocabulary`: the
+        bytes of the model's tokens, for DRY's breakers; by default the first draw asks the daemon.
 
         >>> draws = sym.Sampler(temperature=0, repetition_penalty=2.0).start(before=[1])
         >>> draws.draw(sym.Dist.of([2.0, 3.0]))
@@ -139,7 +141,7 @@ class Sampler:
         return Draws(self, before, first_draw, vocabulary)
 
     def looked_at(self, before: Sequence[int]) -> Sequence[int]:
-        """Return the part of the given tokens on which draws depend: all, the latest ones, or none.
+        """Return the part of the given tokens on which draws depend: all tokens, the latest tokens, or none.
 
         >>> sym.Sampler(repetition_penalty=1.1, penalty_window=2).looked_at([1, 2, 3])
         [2, 3]
@@ -162,7 +164,7 @@ class Sampler:
     ) -> bytes:
         """Return the settings for the wire: a struct sym_sampling and the parts that follow it.
 
-        `seed` replaces the sampler's own seed. Without both, a seed is chosen at random.
+        `seed` replaces the sampler's own seed. If both are None, a seed is chosen at random.
 
         >>> len(sym.Sampler(temperature=0).block(before=[1, 2, 3]))
         76
@@ -188,7 +190,9 @@ class Sampler:
         return b"".join((settings, more, biases, before.tobytes(), generated.tobytes(), allowed or b""))
 
     def _more(self) -> bytes:
-        """Return a struct sym_sampling_more with its texts; empty, as from older programs, if its settings are off."""
+        """Return a struct sym_sampling_more with its texts. If its settings are off, return no bytes, as older programs
+        send.
+        """
         dry = self.dry if self.dry is not None and self.dry.is_on else None
         if self.typical_p in (None, 1.0) and not (self.penalty_window or dry or self.mirostat):
             return b""
@@ -246,7 +250,7 @@ class RowSampler:
         return address(self._sampler)
 
     def draw(self, row: memoryview[float], index: int, allowed: Allowed | None = None) -> int:
-        """Return the token of draw number `index`, without noting it. `allowed` and the block's bitmask both apply."""
+        """Return the token of the `index`-th draw, without noting it. `allowed` and the block's bitmask both apply."""
         if row.nbytes != 4 * self.vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a sampler over a vocabulary of {self.vocab_size}")
         return checked(
@@ -292,7 +296,7 @@ class Draws:
         self.index = 0
         """Number of tokens drawn so far."""
         self.seed = random_seed() if sampler.seed is None else seed64(sampler.seed)
-        """The seed of these draws. A Sampler with this seed repeats them."""
+        """The seed of these draws. A Sampler with this seed repeats the draws."""
 
     def __repr__(self) -> str:
         return f"<Draws: {self.index} drawn, seed {self.seed}>"
@@ -319,7 +323,7 @@ class Draws:
         return token
 
     def note(self, token: int) -> None:
-        """Count a token as generated that was not drawn here, but chosen by a grammar or by the program.
+        """Count as generated a token that a grammar or the program chose, in place of a draw.
 
         >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
         >>> draws.note(1)

@@ -1,8 +1,8 @@
 /* Search for stop texts in the bytes of a generation, token by token. A text may begin and end inside a token.
  *
- * Each text uses the algorithm of Knuth, Morris and Pratt. The state is the number of bytes of the text that the latest
- * bytes match. When the next byte differs, a table gives the longest shorter match. So a token costs its own bytes
- * times the number of texts. A new search of the last bytes would cost their length with each token.
+ * Each text uses the algorithm of Knuth, Morris and Pratt. The state of a search is how many bytes of the text the
+ * latest bytes match. When the next byte differs, a table gives the longest shorter match to continue with. So a token
+ * costs its own bytes times the number of texts. Searching the last bytes anew would cost their length with each token.
  */
 #include "rows.h"
 
@@ -22,8 +22,9 @@ struct sym_stops {
     struct watched texts[];
 };
 
-/* Computes, for each place in the text, the match to continue with if the byte there differs. The match is the longest
- * beginning of the text that the bytes before the place end with, and that is followed by another byte. */
+/* Computes, for each place in the text, the match to continue with if the byte there differs. The match is a beginning
+ * of the text. The bytes before the place end with it, and in the text another byte follows it than at the place. The
+ * longest such beginning is taken. */
 static void fill_shorter(int32_t *shorter, const char *text, int32_t length) {
     int32_t matched = -1;
     shorter[0] = -1;
@@ -77,7 +78,7 @@ static int64_t complete_after(struct watched *watched, const char *bytes, int64_
 
 /* Takes the next token. Returns the index of the complete stop text, or -1 if no text is complete. Once a text is
  * complete, further calls return the same index. If one token completes several texts, the text that began first
- * counts, then the one with the lowest index. -EINVAL: the token is not in the vocabulary. */
+ * counts; among equals, the text with the lowest index. -EINVAL: the token is not in the vocabulary. */
 int sym_stops_add(sym_stops *stops, int32_t token) {
     const sym_token_texts *tokens = stops->tokens;
     if (token < 0 || token >= tokens->num_tokens)

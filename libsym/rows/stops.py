@@ -15,7 +15,7 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
 
 MAX_TEXT_SETS = 64
-"""Limit of cached bitmasks, one for each set of texts: 6 KB each for a vocabulary of 49,152."""
+"""Limit of cached bitmasks. Each set of texts has a bitmask, which takes 6 KB for a vocabulary of 49,152."""
 
 
 class TokenTexts:
@@ -57,7 +57,7 @@ class TokenTexts:
 
 
 def token_texts_script(channel: ClientChannel) -> Script[TokenTexts]:
-    """Return the texts of the model's tokens. Each connection makes them once."""
+    """Return the texts of the model's tokens. Each connection makes the table once."""
     if channel.token_texts is None:
         channel.token_texts = TokenTexts((yield from vocabulary_script(channel)))
     found: TokenTexts = channel.token_texts
@@ -77,7 +77,7 @@ class StopTexts:
 
     def __init__(self, texts: Sequence[str], tokens: TokenTexts) -> None:
         if not all(texts):
-            raise Invalid("a stop text must not be empty: every text has that in it")
+            raise Invalid("a stop text must not be empty: every text contains the empty text")
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError as error:
@@ -95,7 +95,9 @@ class StopTexts:
 
     @property
     def found(self) -> int | None:
-        """Index of the complete stop text; among several, of the one that began first. None: no text is complete."""
+        """Index of the complete stop text. If several texts are complete, the text that began first counts. None: no
+        text is complete.
+        """
         found = int(lib.sym_stops_found(self._stops))
         return found if found >= 0 else None
 

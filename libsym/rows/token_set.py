@@ -10,7 +10,7 @@ from libsym.errors import Invalid
 
 
 class TokenSet:
-    """An immutable set of tokens of one vocabulary, for `allowed=`. `sym.token_set` makes one from a function that
+    """An immutable set of tokens of one vocabulary, for `allowed=`. `sym.token_set` makes a set from a function that
     accepts or rejects each token's bytes.
 
     >>> even = sym.TokenSet(range(0, 8, 2), vocab_size=8)

@@ -1,4 +1,4 @@
-/* Instruction sets for which kernels are compiled, and a test whether this machine has a set. */
+/* Instruction sets for which kernels are compiled, and a test of whether this machine has a set. */
 
 #ifndef SYM_MACHINE_H
 #define SYM_MACHINE_H

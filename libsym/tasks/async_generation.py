@@ -73,7 +73,7 @@ class AsyncGeneration(Progress):
         return "".join([piece async for piece in self.text()])
 
     def cancel(self) -> Settling:
-        """End the generation within a step. The call returns at once; await its result to wait for the end.
+        """End the generation within a step. The call returns immediately; await its result to wait for the end.
 
         After `await generation.cancel()`, `tokens` and `pending` are final. Without the `await`, they raise Invalid
         until the remaining tokens have been taken.
@@ -113,7 +113,7 @@ class AsyncGeneration(Progress):
         return True
 
     async def _settle(self) -> None:
-        """Wait for the end of a cancelled generation. If it ended with an error, the next `fetch` raises that."""
+        """Wait for the end of a cancelled generation. If it ended with an error, the next `fetch` raises the error."""
         try:
             while await self.fetch():
                 pass
@@ -123,7 +123,9 @@ class AsyncGeneration(Progress):
 
 
 class Settling:
-    """Result of `AsyncGeneration.cancel`. Await it to wait for the end; the generation also ends without that."""
+    """Result of `AsyncGeneration.cancel`. Await this object to wait for the end of the generation, which also ends
+    without the wait.
+    """
 
     __slots__ = ("_settle",)
 

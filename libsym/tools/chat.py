@@ -28,8 +28,8 @@ PROBES = ("a", "Z", "1", " ", "\n", "é")
 common.
 """
 _JOINED_TOKENS = 8
-"""Number of tokens that are read beyond a known text. They surely contain the text of its last token, which may be
-joined with other text in the file.
+"""Number of tokens that are read beyond a known text. In the file, the last token of the text may be joined with text
+behind it. So many tokens surely contain the joined token.
 """
 
 
@@ -52,14 +52,14 @@ class Turns(Generic[G]):
         self._settings = Options(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         sampler_of(self._settings)  # checks the settings
         self.kv = kv
-        """The file of the conversation. The program may fork, read and advise it like any other."""
+        """The file of the conversation. The program may fork, read and advise it like any other file."""
         self._top = [{"role": "system", "content": messages}] if isinstance(messages, str) else list(messages)
         self._tools = tools
         self._answer: G | None = None
         self._pending: list[int] = []  # pending tokens of the conversation before the current answer
         self._before: list[int] = []  # tokens pending before the last question; pending again if the question is lost
         self._start = 0  # the file's length before the last question
-        self._first_draw = 0  # number of the first draw of the last answer
+        self._first_draw = 0  # serial number of the first draw of the last answer
         self._turn_at = 0  # index of the turn's beginning in the tokens of the last question, for the daemon
         self._num_cuts = kv.num_cuts  # pending tokens are void if the program itself cuts the file
         self._length = 0  # the file's length at the end of the last turn
@@ -185,7 +185,7 @@ class Turns(Generic[G]):
 
     def _undo(self) -> Script[None]:
         """Cut the file at the beginning of the last turn. The daemon's notes name this place; without notes, the tokens
-        show it.
+        show the place.
         """
         yield from self._talk()
         yield from self._end_turn()
@@ -348,7 +348,7 @@ class Chat(Turns[Generation]):
     def fork(self, path: Path | None = None) -> Chat:
         """Fork the file; return a Chat with the same conversation in the fork. The two conversations are independent.
 
-        An answer that is under way continues. The fork then has the conversation before its question.
+        An answer that is under way continues. The fork then has the conversation before the question of that answer.
 
         >>> chat = sym.Chat(sym.kv_create(), "You are brief.")
         >>> answer = chat.ask("Who are you?", max_tokens=4).full_text()

@@ -98,7 +98,7 @@ class Arguments(argparse.ArgumentParser):
         """Add a finite number from `least` to `most`.
 
         >>> arguments = sym.Arguments("A program.")
-        >>> arguments.number("--top-p", "the likeliest that hold this part", least=0, most=1)
+        >>> arguments.number("--top-p", "keeps the likeliest tokens with this probability", least=0, most=1)
         >>> arguments.parse_args(["--top-p", "0.9"]).top_p
         0.9
         """
@@ -195,8 +195,9 @@ Main = TypeVar("Main", bound=Callable[[Arguments], object])
 def command(program: Main) -> Main:
     r"""Decorate the main function of a file. The function gets `Arguments` whose help is the file's docstring.
 
-    If the file is the started program, the function runs at once, as `main` runs it. So the function must be the last
-    definition in the file. If another module imports the file, the function does not run, and is returned unchanged.
+    If the file is the started program, the function runs immediately, as `main` runs it. So the function must be the
+    last definition in the file. If another module imports the file, the function does not run, and is returned
+    unchanged.
 
     >>> @sym.command
     ... def greet(arguments):

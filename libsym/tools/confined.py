@@ -1,7 +1,7 @@
 """The child process of an Interpreter: confines itself, and then runs the code that it receives.
 
-Only `interpreter.py` runs this, as `python -I -S confined.py LIMITS`. The file imports no module of libsym. Before any
-foreign code runs, the kernel confines the process. Landlock allows reading of the standard library and of the named
+Only `interpreter.py` runs this file, as `python -I -S confined.py LIMITS`. The file imports no module of libsym. Before
+any foreign code runs, the kernel confines the process. Landlock allows reading of the standard library and of the named
 files, and no writing. A seccomp filter allows the system calls for computing and reading, and no others. So there are
 no sockets, no new processes, and no signals to other processes. Resource limits bound memory and open files. If the
 kernel lacks any of these, the child reports that and ends.
@@ -62,7 +62,7 @@ def shut_in(readable: list[str], memory_bytes: int) -> None:
     if platform.machine() != "x86_64" or sys.platform != "linux":
         raise RefusedError(f"an Interpreter needs Linux on x86-64, not {sys.platform} on {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
-    # The prefix has Python and the standard library. The other directories have the libraries that they link with.
+    # The prefix has Python and the standard library. The other directories have the libraries that Python links with.
     own = [f"{sys.base_prefix}/lib", "/usr/lib", "/lib", "/lib64", "/usr/lib64"]
     for each, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(each, (limit, limit))

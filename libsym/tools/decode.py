@@ -54,8 +54,8 @@ def decode(
     Drawn tokens are appended to all files in the same steps. `draw(dist, *others)` gets the distributions of all files.
     `stop`, `stop_at_end`, `max_tokens`: as in `generate`, which runs such a loop in the daemon. A full context ends the
     loop, with "length".
-    `attention`: as in `pred`, for `draw`. If `draw` evicts entries (`kv.keep`), the loop can use the space that they
-    had in the context.
+    `attention`: as in `pred`, for `draw`. If `draw` evicts entries (`kv.keep`), the loop can use the space of the
+    evicted entries in the context.
 
     Each token is drawn when the program asks for it. The last tokens are not in the files: see `pending`.
     """

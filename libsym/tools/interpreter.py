@@ -54,7 +54,7 @@ class Interpreter:
 
     The code cannot open sockets, so it reaches neither the network nor the daemon. The code cannot write files, start
     processes or threads, or reach other processes. Landlock and seccomp enforce this. NotSupported: the kernel lacks
-    them. One thread at a time may use an Interpreter; in an event loop, use
+    Landlock or seccomp. One thread at a time may use an Interpreter; in an event loop, use
     `anyio.to_thread.run_sync(python.run, code)`.
     """
 
@@ -131,7 +131,7 @@ class Interpreter:
     def ask(self, chat: Chat, question: str, **options: Unpack[AskOptions]) -> tuple[str, str]:
         r"""Ask a model a question that it answers with code, and run the code. Return the code and its output.
 
-        `options` are the same as in `Chat.ask`. Afterwards `raised` has the error of the code, if it failed.
+        `options` are the same as in `Chat.ask`. Afterwards `raised` has the error of the code, if the code failed.
 
         >>> chat, form = sym.Chat(sym.kv_create()), sym.Grammar.regex("1[+]1")
         >>> with sym.Interpreter() as python:
@@ -145,7 +145,7 @@ class Interpreter:
         return code, self.run(code)
 
     def close(self) -> None:
-        """End the child process. The next run starts a new one, without the old variables.
+        """End the child process. The next run starts a new process, without the old variables.
 
         >>> python = sym.Interpreter()
         >>> python.run("x = 1")
@@ -165,7 +165,8 @@ class Interpreter:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Its own process group: Ctrl-C does not reach the child, and the kernel ends a stopped child with the program.
+        # The child has its own process group, so Ctrl-C does not reach it. The kernel ends a stopped child with the
+        # program.
         child = self._child = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,

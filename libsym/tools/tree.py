@@ -40,7 +40,7 @@ class Nodes:
         return len(self.line()) - 1
 
     def line(self) -> list[Self]:
-        """Return the nodes from the root to this one.
+        """Return the nodes from the root to this node.
 
         >>> leaf = sym.Tree(sym.kv_create()).fork().fork()
         >>> [node.name for node in leaf.line()]
@@ -55,7 +55,7 @@ class Nodes:
             yield from child
 
     def leaves(self) -> list[Self]:
-        """Return the nodes without children, among this node and all below it.
+        """Return the nodes without children, among this node and all nodes below it.
 
         >>> root = sym.Tree(sym.kv_create())
         >>> first, second = root.fork(), root.fork()
@@ -81,7 +81,7 @@ class Nodes:
         if self.parent is not None:
             self.parent.children = [child for child in self.parent.children if child is not self]
             try:
-                with suppress(NotFound):  # another process, such as a shell, may have removed it
+                with suppress(NotFound):  # another process, such as a shell, may have removed the file
                     yield from script_of(kv_remove)(self.kv)
             finally:
                 yield from script_of(kv_close)(self.kv)
@@ -99,7 +99,7 @@ class Tree(Nodes):
     [('0.kv', 9), ('1.kv', 9)]
 
     `path`: a directory of the mount, made if it is missing, in which the forks get names. So a shell can watch the
-    search. Without it, the forks are anonymous. To keep more data with each node, make a subclass:
+    search. Without a path, the forks are anonymous. To keep more data with each node, make a subclass:
 
         class Thought(sym.Tree):
             score = 0.0

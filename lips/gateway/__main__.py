@@ -54,7 +54,7 @@ def _arguments() -> sym.Arguments:
     default, arguments = Settings(), sym.Arguments(gateway.__doc__)
     arguments.text("--host", f"address to listen on, and more (default: {' and '.join(LOOPBACKS)})", action="append")
     arguments.whole("--port", "port to listen on, 0 for any", 8080, least=0, most=65535)
-    arguments.add_argument("--log", choices=log.FORMS, default="text", help="form of its lines (default: %(default)s)")
+    arguments.add_argument("--log", choices=log.FORMS, default="text", help="form of the log (default: %(default)s)")
     arguments.kv("--directory", "of conversations, on the mount (default: gateway-UID)", metavar="PATH")
     arguments.text("--keys", "file of accepted keys: see lips-gateway(7)", metavar="FILE")
     arguments.text(

@@ -20,7 +20,7 @@ _MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """Token bucket of a rate per minute. It fills over time, and holds at most the amount of a minute."""
+    """Token bucket of a rate per minute. The bucket fills over time, and holds at most the amount of a minute."""
 
     per_minute: float | None
     level: float = field(init=False)
@@ -101,7 +101,7 @@ class Admission:
         self._check_rates(name, self._party(name, limits))
 
     def hold(self, name: str, num_bytes: int) -> None:
-        """Reserve bytes for a counted request until `release`. ApiError 429: the tenant has too many in flight."""
+        """Reserve bytes for a counted request until `release`. ApiError 429: the tenant holds too many bytes."""
         party = self._parties[name]
         if party.num_bytes + num_bytes > self._max_bytes:
             self.num_refused += 1
@@ -159,7 +159,7 @@ class Admission:
         party.num_running += 1
 
     async def _wait(self, name: str, party: _Party) -> None:
-        """Wait for a place. Return at once if a place is free and no earlier request is entitled to it."""
+        """Wait for a place. Return immediately if a place is free and no earlier request is entitled to it."""
         turn = anyio.Event()
         if not party.waiting:
             self._turns.append(party)

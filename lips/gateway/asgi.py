@@ -28,7 +28,8 @@ _STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"
 LINGERS_S = 5.0
 """Time for which the client of an answered request may still send the rest of the body."""
 WRITE_S = 60.0
-"""Time for which a client may leave its answer unread. Then the gateway treats the client as disconnected."""
+"""Time for which a client may leave its answer unread. After this time the gateway treats the client as disconnected.
+"""
 
 
 async def read_body(request: Request, max_bytes: int, max_s: float, hold: Callable[[int], None]) -> bytes:
@@ -131,7 +132,7 @@ def line(data: object) -> bytes:
 
 
 class Work(ABC):
-    """The answer of an endpoint. A disconnect of the client cancels it."""
+    """The answer of an endpoint. A disconnect of the client cancels the answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with anyio.create_task_group() as tasks:

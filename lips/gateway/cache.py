@@ -23,7 +23,9 @@ BLOCK_TOKENS = 16
 """Number of tokens in a block. Prefixes are looked up by blocks. A prefix of less than a block is not worth a fork."""
 MAX_ENTRIES = 1000
 _COMPARED = 8
-"""Maximum number of files that a lookup compares token by token with a prompt. All share the prompt's known blocks."""
+"""Maximum number of files that a lookup compares token by token with a prompt. All these files share the prompt's known
+blocks.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +96,7 @@ class Cache:
         return kv, length
 
     def keep(self, kv: sym.KV, tokens: Sequence[int], *, is_growing: bool = False) -> CachedFile:
-        """Keep a file with these tokens for later prompts; drop entries that are prefixes of it."""
+        """Keep a file with these tokens for later prompts; drop entries that are prefixes of this file."""
         entry = CachedFile(kv, tokens, next(self._uses), list(_block_hashes(tokens)), is_growing)
         for known in self._within(entry):
             self.drop(known)
@@ -154,7 +156,9 @@ class Cache:
         return (best, length) if length >= BLOCK_TOKENS else (None, 0)
 
     def _worth_waiting_for(self, tokens: Sequence[int]) -> _Prefill | None:
-        """Return the prefill that shares the longest prefix with `tokens`, if that exceeds the cached prefix."""
+        """Return the prefill with the longest common prefix with `tokens`, if this prefix is longer than the cached
+        one.
+        """
         if not self._prefills:
             return None
         _, known = self._longest(tokens)

@@ -96,7 +96,7 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
 
 
 class _TextWriter(OpenAIWriter):
-    """Writer of texts: one or more for each of several prompts."""
+    """Writer of texts: one or more texts for each of several prompts."""
 
     id_prefix = "cmpl"
     kinds = "text_completion", "text_completion"
@@ -110,10 +110,10 @@ class _TextWriter(OpenAIWriter):
         self._echoed = [Piece("")] * len(prompts)
         self._offsets = [Offsets() for _ in self.said]
         self._about: dict[int, dict[str, Any]] = {}
-        """Facts of the prompt by number of the choice. The first part of a choice has them."""
+        """Facts of the prompt by index of the choice. The first part of each choice has these facts."""
 
     async def answer(self) -> None:
-        """Receive the answers to several prompts at once."""
+        """Receive the answers to several prompts concurrently."""
         if len(self._prompts) == 1:  # needs no lock: locks at each token cost 32 clients a tenth of their speed
             await self._answer_prompt(0)
             return

@@ -37,7 +37,7 @@ H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment,method
 
 
 def raise_limit() -> int:
-    """Raise the soft limit on open files to the hard limit; return it."""
+    """Raise the soft limit on open files to the hard limit; return the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
@@ -130,7 +130,7 @@ class Connections:
         if party not in self._refused:
             self._refused.add(party)
             log.warning("%s has %d connections, the most that it may have: more are refused", party, self.most)
-        with connection, suppress(OSError):  # the client may have closed it
+        with connection, suppress(OSError):  # the client may have closed the connection
             connection.send(_REFUSED, socket.MSG_DONTWAIT)
 
 
@@ -141,12 +141,12 @@ async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 def _party(connection: socket.socket, uid: int | None) -> str:
-    """Return the name of the account or address that a connection counts for."""
+    """Return the name of the account or address to whose limit a connection counts."""
     if uid is not None:
         return f"uid {uid}"
     try:
         address = ipaddress.ip_address(connection.getpeername()[0].partition("%")[0])
-    except OSError:  # the client has closed it
+    except OSError:  # the client has closed the connection
         return "unknown"
     if address.version == 6 and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, _SITE_BITS), strict=False))

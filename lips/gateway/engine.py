@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """Answer number `index` of the n answers that a request asks for."""
+    """The answer with the given index, among the n answers that a request asks for."""
 
     index: int
     generation: AsyncGeneration

@@ -38,7 +38,7 @@ _CACHED_SHARE = 0.5
 _SWEPT_EVERY_S = 3600.0
 _LOOKS_EVERY_S = 1.0
 _SAMPLING = {"temperature": 0.7, "top_p": 0.95}
-"""Default sampling settings, for models that have no such defaults themselves."""
+"""Default sampling settings, for models that have no default settings themselves."""
 _BODIES_AT_ONCE = 8
 """Number of bodies of the maximum size that one tenant may have in flight. The limit counts their bytes."""
 _TOKEN_BYTES = 1024
@@ -102,7 +102,7 @@ class Gateway:
         return self.model.sampling or _SAMPLING
 
     async def tenant_of(self, request: Request) -> Tenant:
-        """Return the tenant of a request's key, or of its client's account if it has no key."""
+        """Return the tenant of a request's key, or of its client's account if the request has no key."""
         key = self.keys.find(_presented(request)) or self._key_of_account(request)
         tenant = await self._tenant(key.name, key.quota_bytes)
         tenant.limits = key.limits
@@ -234,7 +234,7 @@ class Gateway:
         return self.model.max_positions - (sampling.max_tokens or 1)
 
     def _check_breakers(self, dry: sym.Dry | None) -> None:
-        """Refuse a sequence breaker of DRY that occurs in no token: it could never break a repetition."""
+        """Refuse a sequence breaker of DRY that occurs in no token: such a text could never break a repetition."""
         if dry is None or not dry.is_on:
             return
         texts = b"\0".join(self.vocabulary)

@@ -128,7 +128,7 @@ def _kept_path() -> Path:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write the file atomically. If two gateways start at once, the key of the first stays."""
+    """Write the file atomically. If two gateways start at the same time, the key of the first gateway stays."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:

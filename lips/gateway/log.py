@@ -1,4 +1,4 @@
-"""The log, as text or as JSON. It has a line for each request, and messages."""
+"""The log, as text or as JSON: a line for each request, and messages."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _entry(token: int, logprob: float, vocabulary: Sequence[bytes]) -> dict[str,
 
 
 def _logprob(token: int, dist: sym.ReducedDist | None) -> float:
-    """Return a token's log-probability. A token without a distribution was forced by a grammar, so it was certain."""
+    """Return a token's log-probability. A token without a distribution was certain, because a grammar forced it."""
     return _CERTAIN if dist is None else max(dist.logprob(token), _LEAST)
 
 
@@ -72,7 +72,7 @@ def text_form(
 
 
 async def scored(gateway: Gateway, tenant: Tenant, prompt: Sequence[int], top: int) -> list[sym.ReducedDist | None]:
-    """Return the distribution of each token of a prompt, with the `top` likeliest. The first token has none."""
+    """Return the distribution of each token of a prompt, with the `top` likeliest. None: the first token."""
     gateway.check_length(len(prompt))
     found: list[sym.ReducedDist | None] = [None]
     async with gateway.admission.enter(tenant.name, tenant.limits):
@@ -82,7 +82,7 @@ async def scored(gateway: Gateway, tenant: Tenant, prompt: Sequence[int], top: i
                 for start in range(0, len(tokens), _CHUNK_TOKENS):
                     chunk = tokens[start : start + _CHUNK_TOKENS]
                     following = tokens[start + 1 : start + _CHUNK_TOKENS + 1]
-                    gateway.admission.charge(tenant.name, len(chunk))  # kept if the call fails
+                    gateway.admission.charge(tenant.name, len(chunk))  # the charge stays if the call fails
                     rows = await sym.aio.pred(
                         kv, chunk, rows="all", top_k=max(top, 1), logprobs=sorted({*following, 0})
                     )

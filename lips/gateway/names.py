@@ -15,7 +15,7 @@ _OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
 
 
 def conversation_of(fields: Fields) -> str | None:
-    """Return the name of the conversation that a request continues; its file has the earlier messages."""
+    """Return the name of the conversation that a request continues. The earlier messages are in its file."""
     value = fields.body.get("conversation")
     if value is None or isinstance(value, str):
         return value or None
@@ -40,8 +40,8 @@ def _session_of(request: Request, fields: Fields) -> str | None:
 def session_for(tenant: Tenant, request: Request, fields: Fields) -> Session | None:
     """Return the file of the conversation that a request continues or contains.
 
-    Without a conversation, return the file of its prompt cache key, which is in a separate directory. None: it has
-    neither.
+    Without a conversation, return the file of its prompt cache key, which is in a separate directory. None: the request
+    has neither.
     """
     name = conversation_of(fields) or _session_of(request, fields)
     if name is not None:

@@ -223,7 +223,7 @@ async def show(request: Request) -> Response:
 
 
 def _digest(model: sym.ModelInfo) -> str:
-    """Return a digest of the model's facts. Clients tell models apart by it."""
+    """Return a digest of the model's facts, by which clients tell models apart."""
     return hashlib.sha256(
         f"{model.name} {model.architecture} {model.vocab_size} {model.max_positions}".encode()
     ).hexdigest()

@@ -1,4 +1,4 @@
-"""Origin checks for requests without a key: of all web pages, only the gateway's own may send them.
+"""Origin checks for requests without a key: of all web pages, only the gateway's own may send such requests.
 
 A request without a key is admitted if its client runs as the gateway's account or as root. A browser of such an account
 also sends requests for other web pages: through a name that the page's owner points at this machine, through a form or

@@ -45,7 +45,7 @@ def _uid_by_socket(connection: socket.socket) -> int | None:
     try:
         client, client_port = _end(connection.getpeername())
         server, port = _end(connection.getsockname())
-    except OSError:  # the client has closed it
+    except OSError:  # the client has closed the connection
         return None
     if not client.is_loopback or client.version != server.version:
         return None

@@ -1,9 +1,9 @@
 """The gateway's directory on the mount, opened so that no other user can replace it.
 
-Each use opens it again, name by name from the root of the machine, and follows no link. Each directory on the way is
-checked through its descriptor: it must belong to this user or root, and only its owner may write to it. A sticky
-directory may be writable by all users, if the next name on the way belongs to this user or root. Files are opened
-relative to the descriptor of their directory.
+Each use opens the directory again, name by name from the root of the machine, and follows no link. Each directory on
+the way is checked through its descriptor: it must belong to this user or root, and only its owner may write to it. A
+sticky directory may be writable by all users, if the next name on the way belongs to this user or root. Files are
+opened relative to the descriptor of their directory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Place:
 
     @contextmanager
     def file(self, below: str, name: str) -> Iterator[BinaryIO]:
-        """Open a file for reading, in the directory `below` this one."""
+        """Open a file for reading. `below`: the name of a directory in this directory, which has the file."""
         with self.opened(below) as directory, os.fdopen(open_file(name, directory), "rb") as found:
             yield found
 
@@ -84,7 +84,7 @@ def own_place(mount: str, wanted: str | None) -> Place:
 
 
 def open_file(name: str, directory: int, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of this user in an open directory. PermissionError: it is a link, or of another user."""
+    """Open a regular file of this user in an open directory. PermissionError: a link, or another user's file."""
     try:
         fd = os.open(name, flags | _FILE, 0o600, dir_fd=directory)
     except OSError as error:
@@ -120,7 +120,7 @@ def _check_others(fd: int, where: Path) -> None:
 
 
 def _check_owner(fd: int, where: Path, *, is_own: bool) -> None:
-    """Refuse a directory with a wrong owner. `is_own`: it is the gateway's directory, or below it."""
+    """Refuse a directory with a wrong owner. `is_own`: the directory is the gateway's, or below it."""
     about = os.fstat(fd)
     if about.st_uid != os.geteuid() and (is_own or about.st_uid != 0):
         raise PermissionError(errno.EPERM, f"it belongs to uid {about.st_uid}{_WAY_OUT}", where)

@@ -84,18 +84,20 @@ async def health(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Return the server's load and the tenant's usage in Prometheus' text format. A key is needed as for answers."""
+    """Return the server's load and the tenant's usage in Prometheus' text format. This request needs a key, like a
+    request for an answer.
+    """
     gateway, tenant = await asker(request)
     admission = gateway.admission
     lines = [
         *_metric("running", "gauge", "Requests that are being answered.", admission.num_running),
         *_metric("waiting", "gauge", "Requests that wait for their turn.", admission.num_waiting),
         *_metric("refused_total", "counter", "Requests that were told to come again.", admission.num_refused),
-        *_metric("gone_total", "counter", "Generations that ended since their client had gone.", gateway.num_gone),
+        *_metric("gone_total", "counter", "Generations that ended because the client had gone.", gateway.num_gone),
         *_metric("prompt_tokens_total", "counter", "Tokens of the tenant's prompts.", tenant.usage.num_prompt),
-        *_metric("cached_tokens_total", "counter", "Of these, those not computed.", tenant.usage.num_cached),
-        *_metric("completion_tokens_total", "counter", "Tokens of its answers.", tenant.usage.num_completion),
-        *_metric("cache_entries", "gauge", "KV files that its cache has.", len(tenant.cache)),
+        *_metric("cached_tokens_total", "counter", "Prompt tokens that were not computed.", tenant.usage.num_cached),
+        *_metric("completion_tokens_total", "counter", "Tokens of the tenant's answers.", tenant.usage.num_completion),
+        *_metric("cache_entries", "gauge", "KV files in the tenant's cache.", len(tenant.cache)),
         "# HELP symphony_gateway_requests_total Requests by route and status.",
         "# TYPE symphony_gateway_requests_total counter",
     ]

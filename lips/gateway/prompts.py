@@ -160,7 +160,9 @@ class Prompts:
     async def turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[Any] | None
     ) -> tuple[list[ChatMessage], Sequence[Any] | None]:
-        """Return messages and tools for the template. If it does not support tools, the system message lists them."""
+        """Return messages and tools for the template. If the template does not support tools, the system message lists
+        them.
+        """
         has_calls = any("tool_calls" in each or each["role"] == "tool" for each in messages)
         if not tools and not has_calls:
             return list(messages), None

@@ -276,7 +276,7 @@ class SchemaField:
 
 
 _STEP = re.compile(r"([^.\[\](]+)(?:\[\])?(?:\(([^)]*)\))?\.?")
-"""Step of a path: a name, whether it is a list, and the types that its objects may have."""
+"""Step of a path: a name, whether the field is a list, and the types that its objects may have."""
 
 
 def _tree(parts: Iterable[Columns]) -> SchemaField:
@@ -327,7 +327,7 @@ class Ignored:
     """Paths for the header, in order of appearance."""
     num_more: int = 0
     unknown: list[str] = field(default_factory=list)
-    """The paths among these that no interface has."""
+    """The paths in `paths` that no interface has."""
     num_guessed: int = 0
 
     def add(self, path: str, *, is_known: bool) -> None:

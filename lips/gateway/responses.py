@@ -177,7 +177,7 @@ class _ResponseWriter(Writer):
             await self.save(response)
             if self.asked.prompt.turn is not None:
                 return
-            with suppress(sym.NotFound):  # if it could not be saved, the log has the reason
+            with suppress(sym.NotFound):  # if the file could not be saved, the log has the reason
                 await sym.aio.kv_advise(stored.kv_path(self.tenant, self.id), sym.TTL(stored.KEPT_S))
 
     def failed(self, error: ApiError) -> bytes:

@@ -30,7 +30,7 @@ class Block:
 
     @property
     def arguments(self) -> Any:
-        """Return the arguments of a call as an object, which is empty if they were cut off."""
+        """Return the arguments of a call as an object. If the arguments were cut off, the object is empty."""
         try:
             return parse_inner(self.text)
         except ValueError:
@@ -46,7 +46,7 @@ class Said:
 
     def __init__(self, asked: Asked, index: int = 0) -> None:
         self.index = index
-        """Number of the answer among all answers to its request."""
+        """Index of the answer among all answers to its request."""
         self.blocks: list[Block] = []
         self.tokens: list[int] = []
         self.dists: list[sym.ReducedDist | None] = []

@@ -19,7 +19,7 @@ MAX_BREAKERS = 64
 MAX_BREAKER_BYTES = 64
 _MAX_WHOLE = (1 << 31) - 1
 _LEAST_PART = 1e-9
-"""A share so small that one token fills it. top_p 0 and typical_p 0 mean this share."""
+"""A probability so small that one token reaches it. top_p 0 and typical_p 0 mean this probability."""
 _NUM_PENALIZED = 64
 """Number of tokens that llama.cpp's repeat_penalty covers if repeat_last_n is not given."""
 _DRY = sym.Dry()

@@ -77,7 +77,7 @@ async def load(tenant: Tenant, response_id: str) -> Stored:
 
 
 async def save(tenant: Tenant, stored: Stored) -> None:
-    """Write a response's JSON atomically. A sweep removes it after the KV file beside it has expired."""
+    """Write a response's JSON atomically. A sweep removes the JSON after the KV file beside it has expired."""
     name = _json_name(stored.response["id"])
     text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode(errors="replace")
 

@@ -47,7 +47,7 @@ class Tenant:
     ) -> None:
         """`root` is the prefix of the tenant's paths on this connection: "" in a domain.
 
-        `make_room` drops entries of some tenant's cache when the machine has no room left; it returns their number.
+        `make_room` drops entries of some tenant's cache when memory is full, and returns the number of dropped entries.
         """
         self.name = name
         self.sessions = f"{root}sessions"
@@ -66,7 +66,7 @@ class Tenant:
         self._lengths: dict[int, int] = {}  # by inode: length before the turn in flight
         self._kept_names: set[str] = set()
         self.saving = anyio.Lock()
-        """Lock that a save of a whole conversation holds. Saves run one after another, so the last save stays."""
+        """Lock for saves of whole conversations. Saves run one after another, so the last save stays."""
         self.usage = Usage()
 
     @contextmanager

@@ -266,7 +266,7 @@ class ToolParser:
         self._in_call, self._arguments = False, None
 
     def _whole(self, source: str, said: str) -> Iterator[Part]:
-        """Yield the calls in `source`; if it has none, the text `said`."""
+        """Yield the calls in `source`; if `source` has no calls, the text `said`."""
         calls = _calls_of(source)
         if calls is None:
             yield from self._say(said)

@@ -23,7 +23,7 @@ function tell(text, isWrong = false) {
 // ---- the key: a program could take an ended gateway's port, so the server first proves that it knows the key
 
 let proof = null; // promise of the current server's proof; null: no proof, or its connection was lost
-let ends = null; // aborts that connection
+let ends = null; // aborts the connection of the proof
 
 function forgetProof(connection = ends) {
     if (connection !== ends) return; // an earlier connection
