@@ -3,9 +3,9 @@
     symphony run async_tools "Tell me about the sea." --files docs
 
 First the model chooses the word to search for; a grammar fixes the form of this call. The search begins, and the model
-keeps writing. When the result arrives, the program cancels the generation, which stops within a step. Then it appends
-the result and starts a new generation. The KV file stays in place, so an interruption costs only the tokens of the
-result.
+keeps writing. When the result arrives, the program cancels the generation, which stops within a step. Then the program
+appends the result and starts a new generation. The KV file stays in place, so an interruption costs only the tokens of
+the result.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: makes the model follow its instructions more closely than it would by itself.
+"""Classifier-free guidance: makes the model follow its instructions more closely than usual.
 
     symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 3
 

@@ -18,7 +18,7 @@ STEP = 16  # tokens read together, and entries evicted together
 
 
 class Cache:
-    """A KV file of at most `budget` entries, and the attention that each entry got so far."""
+    """A KV file of at most `budget` entries, and the attention that each entry has got so far."""
 
     def __init__(self, budget: int) -> None:
         self.kv, self.budget, self.mass = sym.kv_create(), budget, np.zeros(0)

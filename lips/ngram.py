@@ -17,7 +17,7 @@ import libsym as sym
 
 
 def draft(text: list[int], match: int, length: int) -> list[int]:
-    """Find the latest earlier place of the last `match` tokens; return up to `length` tokens that follow it."""
+    """Find the latest earlier place of the last `match` tokens; return up to `length` tokens that follow this place."""
     for at in reversed(range(match, len(text))):
         if text[at - match : at] == text[-match:]:
             return text[at : at + length]

@@ -16,7 +16,7 @@ SYSTEM = "You answer in one short sentence."
 
 
 def open_prefix() -> sym.KV:
-    """Open the file that conversations with this system message begin with; compute it if it does not exist.
+    """Open the file of the system message, with which all conversations begin; compute it if it does not exist.
 
     If several runs begin at the same time, one of them computes the file. The name appears when the file is complete.
     """

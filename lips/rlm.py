@@ -21,7 +21,7 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4) -> Iterator
     texts, answers = {name: str(view / name) for name in names}, list[object]()
 
     def ask(name: str, question: str) -> str:
-        """Ask the model about a context that it has read; return its answer."""
+        """Ask the model about a context, which a KV file already has; return the answer."""
         if name not in names:
             raise ValueError(f"there is no context {name}: there are {', '.join(names)}")
         with sym.kv_fork(name) as kv:

@@ -62,7 +62,7 @@ def steer(
 
 
 def resampled(particles: list[Particle], rng: random.Random) -> list[Particle]:
-    """Resample the particles if their effective number is below half; each then has the mean weight."""
+    """Resample the particles if their effective number is below half; each new particle has the mean weight."""
     most = max(each.weight for each in particles)
     weights = [math.exp(each.weight - most) for each in particles]
     total = math.fsum(weights)

@@ -45,7 +45,8 @@ def _function(script: Callable[P, Script[T]], *, needs_file: bool) -> Callable[P
         check_file(call, file)
         return process.channel().run(steps)
 
-    # help() reads these annotations and those of __wrapped__. It should show the type of the result, not of the script.
+    # help() reads these annotations and those of __wrapped__. help() should show the type of the result, not of the
+    # script.
     given = str(script.__annotations__["return"]).removeprefix("Script[").removesuffix("]")
     call.__annotations__["return"] = script.__annotations__["return"] = given
     vars(call)["needs_file"] = needs_file

@@ -471,8 +471,8 @@ class Progress:
         return f"<{type(self).__name__}: {len(self._tokens)} tokens, {self.finish or state}>"
 
     def take(self, reply: Reply) -> None:
-        """Add a whole reply to the results, or none of it. Ctrl-C cannot interrupt this method after the last function
-        call in it.
+        """Add a whole reply to the results, or nothing. Ctrl-C cannot interrupt this method after its last function
+        call.
 
         See `Reply` for the reason.
         """

@@ -363,7 +363,7 @@ def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600, ended
 
 @system_call
 def kv_fork_n(kv: KV | Path, n: int, *, mode: int = 0o600, ended: bool = False) -> Script[list[KV]]:
-    """Make `n` anonymous forks of a file, all or none. They cost little more than one `kv_fork`.
+    """Make `n` anonymous forks of a file, all or none. The call costs little more than one `kv_fork`.
 
     >>> base = sym.kv_create()
     >>> length = sym.kv_write(base, [1, 2, 3])
@@ -718,7 +718,7 @@ def opened(reply: Reply, name: str | None, *, writable: bool) -> KV:
 def _warn_of_lost(what: str) -> None:
     """Warn at the program's line that opened the file. The stack frames of libsym are skipped."""
     frame, level = sys._getframe(), 1  # noqa: SLF001 - warnings count frames, too
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "libsym":  # exec() may set no name
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "libsym":  # exec() may leave it out
         frame, level = frame.f_back, level + 1
     warnings.warn(f"{what}: see symphony help user.kv.lost", RuntimeWarning, stacklevel=level)
 

@@ -90,7 +90,7 @@ def chat_tokens(
     tokens end that answer and continue with these messages. Invalid: an argument belongs to the top of the
     conversation, such as tools. Give it to the call that begins the conversation.
 
-    `variables`: as in `chat_template`. Marks inside their texts become special tokens.
+    `variables`: as in `chat_template`. Marks inside the texts of variables become special tokens.
 
     >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "Hello"}]))
     '<bos>user: Hello\nassistant: '

@@ -15,7 +15,7 @@ from libsym.errors import SymError
 
 
 class DaemonTrace:
-    """A running trace. Only root and the daemon's own user may record one."""
+    """A running trace. Only root and the daemon's own user may record a trace."""
 
     def __init__(self, seconds: float | None = None, version: int = 1) -> None:
         """Begin a trace that lasts `seconds`, or until `stop`. `version`: the version of records that the caller can

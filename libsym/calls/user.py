@@ -98,14 +98,14 @@ class Lines:
         self._at_end = False
 
     def next(self, descriptor: int) -> str:
-        """Return the next line. The thread waits until there is one."""
+        """Return the next line. The thread waits until a line has come."""
         with self._lock:
             while (line := self._take()) is None:
                 self._read_on(descriptor)
         return line
 
     def next_nowait(self, descriptor: int) -> str | None:
-        """Return the next line if it can be read without waiting. None: there is none, or a thread is reading."""
+        """Return the next line if it can be read without waiting. None: no line can be read, or a thread is reading."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

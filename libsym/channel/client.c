@@ -145,7 +145,7 @@ void sym_client_close(sym_client *client) {
         return;
     client_declare_dead(client, ESHUTDOWN);
     atomic_store(&client->dead, ESHUTDOWN);
-    /* A leader parks on complete_seq, so any change of this word wakes it. */
+    /* A leader parks on complete_seq, so any change of this word wakes the leader. */
     atomic_fetch_add(&client->region->complete_seq, 1);
     futex_op(&client->region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
     pthread_mutex_lock(&client->table_lock);

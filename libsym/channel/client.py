@@ -231,9 +231,9 @@ class Stream:
         """Wait for replies of a generation, and pass to `take` the tokens of all replies that have arrived. False: the
         caller has to call `next` instead.
 
-        This is a fast form of `next`, for thousands of replies: after a step has swept the caches, each line of Python
-        costs a microsecond or more. `take` gets the tokens, and the file's length after the first and after the last of
-        the replies.
+        The method is a fast form of `next`, for thousands of replies: after a step has swept the caches, each line of
+        Python costs a microsecond or more. `take` gets the tokens, and the file's length after the first and after the
+        last of the replies.
         """
         if self._is_awaited or self.is_over or self._payload is not None:
             return False

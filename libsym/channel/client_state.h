@@ -1,7 +1,7 @@
 /* The LIP's half of a channel: declarations that its files share, and the concurrency contract.
  *
- * Many threads and event loops of one process share one connection. A thread writes a request under a mutex. One
- * waiting thread holds the drain lock: the leader. The leader takes replies out of the ring, and hands each reply to
+ * Many threads and event loops of one process share one connection. A thread writes a request under a mutex. The leader
+ * is the waiting thread that holds the drain lock. The leader takes replies out of the ring, and hands each reply to
  * its call. When the leader's own reply has come, the leader wakes another waiting thread to lead. A dedicated thread
  * would cost each reply one more context switch. A lock around the whole wait would make a short call wait for a long
  * one. Only the leader looks at shared memory and spins. Followers park on a futex of their call.
@@ -13,7 +13,7 @@
  * thread leads or waits rings the bell. A leader that stops leading looks once more at the ring. If a reply came in
  * that moment, that thread notifies the loops.
  *
- * A call may have many replies. They queue up in the call until the program takes them. A reply is an object
+ * A call may have many replies. Replies queue up in the call until the program takes them. A reply is an object
  * (sym_answer) that owns its result slots, handles or message. A dropped object gives these back exactly once, unless
  * they were claimed before. A reply to a call that was dropped is dropped immediately.
  *

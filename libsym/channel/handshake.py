@@ -118,7 +118,7 @@ def _is_queued(connection: socket.socket, path: str) -> bool:
 
 def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:
     if len(raw) < WELCOME_STRUCT.size:
-        raise NotConnected(f"whoever listens at {path} hung up instead of answering: see the daemon's log")
+        raise NotConnected(f"the process at {path} hung up instead of answering: see the daemon's log")
     magic, version, code, text_bytes = WELCOME_STRUCT.unpack_from(raw)
     _check_magic(magic, f"daemon at {path}")
     if version != ABI_VERSION and code in (0, errno.EPROTO):

@@ -329,8 +329,8 @@ int sym_server_push_now(sym_server *server, uint64_t id, uint32_t flags, int64_t
     return rc == 0 ? 0 : 1;
 }
 
-/* Tells the client whether replies wait. After setting this to 1, the caller has to try again to send: the client may
- * have read replies just before. */
+/* Tells the client whether replies wait. After setting `waiting` to 1, the caller has to try again to send: the client
+ * may have read replies just before. */
 void sym_server_set_backlog(sym_server *server, int waiting) {
     pthread_mutex_lock(&server->push_lock);
     server->queueing = waiting != 0;
@@ -380,8 +380,8 @@ int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     return -ENOBUFS;
 }
 
-/* Notes that a call with this many slots is over. Either the call failed, and its slots are freed; or it was answered,
- * and the program owns them, even if the answer still waits for space in the ring. */
+/* Notes that a call with this many slots is over. If the call failed, its slots are freed. If it was answered, the
+ * program owns its slots, even if the answer still waits for space in the ring. */
 void sym_server_settle_rows(sym_server *server, uint32_t num_rows) {
     atomic_fetch_add(&server->num_settled_rows, num_rows);
 }

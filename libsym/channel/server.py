@@ -192,7 +192,7 @@ class ServerChannel:
         lib.sym_server_serve_by(self._server, function, ffi.cast("void *", connection), operations)
 
     def receive(self, max_requests: int | None = None) -> list[Request]:
-        """Take the complete requests. They are copied before they are checked.
+        """Take the complete requests. Requests are copied before they are checked.
 
         The function given to `serve_by` answers some requests first; `receive` does not return these. `max_requests`
         bounds the time of a call; the next call returns the rest. ProtocolError: a request is malformed, and the

@@ -23,7 +23,7 @@ struct sym_server {
     int bell_fd;
     _Atomic int64_t num_open; /* requests that were taken, and whose last answer was not sent yet */
     _Atomic int64_t num_given_rows; /* slots that calls have taken since the connection was made */
-    _Atomic int64_t num_settled_rows; /* of these, slots of calls that have failed or were answered */
+    _Atomic int64_t num_settled_rows; /* the part of num_given_rows whose calls have failed or were answered */
     /* used by the receiver alone: */
     uint64_t inbox_at, inbox_end; /* the frames between these positions are not checked yet */
     sym_serve_function *serve; /* carries out requests of the operations in `served` */

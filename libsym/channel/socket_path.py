@@ -69,7 +69,7 @@ def make_socket_directory(socket: Path) -> None:
 
 
 def check_private(directory: Path, uid: int) -> None:
-    """Raise NoAccess if `directory` exists, unless it belongs to `uid` and only `uid` has access."""
+    """Raise NoAccess if a directory belongs to another user than `uid`, or gives other users access."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

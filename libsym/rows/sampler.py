@@ -231,7 +231,7 @@ class RowSampler:
     ) -> None:
         """Read a sampling block. `tokens`: texts of the model's tokens, for DRY's breakers."""
         breakers = _breakers(block, vocab_size, tokens)
-        with ffi.from_buffer(block) as data:  # released at once, because the traceback of an error would keep it
+        with ffi.from_buffer(block) as data:  # the block ends here: the traceback of an error would keep `data`
             size = len(data)
             sampler = lib.sym_sampler_new(data, size, vocab_size, ffi.NULL if breakers is None else breakers)
         if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:

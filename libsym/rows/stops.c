@@ -22,9 +22,9 @@ struct sym_stops {
     struct watched texts[];
 };
 
-/* Computes, for each place in the text, the match to continue with if the byte there differs. The match is a beginning
- * of the text. The bytes before the place end with it, and in the text another byte follows it than at the place. The
- * longest such beginning is taken. */
+/* Computes, for each place in the text, how many bytes still match if the byte at this place differs: the length of a
+ * beginning of the text. The bytes before the place end with this beginning. The byte after this beginning is another
+ * byte than the byte at the place. Of all such beginnings, the longest counts. */
 static void fill_shorter(int32_t *shorter, const char *text, int32_t length) {
     int32_t matched = -1;
     shorter[0] = -1;
@@ -63,7 +63,7 @@ sym_stops *sym_stops_new(const sym_token_texts *tokens, const char *texts, const
 
 void sym_stops_free(sym_stops *stops) { free(stops); }
 
-/* The number of bytes after which the text is complete for the first time; -1: it is not complete. */
+/* The number of bytes after which the text is complete for the first time; -1: the text is not complete. */
 static int64_t complete_after(struct watched *watched, const char *bytes, int64_t num_bytes) {
     int32_t matched = watched->matched;
     for (int64_t i = 0; i < num_bytes; i++) {

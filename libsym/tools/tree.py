@@ -21,7 +21,7 @@ class Nodes:
     def __init__(self, kv: KV, path: Path | None = None) -> None:
         channel_of(kv, type(self).__name__)
         self.kv = kv
-        """The node's file. It is a fork of the parent's file; the root has the file that the program gave."""
+        """The node's file. The file is a fork of the parent's file; the root has the file that the program gave."""
         self.parent: Self | None = None
         self.children: list[Self] = []
         self.name = ""

@@ -1,4 +1,4 @@
-"""Admission of requests: limits how many run and how many wait, and tells refused clients when to try again.
+"""Admission of requests: limits how many requests run and wait, and tells refused clients when to try again.
 
 Tenants take turns, so a tenant with many requests does not delay the others. Each tenant's own queue is a FIFO.
 """

@@ -37,7 +37,7 @@ class CachedFile:
     used: int = 0
     blocks: list[int] = field(default_factory=list)
     is_growing: bool = False
-    """Whether an answer is appended to the file. The cache then leaves the file open."""
+    """Whether an answer is being appended to the file. The cache never closes such a file."""
 
 
 @dataclass(eq=False, slots=True)

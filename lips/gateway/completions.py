@@ -102,7 +102,9 @@ class _TextWriter(OpenAIWriter):
     kinds = "text_completion", "text_completion"
 
     def __init__(self, received: Received, prompts: list[Asked], num_kept: int, *, wants_logprobs: bool) -> None:
-        """`num_kept`: number of answers that the client gets for each prompt. They are the likeliest of `best_of`."""
+        """`num_kept`: number of answers that the client gets for each prompt. The client gets the likeliest of
+        `best_of` answers.
+        """
         super().__init__(received, prompts[0])
         self._prompts, self._num_each = prompts, self.asked.sampling.n
         self._num_kept, self._wants_logprobs = num_kept, wants_logprobs

@@ -32,7 +32,7 @@ async def _stay_with_http1(_self: H11Protocol, _request: object) -> None:
     """Ignore an upgrade to HTTP/2, as RFC 9110 allows."""
 
 
-# Hypercorn has no option against HTTP/2 without TLS, and never closes such a connection that is idle from its start.
+# Hypercorn has no option against HTTP/2 without TLS, and never closes an HTTP/2 connection that is idle from its start.
 H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment,method-assign]  # noqa: SLF001 - see above
 
 

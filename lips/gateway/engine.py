@@ -53,7 +53,7 @@ class Answer:
     generation: AsyncGeneration
     sampling: Sampling
     num_sent: tuple[int, int] = (0, 0)
-    """Numbers of tokens, and of bytes of their text, in the pieces that the consumer has taken."""
+    """Number of tokens, and number of bytes of their text, in the pieces that the consumer has taken."""
     is_full: bool = False
     """Whether the generation ended for lack of room. The text so far is then the answer."""
 

@@ -1,7 +1,7 @@
 """Accounts of local clients: asks the kernel for the uid that owns a connection.
 
-sock_diag shows the uid of every socket of this network namespace, even to an unprivileged process. Its answer is about
-the socket that has the client's address and port now, so three checks follow:
+sock_diag shows the uid of every socket of this network namespace, even to an unprivileged process. The kernel's answer
+is about the socket that has the client's address and port now. So three checks follow:
 
 - The socket has an inode. A connection that its client has closed is shown with uid 0 and inode 0.
 - The socket is connected, and to this server's address. Otherwise it could be a listener on the client's port.

@@ -162,7 +162,7 @@ class _ResponseWriter(Writer):
             self._is_over.set()
 
     async def answer_alone(self, ended: ExitStack) -> None:
-        """Answer in the background, and raise nothing: an error would end the server. `ended` closes at the end."""
+        """Answer in the background, and raise nothing: an error would end the server. `ended` is closed at the end."""
         with ended:
             try:
                 await self.answer()

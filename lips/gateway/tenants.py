@@ -33,7 +33,7 @@ class Session:
 
 
 class Tenant:
-    """The clients with one key. They share a connection, a cache and files, which no other tenant can access."""
+    """The clients with one key. No other tenant can access their connection, cache and files."""
 
     def __init__(
         self,

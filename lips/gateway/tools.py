@@ -1,8 +1,8 @@
 """Calls of tools: parses them in a model's text as it comes, and forces a call by a grammar if a request demands it.
 
 Models were trained on different forms of calls. The parser reads `<tool_call>{…}</tool_call>` of Hermes, Qwen and
-SmolLM2 (with an object or a list of objects), and `[TOOL_CALLS][…]` of Mistral. It also reads Llama 3's bare JSON
-object with `name` and `parameters`, with or without `<|python_tag|>` before it.
+SmolLM2 (with an object or a list of objects), and `[TOOL_CALLS][…]` of Mistral. The parser also reads Llama 3's bare
+JSON object with `name` and `parameters`, with or without `<|python_tag|>` before it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 
 def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that may be called, and the mode: `auto`, or `required` if the answer must call one."""
+    """Return the tools that may be called, and the mode: `auto`, or `required` if the answer must call a tool."""
     fields = Fields(choice, "tool_choice.")
     inner = fields.child("allowed_tools") or fields
     mode = inner.one_of("mode", ("auto", "required"), "auto")
@@ -175,7 +175,7 @@ def _tool(fields: Fields) -> dict[str, Any]:
 
 
 class ToolParser:
-    """Incremental parser of an answer's text. It yields calls, and text that cannot belong to a call."""
+    """Incremental parser of an answer's text. The parser yields calls, and text that cannot belong to a call."""
 
     def __init__(self, choice: ToolChoice, *, reads_bare: bool = True) -> None:
         """`reads_bare`: a JSON object without a mark counts as a call if it names an offered tool."""

@@ -112,7 +112,8 @@ function show(name) {
     $("export").tabIndex = name === null ? -1 : 0;
     if (name === null) {
         $("export").removeAttribute("href");
-        $("log").append(make("p", "What is said here is kept in a file, which a shell can list, copy and remove.", { className: "empty" }));
+        $("log").append(make("p", "This conversation is kept in a file, which a shell can list, copy and remove.", {
+        className: "empty" }));
     } else {
         $("export").href = of(name, "/export");
     }
@@ -249,7 +250,7 @@ async function ask(text) {
         tell(`${usage?.completion_tokens ?? 0} tokens; ${cached} of the ${usage?.prompt_tokens ?? 0} before them were not computed again`);
     } catch (error) {
         if (error.name === "AbortError") {
-            tell("Stopped. What was said stays.");
+            tell("Stopped. The text so far stays.");
         } else {
             said.append(make("span", error.message, { className: "wrong" }));
             failed(error);
