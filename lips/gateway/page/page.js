@@ -112,8 +112,7 @@ function show(name) {
     $("export").tabIndex = name === null ? -1 : 0;
     if (name === null) {
         $("export").removeAttribute("href");
-        $("log").append(make("p", "This conversation is kept in a file, which a shell can list, copy and remove.", {
-        className: "empty" }));
+        $("log").append(make("p", "This conversation is kept in a file, which a shell can list, copy and remove.", { className: "empty" }));
     } else {
         $("export").href = of(name, "/export");
     }
