@@ -305,8 +305,8 @@ struct sym_region {
     _Alignas(64) _Atomic uint64_t submit_head; /* daemon */
     _Alignas(64) _Atomic uint64_t complete_tail; /* daemon */
 
-    _Alignas(64) _Atomic uint32_t daemon_asleep; /* daemon: it is about to sleep; a client clears this and rings */
-    _Atomic uint32_t backlog; /* daemon: replies wait for space; ring after reading some */
+    _Alignas(64) _Atomic uint32_t daemon_asleep; /* daemon: about to sleep; a client clears this and rings */
+    _Atomic uint32_t backlog; /* daemon: replies wait for space; the client rings after reading some */
     _Atomic uint32_t gone; /* daemon: no more replies will arrive */
     _Atomic uint32_t daemon_cpu; /* a hint: the CPU on which the daemon last took requests */
 

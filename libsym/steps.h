@@ -82,12 +82,13 @@ typedef struct sym_mass {
     int32_t columns;          /* at least as many as the file's entries, the chunk included */
 } sym_mass;
 
-/* One step. Chunk c has the rows first_row[c] .. first_row[c + 1] - 1. Its pages begin at pages[first_page[c]]. */
+/* One step. Chunk c has the rows first_row[c] .. first_row[c + 1] - 1. The chunk's pages begin at
+ * pages[first_page[c]]. */
 typedef struct sym_batch {
     int32_t num_rows, num_chunks, num_wanted, num_copies;
     const int32_t *tokens, *positions; /* [rows] */
     const int32_t *first_row;          /* [chunks + 1] */
-    const int32_t *start;              /* [chunks] entry number of the first row */
+    const int32_t *start;              /* [chunks] index in the file of the first row's entry */
     const int32_t *first_page;         /* [chunks + 1] */
     const int32_t *pages;
     const int32_t *wanted;        /* [chunks] number of the chunk's last rows that give logits */

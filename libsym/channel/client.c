@@ -167,7 +167,7 @@ void sym_client_disown(sym_client *client) {
 
 void sym_client_drop(sym_client *client) {
     if (disowned(client))
-        return; /* views of its rows may live on in the child, where the counts may be wrong */
+        return; /* views of the client's rows may live on in the child, where the counts may be wrong */
     sym_client_close(client);
     client_unref(client);
 }

@@ -58,7 +58,7 @@ struct sym_call {
     _Atomic uint32_t state;
     _Atomic uint32_t num_answers; /* length of the queue, which is under table_lock */
     sym_answer *answers, **answers_end;
-    _Atomic uint32_t parked; /* a follower sleeps on `wake`, or is about to */
+    _Atomic uint32_t parked; /* a follower sleeps on `wake`, or is about to sleep */
     _Atomic uint32_t wake;   /* private futex: a reply has come, the connection is dead, or the thread shall lead */
 };
 

@@ -138,7 +138,7 @@ class _Waiter:
 
 
 class _Waits:
-    """The tasks of one event loop that wait for one connection."""
+    """The tasks of one event loop that wait for replies on one connection."""
 
     def __init__(self, channel: ClientChannel) -> None:
         self._loop = channel.new_loop()

@@ -32,9 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
 def check_greeting(raw: bytes) -> int:
-    """Return the newest version that both the client and the daemon speak. ProtocolError: they have no version in
-    common.
-    """
+    """Return the newest version that both the client and the daemon speak. ProtocolError: no common version exists."""
     if len(raw) != GREETING_BYTES:
         raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
     magic, newest, oldest, _ = GREETING_STRUCT.unpack(raw)

@@ -25,7 +25,7 @@ class Reply:
 
     _answer: Any
     channel: Any
-    """The ClientChannel of the reply. The type is Any, because the module of ClientChannel imports this one."""
+    """The ClientChannel of the reply. The type is Any, because the module of ClientChannel imports this module."""
     args: list[int]
     payload: bytes
     more: bool

@@ -56,7 +56,7 @@ static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, cons
     atomic_store(&region->submit_tail, submit_tail);
     if (atomic_exchange(&region->daemon_asleep, 0) != 0 && write(doorbell, &one, sizeof one) < 0)
         die("the doorbell can't be rung");
-    for (;;) { /* announce, look again, sleep: either this sees the reply, or the daemon sees the sleeper */
+    for (;;) { /* announce, look again, sleep: either this thread sees the reply, or the daemon sees the sleeper */
         const uint32_t seen = atomic_load(&region->complete_seq);
         atomic_store(&region->complete_waiters, 1);
         if (atomic_load(&region->gone))

@@ -127,7 +127,7 @@ class Dist:
 
     @property
     def attention(self) -> Attention:
-        """Attention that each entry got, if the `pred` asked for it.
+        """Attention that each entry got, if the `pred` asked for attention.
 
         >>> sym.pred(sym.kv_create(), [65, 66], attention="entries").attention
         <Attention to 2 entries>
@@ -202,7 +202,7 @@ class Dist:
         self.close()
 
     def argmax(self, *, allowed: Allowed | None = None) -> int:
-        """The likeliest token; among equals the one with the lowest id.
+        """Return the likeliest token; among equals the token with the lowest id.
 
         >>> sym.Dist.of([0.0, 3.0, 1.0, 3.0]).argmax()
         1

@@ -30,7 +30,7 @@ static uint32_t descending_key(float value) {
     return bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
 }
 
-/* Merge sort. Returns the sorted array: `keys`, or the same number of elements behind them. */
+/* Merge sort. Returns the sorted array: `keys`, or the array of the same length behind it. */
 static uint64_t *sort_keys(uint64_t *keys, int64_t count) {
     enum { RUN = 8 };
     for (int64_t start = 0; start < count; start += RUN) {

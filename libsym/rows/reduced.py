@@ -194,7 +194,7 @@ class ReducedDist:
 
     @property
     def attention(self) -> Attention:
-        """Attention that each entry got, if the `pred` asked for it.
+        """Attention that each entry got, if the `pred` asked for attention.
 
         >>> sym.pred(sym.kv_create(), [65], top_k=1, attention="pages").attention
         <Attention to 1 entries>
@@ -215,7 +215,7 @@ class ReducedDist:
         return self._token
 
     def argmax(self) -> int:
-        """Return the likeliest token; among equals the one with the lowest id.
+        """Return the likeliest token; among equals the token with the lowest id.
 
         >>> sym.pred(sym.kv_create(), [65], top_k=1).argmax()
         65

@@ -36,7 +36,7 @@ int sym_reducer_reduce(sym_reducer *reducer, const float *row, uint64_t index, c
 /* The bytes of every token of a model, for searches of texts. */
 typedef struct sym_token_texts {
     const char *bytes;
-    const uint64_t *begins; /* [num_tokens + 1] offset of each token in `bytes`, then the end of the last one */
+    const uint64_t *begins; /* [num_tokens + 1] offset of each token in `bytes`, then the end of the last token */
     int32_t num_tokens;
 } sym_token_texts;
 

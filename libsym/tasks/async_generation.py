@@ -75,8 +75,8 @@ class AsyncGeneration(Progress):
     def cancel(self) -> Settling:
         """End the generation within a step. The call returns immediately; await its result to wait for the end.
 
-        After `await generation.cancel()`, `tokens` and `pending` are final. Without the `await`, they raise Invalid
-        until the remaining tokens have been taken.
+        After `await generation.cancel()`, `tokens` and `pending` are final. Without the `await`, these two raise
+        Invalid until the remaining tokens have been taken.
 
         >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65])
         >>> await generation.cancel()
@@ -118,7 +118,7 @@ class AsyncGeneration(Progress):
             while await self.fetch():
                 pass
         except SymError as error:
-            if self._stream.is_over:  # else another task waits for tokens, and that task takes the remaining ones
+            if self._stream.is_over:  # else another task waits for tokens, and that task takes the remaining tokens
                 self._failure = error.with_traceback(None)
 
 

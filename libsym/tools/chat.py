@@ -264,9 +264,9 @@ class Chat(Turns[Generation]):
     token is computed before the first question. One thread at a time may use a Chat.
     `temperature`, `top_k`, `top_p`, `min_p`, `seed`: defaults for questions without a sampler.
 
-    If the file has a name, a Chat holds the file's lock from its first question or `undo` until it is closed (see
-    `kv_lock`). WouldBlock: another conversation holds the lock; the message names it. If the program has already locked
-    `kv`, that lock stays as it is.
+    If the file has a name, a Chat holds the file's lock from its first question or `undo` until the Chat is closed (see
+    `kv_lock`). WouldBlock: another conversation holds the lock; the message names the holder. If the program has
+    already locked `kv`, that lock stays as it is.
     """
 
     def ask(

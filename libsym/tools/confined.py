@@ -4,7 +4,7 @@ Only `interpreter.py` runs this file, as `python -I -S confined.py LIMITS`. The 
 any foreign code runs, the kernel confines the process. Landlock allows reading of the standard library and of the named
 files, and no writing. A seccomp filter allows the system calls for computing and reading, and no others. So there are
 no sockets, no new processes, and no signals to other processes. Resource limits bound memory and open files. If the
-kernel lacks any of these, the child reports that and ends.
+kernel lacks any of these means, the child reports the lack and ends.
 
 Messages are lines of JSON. In: {} once, then {"code": TEXT}, and {"result": X} or {"error": TEXT} for a call. Out:
 {"ready": true}, {"refused": TEXT}, {"call": NAME, "args": [...], "kwargs": {...}}, {"output": TEXT}.

@@ -37,7 +37,7 @@ def score(kv: OpenFile, tokens: Iterable[int]) -> Script[list[float]]:
     it.
 
     `perplexity` takes the result. To rank several answers to one question, put the question without its last token into
-    a file, fork it, and score the last token with each answer.
+    a file. For each answer, fork the file, and score the last token and the answer.
 
     >>> kv = sym.kv_create()
     >>> likely, unlikely = sym.score(kv, [65, 65, 66])

@@ -156,9 +156,7 @@ class Cache:
         return (best, length) if length >= BLOCK_TOKENS else (None, 0)
 
     def _worth_waiting_for(self, tokens: Sequence[int]) -> _Prefill | None:
-        """Return the prefill with the longest common prefix with `tokens`, if this prefix is longer than the cached
-        one.
-        """
+        """Return the prefill with the longest common prefix with `tokens`, if it is longer than the cached prefix."""
         if not self._prefills:
             return None
         _, known = self._longest(tokens)
