@@ -28,7 +28,7 @@ def surprises(tokens: list[int], context: int) -> list[float]:
 
 
 def endings(text: str, ends: list[str]) -> list[tuple[float, float, str]]:
-    """Return the log-probability of each ending, its mean per token, and the ending; the likeliest ending comes first."""
+    """Return the log-probability of each ending, its mean per token, and the ending; likeliest ending first."""
     found = []
     with sym.kv_create() as kv:
         kv.write(given := sym.tokenize(text))
