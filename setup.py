@@ -50,7 +50,7 @@ FLEET = ["cryptography>=44,<52"]
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
 """Packages that some programs of lips/ need beside libsym. The gateway's are not among them."""
 TEST = [
-    "anthropic>=2.14,<2.15",  # a newer version may have other fields: see tests/gateway/request_fields.json
+    "anthropic>=2.14,<2.15",  # a newer version may have other fields: see tests/lips/gateway/request_fields.json
     "auditwheel>=6,<7",
     "build>=1.2,<2",
     "clang-format==23.1.5",  # other versions lay code out slightly differently

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records the requests of the tests' clients in `tests/gateway/client_bodies.json`: client, route, body.
+"""Records the requests of the tests' clients in `tests/lips/gateway/client_bodies.json`: client, route, body.
 
 The server records the request of each client and refuses it, so no model is needed:
 
@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-RECORD = Path(__file__).resolve().parents[2] / "tests" / "gateway" / "client_bodies.json"
+RECORD = Path(__file__).resolve().parents[2] / "tests" / "lips" / "gateway" / "client_bodies.json"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CITY = {
     "type": "object",

@@ -2,7 +2,7 @@
 """Lists the request fields that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know.
 
 The fields of openai, anthropic and ollama are read from the installed packages. The fields of the servers are read from
-their sources. The list is `tests/gateway/request_fields.json`: server, route, object, names of the object's fields.
+their sources. The list is `tests/lips/gateway/request_fields.json`: server, route, object, names of the object's fields.
 `[]` stands for an element of a list. `(kind)` stands for an object of that `type`, where several types are possible.
 
     .venv/bin/python scripts/conformance/request_fields.py --vllm ~/vllm/vllm --llama ~/llama.cpp/tools/server
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RECORD = Path(__file__).resolve().parents[2] / "tests" / "gateway" / "request_fields.json"
+RECORD = Path(__file__).resolve().parents[2] / "tests" / "lips" / "gateway" / "request_fields.json"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
@@ -100,7 +100,7 @@ BESIDE: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
 HEAD = """\
 Parameters at the top level of requests, the servers that know them, and what the gateway does of them, before and now.
 
-now      The column of lips-gateway-fields(7), which tests/gateway/test_request_fields.py proves: obeyed, accepted
+now      The column of lips-gateway-fields(7), which tests/lips/gateway/test_request_fields.py proves: obeyed, accepted
          (without effect, and named in the answer's header), refused with status 400.
 before   The gateway of {name}, asked for each parameter with values that are wrong for it and values
          that are right for most. obeyed: a wrong one is refused by the parameter's name, and a right one is taken.

@@ -1,4 +1,4 @@
-"""The soak of a daemon in service: it would notice a leak. `tests/test_quick_forms.py` runs it."""
+"""The soak of a daemon in service: it would notice a leak. `tests/scripts/test_quick_forms.py` runs it."""
 
 from __future__ import annotations
 

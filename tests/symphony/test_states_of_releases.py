@@ -13,7 +13,7 @@ import pytest
 import libsym as sym
 import symphony
 from tests.fixtures import plant
-from tests.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway
 
 STATES = sorted(plant.HERE.glob("state-*.tar.xz"))
 

@@ -21,9 +21,9 @@ from lips.gateway.errors import ApiError
 from lips.gateway.gateway import ENDED, Settings, make_gateway
 from lips.gateway.keys import OneKey
 from lips.gateway.request_fields import MAX_NAMED, ROUTES, Column, check, column_of
-from tests.gateway.request_paths import KIND, body_of, recorded
+from tests.lips.gateway.request_paths import KIND, body_of, recorded
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LISTING = ROOT / "scripts" / "conformance" / "request_fields.py"
 CHAT = "/v1/chat/completions"
 KEY = "of-this-process-alone"
@@ -248,7 +248,7 @@ def test_values_that_ask_for_nothing_are_not_refused():
 
 
 def test_a_strict_gateway_refuses_unknown_fields(tiny_gateway):
-    from tests.gateway.conftest import Gateway
+    from tests.lips.gateway.conftest import Gateway
 
     gateway = Gateway(tiny_gateway.daemon, "--strict", "--directory", "strict")
     try:
@@ -262,7 +262,7 @@ def test_a_strict_gateway_refuses_unknown_fields(tiny_gateway):
 
 def test_what_the_suites_clients_send_is_not_refused(tiny):
     """`client_bodies.json`: recorded by `scripts/conformance/client_bodies.py`."""
-    bodies = json.loads((ROOT / "tests" / "gateway" / "client_bodies.json").read_text())
+    bodies = json.loads((ROOT / "tests" / "lips" / "gateway" / "client_bodies.json").read_text())
     assert {each["client"] for each in bodies} >= {"openai", "anthropic", "litellm", "langchain", "llm", "curl"}
     for each in bodies:
         assert not check(each["route"], each["body"]).unknown, each

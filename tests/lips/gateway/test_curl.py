@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.gateway.test_odd_clients import running, until
+from tests.lips.gateway.test_odd_clients import running, until
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lips.gateway.keys import KeyFile, KeyFileError, new_key, parse
-from tests.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway
 from tests.symphony.daemons import Daemon
 
 CHAT = "/v1/chat/completions"

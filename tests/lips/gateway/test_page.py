@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway
 from tests.symphony.browser import Browser
 
 WIDTH, HEIGHT = 1100, 700

@@ -21,7 +21,7 @@ from lips.gateway.errors import ApiError
 from lips.gateway.keys import VARIABLE, KeyFileError, OneKey, one_key
 
 OTHER = 4242
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 UNIT = ROOT / "scripts/systemd/symphony-gateway.service"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root, to be several users")
 LONG = "x" * 16

@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.gateway.test_odd_clients import CHAT, QUESTION
+from tests.lips.gateway.test_odd_clients import CHAT, QUESTION
 
 
 def test_the_log_has_a_line_a_request_and_no_client_forges_one(start_gateway):

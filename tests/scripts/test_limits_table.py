@@ -9,7 +9,7 @@ from pathlib import Path
 from kvfs.pages.holdings import WEIGHTS, Kind
 from symphony.settings.config import Config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECTION = "## Objects that users make the daemon keep\n"
 
 

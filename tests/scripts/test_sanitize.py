@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 OTHER_PROGRAM = """#!/bin/bash
 words=("$@")
 for number in "${!words[@]}"; do

@@ -25,7 +25,7 @@ from kvfs.durable.state import State
 from symphony.checks.installed import PACKAGES
 from symphony.settings.described import shipped_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SITE = sysconfig.get_paths()["purelib"]
 SERVICE = ("scripts/lib.sh", "scripts/service.sh", "scripts/install", "scripts/uninstall", "symphony/__init__.py")
 

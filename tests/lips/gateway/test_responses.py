@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lips.gateway.keys import new_key
-from tests.gateway.test_odd_clients import running, until
+from tests.lips.gateway.test_odd_clients import running, until
 
 RESPONSES = "/v1/responses"
 ENDLESS = {"input": "Count without end.", "max_output_tokens": 4000, "min_p": 0.1}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.quick_forms import FORMS, LIMIT_S, MARKS, ROOT, a_place  # noqa: F401 - a fixture
+from tests.scripts.quick_forms import FORMS, LIMIT_S, MARKS, ROOT, a_place  # noqa: F401 - a fixture
 
 pytestmark = MARKS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.quick_forms import LIMIT_S, MARKS, ROOT, STREAMS, a_place  # noqa: F401 - a fixture
+from tests.scripts.quick_forms import LIMIT_S, MARKS, ROOT, STREAMS, a_place  # noqa: F401 - a fixture
 
 pytestmark = MARKS
 

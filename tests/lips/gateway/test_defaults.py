@@ -6,7 +6,7 @@ import pytest
 
 import libsym as sym
 from tests.decoder.test_model import save, small_llama
-from tests.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway
 from tests.symphony.daemons import Daemon
 
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "seed": 7, "max_tokens": 30}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.symphony.daemons import Daemon
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READY_S = 60
 
 

@@ -14,7 +14,7 @@ import libsym as sym
 from lips.gateway import engine
 from lips.gateway.asgi import Exchange
 from lips.gateway.keys import new_key
-from tests.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway
 from tests.symphony.daemons import Daemon
 
 LARGE = 8 << 20
