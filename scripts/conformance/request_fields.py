@@ -2,7 +2,7 @@
 """Lists the request fields that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know.
 
 The fields of openai, anthropic and ollama are read from the installed packages. The fields of the servers are read from
-their sources. The list is `tests/lips/gateway/request_fields.json`: server, route, object, names of the object's fields.
+their sources. The list is `tests/lips/gateway/request_fields.json`: server, route, object, names of its fields.
 `[]` stands for an element of a list. `(kind)` stands for an object of that `type`, where several types are possible.
 
     .venv/bin/python scripts/conformance/request_fields.py --vllm ~/vllm/vllm --llama ~/llama.cpp/tools/server

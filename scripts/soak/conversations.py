@@ -1019,7 +1019,7 @@ def main() -> int:
         client()
         return 0
     if options.quick:
-        options.operations, options.restart_every = 120, 60
+        options.operations, options.restart_every = 70, 40
     with tempfile.TemporaryDirectory(prefix="conversations-") as place:
         return run(Path(place), options)
 

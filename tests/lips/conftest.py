@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ class Lips:
         )
 
     def finish(self, name: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run the program to its end, with this text as its user's input. Any exit status is allowed."""
+        """Run the program to its end, with this text as its user's input."""
         process = self.start(name, *arguments)
         out, err = process.communicate(text, timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -45,27 +47,37 @@ class Lips:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-
-@pytest.fixture(scope="session")
-def _lips_daemon(tmp_path_factory):
-    yield from a_daemon(tmp_path_factory.mktemp("lips"), "smollm2")
-
-
-@pytest.fixture(scope="session")
-def _tiny_daemon(tmp_path_factory):
-    yield from a_daemon(tmp_path_factory.mktemp("tiny"), "tiny")
+    def refused(self, name: str, *arguments: str, status: int = 1, text: str = "") -> str:
+        """Run a program that ends with this status and one line, which is returned."""
+        done = self.finish(name, *arguments, text=text)
+        assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stdout + done.stderr
+        return done.stderr
 
 
-def a_daemon(directory, model):
+@contextmanager
+def a_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
+    """A daemon that ends in order, and whose log has no traceback."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO PROGRAM TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(directory, "--model", model, "--kv-memory", "512M")
+    daemon = Daemon(directory, *options)
     try:
         yield daemon
         assert daemon.stop() == 0, daemon.log.read_text()
         assert "Traceback" not in daemon.log.read_text()
     finally:
         daemon.clean_up()
+
+
+@pytest.fixture(scope="session")
+def _lips_daemon(tmp_path_factory):
+    with a_daemon(tmp_path_factory.mktemp("lips"), "--model", "smollm2", "--kv-memory", "512M") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def _tiny_daemon(tmp_path_factory):
+    with a_daemon(tmp_path_factory.mktemp("tiny"), "--model", "tiny", "--kv-memory", "512M") as daemon:
+        yield daemon
 
 
 @pytest.fixture
@@ -76,9 +88,7 @@ def lips(_lips_daemon, monkeypatch):
 
 @pytest.fixture
 def tiny(_tiny_daemon, monkeypatch):
-    """Yield the same as `lips`, with a small random model whose tokens are bytes. It suits tests that need no sensible
-    answer.
-    """
+    """The same with a small random model, whose tokens are bytes, for tests that need no sensible answer."""
     yield from beside(_tiny_daemon, monkeypatch)
 
 

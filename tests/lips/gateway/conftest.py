@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -15,12 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from lips.gateway.keys import new_key
+from tests.lips.conftest import a_daemon
+from tests.lips.gateway.wire import running, until
 from tests.symphony.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 60
-
-
 BLIND = """import errno, os, runpy, socket
 class Blind(socket.socket):
     def __init__(self, family=-1, *more, **others):
@@ -39,16 +42,12 @@ class Gateway:
     def __init__(self, daemon: Daemon, *options: str, blind: bool = False, **environment: str) -> None:
         self.daemon = daemon
         self.is_blind = blind
+        state = str(daemon.mount.parent / "of_gateway")
         self.process = subprocess.Popen(
             [sys.executable, *(["-c", BLIND] if blind else ["-m", "lips.gateway"]), "--port", "0", *options],
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **daemon.environment,
-                "PYTHONPATH": str(ROOT),
-                "XDG_STATE_HOME": str(daemon.mount.parent / "of_gateway"),
-                **environment,
-            },
+            env={**daemon.environment, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": state, **environment},
         )
         self.said: list[str] = []
         """Lines of the gateway's log so far."""
@@ -62,14 +61,9 @@ class Gateway:
         self.url = line.split()[1]
         self.key = ""
         if "--keys" not in options:
-            self.key = self._told(f"gateway: {self.url}/#key=")
+            before, _, self.key = self._lines.get(timeout=READY_S).strip().partition("#key=")
+            assert (before, bool(self.key)) == (f"gateway: {self.url}/", True)
         self.files = daemon.mount / f"gateway-{os.geteuid()}"
-
-    def _told(self, what: str) -> str:
-        """Return the rest of the next line, which must begin with `what`."""
-        line = self._lines.get(timeout=READY_S)
-        assert line.startswith(what), line
-        return line.removeprefix(what).strip()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -91,7 +85,7 @@ class Gateway:
         return httpx.Client(base_url=self.url, timeout=60, headers=headers, trust_env=False)
 
     def stop(self) -> str:
-        """Stop the gateway. Return its whole output."""
+        """Stop the gateway; return its whole output."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
@@ -101,55 +95,65 @@ class Gateway:
         return said
 
 
-@pytest.fixture(scope="session")
-def gateway_daemon(tmp_path_factory):
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO GATEWAY TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(tmp_path_factory.mktemp("gateway"), "--model", "smollm2", "--kv-memory", "512M")
+class Keyed:
+    """A gateway with a file of keys, to which each test adds its own."""
+
+    def __init__(self, start: Callable[..., Gateway], path: Path) -> None:
+        self.path = path
+        path.touch(0o600)
+        self.gateway = start("--keys", str(path))
+
+    def key(self, limits: str = "", name: str = "") -> str:
+        key, line = new_key(name or f"key{len(self.path.read_text())}")
+        with self.path.open("a") as file:
+            file.write(f"{line} {limits}\n")
+        return key
+
+    def client(self, limits: str = "", name: str = "") -> httpx.Client:
+        return self.gateway.client(self.key(limits, name))
+
+
+@contextmanager
+def gateways(daemon: Daemon) -> Iterator[Callable[..., Gateway]]:
+    """A function that starts gateways, which all end in order."""
+    started: list[Gateway] = []
+
+    def start(*options: str, **how: Any) -> Gateway:
+        started.append(Gateway(daemon, *options, **how))
+        return started[-1]
+
     try:
-        yield daemon
-        assert daemon.stop() == 0, daemon.log.read_text()
-        assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.clean_up()
-
-
-@pytest.fixture(scope="session")
-def _gateways(gateway_daemon):
-    """Return a function that gives the gateway that demands a key, or the other one. Each starts at its first use."""
-    started: dict[bool, Gateway] = {}
-
-    def of(wants_key: bool) -> Gateway:
-        if wants_key not in started:
-            started[wants_key] = Gateway(gateway_daemon, blind=wants_key)
-        return started[wants_key]
-
-    try:
-        yield of
-        for gateway in started.values():
+        yield start
+        for gateway in started:
             said = gateway.stop()
             assert "Traceback" not in said, said
     finally:
-        for gateway in started.values():
+        for gateway in started:
             gateway.process.kill()
             gateway.process.wait()
 
 
-BOTH_WAYS = {
-    "test_it_answers_and_counts",
-    "test_a_stream_is_the_same_answer_in_pieces",
-    "test_the_async_client_has_many_at_once",
-    "test_errors_are_the_clients_own_classes",
-    "test_a_question_needs_no_headers",
-    "test_several_requests_go_over_one_connection",
-}
-"""Tests that run twice, as all of `test_clients` do: once with a client known by its account, once with the key."""
+@pytest.fixture(scope="session")
+def gateway_daemon(tmp_path_factory):
+    with a_daemon(tmp_path_factory.mktemp("gateway"), "--model", "smollm2", "--kv-memory", "512M") as daemon:
+        yield daemon
 
 
-def pytest_generate_tests(metafunc):
-    is_of_clients = metafunc.module.__name__.endswith(".test_clients")
-    if "gateway" in metafunc.fixturenames and (is_of_clients or metafunc.function.__name__ in BOTH_WAYS):
-        metafunc.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
+@pytest.fixture(scope="session")
+def _gateways(gateway_daemon):
+    """Gives the gateway that demands a key, or the other one. Each starts at its first use."""
+    with gateways(gateway_daemon) as start:
+        yield cache(lambda wants_key: start(blind=wants_key))
+
+
+@pytest.fixture(scope="session")
+def keyed(gateway_daemon, tmp_path_factory):
+    with gateways(gateway_daemon) as start:
+        yield Keyed(start, tmp_path_factory.mktemp("keyed") / "keys")
+
+
+both_ways = pytest.mark.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
+"""Runs a test once with a client known by its account, once with the key."""
 
 
 @pytest.fixture
@@ -157,17 +161,13 @@ def gateway(_gateways, monkeypatch, request):
     """The gateway, which clients find by the usual variables. After the test no request of the test may still run."""
     gateway = _gateways(getattr(request, "param", False))
     key = gateway.key if gateway.is_blind else "none"
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{gateway.url}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", gateway.url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", key)
+    for name, value in (("OPENAI_BASE_URL", f"{gateway.url}/v1"), ("ANTHROPIC_BASE_URL", gateway.url)):
+        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name.replace("BASE_URL", "API_KEY"), key)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield gateway
-    end_s = time.monotonic() + READY_S
     with gateway.client() as client:
-        while "symphony_gateway_running 0\n" not in client.get("/metrics").text:
-            assert time.monotonic() < end_s, "a request goes on whose client has gone"
-            time.sleep(0.05)
+        until(lambda: running(client) == 0)
 
 
 @pytest.fixture
@@ -179,20 +179,9 @@ def http(gateway):
 @pytest.fixture(scope="session")
 def tiny_gateway(tmp_path_factory):
     """Gateway in front of the tiny model, whose tokens are bytes."""
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO GATEWAY TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(tmp_path_factory.mktemp("tiny"), "--model", "tiny", "--kv-memory", "64M")
-    try:
-        gateway = Gateway(daemon)
-        try:
-            yield gateway
-            assert "Traceback" not in gateway.stop()
-        finally:
-            gateway.process.kill()
-            gateway.process.wait()
-        assert daemon.stop() == 0, daemon.log.read_text()
-    finally:
-        daemon.clean_up()
+    options = ("--model", "tiny", "--kv-memory", "64M")
+    with a_daemon(tmp_path_factory.mktemp("tiny"), *options) as daemon, gateways(daemon) as start:
+        yield start()
 
 
 @pytest.fixture
@@ -204,13 +193,5 @@ def tiny(tiny_gateway):
 @pytest.fixture
 def start_gateway(gateway_daemon):
     """Makes gateways with options of their own."""
-    started: list[Gateway] = []
-
-    def start(*options: str, **how: Any) -> Gateway:
-        started.append(Gateway(gateway_daemon, *options, **how))
-        return started[-1]
-
-    yield start
-    for gateway in started:
-        said = gateway.stop()
-        assert "Traceback" not in said, said
+    with gateways(gateway_daemon) as start:
+        yield start

@@ -1,9 +1,10 @@
 """Anthropic's own client: messages, streams, tools, counting; and the requests of Claude Code."""
 
-import json
-
 import anthropic
 import pytest
+
+from tests.lips.gateway.conftest import both_ways
+from tests.lips.gateway.wire import CAPITAL, events_of, user
 
 WEATHER = {
     "name": "weather",
@@ -15,7 +16,8 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CERTAIN = {"extra_body": {"temperature": 0}}
+"""Greedy draws, passed as an extra field: this client has no argument `temperature` any more."""
 
 
 @pytest.fixture
@@ -24,21 +26,17 @@ def client(gateway):
         yield client
 
 
-CERTAIN = {"extra_body": {"temperature": 0}}
-"""Greedy draws, passed as an extra field: this client has no argument `temperature` any more."""
-
-
 def ask(client, **options):
-    options = {"messages": QUESTION, "max_tokens": 24, **CERTAIN, **options}
-    return client.messages.create(model="any", **options)
+    return client.messages.create(model="any", **{"messages": CAPITAL, "max_tokens": 24, **CERTAIN, **options})
 
 
+@both_ways
 def test_it_answers_and_counts(client):
     assert "Paris" in ask(client).content[0].text
     answer = ask(client, system="You are brief.")
     assert answer.stop_reason in {"end_turn", "max_tokens"}
     assert answer.usage.output_tokens > 0
-    counted = client.messages.count_tokens(model="any", messages=QUESTION, system="You are brief.").input_tokens
+    counted = client.messages.count_tokens(model="any", messages=CAPITAL, system="You are brief.").input_tokens
     assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
     again = ask(client, system="You are brief.")
     assert again.usage.cache_read_input_tokens == counted - 1, "all but the token to go on from"
@@ -46,7 +44,7 @@ def test_it_answers_and_counts(client):
 
 def test_a_stream_is_the_same_answer_in_pieces(client):
     whole = ask(client).content[0].text
-    with client.messages.stream(model="any", messages=QUESTION, max_tokens=24, **CERTAIN) as stream:
+    with client.messages.stream(model="any", messages=CAPITAL, max_tokens=24, **CERTAIN) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert "".join(pieces) == whole == final.content[0].text
@@ -63,46 +61,44 @@ def test_stops_have_their_reasons(client):
 
 
 def test_a_tool_is_used_and_its_result_read(client):
-    asked = [{"role": "user", "content": "How warm is it in Rome?"}]
-    first = ask(client, messages=asked, tools=[WEATHER], tool_choice={"type": "any"}, max_tokens=80)
+    asked = user("How warm is it in Rome?")
+    how = {"tools": [WEATHER], "tool_choice": {"type": "any"}, "max_tokens": 80}
+    first = ask(client, messages=asked, **how)
     use = first.content[-1]
     assert first.stop_reason == "tool_use"
     assert (use.type, use.name, set(use.input)) == ("tool_use", "weather", {"city", "unit"})
-    asked += [
-        {"role": "assistant", "content": first.content},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "30 degrees"}]},
-    ]
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "30 degrees"}
+    asked += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = ask(client, messages=asked, tools=[WEATHER])
     assert second.content
     assert second.usage.cache_read_input_tokens > 100, "the tools were not computed again"
-
-
-def test_a_tool_is_used_in_a_stream(client):
-    options = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
-    with client.messages.stream(model="any", messages=QUESTION, max_tokens=80, **CERTAIN, **options) as stream:
+    with client.messages.stream(model="any", messages=CAPITAL, **CERTAIN, **how) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
     assert set(final.content[-1].input) == {"city", "unit"}
     assert "input_json" in kinds
     assert final.stop_reason == "tool_use"
-
-
-def test_tools_of_the_vendors_own_are_left_out(client):
     tools = [{"type": "web_search_20250305", "name": "web_search"}, WEATHER]
-    assert ask(client, tools=tools, tool_choice={"type": "none"}).content[0].text
+    text = ask(client, tools=tools, tool_choice={"type": "none"}).content[0].text
+    assert text, "tools of the vendor's own are left out"
 
 
 def test_errors_are_the_clients_own_classes(client):
-    with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        ask(client, extra_body={"temperature": -1})
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        ask(client, max_tokens=0)
-    with pytest.raises(anthropic.BadRequestError, match="image"):
-        ask(client, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
+    image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    for named, options in (
+        ("temperature", {"extra_body": {"temperature": -1}}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("image", {"messages": image}),
+    ):
+        with pytest.raises(anthropic.BadRequestError, match=named):
+            ask(client, **options)
 
 
-def claude_codes(number, question):
+def claude_codes(number):
     """A body as Claude Code sends it, but for its length: the first block of the system's text changes each time."""
+    kept = {"cache_control": {"type": "ephemeral"}}
+    called = {"type": "tool_use", "id": "toolu_01", "name": "weather", "input": {"city": "Rome", "unit": "C"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_01", "content": [{"type": "text", "text": "30"}]}
     return {
         "model": "claude-opus-4-6",
         "max_tokens": 16,
@@ -112,45 +108,25 @@ def claude_codes(number, question):
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "system": [
             {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.36; cch={number:05x};"},
-            {"type": "text", "text": "You are Claude Code, an agent.", "cache_control": {"type": "ephemeral"}},
-            {"type": "text", "text": "Follow the user's instructions. " * 20, "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "You are Claude Code, an agent.", **kept},
+            {"type": "text", "text": "Follow the user's instructions. " * 20, **kept},
         ],
-        "tools": [{**WEATHER, "cache_control": {"type": "ephemeral"}}, {"type": "bash_20250124", "name": "bash"}],
+        "tools": [{**WEATHER, **kept}, {"type": "bash_20250124", "name": "bash"}],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "<system-reminder>Be kind.</system-reminder>"}]},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
-                    {"type": "tool_use", "id": "toolu_01", "name": "weather", "input": {"city": "Rome", "unit": "C"}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "toolu_01",
-                        "content": [{"type": "text", "text": "30"}],
-                        "is_error": False,
-                    },
-                    {"type": "text", "text": question, "cache_control": {"type": "ephemeral"}},
-                ],
-            },
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, called]},
+            {"role": "user", "content": [{**result, "is_error": False}, {"type": "text", "text": "And?", **kept}]},
         ],
     }
 
 
 def test_what_claude_code_sends_is_answered_and_its_changing_block_is_no_part_of_the_prompt(http, gateway):
-    def cached(number):
-        answer = http.post("/v1/messages?beta=true", json=claude_codes(number, "And in Paris?"))
+    for number in (1, 2):
+        answer = http.post("/v1/messages?beta=true", json=claude_codes(number))
         assert answer.status_code == 200, answer.text
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        events = events_of(answer.text)
         assert events[-1]["type"] == "message_stop"
         usage = next(each for each in events if each["type"] == "message_start")["message"]["usage"]
-        return usage["cache_read_input_tokens"], usage["input_tokens"]
-
-    cached(1)
-    assert cached(2)[1] == 1, "all but the token to go on from"
+    assert usage["input_tokens"] == 1, "all but the token to go on from"
     name = "6f9619ff-8b86-d011-b42d-00c04fc964ff.kv"
     assert (gateway.files / "local" / "sessions" / name).exists(), "its session is a file"

@@ -5,31 +5,23 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
+
+from tests.lips.gateway.wire import CAPITAL, events_of
+
+CITY = CAPITAL[0]["content"]
 
 
 @pytest.mark.slow
 def test_llm_asks_by_its_command_line(gateway, tmp_path):
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        textwrap.dedent(f"""
-        - model_id: symphony
-          model_name: SmolLM2-135M-Instruct
-          api_base: {gateway.url}/v1
-          api_key_name: symphony
-        """)
-    )
+    model = {"model_id": "symphony", "model_name": "SmolLM2-135M-Instruct", "api_key_name": "symphony"}
+    models = [{**model, "api_base": f"{gateway.url}/v1"}]
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))  # which is YAML, too
     (tmp_path / "keys.json").write_text(json.dumps({"symphony": os.environ["OPENAI_API_KEY"]}))
-    command = [sys.executable, "-m", "llm", "-m", "symphony", "-o", "temperature", "0", "-o", "max_tokens", "24"]
-    done = subprocess.run(
-        [*command, "What is the capital of France?"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""},
-    )
+    command = [sys.executable, "-m", "llm", "-m", "symphony", "-o", "temperature", "0", "-o", "max_tokens", "24", CITY]
+    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
 
@@ -50,15 +42,14 @@ def test_litellm_speaks_both_interfaces(gateway, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would be fetched
     import litellm
 
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
     key = os.environ["OPENAI_API_KEY"]
-    options = {"messages": messages, "max_tokens": 24, "temperature": 0, "api_key": key}
-    whole = litellm.completion("openai/any", api_base=f"{gateway.url}/v1", **options)
-    assert "Paris" in whole.choices[0].message.content
+    options = {"messages": CAPITAL, "max_tokens": 24, "temperature": 0, "api_key": key}
+    whole = litellm.completion("openai/any", api_base=f"{gateway.url}/v1", **options).choices[0].message.content
+    assert "Paris" in whole
     chunks = list(litellm.completion("openai/any", api_base=f"{gateway.url}/v1", stream=True, **options))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
     other = litellm.completion("anthropic/any", api_base=gateway.url, **options)
-    assert other.choices[0].message.content == whole.choices[0].message.content
+    assert other.choices[0].message.content == whole
 
 
 @pytest.mark.slow
@@ -73,47 +64,33 @@ def test_langchain_binds_tools_and_parses_structures(gateway):
         is_warm: bool
 
     model = ChatOpenAI(model="any", temperature=0, max_tokens=60)
-    assert "Paris" in model.invoke("What is the capital of France?").content
-    assert "Paris" in "".join(piece.content for piece in model.stream("What is the capital of France?"))
-    calls = model.bind_tools([Weather], tool_choice="required").invoke("Is it warm in Rome?").tool_calls
-    assert calls[0]["name"] == "Weather"
-    assert isinstance(calls[0]["args"]["is_warm"], bool)
+    assert "Paris" in model.invoke(CITY).content
+    assert "Paris" in "".join(str(piece.content) for piece in model.stream(CITY))
+    (call,) = model.bind_tools([Weather], tool_choice="required").invoke("Is it warm in Rome?").tool_calls
+    assert call["name"] == "Weather"
+    assert isinstance(call["args"]["is_warm"], bool)
     found = model.with_structured_output(Weather, method="json_schema").invoke("Is it warm in Rome?")
     assert isinstance(found, Weather)
 
 
 def codex(previous=()):
     """A body as codex sends it, but for the length of its instructions: it keeps all items itself."""
+    command = {"command": {"type": "array", "items": {"type": "string"}}}
+    shell = {"type": "object", "properties": command, "required": ["command"], "additionalProperties": False}
+    told = [{"type": "input_text", "text": "<permissions>read-only</permissions>"}]
+    asked = [{"type": "input_text", "text": "List the files."}]
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "x"}
     return {
         "model": "gpt-5-codex",
         "instructions": "You are Codex, a coding agent. " * 20,
         "input": [
-            {
-                "type": "message",
-                "role": "developer",
-                "content": [{"type": "input_text", "text": "<permissions>read-only</permissions>"}],
-            },
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+            {"type": "message", "role": "developer", "content": told},
+            {"type": "message", "role": "user", "content": asked},
             *previous,
         ],
         "tools": [
-            {
-                "type": "function",
-                "name": "shell",
-                "description": "Runs a command.",
-                "strict": False,
-                "parameters": {
-                    "type": "object",
-                    "properties": {"command": {"type": "array", "items": {"type": "string"}}},
-                    "required": ["command"],
-                    "additionalProperties": False,
-                },
-            },
-            {
-                "type": "custom",
-                "name": "apply_patch",
-                "format": {"type": "grammar", "syntax": "lark", "definition": "x"},
-            },
+            {"type": "function", "name": "shell", "description": "Runs it.", "strict": False, "parameters": shell},
+            {"type": "custom", "name": "apply_patch", "format": grammar},
             {"type": "web_search", "external_web_access": False},
             {"type": "local_shell"},
         ],
@@ -128,24 +105,18 @@ def codex(previous=()):
     }
 
 
-def events_of(answer):
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-
-
 def test_what_codex_sends_is_answered_and_its_next_turn_computes_what_is_new(http, gateway):
-    first = events_of(http.post("/v1/responses", json=codex()))
+    first = events_of(http.post("/v1/responses", json=codex()).text)
     assert first[0]["type"] == "response.created"
     assert first[-1]["type"] in {"response.completed", "response.incomplete"}
-    output = first[-1]["response"]["output"]
     turn = [
-        *output,
+        *first[-1]["response"]["output"],
         {"type": "reasoning", "summary": [], "encrypted_content": "x"},
         {"type": "function_call", "call_id": "call_1", "name": "shell", "arguments": '{"command":["ls"]}'},
         {"type": "function_call_output", "call_id": "call_1", "output": "README.md"},
         {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "x"},
     ]
-    second = events_of(http.post("/v1/responses", json=codex(turn)))[-1]["response"]["usage"]
+    second = events_of(http.post("/v1/responses", json=codex(turn)).text)[-1]["response"]["usage"]
     assert second["input_tokens_details"]["cached_tokens"] >= first[-1]["response"]["usage"]["input_tokens"] - 8
     models = http.get("/v1/models").json()
     assert models["models"][0]["slug"] == models["data"][0]["id"], "codex reads `models`"

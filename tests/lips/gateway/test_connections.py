@@ -7,12 +7,15 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 from hypercorn.config import Config
 
 from lips.gateway import connections
 from lips.gateway.connections import FEWEST, Connections
 from lips.gateway.server import listening
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 async def app(scope, _receive, send):
@@ -21,10 +24,27 @@ async def app(scope, _receive, send):
     await send({"type": "http.response.body", "body": json.dumps(scope["state"]["uid"]).encode()})
 
 
-def config():
-    found = Config()
-    found.accesslog = found.errorlog = None
-    return found
+def served_by(application):
+    """The connections of a server, and a function that opens one and asks on it."""
+    config = Config()
+    config.accesslog = config.errorlog = None
+    (listener,), _ = listening(("127.0.0.1",), 0)
+    served, opened = Connections(application, config, 0), []
+    served.listen(listener)
+
+    async def ask():
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        opened.append(writer)
+        writer.write(REQUEST)
+        return reader
+
+    async def close():
+        for writer in opened:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    return served, ask, opened, close
 
 
 def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
@@ -32,52 +52,35 @@ def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
     monkeypatch.setattr(connections, "uid_of", lambda _: uids.pop())
 
     async def main():
-        (listener,), _ = listening(("127.0.0.1",), 0)
-        served = Connections(app, config(), 0)
+        served, ask, opened, close = served_by(app)
         served.most = 3
-        served.listen(listener)
 
-        opened = []
-
-        async def ask(uid):
+        async def status(uid):
             uids.append(uid)
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            opened.append(writer)
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            return (await reader.readline()).split()[1]
+            return (await (await ask()).readline()).split()[1]
 
-        assert [await ask(uid) for uid in (7, 7, 7, 8, 8, 7, 7, 8)] == [b"200"] * 5 + [b"429"] * 2 + [b"200"]
-        assert [each.message for each in caplog.records] == [
-            "uid 7 has 3 connections, the most that it may have: more are refused"
-        ]
+        assert [await status(uid) for uid in (7, 7, 7, 8, 8, 7, 7, 8)] == [b"200"] * 5 + [b"429"] * 2 + [b"200"]
+        said = ["uid 7 has 3 connections, the most that it may have: more are refused"]
+        assert [each.message for each in caplog.records] == said
         opened[0].close()
         for _ in range(1000):
-            if await ask(7) == b"200":
+            if await status(7) == b"200":
                 break
         else:
             raise AssertionError("a connection that was closed counts")
-        for writer in opened:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+        await close()
         await served.end(5)
 
     asyncio.run(main())
 
 
 def test_clients_that_have_no_account_count_by_address():
-    class Far:
-        def __init__(self, host):
-            self.host = host
+    def party(host):
+        return connections._party(SimpleNamespace(getpeername=lambda: (host, 1)), None)
 
-        def getpeername(self):
-            return self.host, 1
-
-    party = {host: connections._party(Far(host), None) for host in ("192.0.2.1", "192.0.2.2", "::ffff:192.0.2.1")}
-    assert len(set(party.values())) == 3
-    assert connections._party(Far("2001:db8::1"), None) == connections._party(Far("2001:db8::2"), None)
-    assert connections._party(Far("2001:db8:0:1::1"), None) != connections._party(Far("2001:db8::2"), None)
-    assert connections._party(Far("fe80::1%eth0"), None) == "fe80::/64"
+    assert len({party(host) for host in ("192.0.2.1", "192.0.2.2", "::ffff:192.0.2.1")}) == 3
+    assert party("2001:db8::1") == party("2001:db8::2") != party("2001:db8:0:1::1")
+    assert party("fe80::1%eth0") == "fe80::/64"
 
 
 def test_a_party_has_a_quarter_of_the_files_which_are_as_many_as_the_kernel_allows():
@@ -87,13 +90,12 @@ def test_a_party_has_a_quarter_of_the_files_which_are_as_many_as_the_kernel_allo
     command = ["prlimit", f"--nofile=256:{most}", sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(most)] * 3
-    assert Connections(app, config(), 1 << 20).most == 1 << 18
-    assert Connections(app, config(), 256).most == FEWEST
+    assert Connections(app, Config(), 1 << 20).most == 1 << 18
+    assert Connections(app, Config(), 256).most == FEWEST
 
 
 def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
     async def main():
-        (listener,), _ = listening(("127.0.0.1",), 0)
         begun = asyncio.Event()
 
         async def slow(scope, receive, send):
@@ -101,16 +103,13 @@ def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
             await asyncio.sleep(0.1)
             await app(scope, receive, send)
 
-        served = Connections(slow, config(), 0)
-        served.listen(listener)
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        served, ask, _, close = served_by(slow)
+        reader = await ask()
         await begun.wait()
         await served.end(20)
         answer = await reader.read()
         assert answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1] == str(os.geteuid()).encode()
-        writer.close()
-        await writer.wait_closed()
+        await close()
 
     asyncio.run(main())
     assert not caplog.records

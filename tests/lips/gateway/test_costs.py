@@ -1,10 +1,6 @@
 """Costs of a request: charged to its key however it ends, and bounded before any of it is read."""
 
-import json
-import socket
-import time
-from contextlib import suppress
-from urllib.parse import urlsplit
+import contextlib
 
 import anyio
 import pytest
@@ -13,110 +9,82 @@ from anyio.lowlevel import checkpoint
 import libsym as sym
 from lips.gateway import engine
 from lips.gateway.asgi import Exchange
-from lips.gateway.keys import new_key
-from tests.lips.gateway.conftest import Gateway
-from tests.symphony.daemons import Daemon
+from tests.lips.gateway.test_odd_clients import connected, head
+from tests.lips.gateway.wire import CHAT, COMPLETIONS, MESSAGES, post, until, user
 
 LARGE = 8 << 20
-WORDS = [{"role": "user", "content": "word " * 200}]
+WORDS = {"messages": user("word " * 200)}
+SCORED = {"prompt": "word " * 100, "max_tokens": 0, "echo": True, "logprobs": 0}
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    daemon = Daemon(tmp_path_factory.mktemp("costs"), "--model", "tiny", "--kv-memory", "64M")
-    try:
-        yield daemon
-        assert daemon.stop() == 0, daemon.log.read_text()
-    finally:
-        daemon.clean_up()
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, {}, 400),
+        ("/tokenize", {"prompt": "x"}, 200),
+        ("/detokenize", {"tokens": [65]}, 200),
+        (f"{MESSAGES}/count_tokens", WORDS, 200),
+        (COMPLETIONS, {"prompt": ["One", "Two", "Three"], "max_tokens": 1}, 200),
+        (COMPLETIONS, {**SCORED, "prompt": ["One", "Two", "Three", "Four"]}, 200),
+    ],
+)
+def test_each_request_with_a_body_is_counted_once(keyed, path, body, status):
+    with keyed.client("rate=3") as client:
+        answers = [client.post(path, json=body) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [status] * 3 + [429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 21
+    assert "3 requests a minute" in answers[-1].json()["error"]["message"]
 
 
-@pytest.fixture(scope="module")
-def client_of(tiny):
-    """Clients of one gateway, each with a new key whose line of the file goes on with these limits."""
-    path = tiny.mount.parent / "keys"
-    path.touch(0o600)
-    gateway = Gateway(tiny, "--keys", str(path))
-
-    def client(limits=""):
-        key, line = new_key(f"key{len(path.read_text())}")
-        with path.open("a") as file:
-            file.write(f"{line} {limits}\n")
-        return gateway.client(key)
-
-    try:
-        yield client
-        assert "Traceback" not in gateway.stop()
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
-
-
-def test_each_request_with_a_body_is_counted(client_of):
-    for path, body, status in (
-        ("/v1/chat/completions", "no JSON", 400),
-        ("/tokenize", '{"prompt": "x"}', 200),
-        ("/detokenize", '{"tokens": [65]}', 200),
-        ("/v1/messages/count_tokens", json.dumps({"messages": WORDS}), 200),
-        ("/v1/completions", '{"prompt": ["x", "y"], "max_tokens": 1}', 200),
-    ):
-        with client_of("rate=3") as client:
-            found = [client.post(path, content=body).status_code for _ in range(4)]
-            assert found == [status] * 3 + [429], path
-
-
-def test_what_is_computed_or_gone_through_is_charged(client_of):
-    for path, body in (
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
         ("/tokenize", {"prompt": "a" * (200 << 10)}),
-        ("/v1/completions", {"prompt": "word " * 100, "max_tokens": 0, "echo": True, "logprobs": 0}),
-        ("/v1/completions", {"prompt": "word " * 100, "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": WORDS, "max_tokens": 1, "conversation": "x"}),
-    ):
-        with client_of("tokens=100") as client:
-            assert client.post(path, json=body).status_code == 200
-            refused = client.post(path, json=body)
-            assert refused.status_code == 429, path
-            assert "100 tokens a minute" in refused.json()["error"]["message"]
+        (COMPLETIONS, SCORED),
+        (COMPLETIONS, {"prompt": "word " * 100, "max_tokens": 1}),
+        (CHAT, {**WORDS, "max_tokens": 1, "conversation": "x"}),
+    ],
+)
+def test_what_is_computed_or_gone_through_is_charged(keyed, path, body):
+    with keyed.client("tokens=100") as client:
+        post(client, path, body)
+        assert "100 tokens a minute" in post(client, path, body, status=429)["error"]["message"]
 
 
-def test_bodies_are_refused_before_they_are_read_and_their_clients_are_told(client_of):
-    with client_of("rate=1") as client:
-        assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
+def test_bodies_are_refused_before_they_are_read_and_their_clients_are_told(keyed):
+    with keyed.client("rate=1") as client:
+        post(client, "/tokenize", prompt="x")
         for num_bytes in (10, 100 << 10, LARGE):
             refused = client.post("/tokenize", content=b" " * num_bytes)
             assert refused.status_code == 429, "also where the answer is there before all of the body is sent"
             assert int(refused.headers["retry-after"]) > 1
 
 
-def test_the_bodies_of_a_key_have_so_many_bytes_at_once(client_of):
-    with client_of() as client, client_of() as other:
-        where = urlsplit(str(client.base_url))
-        head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: {client.headers['authorization']}\r\n"
-        head += f"content-length: {LARGE}\r\n\r\n{{"
-        begun = [socket.create_connection((where.hostname, where.port), timeout=60) for _ in range(8)]
-        for each in begun:
-            each.sendall(head.encode())
-        end_s = time.monotonic() + 30
-        while client.post("/tokenize", json={"prompt": "x"}).status_code != 429:
-            assert time.monotonic() < end_s, "64 MiB are said to be on their way"
-        assert other.post("/tokenize", json={"prompt": "x"}).status_code == 200
-        for each in begun:
-            each.close()
-        while client.post("/tokenize", json={"prompt": "x"}).status_code != 200:
-            assert time.monotonic() < end_s, "what has ended is held no more"
+def test_the_bodies_of_a_key_have_so_many_bytes_at_once(keyed):
+    def status(client):
+        return client.post("/tokenize", json={"prompt": "x"}).status_code
+
+    with keyed.client() as client, keyed.client() as other, contextlib.ExitStack() as begun:
+        fields = (f"authorization: {client.headers['authorization']}", f"content-length: {LARGE}")
+        for _ in range(8):
+            begun.enter_context(connected(keyed.gateway, head(*fields, path="/tokenize") + b"{"))
+        until(lambda: status(client) == 429)  # 64 MiB are said to be on their way
+        assert status(other) == 200
+        begun.close()
+        until(lambda: status(client) == 200)  # what has ended is held no more
 
 
-def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only_as_far_as_it_came(tiny):
-    charged = []
+def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only_as_far_as_it_came(gateway_daemon):
+    charged = list[int]()
 
     async def scenario():
-        await sym.aio.connect(str(tiny.socket))
+        await sym.aio.connect(str(gateway_daemon.socket))
         async with await sym.aio.kv_create() as kv:
             with anyio.CancelScope() as scope:
                 async with engine._charged(charged.append, kv, 0, lambda: 500):
                     scope.cancel()
                     await checkpoint()
-            with suppress(sym.Invalid):
+            with contextlib.suppress(sym.Invalid):
                 async with engine._charged(charged.append, kv, 0, lambda: 500):
                     await sym.aio.kv_write(kv, [65] * 7)
                     await sym.aio.generate(kv, [-1])
@@ -132,17 +100,16 @@ def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only
 def test_an_answer_to_a_body_that_nobody_reads_is_sent_and_the_rest_of_the_body_dropped(monkeypatch, is_endless):
     """Hypercorn makes the end of an answer wait until a full queue has room for one more message."""
     monkeypatch.setattr("lips.gateway.asgi.LINGERS_S", 0.2)
-    sent = []
+    sent, refusal = [], {"type": "http.response.body", "body": b"refused"}
 
     async def scenario():
-        to, messages = anyio.create_memory_object_stream(2)
+        to, messages = anyio.create_memory_object_stream[dict[str, object]](2)
+        ended = anyio.Event()
 
         async def body():
             num_left = 5
-            while is_endless or num_left:
+            while (is_endless or num_left) and not ended.is_set():
                 num_left -= 1
-                if ended.is_set():
-                    return
                 await to.send({"type": "http.request", "body": b"x", "more_body": is_endless or num_left > 0})
 
         async def send(message):
@@ -151,15 +118,11 @@ def test_an_answer_to_a_body_that_nobody_reads_is_sent_and_the_rest_of_the_body_
                 ended.set()
                 await to.send({"type": "http.disconnect"})
 
-        ended = anyio.Event()
         exchange = Exchange(messages.receive, send)
-        with anyio.fail_after(5), to, messages:
+        with anyio.fail_after(60), to, messages:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(body)
-                await exchange.send({"type": "http.response.body", "body": b"refused"})
+                await exchange.send(refusal)
 
     anyio.run(scenario)
-    assert sent == [
-        {"type": "http.response.body", "body": b"refused", "more_body": True},
-        {"type": "http.response.body", "body": b""},
-    ]
+    assert sent == [{**refusal, "more_body": True}, {**refusal, "body": b""}]

@@ -1,6 +1,7 @@
 """Doors of a gateway without a file of keys: its account and root come in, all others bring its key."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -9,16 +10,19 @@ import stat
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from lips.gateway import origins, peers, server
 from lips.gateway.errors import ApiError
 from lips.gateway.keys import VARIABLE, KeyFileError, OneKey, one_key
+from tests.lips.gateway.test_odd_clients import connected as connected_to
 
 OTHER = 4242
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,40 +39,28 @@ def state(tmp_path, monkeypatch):
     return tmp_path / "state/symphony/gateway.key"
 
 
-def test_the_key_is_made_once_and_kept_where_nobody_else_reads_it(state):
-    made = one_key(None)
-    assert made.text.startswith("sk-sym-")
+def test_of_gateways_that_start_at_once_all_have_one_key_which_is_kept_where_nobody_else_reads_it(state):
+    gate = threading.Barrier(8)
+
+    def start(_):
+        gate.wait()
+        return one_key(None).text
+
+    with ThreadPoolExecutor(8) as threads:
+        (made,) = set(threads.map(start, range(8)))
+    assert made.startswith("sk-sym-")
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     assert state.stat().st_nlink == 1
     assert list(state.parent.iterdir()) == [state]
-    assert one_key(None).text == made.text
+    assert one_key(None).text == made
 
 
-def test_of_gateways_that_start_at_once_all_have_one_key(state):
-    gate, found = threading.Barrier(8), []
-
-    def start():
-        gate.wait()
-        found.append(one_key(None).text)
-
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
-
-
-def test_a_unit_keeps_it_in_its_state_directory(state, tmp_path, monkeypatch):
-    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of_unit"))
-    assert one_key(None).where == str(tmp_path / "of_unit/gateway.key")
+def test_a_key_is_read_from_a_units_directory_the_environment_or_a_file_instead(state, tmp_path, monkeypatch):
     text = UNIT.read_text()
     assert re.search(r"^StateDirectory=symphony-gateway$", text, re.MULTILINE)
     assert re.search(r"^RestrictAddressFamilies=.*\bAF_NETLINK\b", text, re.MULTILINE), "it asks whose a connection is"
-
-
-def test_a_key_is_read_from_the_environment_or_a_file_instead(state, tmp_path, monkeypatch):
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of_unit"))
+    assert one_key(None).where == str(tmp_path / "of_unit/gateway.key")
     monkeypatch.setenv(VARIABLE, "of-the-environment")
     assert one_key(None).text == "of-the-environment"
     path = tmp_path / "key"
@@ -87,35 +79,41 @@ def test_a_key_that_can_be_guessed_or_not_be_sent_is_refused(text):
 
 
 def test_a_kept_key_that_others_know_or_have_put_there_is_refused(state):
+    def is_refused(says):
+        with pytest.raises(KeyFileError, match=says):
+            one_key(None)
+
     one_key(None)
     state.chmod(0o640)
-    with pytest.raises(KeyFileError, match="chmod 600"):
-        one_key(None)
-    state.unlink()
+    is_refused("chmod 600")
     elsewhere = state.with_name("elsewhere")
     elsewhere.write_text(LONG)
     elsewhere.chmod(0o600)
-    state.symlink_to(elsewhere)
-    with pytest.raises(KeyFileError, match="no key is kept"):
-        one_key(None)
     state.unlink()
+    state.symlink_to(elsewhere)
+    is_refused("no key is kept")
     if os.geteuid() == 0:
         elsewhere.rename(state)
         os.chown(state, OTHER, OTHER)
-        with pytest.raises(KeyFileError, match=f"uid {OTHER}"):
-            one_key(None)
+        is_refused(f"uid {OTHER}")
 
 
-PLACES = {"IPv4": ("127.0.0.1", "127.0.0.1"), "IPv6": ("::1", "::1"), "mapped": ("127.0.0.1", "::ffff:127.0.0.1")}
-PLACES["both mapped"] = ("::", "::ffff:127.0.0.1")
+PLACES = {
+    "IPv4": ("127.0.0.1", "127.0.0.1"),
+    "IPv6": ("::1", "::1"),
+    "mapped": ("127.0.0.1", "::ffff:127.0.0.1"),
+    "both mapped": ("::", "::ffff:127.0.0.1"),
+}
+
+
+def family_of(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def connected(listens_at, connects_to):
-    family = {True: socket.AF_INET6, False: socket.AF_INET}
-    with socket.create_server(
-        (listens_at, 0), family=family[":" in listens_at], dualstack_ipv6=listens_at == "::"
-    ) as at:
-        client = socket.socket(family[":" in connects_to])
+    where, is_dual = (listens_at, 0), listens_at == "::"
+    with socket.create_server(where, family=family_of(listens_at), dualstack_ipv6=is_dual) as at:
+        client = socket.socket(family_of(connects_to))
         client.connect((connects_to, at.getsockname()[1]))
         return client, at.accept()[0]
 
@@ -163,73 +161,55 @@ def test_a_socket_of_another_user_is_his(tmp_path):
                 assert peers.uid_of(ours) == OTHER
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("localhost", ("localhost", None)),
-        ("LocalHost:8080", ("localhost", 8080)),
-        ("127.0.0.1:1", ("127.0.0.1", 1)),
-        ("[::1]:8080", ("::1", 8080)),
-        ("", None),
-        (":8080", None),
-        ("localhost:x@evil.com", None),
-        ("localhost:80@evil.com", None),
-        ("localhost@evil.com", None),
-        ("localhost:", None),
-        ("localhost:65536", None),
-        ("localhost/evil.com", None),
-        ("localhost evil.com", None),
-        ("[::1", None),
-        ("::1", None),
-    ],
-)
+AUTHORITIES = {
+    "localhost": ("localhost", None),
+    "LocalHost:8080": ("localhost", 8080),
+    "127.0.0.1:1": ("127.0.0.1", 1),
+    "[::1]:8080": ("::1", 8080),
+    **dict.fromkeys(["", ":8080", "localhost:", "localhost:65536", "[::1", "::1"]),
+    **dict.fromkeys([f"localhost{more}evil.com" for more in (":x@", ":80@", "@", "/", " ")]),
+}
+
+
+@pytest.mark.parametrize(("text", "found"), AUTHORITIES.items())
 def test_a_host_is_parsed_as_an_authority(text, found):
     assert origins.authority(text) == found
+
+
+HOST, PAGE = ("host", "localhost:1"), ("origin", "http://localhost:1")
 
 
 @pytest.mark.parametrize(
     ("headers", "is_answered"),
     [
-        ([("host", "localhost:1")], True),
-        ([("host", "localhost:1"), ("origin", "http://localhost:1"), ("sec-fetch-site", "same-origin")], True),
-        ([("host", "localhost:1"), ("sec-fetch-site", "none")], True),
+        ([HOST], True),
+        ([HOST, PAGE, ("sec-fetch-site", "same-origin")], True),
+        ([HOST, ("sec-fetch-site", "none")], True),
         ([], False),
-        ([("host", "")], False),
-        ([("host", "evil.example")], False),
-        ([("host", "localhost:x@evil.com")], False),
-        ([("host", "localhost:1"), ("sec-fetch-site", "cross-site")], False),
-        ([("host", "localhost:1"), ("sec-fetch-site", "same-site")], False),
-        ([("host", "localhost:1"), ("origin", "null")], False),
-        ([("host", "localhost:1"), ("origin", "https://evil.example")], False),
-        ([("host", "localhost:1"), ("origin", "http://localhost:2")], False),
-        ([("host", "localhost:1"), ("origin", "http://localhost:1"), ("origin", "https://evil.example")], False),
-        ([("host", "localhost:1"), ("x-forwarded-for", "192.0.2.1")], False),
+        *[([("host", host)], False) for host in ("", "evil.example", "localhost:x@evil.com")],
+        *[([HOST, ("sec-fetch-site", site)], False) for site in ("cross-site", "same-site")],
+        *[([HOST, ("origin", each)], False) for each in ("null", "https://evil.example", "http://localhost:2")],
+        ([HOST, PAGE, ("origin", "https://evil.example")], False),
+        ([HOST, ("x-forwarded-for", "192.0.2.1")], False),
     ],
 )
 def test_an_account_lends_its_name_to_no_page_but_the_gateways_own(headers, is_answered):
-    from starlette.requests import Request
-
-    scope = {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in headers]}
+    request = Request({"type": "http", "headers": [(name.encode(), value.encode()) for name, value in headers]})
     if is_answered:
-        origins.check_is_own(Request(scope))
-    else:
-        with pytest.raises(ApiError, match="without a key this server answers") as refused:
-            origins.check_is_own(Request(scope))
-        assert refused.value.status == 403
+        origins.check_is_own(request)
+        return
+    with pytest.raises(ApiError, match="without a key this server answers") as refused:
+        origins.check_is_own(request)
+    assert refused.value.status == 403
 
 
 def test_both_loopbacks_are_bound_on_one_port_and_an_address_that_is_not_there_is_told():
-    bound, absent = server.listening((*server.LOOPBACKS, "192.0.2.1"), 0)
-    try:
-        names = [each.getsockname()[:2] for each in bound]
-        assert [host for host, _ in names] == list(server.LOOPBACKS)
-        assert len({port for _, port in names}) == 1
-        assert [(error.errno, error.filename) for error in absent] == [
-            (errno.EADDRNOTAVAIL, f"192.0.2.1 port {names[0][1]}")
-        ]
-    finally:
-        for each in bound:
-            each.close()
+    bound, (absent,) = server.listening((*server.LOOPBACKS, "192.0.2.1"), 0)
+    hosts, ports = zip(*(each.getsockname()[:2] for each in bound), strict=True)
+    for each in bound:
+        each.close()
+    assert (hosts, len({*ports})) == (server.LOOPBACKS, 1)
+    assert (absent.errno, absent.filename) == (errno.EADDRNOTAVAIL, f"192.0.2.1 port {ports[0]}")
     with pytest.raises(OSError, match="Cannot assign requested address"):
         server.listening(("192.0.2.1",), 0)
 
@@ -259,13 +239,15 @@ def test_a_port_that_another_has_on_one_of_them_is_refused():
 
 
 def test_a_journal_is_not_told_the_key(monkeypatch, capfd):
-    listener = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8080))
-    server._tell([listener], [], OneKey(LONG, "the.key"))
-    assert capfd.readouterr().err == f"gateway: http://127.0.0.1:8080\ngateway: http://127.0.0.1:8080/#key={LONG}\n"
+    def said():
+        listener: Any = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8080))
+        server._tell([listener], [], OneKey(LONG, "the.key"))
+        return capfd.readouterr().err
+
+    assert said() == f"gateway: http://127.0.0.1:8080\ngateway: http://127.0.0.1:8080/#key={LONG}\n"
     about = os.fstat(sys.stderr.fileno())
     monkeypatch.setenv("JOURNAL_STREAM", f"{about.st_dev}:{about.st_ino}")
-    server._tell([listener], [], OneKey(LONG, "the.key"))
-    assert capfd.readouterr().err == "gateway: http://127.0.0.1:8080\ngateway: the key is in the.key\n"
+    assert said() == "gateway: http://127.0.0.1:8080\ngateway: the key is in the.key\n"
 
 
 @needs_root
@@ -301,10 +283,8 @@ def test_a_unix_socket_that_systemd_passes_goes_by_its_peer(gateway_daemon, tmp_
         passed.listen()
         shell = f'exec 3<&{passed.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ exec "$@"'
         command = ["bash", "-c", shell, "x", sys.executable, "-m", "lips.gateway"]
-        environment = gateway_daemon.environment | {VARIABLE: LONG, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(
-            command, env=environment, pass_fds=[passed.fileno()], stderr=subprocess.PIPE, text=True
-        ) as process:
+        how = {"env": gateway_daemon.environment | {VARIABLE: LONG, "PYTHONPATH": str(ROOT)}, "text": True}
+        with subprocess.Popen(command, pass_fds=[passed.fileno()], stderr=subprocess.PIPE, **how) as process:
             assert process.stderr.readline() == f"gateway: unix:{tmp_path}/socket\n"
             transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
             with httpx.Client(transport=transport, base_url="http://localhost") as client:
@@ -322,20 +302,8 @@ def test_an_idle_connection_is_closed_whatever_it_speaks(gateway):
         "an upgrade": b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\n"
         b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAAAAAAIAAAAA\r\n\r\n",
     }
-    host, port = gateway.url.removeprefix("http://").split(":")
-    end_s = time.monotonic() + 20
-    opened = {name: socket.create_connection((host, int(port))) for name in beginnings}
+    opened = {name: connected_to(gateway, text) for name, text in beginnings.items()}
     for name, connection in opened.items():
-        connection.sendall(beginnings[name])
-    for name, connection in opened.items():
-        with connection:
-            connection.settimeout(end_s - time.monotonic())
-            while part := _received(connection):
+        with connection, contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1 << 16):
                 assert not part.startswith(b"HTTP/1.1 101"), name
-
-
-def _received(connection):
-    try:
-        return connection.recv(1 << 16)
-    except ConnectionResetError:
-        return b""

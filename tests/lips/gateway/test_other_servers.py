@@ -5,16 +5,18 @@ import re
 
 import pytest
 
-CHAT = "/v1/chat/completions"
-ROUTES = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages")
+from tests.lips.gateway.wire import CHAT, COMPLETIONS, MESSAGES, RESPONSES, events_of, post, user
+
 END, PAD = 257, 258
 A, B, C = b"ABC"
 OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+HI = {"messages": user("Hi"), "max_tokens": 12}
+SO = [*user("Hi"), {"role": "assistant", "content": "so"}]
 
 
 def complete(http, **options):
     """An answer, drawn as it is likeliest."""
-    answer = http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 12, "temperature": 0, **options})
+    answer = http.post(COMPLETIONS, json={"prompt": "Hi", "max_tokens": 12, "temperature": 0, **options})
     assert answer.status_code == 200, answer.text
     assert "symphony-ignored" not in answer.headers
     return answer.json()
@@ -24,16 +26,16 @@ def text_of(http, **options):
     return complete(http, **options)["choices"][0]["text"]
 
 
-def chat(http, *messages, **options):
-    turns = [{"role": role, "content": content} for role, content in messages or [("user", "Hi")]]
-    answer = http.post(CHAT, json={"messages": turns, "max_tokens": 8, "temperature": 0, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def chat(http, messages=HI["messages"], **options):
+    return post(http, CHAT, {"messages": messages, "max_tokens": 8, "temperature": 0, **options})
+
+
+def said_in(http, messages=HI["messages"], **options):
+    return chat(http, messages, **options)["choices"][0]["message"]["content"]
 
 
 def streamed(http, route, **options):
-    lines = http.post(route, json={"stream": True, **options}).text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return events_of(http.post(route, json={"stream": True, **options}).text)
 
 
 @pytest.mark.parametrize(
@@ -57,26 +59,14 @@ def streamed(http, route, **options):
     ids=str,
 )
 def test_an_answer_is_what_its_grammar_says(tiny, options, pattern):
-    answer = tiny.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 12, "seed": 1, **options})
-    assert answer.status_code == 200, answer.text
-    assert re.fullmatch(pattern, answer.json()["choices"][0]["text"])
+    answer = post(tiny, COMPLETIONS, prompt="Hi", max_tokens=12, seed=1, **options)
+    assert re.fullmatch(pattern, answer["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 def test_every_interface_takes_a_grammar(tiny, route):
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-    body |= {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi", "store": False}}.get(route, {})
-    answer = tiny.post(route, json={**body, "guided_choice": ["xyz"]})
-    assert answer.status_code == 200, answer.text
-    assert '"xyz"' in answer.text
-
-
-def test_messages_take_a_format(tiny):
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12}
-    answer = tiny.post(
-        "/v1/messages", json={**body, "output_config": {"format": {"type": "json_schema", "schema": OBJECT}}}
-    )
-    assert re.fullmatch(r'\{"a":[12]\}', answer.json()["content"][0]["text"])
+    body = {COMPLETIONS: {**HI, "prompt": "Hi"}, RESPONSES: {**HI, "input": "Hi", "store": False}}.get(route, HI)
+    assert '"xyz"' in json.dumps(post(tiny, route, body, guided_choice=["xyz"]))
 
 
 def test_an_answer_has_so_many_tokens_at_least(tiny):
@@ -121,39 +111,27 @@ def test_the_best_of_several_is_given(tiny):
 
 
 def test_the_last_message_goes_on(tiny):
-    prompt = [*b"user: Hi\nassistant: so"]
-    turns = ("user", "Hi"), ("assistant", "so")
-    asked = chat(tiny, *turns, continue_final_message=True, return_token_ids=True)
+    prompt, goes_on = [*b"user: Hi\nassistant: so"], {"continue_final_message": True}
+    asked = chat(tiny, SO, **goes_on, return_token_ids=True)
     assert asked["prompt_token_ids"][-len(prompt) :] == prompt
     said = asked["choices"][0]["message"]["content"]
-    echoed = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
-    assert chat(tiny, *turns, **echoed)["choices"][0]["message"]["content"] == f"so{said}"
-    deltas = streamed(
-        tiny, CHAT, messages=[{"role": role, "content": text} for role, text in turns], **echoed, max_tokens=2
-    )
+    echoed = {**goes_on, "add_generation_prompt": False, "echo": True}
+    assert said_in(tiny, SO, **echoed) == f"so{said}"
+    deltas = streamed(tiny, CHAT, messages=SO, **echoed, max_tokens=2)
     assert deltas[0]["choices"][0]["delta"]["content"] == "so"
-    ended = chat(tiny, ("user", "Hi"), add_generation_prompt=False, return_token_ids=True)
+    ended = chat(tiny, add_generation_prompt=False, return_token_ids=True)
     assert bytes(ended["prompt_token_ids"][1:]).endswith(b"user: Hi\n")
-
-
-def test_a_turn_of_a_conversation_goes_on_with_its_beginning(tiny):
-    turns = ("user", "Hi"), ("assistant", "so")
-    first = chat(tiny, *turns, continue_final_message=True)["choices"][0]["message"]["content"]
-    options = {"conversation": "prefilled", "continue_final_message": True}
-    assert chat(tiny, *turns, **options)["choices"][0]["message"]["content"] == first
-    said = tiny.get("/sessions/prefilled").json()["messages"]
-    assert said[1]["content"].startswith(f"so{first[:4]}")
+    assert said_in(tiny, SO, **goes_on, conversation="prefilled") == said
+    assert tiny.get("/sessions/prefilled").json()["messages"][1]["content"].startswith(f"so{said[:4]}")
 
 
 def test_a_template_gets_its_variables(tiny):
     """`tests/decoder/test_tokenizer.py` has what a template does with them."""
-    turns = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    given = tiny.post(CHAT, json={**turns, "chat_template_kwargs": {"enable_thinking": False}})
-    assert given.status_code == 200
-    assert "symphony-ignored" not in given.headers
-    for route in (CHAT, "/v1/messages", "/v1/messages/count_tokens"):
-        taken = tiny.post(route, json={**turns, "chat_template_kwargs": {"messages": []}})
-        assert (taken.status_code, "messages is no variable" in taken.text) == (400, True)
+    given = tiny.post(CHAT, json={**HI, "chat_template_kwargs": {"enable_thinking": False}})
+    assert (given.status_code, "symphony-ignored" in given.headers) == (200, False)
+    for route in (CHAT, MESSAGES, f"{MESSAGES}/count_tokens"):
+        taken = post(tiny, route, HI, chat_template_kwargs={"messages": []}, status=400)
+        assert "messages is no variable" in json.dumps(taken)
 
 
 def test_a_stop_text_is_kept_where_it_is_wanted(tiny):
@@ -186,27 +164,27 @@ def test_the_prompts_tokens_have_their_logprobs(tiny):
     asked = chat(tiny, prompt_logprobs=2, return_token_ids=True)
     first, *others = asked["prompt_logprobs"]
     assert first is None
-    assert len(others) == len(asked["prompt_token_ids"]) - 1
     for token, entry in zip(asked["prompt_token_ids"][1:], others, strict=True):
         assert entry[str(token)]["decoded_token"]
         assert {each["rank"] for each in entry.values()} >= {1, 2}
-        likeliest = [each["logprob"] for each in entry.values() if each["rank"] is not None]
-        assert entry[str(token)]["logprob"] <= max(likeliest) <= 0
+        likeliest = max(each["logprob"] for each in entry.values() if each["rank"] is not None)
+        assert entry[str(token)]["logprob"] <= likeliest <= 0
     choice = complete(tiny, prompt=[A, B, C], prompt_logprobs=0)["choices"][0]
     assert [each and list(each) for each in choice["prompt_logprobs"]] == [None, [str(B)], [str(C)]]
 
 
-@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
 def test_an_answer_has_its_tokens(tiny, route):
-    body = {"messages": [{"role": "user", "content": "Hi"}]} if route == CHAT else {"prompt": "Hi"}
+    def prompt_of(found):
+        return (found if route == CHAT else found["choices"][0]).get("prompt_token_ids")
+
+    body = {"messages": HI["messages"]} if route == CHAT else {"prompt": "Hi"}
     body |= {"max_tokens": 6, "temperature": 0, "logit_bias": {B: 99}, "return_token_ids": True}
-    whole = tiny.post(route, json=body).json()
+    whole, chunks = post(tiny, route, body), streamed(tiny, route, **body)
     assert whole["choices"][0]["token_ids"] == [B] * 6
-    chunks = streamed(tiny, route, **body)
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())] == [B] * 6
-    of = (lambda found: found) if route == CHAT else (lambda found: found["choices"][0])
-    assert of(chunks[0])["prompt_token_ids"] == of(whole)["prompt_token_ids"]
-    assert not any("prompt_token_ids" in of(chunk) for chunk in chunks[1:])
+    assert prompt_of(chunks[0]) == prompt_of(whole) is not None
+    assert {prompt_of(chunk) for chunk in chunks[1:]} == {None}
 
 
 def test_what_repeats_becomes_unlikely(tiny):
@@ -227,8 +205,7 @@ def test_what_repeats_becomes_unlikely(tiny):
 
 def test_a_repetition_of_an_earlier_turn_is_one(tiny):
     dry = {"logit_bias": {B: 99, C: 50}, "conversation": "dry", "dry_multiplier": 1000, "dry_sequence_breakers": []}
-    said = [chat(tiny, **dry)["choices"][0]["message"]["content"] for _ in range(2)]
-    assert [text[0] for text in said] == ["B", "C"]
+    assert [said_in(tiny, **dry)[0] for _ in range(2)] == ["B", "C"]
 
 
 def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
@@ -246,10 +223,7 @@ def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"guided_regex": "a", "response_format": {"type": "json_object"}},
-            "response_format and guided_regex constrain",
-        ),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format and guided_regex cons"),
         ({"guided_regex": "a", "min_tokens": 2}, "guided_regex and min_tokens constrain"),
         ({"min_tokens": 2, "stop": "x"}, "a stop text may end"),
         ({"min_tokens": 5}, "max_tokens is 4"),
@@ -282,15 +256,11 @@ def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
     ids=lambda value: str(value)[:40],
 )
 def test_what_is_not_done_or_too_much_is_refused_by_its_name(tiny, options, words):
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-    answer = tiny.post(CHAT, json={**body, **options})
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
+    error = post(tiny, CHAT, {**HI, "max_tokens": 4, **options}, status=400)["error"]
     assert words in error["message"]
     assert error["param"] or options.keys() & {"grammar", "guided_grammar", "guided_regex"}, "the daemon reads these"
 
 
 def test_the_best_of_a_stream_is_not_known(tiny):
     for options in ({"best_of": 2, "stream": True}, {"best_of": 1, "n": 2}):
-        answer = tiny.post("/v1/completions", json={"prompt": "Hi", **options})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")
+        assert post(tiny, COMPLETIONS, prompt="Hi", **options, status=400)["error"]["param"] == "best_of"

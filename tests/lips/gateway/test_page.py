@@ -6,11 +6,14 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
 
-from tests.lips.gateway.conftest import Gateway
+from tests.lips.gateway.conftest import Gateway, gateways
+from tests.lips.gateway.wire import CHAT, post, running, user
+from tests.lips.gateway.wire import until as until_true
 from tests.symphony.browser import Browser
 
 WIDTH, HEIGHT = 1100, 700
@@ -21,6 +24,8 @@ PLACE = """(() => {
     const { left, top, width, height } = document.querySelectorAll(".token")[%d].getBoundingClientRect();
     return [left + width / 2, top + height / 2];
 })()"""
+TEXT = """document.getElementById("%s").textContent"""
+FILLED = f"""/^[0-9.]+ %$/.test({TEXT % "kv"})"""
 FOCUSED = """document.activeElement.id || document.activeElement.closest("ul, details")?.id || "more" """
 
 
@@ -44,8 +49,8 @@ def page(browser, gateway, http):
     assert browser.complaints == []
 
 
-def until(browser, condition, seconds=30):
-    end_s = time.monotonic() + seconds
+def until(browser, condition):
+    end_s = time.monotonic() + 60
     while not (found := browser.run(condition)):
         assert time.monotonic() < end_s, f"{condition}: {browser.run('document.body.innerText')}"
         time.sleep(0.05)
@@ -70,6 +75,11 @@ def say(browser, text, *, ends=True):
 
 def click(browser, element):
     browser.run(f"""document.getElementById({json.dumps(element)}).click()""")
+
+
+def type_key(browser, key):
+    browser.run(f"""document.getElementById("key").value = {json.dumps(key)};
+        document.getElementById("key").dispatchEvent(new Event("change"))""")
 
 
 @pytest.mark.slow
@@ -107,7 +117,7 @@ def test_a_conversation_is_had_looked_into_forked_undone_and_exported(page, gate
     until(page, """document.querySelectorAll(".turn.user").length === 1""")
     link = page.run("""document.getElementById("export").href""")
     assert http.get(link).content == (gateway.files / "local" / "sessions" / "other.kv").read_bytes()
-    until(page, """/^[0-9.]+ %$/.test(document.getElementById("kv").textContent)""")
+    until(page, FILLED)
 
 
 @pytest.mark.slow
@@ -117,16 +127,13 @@ def test_an_answer_is_stopped_by_a_key(page, http):
     until(page, """document.querySelectorAll(".token").length > 3""")
     press(page, "Escape")
     until(page, """document.getElementById("status").textContent.startsWith("Stopped")""")
-    end_s = time.monotonic() + 5
-    while "symphony_gateway_running 0\n" not in http.get("/metrics").text:
-        assert time.monotonic() < end_s, "it goes on"
+    until_true(lambda: running(http) == 0)
 
 
 @pytest.mark.slow
 def test_text_is_text_whatever_it_says(page, http):
     broken = "<img src=x onerror=\"document.title='broken'\">"
-    body = {"messages": [{"role": "user", "content": broken}], "max_tokens": 2, "conversation": broken.replace("/", "")}
-    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    post(http, CHAT, messages=user(broken), max_tokens=2, conversation=broken.replace("/", ""))
     page.run("location.reload()")
     until(page, f"{NAMES}.length === 1")
     page.run("""document.querySelector("#sessions button").click()""")
@@ -159,17 +166,10 @@ def test_all_that_can_be_used_has_a_name_and_can_be_reached_and_nothing_sticks_o
 
 
 @pytest.mark.slow
-def test_a_key_is_asked_for_where_one_is_needed(browser, start_gateway, tmp_path):
-    from lips.gateway.keys import new_key
-
-    key, line = new_key("page")
-    path = tmp_path / "keys"
-    path.write_text(line + "\n")
-    path.chmod(0o600)
-    browser.go(start_gateway("--keys", str(path)).url)
-    until(browser, """document.getElementById("status").textContent.includes("Settings: Key")""")
-    browser.run(f"""document.getElementById("key").value = {json.dumps(key)};
-        document.getElementById("key").dispatchEvent(new Event("change"))""")
+def test_a_key_is_asked_for_where_one_is_needed(browser, keyed):
+    browser.go(keyed.gateway.url)
+    until(browser, f"""{TEXT % "status"}.includes("Settings: Key")""")
+    type_key(browser, keyed.key())
     say(browser, "Hello.")
     assert len(browser.run(NAMES)) == 1
 
@@ -185,18 +185,13 @@ class Impostor(threading.Thread):
         self.start()
 
     def run(self):
+        said = b'data: {"proof": "%s"}\n\n' % (b"0" * 64)
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(said)
         while not self.has_to_end.is_set():
-            try:
-                connection, _ = self.listener.accept()
-            except TimeoutError:
-                continue
-            with connection:
+            with suppress(TimeoutError), self.listener.accept()[0] as connection:
                 connection.settimeout(5)
                 self.heard.append(connection.recv(1 << 16).decode())
-                said = b'data: {"proof": "' + b"0" * 64 + b'"}\n\n'
-                connection.sendall(
-                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(said) + said
-                )
+                connection.sendall(head + said)
 
     def end(self):
         self.has_to_end.set()
@@ -209,50 +204,40 @@ class Impostor(threading.Thread):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon, number):
     """The page has it from its address, and goes on when the gateway is there again."""
-    gateway = Gateway(gateway_daemon, blind=True)
-    port = gateway.url.rpartition(":")[2]
-    filled = """/^[0-9.]+ %$/.test(document.getElementById("kv").textContent)"""
+    first = Gateway(gateway_daemon, blind=True)
+    port, key = first.url.rpartition(":")[2], first.key
     try:
-        browser.go(f"{gateway.url}/#key={gateway.key}")
-        until(browser, filled)
-        assert browser.run("location.href") == f"{gateway.url}/"
+        browser.go(f"{first.url}/#key={key}")
+        until(browser, FILLED)
+        assert browser.run("location.href") == f"{first.url}/"
         assert browser.run("Object.values(sessionStorage).length + Object.values(localStorage).length") == 0
-        gateway.process.send_signal(number)
-        gateway.process.wait(60)
-        impostor = Impostor(int(port))
-        browser.run("""document.getElementById("kv").textContent = "?" """)
-        until(browser, """document.getElementById("kv").textContent !== "?" """)
-        say(browser, "Hello.", ends=False)
-        until(browser, """document.querySelector(".wrong")?.textContent.includes("does not know the key")""")
-        heard = impostor.end()
-        assert any(each.startswith("GET /proof?challenge=") for each in heard)
-        assert not any("authorization" in each.lower() or gateway.key in each for each in heard)
-        gateway = Gateway(gateway_daemon, "--port", port, blind=True)
-        until(browser, filled)
-        gateway.stop()
     finally:
-        gateway.process.kill()
-        gateway.process.wait()
+        first.process.send_signal(number)
+        first.process.wait(60)
+    impostor = Impostor(int(port))
+    browser.run(f"""{TEXT % "kv"} = "?" """)
+    until(browser, f"""{TEXT % "kv"} !== "?" """)
+    say(browser, "Hello.", ends=False)
+    until(browser, """document.querySelector(".wrong")?.textContent.includes("does not know the key")""")
+    heard = impostor.end()
+    assert any(each.startswith("GET /proof?challenge=") for each in heard)
+    assert not any("authorization" in each.lower() or key in each for each in heard)
+    with gateways(gateway_daemon) as start:
+        start("--port", port, blind=True)
+        until(browser, FILLED)
 
 
 @pytest.mark.slow
-def test_without_webcrypto_the_key_is_sent_only_for_what_the_user_does(browser, gateway_daemon):
-    gateway = Gateway(gateway_daemon, blind=True)
-    try:
-        browser.ask(
-            "Page.addScriptToEvaluateOnNewDocument",
-            source="""Object.defineProperty(Crypto.prototype, "subtle", { value: undefined });
-            const send = fetch;
-            window.sent = [];
-            window.fetch = (path, ...more) => { sent.push(path); return send(path, ...more); };""",
-        )
-        browser.go(gateway.url)
-        browser.run(f"""document.getElementById("key").value = {json.dumps(gateway.key)};
-            document.getElementById("key").dispatchEvent(new Event("change")); sent.length = 0""")
-        say(browser, "Hello.")
-        time.sleep(2.5)  # two polls
-        assert set(browser.run("sent")) == {"/v1/chat/completions", "/sessions"}
-        gateway.stop()
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
+@pytest.mark.parametrize("gateway", [True], indirect=True)
+def test_without_webcrypto_the_key_is_sent_only_for_what_the_user_does(browser, gateway):
+    source = """Object.defineProperty(Crypto.prototype, "subtle", { value: undefined });
+        const send = fetch;
+        window.sent = [];
+        window.fetch = (path, ...more) => { sent.push(path); return send(path, ...more); };"""
+    browser.ask("Page.addScriptToEvaluateOnNewDocument", source=source)
+    browser.go(gateway.url)
+    type_key(browser, gateway.key)
+    browser.run("sent.length = 0")
+    say(browser, "Hello.")
+    time.sleep(2.5)  # two polls
+    assert set(browser.run("sent")) == {"/v1/chat/completions", "/sessions"}

@@ -38,6 +38,13 @@ def test_one_s_own_of_before_goes_on_being_used_until_there_is_the_other(mount, 
     assert "--directory gateway" in caplog.text
 
 
+def refused(says, call, *arguments):
+    """The path of a refusal."""
+    with pytest.raises(PermissionError, match=says) as found:
+        call(*arguments)
+    return str(found.value.filename)
+
+
 @by_root
 @pytest.mark.parametrize("name", [OWN, "gateway"])
 @pytest.mark.parametrize("kind", ["directory", "closed", "link", "file"])
@@ -50,37 +57,28 @@ def test_another_users_is_an_error_that_names_its_uid_and_another_may_be_chosen(
     else:
         foreign.mkdir(0o700 if kind == "closed" else 0o777)
     os.lchown(foreign, OTHER, OTHER)
-    with pytest.raises(PermissionError, match=f"uid {OTHER}.*--directory PATH") as refused:
-        own_place(str(mount), None)
-    assert str(refused.value.filename) == str(foreign)
+    assert refused(f"uid {OTHER}.*--directory PATH", own_place, str(mount), None) == str(foreign)
     assert own_place(str(mount), "mine").path == "mine"
     assert own_place(str(mount), f"{mount}/team/mine").path == "team/mine"
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
-def test_its_own_is_refused_where_others_may_write(mount, mode):
-    (mount / OWN).mkdir()
-    (mount / OWN).chmod(mode)
-    with pytest.raises(PermissionError, match="others may write"):
-        own_place(str(mount), None)
-
-
 @by_root
-def test_on_the_way_others_may_write_where_it_is_sticky_and_the_next_name_one_s_own(mount):
-    (mount / "open").mkdir()
-    (mount / "open").chmod(0o777)
-    with pytest.raises(PermissionError, match="others may write") as refused:
-        own_place(str(mount), "open/mine")
-    assert str(refused.value.filename) == f"{mount}/open"
-    (mount / "open").chmod(0o1777)
+def test_others_may_write_on_the_way_where_it_is_sticky_and_the_next_name_one_s_own_and_nowhere_else(mount):
+    own, way = mount / OWN, mount / "open"
+    own.mkdir()
+    for mode in (0o777, 0o770, 0o1777):
+        own.chmod(mode)
+        refused("others may write", own_place, str(mount), None)
+    way.mkdir()
+    way.chmod(0o777)
+    assert refused("others may write", own_place, str(mount), "open/mine") == str(way)
+    way.chmod(0o1777)
     assert own_place(str(mount), "open/mine").path == "open/mine"
-    os.chown(mount / "open/mine", OTHER, OTHER)
-    with pytest.raises(PermissionError, match=f"uid {OTHER}"):
-        own_place(str(mount), "open/mine/below")
+    os.chown(way / "mine", OTHER, OTHER)
+    refused(f"uid {OTHER}", own_place, str(mount), "open/mine/below")
+    own.chmod(0o700)
     mount.parent.chmod(0o777)
-    with pytest.raises(PermissionError, match="others may write") as refused:
-        own_place(str(mount), None)
-    assert str(refused.value.filename) == str(mount.parent)
+    assert refused("others may write", own_place, str(mount), None) == str(mount.parent)
 
 
 @pytest.mark.parametrize("path", ["/tmp", "..", ".", "", "a/../../b"])
@@ -107,16 +105,13 @@ def test_a_file_is_opened_where_it_is_regular_and_one_s_own(mount):
     (mount / "other").touch()
     os.chown(mount / "other", OTHER, OTHER)
     fd = os.open(mount, os.O_RDONLY)
-    try:
-        with os.fdopen(open_file("secret", fd)) as file:
-            assert file.read() == "secret"
-        for name, why in (("link", "link"), ("fifo", "regular"), ("other", f"uid {OTHER}")):
-            with pytest.raises(PermissionError, match=why):
-                open_file(name, fd)
-        with pytest.raises(FileNotFoundError):
-            open_file("none", fd)
-    finally:
-        os.close(fd)
+    with os.fdopen(open_file("secret", fd)) as file:
+        assert file.read() == "secret"
+    for name, why in (("link", "link"), ("fifo", "regular"), ("other", f"uid {OTHER}")):
+        refused(why, open_file, name, fd)
+    with pytest.raises(FileNotFoundError):
+        open_file("none", fd)
+    os.close(fd)
 
 
 @pytest.fixture
@@ -142,9 +137,11 @@ def test_what_is_old_goes_unless_it_has_its_other_half(tenant, mount):
             (path.parent / f"young-{name}").touch()
     anyio.run(stored.sweep, tenant)
     left = {place: sorted(each.name for each in (mount / OWN / place).iterdir()) for place in old}
-    assert [name for name in left["responses"] if not name.startswith("young")] == ["resp_3.json", "resp_3.kv"]
-    assert [name for name in left["cached"] if not name.startswith("young")] == []
-    assert [name for name in left["sessions"] if not name.startswith("young")] == ["ann.kv", "new.kv"]
+    assert {place: [name for name in names if not name.startswith("young")] for place, names in left.items()} == {
+        "responses": ["resp_3.json", "resp_3.kv"],
+        "cached": [],
+        "sessions": ["ann.kv", "new.kv"],
+    }
     assert sum(map(len, left.values())) == 4 + sum(map(len, old.values()))
 
 

@@ -21,51 +21,42 @@ from lips.gateway.errors import ApiError
 from lips.gateway.gateway import ENDED, Settings, make_gateway
 from lips.gateway.keys import OneKey
 from lips.gateway.request_fields import MAX_NAMED, ROUTES, Column, check, column_of
+from tests.lips.gateway.conftest import gateways
 from tests.lips.gateway.request_paths import KIND, body_of, recorded
+from tests.lips.gateway.wire import CHAT, COMPLETIONS, MESSAGES, RESPONSES, post, user
 
 ROOT = Path(__file__).resolve().parents[3]
+COUNT = f"{MESSAGES}/count_tokens"
 LISTING = ROOT / "scripts" / "conformance" / "request_fields.py"
-CHAT = "/v1/chat/completions"
 KEY = "of-this-process-alone"
 NONSENSE = ({"wrong": 1}, [[1]], "\x00", -7)
 """No field takes all of these."""
 FREE = ("model", "tools[](custom).input_schema.properties", "tools[](custom).input_schema.required")
 """Any name of a model is taken, and what is in a schema is the template's."""
-QUESTION = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+QUESTION = {"max_tokens": 1, "messages": user("Hi")}
 LEAST = {
     CHAT: QUESTION,
-    "/v1/completions": {"max_tokens": 1, "prompt": "Hi"},
-    "/v1/responses": {"max_output_tokens": 1, "store": False, "input": "Hi"},
-    "/v1/messages": QUESTION,
-    "/v1/messages/count_tokens": {"messages": QUESTION["messages"]},
+    COMPLETIONS: {"max_tokens": 1, "prompt": "Hi"},
+    RESPONSES: {"max_output_tokens": 1, "store": False, "input": "Hi"},
+    MESSAGES: QUESTION,
+    COUNT: {"messages": QUESTION["messages"]},
     "/api/chat": {"messages": QUESTION["messages"], "options": {"num_predict": 1}},
     "/api/generate": {"prompt": "Hi", "options": {"num_predict": 1}},
 }
 CALL = {"function": {"name": "f"}}
+F = {"name": "f"}
 BESIDE = {
     CHAT: {"tools[]": CALL, "tools[](function)": CALL, "messages[].tool_calls[](function)": CALL},
-    "/v1/responses": {
-        "input[](function_call)": {"name": "f"},
-        "input[](message)": {"role": "user"},
-        "tools[](function)": {"name": "f"},
-    },
-    "/v1/messages": {
-        "tools[]": {"name": "f"},
-        "tools[](custom)": {"name": "f"},
-        "messages[].content[](tool_use)": {"name": "f"},
+    RESPONSES: {"input[](function_call)": F, "input[](message)": {"role": "user"}, "tools[](function)": F},
+    MESSAGES: {
+        **dict.fromkeys(["tools[]", "tools[](custom)", "messages[].content[](tool_use)", "tool_choice(tool)"], F),
         "tool_choice": {"type": "tool", "name": "f"},
-        "tool_choice(tool)": {"name": "f"},
     },
     "/api/chat": {"tools[]": CALL, "messages[].tool_calls[]": CALL},
 }
-BESIDE["/v1/messages/count_tokens"] = BESIDE["/v1/messages"]
+BESIDE[COUNT] = BESIDE[MESSAGES]
 """Fields that objects have to have."""
-OFFERED = {
-    CHAT: [{"type": "function", "function": {"name": "f"}}],
-    "/v1/responses": [{"type": "function", "name": "f"}],
-    "/v1/messages": [{"name": "f"}],
-    "/v1/messages/count_tokens": [{"name": "f"}],
-}
+OFFERED = {CHAT: [{"type": "function", **CALL}], RESPONSES: [{"type": "function", **F}], MESSAGES: [F], COUNT: [F]}
 
 
 def is_of_any_type(path):
@@ -163,19 +154,20 @@ def test_fields_that_are_obeyed_are_read(tiny_gateway, monkeypatch, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_route_tells_its_client_what_it_refuses(tiny, route):
-    name = "messages" if route.endswith("count_tokens") else "stream"
-    answer = tiny.post(route, json={**LEAST[route], name: -7})
-    assert (answer.status_code, f"{name} is -7: " in answer.text) == (400, True)
+    name = "messages" if route == COUNT else "stream"
+    assert f"{name} is -7: " in json.dumps(post(tiny, route, LEAST[route], **{name: -7}, status=400))
 
 
-def test_the_list_has_all_fields_of_the_clients_that_are_installed():
+def test_the_list_has_all_fields_of_the_clients_that_are_installed_and_the_manual_the_three_columns():
     done = subprocess.run([sys.executable, LISTING, "--quick"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([sys.executable, LISTING, "--manual"], capture_output=True, text=True, check=True)
+    assert done.stdout in (ROOT / "man" / "lips-gateway-fields.7").read_text()
 
 
 def test_the_fates_of_parameters_are_found_from_a_gateways_answers(tiny_gateway):
     before = runpy.run_path(str(LISTING))["before"]
-    asked = ((CHAT, "temperature"), ("/v1/completions", "suffix"), (CHAT, "user"), ("/v1/nowhere", "user"))
+    asked = ((CHAT, "temperature"), (COMPLETIONS, "suffix"), (CHAT, "user"), ("/v1/nowhere", "user"))
     assert [before(tiny_gateway.url, *each) for each in asked] == ["obeyed", "refused", "ignored", "no route"]
 
 
@@ -187,12 +179,6 @@ def test_the_requests_in_the_manual_are_answered(tiny):
         for route, body, ignored in asked:
             answer = tiny.post(route, json=json.loads(body))
             assert (answer.status_code, answer.headers.get("symphony-ignored", "")) == (200, ignored)
-
-
-@pytest.mark.parametrize("page", ["lips-gateway-fields.7"])
-def test_the_manual_has_the_three_columns(page):
-    done = subprocess.run([sys.executable, LISTING, "--manual"], capture_output=True, text=True, check=True)
-    assert done.stdout in (ROOT / "man" / page).read_text()
 
 
 def test_ignored_fields_are_named_in_a_header_and_unknown_ones_in_the_log(tiny_gateway, tiny):
@@ -223,12 +209,10 @@ def test_a_slip_of_the_pen_is_refused_with_what_is_meant(slip, meant):
 
 def test_a_name_of_another_interface_is_no_slip():
     """`input` is one of responses, and no edit of `inputs`, which nobody has."""
-    assert list(check("/v1/completions", {"prompt": "x", "input": 1, "stop_sequences": []}).unknown) == [
-        "input",
-        "stop_sequences",
-    ]
+    ignored = check(COMPLETIONS, {"prompt": "x", "input": 1, "stop_sequences": []})
+    assert list(ignored.unknown) == ["input", "stop_sequences"]
     with pytest.raises(ApiError, match="prompt meant"):
-        check("/v1/completions", {"prompts": "x"})
+        check(COMPLETIONS, {"prompts": "x"})
 
 
 def test_a_hostile_body_is_cut():
@@ -241,23 +225,16 @@ def test_a_hostile_body_is_cut():
 
 def test_values_that_ask_for_nothing_are_not_refused():
     silly = {"top_n_sigma": -1, "xtc_probability": 0.0, "samplers": [], "grammar": "", "n_probs": 0, "suffix": ""}
-    assert not check("/v1/completions", {**silly, "parse_tool_calls": True}).unknown
+    assert not check(COMPLETIONS, {**silly, "parse_tool_calls": True}).unknown
     for refused in ({"parse_tool_calls": False}, {"xtc_probability": 0.1}, {"n_cmpl": 2}):
         with pytest.raises(ApiError, match=f"{next(iter(refused))} is not done"):
-            check("/v1/completions", refused)
+            check(COMPLETIONS, refused)
 
 
 def test_a_strict_gateway_refuses_unknown_fields(tiny_gateway):
-    from tests.lips.gateway.conftest import Gateway
-
-    gateway = Gateway(tiny_gateway.daemon, "--strict", "--directory", "strict")
-    try:
-        with gateway.client() as http:
-            assert http.post(CHAT, json={**QUESTION, "user": "ann"}).headers["symphony-ignored"] == "user"
-            answer = http.post(CHAT, json={**QUESTION, "frob": 1})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "frob")
-    finally:
-        gateway.stop()
+    with gateways(tiny_gateway.daemon) as start, start("--strict", "--directory", "strict").client() as http:
+        assert http.post(CHAT, json={**QUESTION, "user": "ann"}).headers["symphony-ignored"] == "user"
+        assert post(http, CHAT, QUESTION, frob=1, status=400)["error"]["param"] == "frob"
 
 
 def test_what_the_suites_clients_send_is_not_refused(tiny):

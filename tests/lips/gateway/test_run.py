@@ -18,6 +18,7 @@ def test_symphony_runs_it_under_its_name_where_it_may_listen_and_ctrl_c_ends_it(
     command = [*SYMPHONY, "run", "gateway", "--port", "0"]
     environment = gateway_daemon.environment | {VARIABLE: "of-the-environment"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stderr is not None
         try:
             url = running.stderr.readline().split()[1]
             assert running.stderr.readline() == f"gateway: {url}/#key=of-the-environment\n"
