@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 import libsym as sym
 
 
@@ -47,11 +49,10 @@ def scripted(answers: Sequence[str]) -> Iterator[list[str]]:
     async def ask_soon(chat: Any, content: Any, **how: Any) -> Any:
         return await awaited(chat, content, **options(how))
 
-    sym.Chat.ask, sym.aio.Chat.ask = ask, ask_soon
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sym.Chat, "ask", ask)
+        patch.setattr(sym.aio.Chat, "ask", ask_soon)
         yield left
-    finally:
-        sym.Chat.ask, sym.aio.Chat.ask = plain, awaited
 
 
 def main() -> None:

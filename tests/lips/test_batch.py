@@ -18,9 +18,18 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_prompt_has_the_answer_that_generate_gives(lips, tmp_path):
-    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    messages = [{"role": "user", "content": "Who are you?"}]
+@pytest.fixture
+def prompts(tmp_path):
+    return tmp_path / "prompts.jsonl"
+
+
+@pytest.fixture
+def answers(tmp_path):
+    return tmp_path / "answers.jsonl"
+
+
+def test_each_prompt_has_the_answer_that_generate_gives(lips, prompts, answers):
+    messages, sampler = [{"role": "user", "content": "Who are you?"}], sym.Sampler(temperature=0.9, seed=5)
     asked = [
         {"prompt": "Once upon a"},
         {"messages": messages, "id": "who", "max_tokens": 3},
@@ -28,7 +37,6 @@ def test_each_prompt_has_the_answer_that_generate_gives(lips, tmp_path):
     ]
     prompts.write_text("\n\n".join(map(json.dumps, asked)) + "\n")
     assert lips.run("batch", str(prompts), str(answers), "--max-tokens", "6") == ""
-    sampler = sym.Sampler(temperature=0.9, seed=5)
     expected = {
         1: sym.generate(sym.kv_create(), sym.tokenize("Once upon a"), max_tokens=6),
         "who": sym.generate(sym.kv_create(), sym.chat_tokens(messages), max_tokens=3),
@@ -38,8 +46,7 @@ def test_each_prompt_has_the_answer_that_generate_gives(lips, tmp_path):
     assert given == {name: (answer.full_text(), answer.finish) for name, answer in expected.items()}
 
 
-def test_a_killed_run_goes_on_where_it_was(lips, tmp_path):
-    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+def test_a_killed_run_goes_on_where_it_was(lips, prompts, answers):
     prompts.write_text("".join(json.dumps({"prompt": f"Number {n} is"}) + "\n" for n in range(24)))
     process = lips.start("batch", str(prompts), str(answers), "--max-tokens", "24", "--streams", "2")
     while process.poll() is None and (not answers.exists() or answers.read_bytes().count(b"\n") < 4):
@@ -57,48 +64,36 @@ def test_a_killed_run_goes_on_where_it_was(lips, tmp_path):
     assert len(lines(answers)) == 24, "nothing is asked again"
 
 
-@pytest.mark.parametrize("answers", ["prompts.jsonl", "notes.txt"])
-def test_a_file_that_is_none_of_answers_stays_as_it_is(lips, tmp_path, answers):
-    prompt = '{"prompt": "Once"}'
+def test_a_file_that_is_none_of_answers_stays_as_it_is(lips, tmp_path, prompts):
+    prompts.write_text('{"prompt": "Once"}')
     (tmp_path / "notes.txt").write_text("bread, milk")
-    (tmp_path / "prompts.jsonl").write_text(prompt)
-    done = lips.finish("batch", str(tmp_path / "prompts.jsonl"), str(tmp_path / answers), "--max-tokens", "1")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert (tmp_path / answers).read_text() == ("bread, milk" if answers == "notes.txt" else prompt)
+    for path in (prompts, tmp_path / "notes.txt"):
+        text = path.read_text()
+        lips.refused("batch", str(prompts), str(path), "--max-tokens", "1")
+        assert path.read_text() == text
 
 
-def test_an_id_comes_back_as_it_was_given_and_a_line_of_any_depth_is_named(lips, tmp_path):
-    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    prompts.write_text('{"prompt": "Once", "id": "\\ud800"}\n')
-    lips.run("batch", str(prompts), str(answers), "--max-tokens", "1")
-    assert lines(answers)[0]["id"] == "\ud800"
-    prompts.write_text("[" * 100_000)
-    done = lips.finish("batch", str(prompts), str(answers))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "line 1: no JSON" in done.stderr
+def test_an_id_comes_back_as_it_was_given_and_what_has_no_answer_says_why(lips, prompts, answers):
+    prompts.write_text('{"prompt": "Once", "id": "\\ud800"}\n{"prompt": ""}\n{"prompt": 5}\n')
+    told = lips.refused("batch", str(prompts), str(answers), "--max-tokens", "1")
+    assert told == f"batch: answers that are errors, of this run: 2 (see {answers})\n"
+    keys = {each["id"]: [*each] for each in lines(answers)}
+    assert keys == {"\ud800": ["id", "text", "finish"], 2: ["id", "error"], 3: ["id", "error"]}
 
 
-def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tmp_path):
-    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    prompts.write_text('{"prompt": ""}\n{"prompt": 5}\n{"prompt": "A", "max_tokens": 2}\n')
-    done = lips.finish("batch", str(prompts), str(answers))
-    assert (done.returncode, done.stderr) == (1, f"batch: answers that are errors, of this run: 2 (see {answers})\n")
-    assert {each["id"]: [*each] for each in lines(answers)} == {
-        1: ["id", "error"],
-        2: ["id", "error"],
-        3: ["id", "text", "finish"],
-    }
-    wrong = {"[1]": "1: give an object", "{": "1: no JSON", '{"prompt": "A", "top": 1}': "1: give either prompt or"}
-    twice = {'{"prompt": "A", "id": 2}\n{"prompt": "B"}': f"2: its id 2 is that of {prompts}, line 1"}
-    for line, about in {**wrong, **twice}.items():
+def test_what_is_no_prompt_ends_the_run(lips, tmp_path, prompts, answers):
+    for line, about in {
+        "[1]": "1: give an object",
+        "{": "1: no JSON",
+        "[" * 100_000: "1: no JSON",
+        '{"prompt": "A", "top": 1}': "1: give either prompt or",
+        '{"prompt": "A", "id": 2}\n{"prompt": "B"}': f"2: its id 2 is that of {prompts}, line 1",
+    }.items():
         prompts.write_text(line)
-        done = lips.finish("batch", str(prompts), str(answers))
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"batch: {prompts}, line {about}")
-        assert done.stderr.count("\n") == 1
-    missing = lips.finish("batch", str(tmp_path / "none"), str(answers))
-    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1), "an argument of no use, as of other programs"
+        assert lips.refused("batch", str(prompts), str(answers)).startswith(f"batch: {prompts}, line {about}")
+    lips.refused("batch", str(tmp_path / "none"), str(answers), status=2)
+    prompts.write_text('{"prompt": "A"}')
     with answers.open("a+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        done = lips.finish("batch", str(prompts), str(answers))
-    assert (done.returncode, done.stderr) == (1, f"batch: {answers}: another run appends to it\n")
+        told = lips.refused("batch", str(prompts), str(answers))
+    assert told == f"batch: {answers}: another run appends to it\n"

@@ -10,12 +10,12 @@ import pytest
 import libsym as sym
 from lips import h2o, sink, snapkv, tova, windowed
 from tests.lips.conftest import LIPS
+from tests.lips.test_commands import STORY
 from tests.patches import guard
 
 pytestmark = pytest.mark.slow
 
 LICENSE = LIPS.parent / "LICENSE"
-STORY = "Ada Lindqvist kept the lighthouse at Bergen. Her brother Tomas was a baker in Oslo, and her dog was Biscuit. "
 BETWEEN = (
     "The wind blew all night, and the sea was grey. In the morning a boat came in with fish and news. "
     "People talked about the weather, about prices, and about the new road over the hill. Nobody was in a hurry. "
@@ -83,21 +83,15 @@ def test_what_a_window_drops_might_as_well_have_been_masked(lips):
         assert masked.logprob(token) == pytest.approx(logprob, abs=0.1)
 
 
-@pytest.mark.parametrize("generate", [windowed.generate, lambda *arguments: sink.generate(*arguments[:3], 4, 40)])
-def test_a_window_reads_and_goes_on_within_its_entries_and_its_positions(lips, within, generate):
-    prompt = sym.tokenize(STORY + BETWEEN)
-    kv, lengths = sym.kv_create(), within(64)
-    assert len(list(generate(kv, prompt, 64, 40))) == 40
+@pytest.mark.parametrize("num_sinks", [0, 4])
+def test_a_window_reads_and_goes_on_within_its_entries_and_its_positions(lips, within, num_sinks):
+    prompt, kv, lengths = sym.tokenize(STORY + BETWEEN), sym.kv_create(), within(64)
+    drawn = sink.generate(kv, prompt, 64, num_sinks, 40) if num_sinks else windowed.generate(kv, prompt, 64, 40)
+    assert len(list(drawn)) == 40
     assert max(lengths) == 64
     tokens, positions = kv.read()
     assert positions == list(range(len(tokens))), "of a text without end, none is beyond the model's context"
-
-
-def test_a_sink_keeps_the_first_entries(lips):
-    prompt = sym.tokenize(STORY + BETWEEN)
-    kv = sym.kv_create()
-    assert len(list(sink.generate(kv, prompt, 64, 4, 8))) == 8
-    assert kv.read()[0][:4] == prompt[:4]
+    assert (tokens[:4] == prompt[:4]) == bool(num_sinks)
 
 
 def test_h2o_keeps_the_names_of_a_story_where_the_latest_and_random_entries_do_not_help(lips, within):
@@ -120,7 +114,12 @@ def test_a_cache_goes_on_within_its_entries(program, lips, within):
     dist = cache.append(sym.tokenize(STORY + BETWEEN))
     assert cache.kv.len() <= 48
     lengths, draw = [], cache.draw
-    cache.draw = lambda dist: (lengths.append(len(np.asarray(dist.attention))), draw(dist))[1]
+
+    def drawn(dist):
+        lengths.append(len(np.asarray(dist.attention)))
+        return draw(dist)
+
+    cache.draw = drawn
     assert len(list(cache.generate([dist.argmax()], 40))) == 40
     assert max(lengths) == 48
     assert cache.kv.read()[1][0] == 0, "nobody told it that the first entry matters"
@@ -165,39 +164,3 @@ def test_tova_and_snapkv_keep_what_a_question_asks_for(lips):
     cache = tova.Cache(BUDGET)
     assert tova.perplexity(cache, prompt, answer) < 1.5 * full
     assert cache.kv.len() <= BUDGET
-
-
-@pytest.mark.parametrize("name", ["windowed", "sink"])
-def test_the_windows_as_commands(name, lips):
-    assert len(lips.run(name, "The history of the city begins", "--window", "48", "--max-tokens", "20")) > 40
-    for window in ("8", "99999"):
-        refused = lips.finish(name, "Once", "--window", window)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-
-
-def test_the_sinks_are_compared_with_a_plain_window_and_with_all_entries(lips, tmp_path):
-    text = tmp_path / "text"
-    text.write_text(STORY + BETWEEN)
-    assert lips.run("sink", "--compare", str(text), "--window", "48").count("perplexity") == 3
-
-
-@pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])
-def test_the_caches_as_commands(name, lips, tmp_path):
-    text = tmp_path / "text"
-    text.write_text(STORY + BETWEEN)
-    how = ["The end of it is", "--context", str(text), "--budget", "48"]
-    compared = lips.run(name, *how, "--compare", " near").splitlines()
-    assert ["perplexity" in line for line in compared] == [True, True]
-    assert compared[1].startswith("48 entries")
-    assert len(lips.run(name, *how, "--max-tokens", "12")) > 12
-    assert lips.finish(name, "One", "--budget", "8").returncode == 2
-
-
-def test_a_text_of_one_token_has_no_perplexity_and_a_prompt_of_one_goes_on(tiny, tmp_path):
-    text = tmp_path / "text"
-    text.write_text("x")
-    done = tiny.finish("sink", "--compare", str(text))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no log-probabilities" in done.stderr
-    assert len(tiny.run("snapkv", "x", "--max-tokens", "3")) > 1
-    assert tiny.run("snapkv", "x", "--compare", "yz").count("perplexity") == 2

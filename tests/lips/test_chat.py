@@ -9,12 +9,13 @@ import pytest
 
 import libsym as sym
 from lips.chat import Talk, prompted
-from tests.lips.conftest import Lips
+from tests.lips.conftest import Lips, a_daemon
 from tests.symphony.daemons import Daemon
 from tests.symphony.test_run_terminal import Terminal
 
 pytestmark = pytest.mark.slow
 TURNS = ["My name is Ada.", "What is my name?"]
+FORGOTTEN = "(forgotten)\n"
 
 
 def answers(output):
@@ -40,18 +41,13 @@ def said(monkeypatch, capsys):
 
 def test_a_conversation_goes_on_after_the_daemon_was_restarted_as_if_it_had_not_been(tmp_path):
     """The weights of this model are random: the test is that not one bit of the context is lost."""
-    daemon = Daemon(tmp_path, "--model", "tiny")
-    try:
+    with a_daemon(tmp_path, "--model", "tiny") as daemon:
         whole = chat(Lips(daemon), *TURNS, file="whole.kv")
         first = chat(Lips(daemon), TURNS[0])
         assert daemon.stop() == 0, daemon.log.read_text()
-        daemon.clean_up()
-        daemon = Daemon(tmp_path, "--model", "tiny")
+        daemon.process = Daemon(tmp_path, "--model", "tiny").process
         assert first + chat(Lips(daemon), TURNS[1]) == whole
         assert (daemon.mount / "chat.kv").read_bytes() == (daemon.mount / "whole.kv").read_bytes()
-        assert daemon.stop() == 0, daemon.log.read_text()
-    finally:
-        daemon.clean_up()
 
 
 def test_undo_leaves_the_file_as_it_was_byte_for_byte_and_computes_nothing(lips, said, computed):
@@ -60,10 +56,9 @@ def test_undo_leaves_the_file_as_it_was_byte_for_byte_and_computes_nothing(lips,
     first = chat(lips, TURNS[1])
     assert (lips.mount / "chat.kv").read_bytes() != image
     with sym.Chat(sym.kv_open("chat.kv", "rw")) as conversation:
-        told, num_computed = computed(said, conversation, "/undo")
-    assert (told, num_computed) == (["(forgotten)\n"], 0)
+        assert computed(said, conversation, "/undo") == ([FORGOTTEN], 0)
     assert (lips.mount / "chat.kv").read_bytes() == image
-    assert chat(lips, TURNS[1], "/undo", "/undo", TURNS[0]) == [*first, "(forgotten)\n", "(forgotten)\n", *before]
+    assert chat(lips, TURNS[1], "/undo", "/undo", TURNS[0]) == [*first, FORGOTTEN, FORGOTTEN, *before]
 
 
 def test_a_copy_made_in_a_shell_or_by_fork_goes_on_by_itself(lips):
@@ -78,8 +73,7 @@ def test_a_copy_made_in_a_shell_or_by_fork_goes_on_by_itself(lips):
 
 
 def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, computed):
-    system = "You answer with one word. " * 20
-    with sym.Chat(sym.kv_create(), system) as conversation:
+    with sym.Chat(sym.kv_create(), "You answer with one word. " * 20) as conversation:
         said(conversation, TURNS[0])
         answer, num_computed = computed(said, conversation, TURNS[1])
         question = sym.chat_tokens([{"role": "user", "content": TURNS[1]}], after_answer=True)
@@ -87,12 +81,14 @@ def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, com
         assert answer[0].strip()
 
 
+THINKS = r"I think\. Observation: yes"
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_is_shown_of_a_token_is_what_the_conversation_has(lips, whole):
     """The stop text begins within a token of several bytes: what comes before it in that is pending."""
-    form = sym.Grammar.regex(r"I think\. Observation: yes")
     with sym.Chat(sym.kv_create()) as chat:
-        answer = chat.ask("Why?", grammar=form, stop="bservation:")
+        answer = chat.ask("Why?", grammar=sym.Grammar.regex(THINKS), stop="bservation:")
         pieces = answer.text()
         shown = "".join(pieces) if whole else next(pieces)
         answer.cancel()
@@ -103,10 +99,10 @@ def test_what_is_shown_of_a_token_is_what_the_conversation_has(lips, whole):
 
 
 def test_generate_keeps_the_stop_text_unless_told_otherwise(lips):
-    form, prompt = sym.Grammar.regex(r"I think\. Observation: yes"), sym.tokenize("Why?")
+    how = {"grammar": sym.Grammar.regex(THINKS), "stop": "Observation:"}
     for keep, expected in ((True, "Why?I think. Observation:"), (False, "Why?I think. ")):
         kv = sym.kv_create()
-        generation = sym.generate(kv, prompt, grammar=form, stop="Observation:", keep_stop=keep)
+        generation = sym.generate(kv, sym.tokenize("Why?"), **how, keep_stop=keep)
         assert generation.full_text() == "I think. "
         assert sym.detokenize([*kv.read()[0], *generation.pending]) == expected
         assert generation.num_entries == kv.len()
@@ -123,8 +119,7 @@ def test_who_comes_second_goes_on_in_a_fork_if_he_wants(lips):
         assert "choose another" in said
         assert said.endswith("(forgotten)\n> ")
         alone = lips.finish("chat", "busy.kv", text=f"{TURNS[1]}\n")
-        assert alone.returncode == 1
-        assert "busy.kv is locked by pid" in alone.stderr
+        assert (alone.returncode, "busy.kv is locked by pid" in alone.stderr) == (1, True)
         assert (lips.mount / "busy.kv").read_bytes() == (lips.mount / "other.kv").read_bytes() == image
 
 
@@ -137,41 +132,34 @@ def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
     assert told[0] == "(chat.kv: there is no turn to undo)\n"
     assert told[1].startswith("(/undo forgets the last question")
     assert told[2] == f"(/forget is no command: {told[1][1:]}"
-    assert told[5].startswith("(a.kv: ")
-    assert told[6].startswith("(no/dir.kv: ")
-    assert "255 bytes" in told[7]
+    assert [told[5][:7], told[6][:12], "255 bytes" in told[7]] == ["(a.kv: ", "(no/dir.kv: ", True]
 
 
 def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(lips, tmp_path):
     place = SimpleNamespace(directory=tmp_path, environment=lips.daemon.environment)
     terminal = Terminal(place, "run", "chat", "long.kv")
+
+    def types(line, *shown):
+        terminal.types(line)
+        for text in shown:
+            terminal.shows(text)
+
     terminal.shows("> ")
-    terminal.types(b"Write a long tale of the sea.\r")
-    terminal.shows("\n")
-    terminal.shows(" ")
-    terminal.types(b"\x03")
-    terminal.shows("> ")
-    terminal.types(b"half a line\x03")
-    terminal.shows("> ")
-    for line, answer in (
-        (b"/stats", "tokens of the context are used"),
-        (b"/system You are a pirate.", "next question"),
-    ):
-        terminal.types(line + b"\r")
-        terminal.shows(answer)
-        terminal.shows("> ")
-    terminal.types(b"/quit\r")
+    types(b"Write a long tale of the sea.\r", "\n", " ")
+    types(b"\x03", "> ")
+    types(b"half a line\x03", "> ")
+    types(b"/stats\r", "tokens of the context are used", "> ")
+    types(b"/system You are a pirate.\r", "next question", "> ")
+    types(b"/quit\r")
     assert terminal.status() == 0
     with sym.Chat(sym.kv_open("long.kv", "rw")) as chat:
         first = sym.detokenize(chat.kv.read()[0]).rpartition("assistant\n")[2].split()[0]
-    again = Terminal(place, "run", "chat", "long.kv")
-    again.shows("Write a long tale of the sea.")
-    again.shows(first)
-    again.shows("> ")
-    again.types(b"\x1b[A")
-    again.shows("Write a long tale of the sea.")
-    again.types(b"\x15\x04")
-    assert again.status() == 0
+    terminal = Terminal(place, "run", "chat", "long.kv")
+    for text in ("Write a long tale of the sea.", first, "> "):
+        terminal.shows(text)
+    types(b"\x1b[A", "Write a long tale of the sea.")
+    types(b"\x15\x04")
+    assert terminal.status() == 0
 
 
 def test_ctrl_c_can_be_held_down_at_the_prompt(monkeypatch, capsys):
@@ -193,7 +181,10 @@ def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, 
         told = said(conversation, "word " * 9000, "/undo")
     assert "beyond the model's context of" in told[0]
     assert "piece by piece" in told[0]
-    assert told[1] == "(forgotten)\n"
+    assert told[1] == FORGOTTEN
+    command, goes_on = ("chat", "--max-tokens", "4", "--system", "You are a pirate."), "(the conversation goes on as it"
+    assert not lips.run(*command, text=f"{TURNS[0]}\n").startswith(goes_on)
+    assert lips.run(*command, text="").startswith(goes_on)
 
 
 def test_a_conversation_that_fills_the_context_goes_on_by_the_command_that_chat_names(tiny):
@@ -207,33 +198,11 @@ def test_a_conversation_that_fills_the_context_goes_on_by_the_command_that_chat_
     assert not answer.startswith("(")
 
 
-def test_a_system_message_for_a_conversation_that_has_begun_is_answered_with_what_changes_it(lips):
-    command, told = ("chat", "--max-tokens", "4", "--system", "You are a pirate."), "(the conversation goes on as it"
-    assert not lips.run(*command, text=f"{TURNS[0]}\n").startswith(told)
-    assert lips.run(*command, text="").startswith(told)
-
-
 def test_ask_takes_a_question_from_its_input_a_system_message_and_a_temperature(lips):
     spoken = lips.run("ask", "--kv", "a.kv", "--system", "Be brief.", "--max-tokens", "4", "-", text=TURNS[0])
     assert spoken == lips.run("ask", "--system", "Be brief.", "--max-tokens", "4", TURNS[0])
     assert "Be brief." in sym.detokenize(sym.kv_read("a.kv")[0])
-    taken = lips.finish("ask", "--kv", "a.kv", TURNS[1])
-    assert taken.returncode == 1
-    assert "the conversation in it by --resume" in taken.stderr
-    drawn = {lips.run("ask", "--temperature", "2", "--max-tokens", "8", TURNS[1]) for _ in range(4)}
-    assert len(drawn) > 1
-
-
-def test_ask_says_where_an_answer_ends_because_the_context_is_full(tiny):
-    template = len(sym.chat_tokens([{"role": "user", "content": ""}]))
-    for room, told in ((3, "ask: the answer ends where the context is full\n"), (9, "")):
-        question = "a" * (sym.model_info().max_positions - template - room)
-        assert tiny.finish("ask", "--max-tokens", "6", question).stderr == told
-
-
-def test_an_ask_that_fails_leaves_no_empty_file(lips):
-    done = lips.finish("ask", "--kv", "none.kv", "word " * 9000)
-    assert done.returncode == 1
-    assert "piece by piece" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "the conversation in it by --resume" in lips.refused("ask", "--kv", "a.kv", TURNS[1])
+    assert len({lips.run("ask", "--temperature", "2", "--max-tokens", "8", TURNS[1]) for _ in range(4)}) > 1
+    assert "piece by piece" in lips.refused("ask", "--kv", "none.kv", "word " * 9000)
     assert not (lips.mount / "none.kv").exists()

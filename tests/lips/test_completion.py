@@ -30,10 +30,3 @@ def test_a_full_context_ends_it_as_it_ends_the_loop_in_the_daemon(tiny):
         assert len(wanted) == room + 1, "the token behind the last entry is known, and needs no room"
     with pytest.raises(sym.Invalid, match="beyond the model's context"):
         list(complete("a" * (most + 1), greedy, 12))
-
-
-def test_a_wrong_temperature_is_told_in_one_line(lips):
-    done = lips.finish("completion", "--temperature", "-1", PROMPT)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("symphony run completion: ")
-    assert done.stderr.count("\n") == 1

@@ -43,4 +43,3 @@ def test_the_command_shows_both(lips):
     assert plain.startswith("as it is: The capital of Fra")
     assert not plain.startswith("as it is: The capital of France")
     assert healed.startswith("healed:   The capital of France")
-    assert lips.finish("healing", "a").returncode == 2

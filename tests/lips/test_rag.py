@@ -37,6 +37,13 @@ def shelf(lips):
     return Shelf("rag", 10_000)
 
 
+@pytest.fixture
+def bees(tmp_path):
+    """A directory with a document."""
+    (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
+    return str(tmp_path)
+
+
 def test_a_question_finds_the_document_with_its_rare_words():
     assert {question: find(question, DOCUMENTS) for question in ABOUT.values()} == {q: n for n, q in ABOUT.items()}
     assert find("eat eat ants", DOCUMENTS) == "ants.md", "a word that all have says nothing"
@@ -60,16 +67,18 @@ def test_the_second_question_on_a_document_computes_the_question_and_the_answer_
     first, num_first = computed(ask, shelf, "bees.md")
     second, num_second = computed(ask, shelf, "bees.md")
     assert (second, num_first - num_second) == (first, num_tokens(DOCUMENTS["bees.md"]))
-    question = [under(DOCUMENTS["bees.md"]), {"role": "user", "content": ABOUT["bees.md"]}]
-    assert num_second <= len(sym.chat_tokens(question)) - num_tokens(DOCUMENTS["bees.md"]) + MAX_TOKENS - 1
+    question = sym.chat_tokens([under(DOCUMENTS["bees.md"]), {"role": "user", "content": ABOUT["bees.md"]}])
+    assert num_second <= len(question) - num_tokens(DOCUMENTS["bees.md"]) + MAX_TOKENS - 1
     with sym.kv_create() as alone:
-        assert sym.generate(alone, sym.chat_tokens(question), max_tokens=MAX_TOKENS).full_text().strip() == first
+        assert sym.generate(alone, question, max_tokens=MAX_TOKENS).full_text().strip() == first
 
 
 def test_the_least_asked_goes_first_and_not_the_least_recently_used(lips, computed):
     each = max(map(num_tokens, DOCUMENTS.values()))
     for _ in range(3):
         ask(Shelf("rag", 2 * each), "bees.md")  # the count is the file's: each run goes on with it
+    (path,) = (lips.mount / "rag").iterdir()
+    assert lips.daemon.shell(f"getfattr --only-values -n user.kv.priority '{path}'").stdout == "3"
     ask(Shelf("rag", 2 * each), "ants.md")
     assert kept() == {"bees.md", "ants.md"}
     ask(Shelf("rag", 2 * each), "wasps.md")
@@ -87,19 +96,11 @@ def test_a_document_that_changes_is_computed_anew_and_what_is_gone_leaves_the_mo
     first = ask(shelf, "ants.md")
     ask(shelf, "bees.md")
     changed = {"ants.md": "Ants live in hills, and what ants eat is leaves."}
-    _, num_computed = computed(ask, shelf, "ants.md", changed)
-    assert num_computed > num_tokens(changed["ants.md"])
+    assert computed(ask, shelf, "ants.md", changed)[1] > num_tokens(changed["ants.md"])
     assert kept() == {"ants.md"}
     (entry,) = sym.kv_list("rag")
     assert "leaves" in sym.detokenize(sym.kv_read(f"rag/{entry.name}")[0])
     assert ask(shelf, "ants.md") == first, "as it was before, it is as it was before"
-
-
-def test_popularity_is_the_files_own_and_a_shell_sees_it(shelf, lips):
-    for _ in range(2):
-        ask(shelf, "bees.md")
-    (path,) = (lips.mount / "rag").iterdir()
-    assert lips.daemon.shell(f"getfattr --only-values -n user.kv.priority '{path}'").stdout == "2"
 
 
 def test_a_document_is_cut_at_its_headings_and_a_change_in_one_part_leaves_the_others(tmp_path, shelf, computed):
@@ -107,6 +108,8 @@ def test_a_document_is_cut_at_its_headings_and_a_change_in_one_part_leaves_the_o
     path = tmp_path / "sub" / "insects.md"
     path.write_text("# Bees\nThey eat nectar.\n## Ants\nThey eat seeds.\n")
     (tmp_path / "picture.png").write_bytes(b"# no text")
+    (tmp_path / "b.md").mkdir()
+    (tmp_path / "c.md").symlink_to("gone")
     first = read(tmp_path)
     assert first == {"sub/insects.md:1": "# Bees\nThey eat nectar.\n", "sub/insects.md:2": "## Ants\nThey eat seeds.\n"}
     answer(shelf, first, "What do bees eat?", 1)
@@ -116,65 +119,39 @@ def test_a_document_is_cut_at_its_headings_and_a_change_in_one_part_leaves_the_o
     assert num_computed < num_tokens(first[name])
 
 
+def test_a_long_passage_is_cut_between_lines_or_within_one_and_all_of_it_can_be_asked_about(tiny, tmp_path):
+    lines = [f"line {number} of many\n" for number in range(400)]
+    (tmp_path / "long.md").write_text("".join(lines))
+    found = read(tmp_path)
+    assert "".join(found.values()) == "".join(lines)
+    assert all(text.endswith("\n") and len(text) <= 2000 for text in found.values())
+    told = tiny.run("rag", "--max-tokens", "2", str(tmp_path), "What is 399?")
+    assert f"(long.md:{len(found) - 1};" in told
+    (tmp_path / "long.md").write_text("x" * 5000)
+    assert [len(passage) for passage in read(tmp_path).values()] == [2000, 2000, 1000]
+
+
 def test_it_answers_from_a_directory(lips, tmp_path):
     for name, text in DOCUMENTS.items():
         (tmp_path / name).write_text(text)
     told = lips.run("rag", "--max-tokens", "3", str(tmp_path), ABOUT["ants.md"], ABOUT["bees.md"], ABOUT["ants.md"])
     names = [line.split(";")[0].strip(" (") for line in told.splitlines() if line.startswith("    (")]
     assert names == ["ants.md:0", "bees.md:0", "ants.md:0"]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    done = lips.finish("rag", str(empty), "Who?")
-    assert done.returncode == 2
-    assert "there is no text in files *.md or *.txt" in done.stderr
 
 
-def test_a_question_without_a_word_of_any_passage_is_not_answered_from_one(tiny, tmp_path):
-    (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
-    told = tiny.run("rag", str(tmp_path), "zzz qqq")
+def test_a_question_that_cannot_be_answered_is_told_and_leaves_others_their_answers(tiny, bees):
+    told = tiny.run("rag", bees, "zzz qqq")
     assert told == "No passage has a word of this question.\n    (None; 0 tokens computed)\n"
-
-
-def test_a_question_beyond_the_context_leaves_others_their_answers(tiny, tmp_path):
-    (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
-    done = tiny.finish("rag", "--max-tokens", "3", str(tmp_path), "honey " * 900, ABOUT["bees.md"])
+    done = tiny.finish("rag", "--max-tokens", "3", bees, "honey " * 900, ABOUT["bees.md"])
     assert done.stdout.count("tokens computed") == 1
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("rag: 'honey honey ")
     assert "beyond the model's context" in done.stderr
 
 
-def test_a_document_is_answered_from_whose_name_is_no_text(tiny):
+def test_names_that_are_no_text_or_those_of_another_directory_are_shelves_and_documents_of_their_own(tiny, tmp_path):
     name = os.fsdecode(b"\xff.md:0")
-    assert answer(Shelf("rag", 100), {name: DOCUMENTS["bees.md"]}, ABOUT["bees.md"], 3)[0] == name
-
-
-def test_a_long_passage_is_cut_between_lines_and_all_of_it_can_be_asked_about(tiny, tmp_path):
-    lines = [f"line {number} of many\n" for number in range(400)]
-    (tmp_path / "long.md").write_text("".join(lines))
-    found = read(tmp_path)
-    assert "".join(found.values()) == "".join(lines)
-    assert all(text.endswith("\n") and len(text) <= 2000 for text in found.values())
-    assert read_words(tmp_path, "x" * 5000) == [2000, 2000, 1000]
-    told = tiny.run("rag", "--max-tokens", "2", str(tmp_path), "What is 399?")
-    assert f"(long.md:{len(found) - 1};" in told
-
-
-def read_words(directory, text):
-    (directory / "word.txt").write_text(text)
-    lengths = [len(passage) for name, passage in read(directory).items() if name.startswith("word")]
-    (directory / "word.txt").unlink()
-    return lengths
-
-
-def test_what_has_the_name_of_a_document_and_is_no_file_is_left_out(tmp_path):
-    (tmp_path / "a.md").write_text("# Bees")
-    (tmp_path / "b.md").mkdir()
-    (tmp_path / "c.md").symlink_to("gone")
-    assert read(tmp_path) == {"a.md:1": "# Bees"}
-
-
-def test_directories_of_one_name_have_shelves_of_their_own(tiny, tmp_path):
+    assert answer(Shelf("own", 100), {name: DOCUMENTS["bees.md"]}, ABOUT["bees.md"], 3)[0] == name
     for place in ("one", "two"):
         (tmp_path / place / "docs").mkdir(parents=True)
         (tmp_path / place / "docs" / "bees.md").write_text(DOCUMENTS["bees.md"] + place)

@@ -1,7 +1,10 @@
 """Reasoning: shared thoughts are computed once, branches grow in the same steps, and searches find their goal."""
 
+import itertools
 import random
 import re
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -138,11 +141,6 @@ def test_a_sum_of_any_length_is_solved_in_contexts_that_stay_short(lips, compute
         assert recursion_of_thought.solve(examples, [7]) == (7, 0)
 
 
-def test_a_sum_may_have_as_many_digits_as_it_takes_and_no_sign(lips):
-    assert lips.run("recursion_of_thought", "30000", "40000") == "70000 (it is 70000), 1 levels\n"
-    assert lips.finish("recursion_of_thought", "-3", "4").returncode == 2
-
-
 def test_the_search_finds_the_value_and_the_reward_is_arithmetic(lips):
     search = mcts.Search(12)
     budget = sym.Budget(tokens=900)
@@ -160,50 +158,37 @@ def test_a_search_finds_better_than_drawing_with_the_same_tokens():
     class Known(mcts.Search):
         def __init__(self, target, seed):
             self.target, self.random, self.best = target, random.Random(seed), (-1.0, "")
-            self.texts = {ord(char): char.encode() for char in "0123456789+-*"}
+            self.texts = [bytes([char]) for char in range(256)]
             self.root = _Plain()
 
         def moves(self, _kv, _token, length):
             allowed = "+-*" if length % 2 else "0123456789"
             return [(ord(char), 1 / len(allowed)) for char in allowed]
 
-    def found_by(search, num_rollouts):
-        for _ in range(num_rollouts):
-            search()
-
     searched, drawn = 0, 0
-    for target in (61, 83, 97):
-        for seed in range(20):
-            search, chance = Known(target, seed), Known(target, seed)
-            found_by(search.step, 300)
-            found_by(lambda chance=chance: chance.rollout(chance.root), 300)
-            searched += search.best[0] == 1
-            drawn += chance.best[0] == 1
+    for target, seed in itertools.product((61, 83, 97), range(20)):
+        search, chance = Known(target, seed), Known(target, seed)
+        for _ in range(300):
+            search.step()
+            chance.rollout(chance.root)
+        searched += search.best[0] == 1
+        drawn += chance.best[0] == 1
     assert searched >= 1.5 * drawn > 0
 
 
 class _Plain(mcts.Node):
     """A node without a file."""
 
-    def __init__(self, _kv=None, _path=None):
-        self.kv, self.parent, self.children, self.name, self.token = _NoFile(), None, [], "", 0
+    def __init__(self):
+        file: Any = nullcontext()
+        file.fork = lambda: file
+        self.kv, self.parent, self.children, self.name, self.token = file, None, [], "", 0
 
     def fork(self):
-        child = _Plain()
+        child = type(self)()
         child.parent = self
         self.children.append(child)
         return child
-
-
-class _NoFile:
-    def fork(self):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_exc):
-        pass
 
 
 RIGHT, WRONG = "def double(x):\n    return x * 2", "def double(x):\n    return x + 2"
@@ -243,46 +228,9 @@ def test_an_answer_that_was_cut_has_no_vote(tiny):
     assert self_consistency.votes([*whole, cut]) == {"12": 2}
 
 
-def test_draws_that_come_to_nothing_are_told_in_one_line(tiny):
-    done = tiny.finish("self_consistency", "What is 2 + 3?", "-n", "2", "--max-tokens", "3")
-    expected = "self_consistency: none of 2 answers comes to a number within 3 tokens\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
-
-
 def test_a_test_that_fails_behind_what_it_prints_is_no_success(tiny):
     """The faulty code prints that it has passed."""
     test = "print('1 test passed')\nassert double(5) == 10"
     with sym.Chat(sym.kv_create()) as chat, scripted([WRONG, "It added.", "double = 1 +", "No code.", RIGHT]):
         tried = list(reflexion.attempts(chat, "double", test, most=3))
     assert [wrong for _, wrong in tried] == ["AssertionError", "SyntaxError: invalid syntax", ""]
-
-
-COMMANDS = {
-    "tree_of_thought": ["Plan a day.", "--breadth", "2", "--keep", "1", "--depth", "1"],
-    "graph_of_thought": ["3", "1", "2", "--ways", "2"],
-    "skeleton_of_thought": ["How do I plant a tree?", "--points", "2", "--max-tokens", "20"],
-    "recursion_of_thought": ["2", "3", "4"],
-    "mcts": ["10", "--tokens", "60"],
-    "reflexion": ["a function double(x) that gives twice x", "--test", "assert double(4) == 8"],
-    "self_consistency": ["What is 2 + 3?", "-n", "3"],
-}
-SAYS = {
-    "tree_of_thought": r"0\.\d\d\n  \d: .+\n",
-    "graph_of_thought": r"(\d ?){3}\n\d faults\n",
-    "skeleton_of_thought": r"(\d\. .+\n   .+\n){2}",
-    "recursion_of_thought": r"\d+ \(it is 9\), 2 levels\n",
-    "mcts": r"\d([-+*]\d){3} = -?\d+, \d+ rollouts\n",
-    "reflexion": r"def double\(x\)(.|\n)*# passed\n\n",
-    "self_consistency": r"(\d of 3: -?[\d.]+\n)+",
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_says_what_it_found(lips, name):
-    assert re.fullmatch(SAYS[name], lips.run(name, *COMMANDS[name]))
-
-
-def test_a_task_that_no_attempt_solves_fails(lips):
-    done = lips.finish("reflexion", "nothing", "--test", "assert False, 'no'", "--attempts", "1")
-    assert done.returncode == 1
-    assert done.stderr == "reflexion: no attempt of 1 has passed\n"

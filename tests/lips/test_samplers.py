@@ -91,7 +91,9 @@ def test_the_adaptive_temperature_is_that_of_its_definition(p):
 
 def test_whatever_the_row_is_there_is_something_left_to_draw(p):
     padded = np.append(p, [1e-300] * 3)  # what float32 made 0 of
-    for sampler in filter(callable, samplers.SAMPLERS.values()):
+    for sampler in samplers.SAMPLERS.values():
+        if isinstance(sampler, sym.Sampler):
+            continue
         weights = sampler(padded, np.random.default_rng(0))
         assert weights.shape == padded.shape
         assert np.isfinite(weights).all()
@@ -115,7 +117,3 @@ def test_it_is_run_by_the_samplers_name_and_the_seed_says_what_is_drawn(lips):
         with sym.kv_create() as kv:
             ours = samplers.generate(kv, sym.tokenize(prompt), samplers.SAMPLERS[name], 3, 8).full_text()
         assert lips.run("samplers", prompt, "--sampler", name, "--seed", "3", "--max-tokens", "8") == ours + "\n"
-    refused = lips.finish("samplers", "Once", "--sampler", "none")
-    assert (refused.returncode, "invalid choice: 'none'" in refused.stderr) == (2, True)
-    refused = lips.finish("samplers", "Once", "--seed", "-1")
-    assert (refused.returncode, "argument --seed: '-1' is not 0 or more" in refused.stderr) == (2, True)

@@ -26,6 +26,7 @@ def test_a_files_perplexity_is_e_to_the_mean_surprise(lips, tmp_path):
     shown = lips.run("score", str(file)).split()
     assert float(shown[0]) == pytest.approx(math.exp(-fmean(logprobs(tokens))), rel=1e-3)
     assert shown[1] == str(len(tokens))
+    assert lips.run("score", str(file), "--context", "2")
 
 
 def test_a_text_over_the_context_is_scored_in_windows_each_token_once(lips):
@@ -53,25 +54,3 @@ def test_an_ending_may_join_the_texts_last_token(lips):
     [(total, _, _)] = score.endings("The weath", ["er is fine"])
     same = len([a for a, b in zip(whole, sym.tokenize("The weath"), strict=False) if a == b])
     assert total == pytest.approx(math.fsum(logprobs(whole)[same - 1 :]), abs=1e-3)
-
-
-def test_an_ending_that_joins_the_first_token_has_no_rank(lips):
-    done = lips.finish("score", "--after", "h", "ello there", "i")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "'ello there' changes the first token" in done.stderr
-
-
-def test_a_window_has_two_tokens_at_least(lips, tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT)
-    assert lips.run("score", str(file), "--context", "2")
-    assert lips.finish("score", str(file), "--context", "1").returncode == 2
-
-
-def test_a_text_without_a_perplexity_is_named(lips, tmp_path):
-    (tmp_path / "empty").touch()
-    for arguments, about in ([str(tmp_path / "empty")], "no perplexity"), ([str(tmp_path / "no")], "No such file"):
-        done = lips.finish("score", *arguments)
-        assert done.returncode == 1
-        assert about in done.stderr
-        assert done.stderr.count("\n") == 1

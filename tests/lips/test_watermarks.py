@@ -1,7 +1,6 @@
 """Watermarks are found with the key alone; a p-value says how surely."""
 
 import math
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -69,9 +68,8 @@ def test_without_a_watermark_p_is_as_often_small_as_it_says(module):
 @pytest.mark.parametrize("name", ["watermark", "gumbel"])
 def test_what_the_program_prints_is_known_to_the_program_with_the_key(lips, name):
     text = lips.run(name, PROMPT, "--key", "7", "--max-tokens", str(MAX_TOKENS))
-    with_key, without = (
-        float(re.fullmatch(r"p = (\S+)\n", lips.run(name, "--key", key, "--detect", text))[1]) for key in ("7", "9")
-    )
+    said = (lips.run(name, "--key", key, "--detect", text) for key in ("7", "9"))
+    with_key, without = (float(line.removeprefix("p = ")) for line in said)
     assert with_key < 1e-4
     assert without > 0.01
 
@@ -117,9 +115,3 @@ def test_a_text_too_short_to_tell_is_not_accused_and_a_repetition_counts_once(mo
     assert module.p_value([5], KEY, 100) >= 0.5
     text = [4, 8, 15, 16, 23, 42]
     assert module.p_value(text * 9, KEY, 100) == module.p_value(text * 2, KEY, 100)
-
-
-@pytest.mark.parametrize("name", ["watermark", "gumbel"])
-def test_a_key_is_no_negative_number(lips, name):
-    refused = lips.finish(name, PROMPT, "--key", "-1")
-    assert (refused.returncode, "argument --key: '-1' is not 0 or more" in refused.stderr) == (2, True)
