@@ -131,26 +131,26 @@ def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
 
 
 def test_what_is_imported_is_what_the_metadata_asks_for():
-    """libsym and the launcher live with the base, programs with their extra, kernels with the GPU's, the rest with the
-    server's."""
-    names = {"_cffi_backend": "cffi"}
+    """libsym and the launcher live with the base, programs with their extra, kernels with the GPU's."""
     text = (ROOT / "setup.py").read_text()
-    base = re.findall(r'"([\w-]+)[>=]', re.search(r"install_requires=\[(.*?)\]", text, re.DOTALL)[1])
-    server = re.findall(r'"([\w-]+)[>=]', re.search(r"^SERVER = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
-    gpu = re.findall(r'"([\w-]+)[>=]', re.search(r"^GPU = \[(.*?)\]", text, re.MULTILINE)[1])
-    extras = re.findall(r"^(?:PROGRAMS|GATEWAY) = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
-    programs = re.findall(r'"([\w-]+)[>=]', "".join(extras))
+
+    def packages(*lists: str) -> set[str]:
+        found = re.findall(rf"^ *(?:{'|'.join(lists)}) ?= ?\[(.*?)\]", text, re.DOTALL | re.MULTILINE)
+        assert len(found) == len(lists)
+        return set(re.findall(r'"([\w-]+)[>=]', "".join(found)))
+
+    base, server, gpu = packages("install_requires"), packages("SERVER"), packages("GPU")
+    names = {"_cffi_backend": "cffi"}
     imported: dict[str, set[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             found = {names.get(name, name) for name in imports_of(path)}
             imported.setdefault(room_of(path), set()).update(found - sys.stdlib_module_names - set(PACKAGES))
-    assert imported["libsym"] == {"anyio", "cffi"} == set(base)
-    assert imported.pop("lips") - set(base) == set(programs)
+    assert imported["libsym"] == {"anyio", "cffi"} == base
+    assert imported.pop("lips") - base == packages("PROGRAMS", "GATEWAY")
     assert imported["symphony/launcher"] <= {"cffi"}  # that of what builds it
-    needed = set().union(*imported.values()) - set(base)
-    assert needed == {*server, *gpu}, "what nobody imports is not asked for"
-    assert imported["triton_kernels"] - {"numpy"} == set(gpu)
+    assert set[str]().union(*imported.values()) - base == server | gpu, "what nobody imports is not asked for"
+    assert imported["triton_kernels"] - {"numpy"} == gpu
 
 
 def room_of(path: Path) -> str:
@@ -240,6 +240,7 @@ def test_the_wheel_of_scripts_wheels_is_for_Debian_12_and_computes_the_bits_of_a
     run(ROOT / "scripts/wheels", "--quick", tmp_path)
     (made,) = tmp_path.glob("*.whl")
     glibc = re.fullmatch(rf"symphony_os-{re.escape(__version__)}-cp311-abi3-manylinux_2_(\d+)_x86_64\.whl", made.name)
+    assert glibc is not None
     assert int(glibc[1]) <= 36
     with zipfile.ZipFile(made) as archive:
         names = [name for name in archive.namelist() if ".so" in name]
@@ -271,6 +272,7 @@ def test_a_program_with_the_base_alone_uses_a_daemon_of_the_extra_server(base, s
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
     command = ["env", "-u", "PYTHONPATH", str(server / "bin/symphony")]
     daemon = Daemon(tmp_path, "--model", "tiny", "--kv-memory", "64M", command=command)
+    assert daemon.process.stdin is not None
     daemon.process.stdin.close()
     try:
         environment = {name: value for name, value in daemon.environment.items() if name != "PYTHONPATH"}

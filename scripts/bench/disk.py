@@ -237,7 +237,7 @@ def history(bench: Bench) -> None:
 
 
 def small(bench: Bench) -> None:
-    ways, seconds = ("fork, sync", "fork", "write, sync", "write", "plain"), 1.0 if bench.args.quick else 4.0
+    ways, seconds = ("fork, sync", "fork", "write, sync", "write", "plain"), 0.4 if bench.args.quick else 4.0
     rates: dict[str, list[float]] = {way: [] for way in ways}
     with bench.daemon("small", TINY, "2G") as daemon, sym.kv_create("one.kv") as one:
         sym.kv_write(one, [1])
@@ -255,7 +255,7 @@ def small(bench: Bench) -> None:
 
 
 def restart(bench: Bench) -> None:
-    num_files = 5_000 if bench.args.quick else 100_000
+    num_files = 1_000 if bench.args.quick else 100_000
     with bench.daemon("restart", TINY, "64M"), sym.kv_create("base.kv") as base:
         sym.kv_write(base, [1] * 100)
         began_s = time.perf_counter()
@@ -278,14 +278,15 @@ def restart(bench: Bench) -> None:
 
 
 def decoding(bench: Bench) -> None:
-    seconds, is_quick = (1.5, True) if bench.args.quick else (6.0, False)
-    for num_streams, ways in ((4, ("rest", "write", "sync")), (8, ("rest", "swap")), (64, ("rest", "swap"))):
+    seconds, is_quick = (0.6, True) if bench.args.quick else (6.0, False)
+    crowds = ((4, ("rest", "write", "sync")), (8, ("rest", "swap")), (64, ("rest", "swap")))
+    for num_streams, ways in (crowds[0], crowds[2]) if is_quick else crowds:
         with bench.daemon(f"{num_streams} streams") as daemon:
             for name in ("one.kv", "two.kv"):
                 with long_file(name, 2304 if is_quick else 8192) as kv:
                     sym.kv_sync(kv)
             with beside(daemon.program(DECODERS, num_streams)):
-                turns = {way: partial(decoded, daemon, way, 0.5 if is_quick else 0.25, seconds) for way in ways}
+                turns = {way: partial(decoded, daemon, way, 0.2 if is_quick else 0.25, seconds) for way in ways}
                 found = in_turns(turns, bench.args.rounds, warm=0)
         rates = {way: [rate for rate, _ in each] for way, each in found.items()}
         for way in ways[1:]:
@@ -298,7 +299,7 @@ def decoding(bench: Bench) -> None:
 def decoded(daemon: Daemon, way: str, period_s: float, seconds: float) -> tuple[float, float]:
     """Return the tokens a second, and the bytes a second that the daemon wrote to disk or read."""
     with beside(daemon.program(MOVER, way, period_s)) if way != "rest" else nullcontext():
-        time.sleep(1.0)  # the program begins
+        time.sleep(min(1.0, seconds))  # the program begins
         before, began_s = sym.daemon_stat(), time.perf_counter()
         time.sleep(seconds)
         after, took_s = sym.daemon_stat(), time.perf_counter() - began_s

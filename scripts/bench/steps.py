@@ -51,7 +51,7 @@ from harness import (
 )
 
 HERE = Path(__file__).resolve().parent
-NUM_STREAMS, PROMPT_TOKENS = 64, 16
+PROMPT_TOKENS = 16
 NEVER = ["\u2603 never \u2603", "no text\x01 has this", "</never-comes>"]
 ITEM = {
     "type": "object",
@@ -175,9 +175,14 @@ def sleeps(pid: int) -> int:
     return total
 
 
+def size_of(bench: Bench) -> tuple[int, int]:
+    """Return the number of streams, and of tokens of each."""
+    return (16, 32) if bench.args.quick else (64, 128)
+
+
 def streams(bench: Bench) -> None:
-    count = 32 if bench.args.quick else 128
-    prompts = [bench.prompt(PROMPT_TOKENS) for _ in range(NUM_STREAMS)]
+    num_streams, count = size_of(bench)
+    prompts = [bench.prompt(PROMPT_TOKENS) for _ in range(num_streams)]
     ways: dict[str, dict[str, Any]] = {"pred()": {"way": "pred"}, "generate()": {"way": "generate"}}
     ways["stop texts"] = {"way": "generate", "stop": NEVER}
     turns = {name: partial(crew_turn, bench, prompts, num_tokens=count, **member) for name, member in ways.items()}
@@ -185,7 +190,7 @@ def streams(bench: Bench) -> None:
     for name, aim in (("pred()", "0.97"), ("generate()", "0.99"), ("stop texts", "0.97")):
         texts = found["loop"][0].tokens
         assert all(turn.tokens == texts for turn in found[name]), f"{name} decoded different tokens than the loop"
-        bench.add_rates(f"64 streams, {name}", found[name], "plain loop", found["loop"], aim)
+        bench.add_rates(f"{num_streams} streams, {name}", found[name], "plain loop", found["loop"], aim)
 
 
 def crew_turn(bench: Bench, prompts: list[list[int]], **member: Any) -> Turn:
@@ -193,12 +198,12 @@ def crew_turn(bench: Bench, prompts: list[list[int]], **member: Any) -> Turn:
 
 
 def with_schema(bench: Bench) -> None:
-    count = 32 if bench.args.quick else 128
-    prompts = [bench.prompt(PROMPT_TOKENS) for _ in range(NUM_STREAMS)]
+    num_streams, count = size_of(bench)
+    prompts = [bench.prompt(PROMPT_TOKENS) for _ in range(num_streams)]
     turn = partial(crew_turn, bench, prompts, way="generate", num_tokens=count)
     found = bench.in_turns({"generate()": turn, "json": partial(turn, schema=json.dumps(SCHEMA))})
     assert {len(text) for turn in found["json"] for text in turn.tokens} == {count}, "a text of the schema ended early"
-    bench.add_rates("64 streams, JSON schema", found["json"], "generate()", found["generate()"], "")
+    bench.add_rates(f"{num_streams} streams, JSON schema", found["json"], "generate()", found["generate()"], "")
 
 
 def delay(bench: Bench) -> None:
@@ -206,10 +211,10 @@ def delay(bench: Bench) -> None:
     prefills.
     """
     num_prefills, length = (1 if bench.args.quick else 2), 1000 if bench.args.quick else 4000
-    decode = {"way": "decode_until_over", "limit_s": 2.0 if bench.args.quick else 10.0}
+    decode = {"way": "decode_until_over", "limit_s": 1.0 if bench.args.quick else 10.0}
     decodes = [decode | {"prompt": bench.prompt(PROMPT_TOKENS)} for _ in range(8)]
     prefill = {"way": "prefill", "tokens": bench.prompt(length), "count": num_prefills}
-    beside = [*[each | {"limit_s": 600.0} for each in decodes], prefill | {"after_s": 1.0}]
+    beside = [*[each | {"limit_s": 600.0} for each in decodes], prefill | {"after_s": 0.5 if bench.args.quick else 1.0}]
 
     def turn(members: Members) -> Turn:
         return bench.by_crew(members)[1]
@@ -242,19 +247,21 @@ def gaps_ms(came_s: list[list[float]], since_s: float = 0.0, until_s: float = fl
 def fair(bench: Bench) -> None:
     """Measure the service of accounts with unequal demand. Each account demands more than an equal share."""
     prompts = {"decode_for": bench.prompt(PROMPT_TOKENS), "prefill_for": bench.prompt(256)}
-    for way, nums in (("decode_for", (90, 120, 180, 260)), ("prefill_for", (2, 4, 8, 16))):
+    decodes = (18, 24, 36, 52) if bench.args.quick else (90, 120, 180, 260)
+    for way, nums in (("decode_for", decodes), ("prefill_for", (2, 4, 8, 16))):
         fairness(bench, f"equal accounts, {way}, max/min", way, prompts[way], nums, (1, 1, 1, 1))
 
 
 def weights(bench: Bench) -> None:
     prompt = bench.prompt(PROMPT_TOKENS)
-    fairness(bench, "weights 1:2, max/min of service for weight", "decode_for", prompt, (300, 300), (1, 2))
+    nums = (60, 60) if bench.args.quick else (300, 300)
+    fairness(bench, "weights 1:2, max/min of service for weight", "decode_for", prompt, nums, (1, 2))
 
 
 def fairness(
     bench: Bench, what: str, way: str, tokens: list[int], nums: tuple[int, ...], weights: tuple[int, ...]
 ) -> None:
-    seconds, ratios = 4.0 if bench.args.quick else 20.0, []
+    seconds, ratios = 2.0 if bench.args.quick else 20.0, []
     member = {"way": way, "tokens": tokens, "seconds": seconds}
     members = [member | {"num_streams": num, "uid": uid} for uid, num in zip(ACCOUNTS, nums, strict=False)]
     for _ in range(max(1, bench.args.rounds // 2)):

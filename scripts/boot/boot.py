@@ -21,8 +21,8 @@ from types import FrameType
 
 from kept import Kept
 from machine import Failed, Machine
+from running import Service
 from scenarios import ALWAYS, SCENARIOS, SHORT
-from service import Service
 
 
 class Report:

@@ -7,7 +7,7 @@ import tarfile
 import time
 
 from kept import REPOSITORY
-from service import CONFIG, FILES, FILES_BEFORE, INSTALL, PYTHON, TINY, UNINSTALL, Service
+from running import CONFIG, FILES, FILES_BEFORE, INSTALL, PYTHON, TINY, UNINSTALL, Service
 
 MAX_EXPOSURE = 2.5
 OLD = "/opt/symphony-0.1.0/bin"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from service import TINY, Service
+from running import TINY, Service
 
 
 def ready(s: Service) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from service import TINY, Service
+from running import TINY, Service
 
 
 def user_unit(s: Service) -> str:

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace, rows: list[dict[str, Any]], place: Path) -> No
         known.complete([str(path) for each in tests for path in each], place)
     built = extensions(files, place)
     if args.quick:
-        wanted = [next(each for each in mutants_of(file) if each.old == old) for file, (_, old) in QUICK.items()]
+        wanted = [next(each for each in mutants_of(path) if each.old == QUICK[path][1]) for path in args.paths]
     else:
         wanted = chosen(files, args.num, args.seed)
     for mutant in wanted:
@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--near", action="store_true", help="without a map: the tests beside the mutant's module")
     parser.add_argument("--summary", action="store_true", help="summarise the rows by package")
     parser.add_argument(
-        "--quick", action="store_true", help="one mutant in Python and one in C, which have to be caught"
+        "--quick", action="store_true", help="one mutant in Python and one in C (or one of these files), to be caught"
     )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -183,7 +183,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         if args.quick:
             args.map, args.rows = Path(name) / "map", Path(name) / "rows"
-            args.paths, args.tests = list(QUICK), [tests for tests, _ in QUICK.values()]
+            args.paths = args.paths if args.paths != PATHS else list(QUICK)
+            args.tests = [QUICK[path][0] for path in args.paths]
         rows = [json.loads(row) for row in args.rows.read_text().splitlines()] if args.rows.exists() else []
         if not args.summary:
             run(args, rows, Path(name))

@@ -103,7 +103,7 @@ FORMS = {
                 ("fork and kv_sync, 64 threads", "files/s"),
                 ("from exec to stat of a file", "ms"),
                 *((rf"4 streams beside a program: {way}, \d+ MB/s", "tokens/s") for way in ("write", "sync")),
-                *((rf"{num} streams beside a program: swap, \d+ MB/s", "tokens/s") for num in (8, 64)),
+                (r"64 streams beside a program: swap, \d+ MB/s", "tokens/s"),
                 *((rf"swap-{way} of 64 MiB", "MB/s") for way in ("out", "in")),
                 (r"reading a cold image of \d+ MB, again", "MB/s"),
             )
@@ -155,7 +155,7 @@ FORMS = {
     "bench/steps.py": Form(
         STREAMS,
         (
-            *(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts", "JSON schema")),
+            *(rf"16 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts", "JSON schema")),
             r"8 decodes beside prefills, p99 between tokens +[\d.]+ ms",
             r"prefills of 1,000 beside 8 decodes +[\d.]+ tokens/s",
             *(rf"equal accounts, {way}_for, max/min +[\d.]+ " for way in ("decode", "prefill")),
@@ -204,7 +204,9 @@ FORMS = {
         may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
     ),
     "fuzz/core.py": Form(table=(r"20,000 operations agree with the model, [\d,]+ of them were refused",)),
-    "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
+    "fuzz/image_bytes.py": Form(
+        table=(r"3,000 images: \d+ were whole", "image is damaged", "image is cut", "image has no")
+    ),
     "mutants/mutants.py": Form(
         table=(r"cost\.c:\d+: .*: caught by ", r"deadlines\.py:\d+: .*: caught by ", r"~ all +2( +0){4}  100%"),
         may_be_empty=("( +0){4}  100%",),

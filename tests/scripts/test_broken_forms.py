@@ -46,7 +46,7 @@ BROKEN = {
         "FAILED seed 1",
         "from tests.kvfs.core.model import Model\nModel.leave = lambda *_: None",
     ),
-    "fuzz/images.py": Broken(
+    "fuzz/image_bytes.py": Broken(
         "FAILED seed 1: AssertionError",
         "from kvfs.images.importer import ImageImport\nImageImport.abandon = lambda self: None",
     ),
@@ -56,7 +56,9 @@ BROKEN = {
         "from tests.scheduler import hostile\nhostile.SETTLED_S = 5",
     ),
     "mutants/mutants.py": Broken(
-        "survived", "import changes as it\nit.Mutant.text = lambda self: Path(self.file).read_bytes()"
+        "survived",
+        "import changes as it\nit.Mutant.text = lambda self: Path(self.file).read_bytes()",
+        ("--quick", "scheduler/batch/deadlines.py"),
     ),
     "soak/attacks.py": Broken(r"metrics +\S"),
     "soak/crashes.py": Broken(

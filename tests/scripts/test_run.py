@@ -1,4 +1,4 @@
-"""scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end (the tiny model's words are noise)."""
+"""scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end; and what scripts/lib.sh installs."""
 
 import os
 import runpy
@@ -21,6 +21,19 @@ pytestmark = [
 ]
 
 
+def executable(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def lib(source, **how):
+    """Run lines of bash with the functions of scripts/lib.sh."""
+    how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False} | how
+    command = ["bash", "-c", f"set -euo pipefail; . scripts/lib.sh; {source}"]
+    return subprocess.run(command, **how)  # noqa: PLW1510 - it is in `how`
+
+
 @pytest.fixture
 def place(tmp_path):
     """Return the environment and the options of a daemon of the test's own."""
@@ -29,32 +42,36 @@ def place(tmp_path):
     return environment, options
 
 
+@pytest.fixture
+def run(place):
+    def run(*options):
+        command = [str(ROOT / "scripts/run"), *map(str, options)]
+        return subprocess.run(command, env=place[0], capture_output=True, text=True, timeout=100, check=False)
+
+    return run
+
+
 @pytest.mark.slow
-def test_the_demonstration_forks_continues_and_removes_a_conversation(place, tmp_path):
-    environment, options = place
-    command = [ROOT / "scripts/run", "--once", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+def test_the_demonstration_forks_continues_and_removes_a_conversation(run, place, tmp_path):
+    done = run("--once", *place[1])
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     typed = [line[2:] for line in done.stdout.splitlines() if line.startswith("$ ")]
-    assert [command.split()[0] for command in typed] == [
-        ".venv/bin/symphony", "ls", "cp", ".venv/bin/symphony", "ls", ".venv/bin/symphony", "df", "rm", "ls",
-    ]  # fmt: skip
+    symphony = ".venv/bin/symphony"
+    said = [command.split()[0] for command in typed]
+    assert said == [symphony, "ls", "cp", symphony, "ls", symphony, "df", "rm", "ls"]
     assert "--resume" in typed[3]
     assert done.stdout.endswith(f"symphony: stopped; {tmp_path}/kv is unmounted\n")
     assert not os.path.ismount(tmp_path / "kv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kv", "state"]
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    again = run("--once", *place[1])
     assert again.returncode == 0, "what the first time left was still there: " + again.stdout + again.stderr
 
 
 @pytest.mark.slow
-def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
+def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(run, place, tmp_path):
     environment, options = place
-    with subprocess.Popen(
-        [ROOT / "scripts/run", *options],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    ) as script:  # fmt: skip
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen([ROOT / "scripts/run", *options], env=environment, **how) as script:
         lines = iter(script.stdout.readline, "")
         stays = f"symphony: {tmp_path}/kv stays mounted; Ctrl-C ends the daemon and unmounts it\n"
         before = list(iter(lines.__next__, stays))
@@ -63,9 +80,7 @@ def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
         assert next(lines) == "symphony: now type in a second terminal:\n"
         typed = [next(lines).strip() for _ in range(5)]
         assert typed[1:3] == [f"export SYMPHONY_SOCKET={tmp_path}/socket", ".venv/bin/symphony run chat"]
-        second = subprocess.run(
-            [ROOT / "scripts/run", *options], env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
+        second = run(*options)
         assert second.returncode == 1
         assert "already runs" in second.stderr
         assert f"SYMPHONY_SOCKET={tmp_path}/symphony-second/symphony.sock scripts/run --mount" in second.stderr
@@ -77,11 +92,8 @@ def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_daemon_that_cannot_start_says_why_in_one_line(place, tmp_path):
-    environment, _ = place
-    options = ["--model", tmp_path / "nowhere", "--mount", tmp_path / "kv", "--state", tmp_path / "state"]
-    command = [ROOT / "scripts/run", "--once", *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+def test_a_daemon_that_cannot_start_says_why_in_one_line(run, tmp_path):
+    done = run("--once", "--model", tmp_path / "nowhere", "--mount", tmp_path / "kv", "--state", tmp_path / "state")
     assert done.returncode == 1
     assert f"{tmp_path}/nowhere" in done.stderr
     assert "doctor" in done.stderr
@@ -89,16 +101,11 @@ def test_a_daemon_that_cannot_start_says_why_in_one_line(place, tmp_path):
 
 def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
     """The user is not root and has no sudo: `id` and `sudo` are replaced, the look at the machine is real."""
-    for name, text in (("id", "echo 1000"), ("sudo", "exit 1")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    for name in ("bash", "gcc"):
-        (tmp_path / name).symlink_to(Path("/usr/bin") / name)
-    (tmp_path / "python3").symlink_to(sys.executable)
-    source = "set -euo pipefail; . scripts/lib.sh; install_packages python3"
-    done = subprocess.run(
-        ["bash", "-c", source], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+    executable(tmp_path / "id", "#!/bin/sh\necho 1000\n")
+    executable(tmp_path / "sudo", "#!/bin/sh\nexit 1\n")
+    for name, target in (("bash", "/usr/bin/bash"), ("gcc", "/usr/bin/gcc"), ("python3", sys.executable)):
+        (tmp_path / name).symlink_to(target)
+    done = lib("install_packages python3", env={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert "fuse3" in done.stderr
     assert "sudo apt-get install fuse3" in done.stderr
@@ -106,16 +113,22 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
 
 @pytest.mark.parametrize(("user", "named"), [(0, {"systemd-container", "debootstrap"}), (1000, set())])
 def test_what_boots_a_debian_is_installed_for_the_tests_of_root(tmp_path, user, named):
-    for name, text in (("id", f"echo {user}"), ("python3", "exit 0")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    executable(tmp_path / "id", f"#!/bin/sh\necho {user}\n")
+    executable(tmp_path / "python3", "#!/bin/sh\nexit 0\n")
     (tmp_path / "bash").symlink_to("/usr/bin/bash")
-    source = "set -euo pipefail; . scripts/lib.sh; missing_packages python3 test"
-    done = subprocess.run(
-        ["bash", "-c", source], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
-    )
-    assert {"fuse3", "chromium"} <= set(done.stdout.split())
-    assert set(done.stdout.split()) & {"systemd-container", "debootstrap"} == named
+    found = set(lib("missing_packages python3 test", env={"PATH": str(tmp_path)}, check=True).stdout.split())
+    assert found >= {"fuse3", "chromium"}
+    assert found & {"systemd-container", "debootstrap"} == named
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A tree with scripts/lib.sh, and a Python of its own in .venv."""
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    executable(tmp_path / "scripts/lib.sh", (ROOT / "scripts/lib.sh").read_text())
+    return tmp_path
 
 
 FAKE_PYTHON = """#!/bin/bash
@@ -128,22 +141,12 @@ esac
 
 
 @pytest.mark.parametrize("meanwhile", ["exit 1", "kill -INT $PPID; exit 130", "kill -TERM $PPID; exit 143"])
-def test_an_installation_that_ends_early_ends_its_compilers(tmp_path, meanwhile):
+def test_an_installation_that_ends_early_ends_its_compilers(checkout, meanwhile):
     """Compilers that stay would hold the next installation's lock for minutes, and write into its files."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/python").write_text(FAKE_PYTHON % meanwhile)
-    (tmp_path / ".venv/bin/python").chmod(0o755)
-    environment = os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path / "tmp")}
-    source = "set -euo pipefail; . scripts/lib.sh; install_packages() { :; }; setup run"
-    done = subprocess.run(
-        ["bash", "-c", source], cwd=tmp_path, env=environment, capture_output=True, timeout=20, check=False
-    )
-    assert done.returncode != 0
-    subprocess.run(["flock", "--timeout", "5", tmp_path / "scripts/lib.sh", "true"], check=True)
-    assert not list((tmp_path / "tmp").glob("*/log"))
+    executable(checkout / ".venv/bin/python", FAKE_PYTHON % meanwhile)
+    assert lib("install_packages() { :; }; setup run", cwd=checkout).returncode != 0
+    subprocess.run(["flock", "--timeout", "5", checkout / "scripts/lib.sh", "true"], check=True)
+    assert not list((checkout / "tmp").glob("*/log"))
 
 
 def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_path, monkeypatch):
@@ -155,7 +158,6 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
     monkeypatch.setattr(type(kept), "_pip", lambda _self, *words: wheels.append(words))
     kept._make_wheelhouse(tmp_path / "wheelhouse")
     installs = f"""
-        . scripts/lib.sh
         eval "$(sed -n '/^make_environment()/,/^}}/p' scripts/install)"
         long() {{ shift; "$@"; }}
         install_with_pip() {{ printf '%s\\n' "$1"; }}
@@ -164,28 +166,21 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
         python=true new={tmp_path}/new wheelhouse=there wheel=symphony
         make_environment
     """
-    asked = subprocess.run(["bash", "-c", installs], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     built = str(wheels[0][-1]).partition("[")[2]
-    assert asked.split("[")[1].strip().replace(",gpu]", "]") == built
+    assert lib(installs, check=True).stdout.split("[")[1].strip().replace(",gpu]", "]") == built
     assert built
 
 
-def test_the_tests_install_compiles_only_what_changed_since_the_run_s(tmp_path):
+def test_the_tests_install_compiles_only_what_changed_since_the_run_s(checkout):
     """`scripts/run` and then `scripts/test` install; a change of the sources is compiled again."""
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())
-    python = tmp_path / ".venv/bin/python"
-    python.write_text('#!/bin/bash\necho "$*" >>asked\ncase "$*" in *setup.py*) touch built ;; esac\n')
-    python.chmod(0o755)
+    asked = checkout / "asked"
+    python = '#!/bin/bash\necho "$*" >>asked\ncase "$*" in *setup.py*) touch built ;; esac\n'
+    executable(checkout / ".venv/bin/python", python)
     replaced = "install_packages() { :; }; extensions_are_built() { [ -e built ]; }; fingerprint() { echo $is; }"
     seen = []
     for sources, level in (("old", "run"), ("old", "test"), ("old", "run"), ("old", "test"), ("new", "test")):
-        source = f"set -euo pipefail; . scripts/lib.sh; {replaced}; is={sources}; setup {level}"
-        (tmp_path / "asked").write_text("")
-        environment = os.environ | {"PYTHON": sys.executable}
-        subprocess.run(["bash", "-c", source], cwd=tmp_path, env=environment, timeout=20, check=True)
-        asked = (tmp_path / "asked").read_text()
-        seen.append(("setup.py" in asked, ".[test]" in asked))
-        assert (tmp_path / ".venv/.symphony-installed").read_text() in {f"{sources} {level}\n", "old test\n"}
+        asked.write_text("")
+        lib(f"{replaced}; is={sources}; setup {level}", cwd=checkout, check=True)
+        seen.append(("setup.py" in asked.read_text(), ".[test]" in asked.read_text()))
+        assert (checkout / ".venv/.symphony-installed").read_text() in {f"{sources} {level}\n", "old test\n"}
     assert seen == [(True, False), (False, True), (False, False), (False, False), (True, True)]

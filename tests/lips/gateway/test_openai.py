@@ -39,7 +39,7 @@ def ask(client, **options):
 
 
 def text_of(chunks, index=0):
-    """What the chunks of a stream say in one of its choices."""
+    """The text of one choice of a stream."""
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     return "".join(choice.delta.content or "" for choice in choices if choice.index == index)
 

@@ -1,6 +1,5 @@
 """Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
 
-import contextlib
 import fcntl
 import os
 import re
@@ -18,6 +17,7 @@ import libsym as sym
 from lips.gateway.engine import _save
 from lips.gateway.places import Place
 from lips.gateway.tenants import make_tenant
+from tests.lips.gateway.test_odd_clients import connected, request_of
 from tests.lips.gateway.wire import CHAT, ENDLESS, MESSAGES, cached, events_of, post, streaming, until, user
 
 
@@ -305,19 +305,12 @@ def test_what_nobody_was_shown_of_a_stop_text_is_in_no_answer_no_file_and_no_log
     assert "".join(told) == '"ab'
 
 
-def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(http, files, other):
+def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(http, files, gateway):
     say(http, "Hi.", "other")
     place, away = files / "moving.kv", files / "away.kv"
-
-    def ask():
-        with contextlib.suppress(httpx.TimeoutException):
-            other.post(CHAT, json={**ENDLESS, "conversation": "moving"}, timeout=0.5)  # it is never sent
-
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
+    with connected(gateway, request_of({**ENDLESS, "conversation": "moving"})):
         until(lambda: place.rename(away))
         shutil.copyfile(files / "other.kv", place)
-        asked.result()
     said = (files / "other.kv").read_bytes()
     until(lambda: subprocess.run(["flock", "-n", away, "true"], check=False).returncode == 0)
     assert place.read_bytes() == said, "what has the name now is another's"

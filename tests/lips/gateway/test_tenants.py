@@ -135,7 +135,7 @@ def test_a_second_try_computes_the_prompt_once(keyed):
 @pytest.mark.parametrize("more", [{}, {"conversation": "full"}, {"session_id": "full"}, {"n": 2}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_fills_the_quota_is_given_as_one_that_its_length_ended(keyed, more, stream):
-    with keyed.client("quota=8M") as client:
+    with keyed.client("quota=4M") as client:
         answer = client.post(CHAT, json={**ENDLESS, "temperature": 0, **more, "stream": stream})
         assert answer.status_code == 200, answer.text
         if stream:

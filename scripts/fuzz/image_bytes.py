@@ -5,8 +5,8 @@ Each image must give one clear error, or a file with exactly the claimed content
 no more pages than its bytes can fill, and must change no other file. A run that fails prints its seed, which repeats
 the failure.
 
-    .venv/bin/python scripts/fuzz/images.py                ten million, on every core
-    .venv/bin/python scripts/fuzz/images.py --count 1000000 --seed 7
+    .venv/bin/python scripts/fuzz/image_bytes.py                ten million, on every core
+    .venv/bin/python scripts/fuzz/image_bytes.py --count 1000000 --seed 7
 """
 
 from __future__ import annotations
