@@ -48,8 +48,8 @@ class Names:
                     self.types.add(name)
         for node in statements:
             match node:
-                case ast.AnnAssign(target=target, annotation=annotation):
-                    (self.hooks if self._is_type(annotation) else values).add(_last(target))
+                case ast.AnnAssign(target=annotated, annotation=annotation):
+                    (self.hooks if self._is_type(annotation) else values).add(_last(annotated))
                     continue
             for target, value in _pairs(node):
                 is_method = isinstance(value, ast.Attribute) and value.attr in self.methods
@@ -112,8 +112,8 @@ def _pairs(statement: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
     match statement:
         case ast.Assign(targets=targets, value=value):
             pairs = [(target, value) for target in targets]
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            pairs = [(target, value)]
+        case ast.AnnAssign(target=annotated, value=ast.expr() as value):
+            pairs = [(annotated, value)]
         case _:
             pairs = []
     for target, value in pairs:

@@ -133,7 +133,7 @@ class Found:
                 self.definitions.append(Definition(name, path, node.lineno, f"{module}.{name}"))
                 if name == "__all__" and path.startswith("libsym/"):
                     self.public |= {
-                        f"{module}.{each.value}" for each in ast.walk(node) if isinstance(each, ast.Constant)
+                        f"{module}.{each.value!s}" for each in ast.walk(node) if isinstance(each, ast.Constant)
                     }
 
     def _add_definition(self, file: _File, node: ast.stmt, within: str = "") -> None:

@@ -18,7 +18,7 @@ def guard(function: Any) -> Any:
     return function
 
 
-class Patches(pytest.MonkeyPatch):
+class Patches(pytest.MonkeyPatch):  # type: ignore[misc]  # final for others: its two calls are all that this needs
     """pytest's `monkeypatch`, which also knows which functions in the place of our own were called."""
 
     def __init__(self) -> None:
@@ -28,7 +28,8 @@ class Patches(pytest.MonkeyPatch):
     def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:
         if value and not isinstance(target, str) and _is_own(target):
             value = (self._counted(f"{_name(target)}.{name}", value[0], of_class=isinstance(target, type)), *value[1:])
-        super().setattr(target, name, *value, raising=raising)
+        plain: Any = super().setattr
+        plain(target, name, *value, raising=raising)
 
     def _counted(self, what: str, value: Any, *, of_class: bool) -> Any:
         function = value.__func__ if isinstance(value, staticmethod) else value

@@ -1,5 +1,7 @@
 """A patch that nothing calls fails its test."""
 
+from typing import Any
+
 import pytest
 
 from kvfs.pages import turns
@@ -20,7 +22,7 @@ def test_a_function_of_our_own_that_is_replaced_has_to_be_called(patches):
     patches.setattr(held, "NUM_WORST", 3)
     patches.setattr(turns, "fitting", guard(lambda: None))
     assert patches.uncalled == ["scheduler.status.held.perf_counter", "HeldTimes.info"]
-    times = held.HeldTimes()
+    times: Any = held.HeldTimes()
     assert times.info() is times
     assert patches.uncalled == ["scheduler.status.held.perf_counter"]
     times.after_io_wait(0.0)

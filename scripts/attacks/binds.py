@@ -57,7 +57,7 @@ def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
     binds = [word for path in (outer, outer / "a/b", outer / "a/c") for word in ("--bind", path)]
     command = of_root(served, tree, "run", *binds, program, outer, target, num_children)
     done = subprocess.run(**command, capture_output=True, check=False, timeout=100)
-    broken = done.stdout.splitlines()
+    broken: list[str] = done.stdout.splitlines()
     if done.returncode:
         broken.append(done.stderr.strip())
     if made := sorted(path.name for path in target.iterdir() if path.name != "secret"):

@@ -44,7 +44,7 @@ def main() -> int:
     broken = []
     with daemon("--kv-memory", "64M", tree=args.tree) as served:
         path = served.mount / ".symphony/metrics"
-        memory, worked_ms = memory_bytes(served), cpu_ms(served)
+        memory, worked_ms = float(memory_bytes(served)), cpu_ms(served)
         with running_as(ATTACKER, OPEN, path, opens, served=served) as process:
             assert process.stdout is not None
             assert process.stdout.readline(), "the attacker could not open as many"

@@ -39,11 +39,12 @@ def attack(served: Daemon, directory: Path, dates: list[str]) -> list[str]:
         source = directory / f"source-{number}"
         source.touch()
         as_user(0, ["touch", "-d", date, source])
-        for how, words in {
+        ways: dict[str, list[object]] = {
             "touch": ["touch", "-d", date],
             "touch-a": ["touch", "-a", "-d", date],
             "cp": ["cp", "-p", source],
-        }.items():
+        }
+        for how, words in ways.items():
             broken += spoils(served, words, f"{how}-{number}", date)
             if broken:
                 return broken

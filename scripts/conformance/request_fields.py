@@ -34,7 +34,7 @@ RECORD = Path(__file__).resolve().parents[2] / "tests" / "lips" / "gateway" / "r
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
-PACKAGES = {
+PACKAGES: dict[str, dict[str, tuple[str, ...]]] = {
     "openai": {
         CHAT: ("openai.types.chat.completion_create_params:CompletionCreateParams",),
         COMPLETIONS: ("openai.types.completion_create_params:CompletionCreateParams",),
@@ -238,7 +238,7 @@ class Pydantic:
 
     def shape_of(self, name: str) -> Shape:
         node = self._classes[name]
-        fields, kinds = {}, tuple[str, ...]()
+        fields, kinds = dict[str, list[Place]](), tuple[str, ...]()
         for base in node.bases:
             if isinstance(base, ast.Name) and base.id in self._classes:
                 fields |= self.shape_of(base.id).fields

@@ -71,7 +71,7 @@ class _Python:
     def __init__(self, file: str, source: bytes) -> None:
         self._file, self._source = file, source
         self._starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
-        self._statement: ast.AST = ast.Pass(lineno=1)
+        self._statement: ast.stmt = ast.Pass(lineno=1)
         self._is_in_function = False
 
     def all(self) -> Iterator[Mutant]:

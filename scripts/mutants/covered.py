@@ -88,9 +88,9 @@ class Map:
             elsewhere += [(least_s, file, test.name, test.seconds) for test in rest]  # its tests may share a daemon
         elsewhere.sort(key=lambda each: each[:2])
         found = list[str]()
-        for tests in (sorted(here), [(seconds, name) for *_, name, seconds in elsewhere]):
-            ends_s = accumulate(seconds for seconds, _ in tests)
-            found += [name for (seconds, name), end_s in zip(tests, ends_s, strict=True) if end_s - seconds < limit_s]
+        for group in (sorted(here), [(seconds, name) for *_, name, seconds in elsewhere]):
+            ends_s = accumulate(seconds for seconds, _ in group)
+            found += [name for (seconds, name), end_s in zip(group, ends_s, strict=True) if end_s - seconds < limit_s]
         return found
 
     def _runs(self, mutant: Mutant, lines: dict[str, list[int]]) -> bool:

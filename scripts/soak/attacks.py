@@ -44,7 +44,7 @@ def main() -> int:
         told = Path(directory) / "held"
         while not num_made or time.monotonic() < end_s:
             for name in names:
-                command = [sys.executable, ATTACKS / f"{name}.py", *["--quick"] * options.quick]
+                command = [sys.executable, str(ATTACKS / f"{name}.py"), *["--quick"] * options.quick]
                 environment = os.environ | {"SYMPHONY_ATTACKS_HELD": str(told)}
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
                 print(f"{name:20} {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1][:100]}", flush=True)

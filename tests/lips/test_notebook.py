@@ -101,12 +101,3 @@ def test_a_cell_that_is_stopped_leaves_the_connection_as_it_was(notebook):
         assert notebook.interrupt(cell) == error
         notebook.run("sym.kv_truncate(kv, length)\nassert kv.len() == length\nsym.daemon_check()")
     assert "' three'" in notebook.run("kv.fork().pred(kv.read(-1)[0])")["text/html"]
-
-
-def test_a_daemon_that_is_gone_is_no_error_of_what_is_shown(notebook):
-    notebook.run("kv = sym.kv_create()\ndist = sym.pred(kv, [65])\nsym.close()")
-    assert "text/html" in notebook.run("dist")
-    shown = notebook.run("kv")
-    assert "text/html" not in shown
-    assert shown["text/plain"] == "<KV anonymous, of a connection that is over>"
-    assert "text/html" in notebook.run("sym.Dist.of([0.0, 1.0])")

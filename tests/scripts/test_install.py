@@ -6,6 +6,7 @@ needs from the environment of the tests. What takes systemd is shown by scripts/
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -51,19 +52,13 @@ class Release:
 
     def _make_wheel(self, module: str) -> None:
         about = f"symphony_os-{self.version}.dist-info"
-        metadata = (
-            "Metadata-Version: 2.1",
-            "Name: symphony-os",
-            f"Version: {self.version}",
-            "Provides-Extra: server",
-            "",
-        )
+        metadata = ("Metadata-Version: 2.1", "Name: symphony-os", f"Version: {self.version}", "Provides-Extra: server")
         described = (ROOT / "symphony/settings/described.py").read_text()
         texts = {
             "symphony/__init__.py": module,
             "symphony/settings/described.py": described.replace("daemon:", f"daemon of {self.version}:"),
             "others.pth": f"{SITE}\n",
-            f"{about}/METADATA": "\n".join(metadata),
+            f"{about}/METADATA": "\n".join((*metadata, "")),
             f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             f"{about}/entry_points.txt": "[console_scripts]\nsymphony = symphony.cli:main\n",
             f"{about}/RECORD": "",
@@ -83,12 +78,12 @@ class Release:
         return [self.checkout / "scripts/install", "--root", root, "--wheelhouse", self.wheels, *options]
 
 
-def run(*words: object, status: int = 0, **how) -> str:
+def run(*words: object, status: int = 0, **environment: str) -> str:
     """Run a command, and return its output on both streams."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHON": sys.executable}
     done = subprocess.run(
         [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd="/",
-        env=environment | {"PYTHON": sys.executable}, **how,
+        env=own | environment,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     return done.stdout
@@ -117,6 +112,7 @@ def interrupted(release: Release, root: Path) -> None:
         list(map(str, release.install(root))), start_new_session=True, env=os.environ | {"PYTHON": sys.executable},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as script:  # fmt: skip
+        assert isinstance(script.stdout, io.BufferedReader)
         while b"making" not in script.stdout.read1():
             assert script.poll() is None
         os.killpg(script.pid, signal.SIGKILL)
@@ -152,9 +148,8 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     assert (os.lstat(prefix / "current").st_ino, os.lstat(prefix / "7.1").st_ino) == before
 
     elsewhere = ("--prefix", "/srv/symphony")
-    assert "Symphony is installed in /opt/symphony, not in /srv/symphony" in run(
-        *new.install(root, *elsewhere), status=1
-    )
+    said = run(*new.install(root, *elsewhere), status=1)
+    assert "Symphony is installed in /opt/symphony, not in /srv/symphony" in said
 
     # A configuration that the new version does not take stops an upgrade; one that was changed stays.
     (new.checkout / "scripts/systemd/symphony-run@.service").unlink()
@@ -229,25 +224,18 @@ def test_what_can_t_be_done_is_told_and_changes_nothing(tmp_path, options, told)
 
 
 def test_an_old_python_and_one_who_is_not_root_are_told_so(tmp_path):
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2 && exit\n[ "$1" = -VV ] || exit 1\n')
-    python.chmod(0o755)
-    said = subprocess.run(
-        [ROOT / "scripts/install", "--root", tmp_path / "machine"], env=os.environ | {"PYTHON": str(python)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (said.returncode, said.stderr) == (
-        1,
-        "symphony: Python 3.9.2 is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)\n",
-    )
-    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
-    (tmp_path / "id").chmod(0o755)
-    said = subprocess.run(
-        [ROOT / "scripts/install"], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert said.returncode == 1
-    assert said.stderr.startswith("symphony: this installs a service of the machine: start it as root\n")
+    for name, text in (
+        ("python3", '[ "$1" = --version ] && echo Python 3.9.2 && exit\n[ "$1" = -VV ] || exit 1\n'),
+        ("id", "echo 1000\n"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+    install = ROOT / "scripts/install"
+    said = run(install, "--root", tmp_path / "machine", status=1, PYTHON=str(tmp_path / "python3"))
+    needed = "Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
+    assert said == f"symphony: Python 3.9.2 is too old: {needed}\n"
+    said = run(install, status=1, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert said.startswith("symphony: this installs a service of the machine: start it as root\n")
 
 
 def test_two_installations_at_once_are_one_too_many(tmp_path):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,12 @@ def test_the_demonstration_forks_continues_and_removes_a_conversation(run, place
 @pytest.mark.slow
 def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(run, place, tmp_path):
     environment, options = place
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    how: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "start_new_session": True,
+    }
     with subprocess.Popen([ROOT / "scripts/run", *options], env=environment, **how) as script:
         lines = iter(script.stdout.readline, "")
         stays = f"symphony: {tmp_path}/kv stays mounted; Ctrl-C ends the daemon and unmounts it\n"
@@ -158,6 +164,7 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
     monkeypatch.setattr(type(kept), "_pip", lambda _self, *words: wheels.append(words))
     kept._make_wheelhouse(tmp_path / "wheelhouse")
     installs = f"""
+        set +euo pipefail
         eval "$(sed -n '/^make_environment()/,/^}}/p' scripts/install)"
         long() {{ shift; "$@"; }}
         install_with_pip() {{ printf '%s\\n' "$1"; }}

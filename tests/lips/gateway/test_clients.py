@@ -1,55 +1,10 @@
-"""Clients that are built on others' interfaces: llm, litellm, LangChain; and the requests of codex."""
-
-import asyncio
-import json
-import os
-import subprocess
-import sys
+"""LangChain, which is built on OpenAI's client; and the requests of codex. `client_bodies.json` has those of others."""
 
 import pytest
 
 from tests.lips.gateway.wire import CAPITAL, events_of
 
 CITY = CAPITAL[0]["content"]
-
-
-@pytest.mark.slow
-def test_llm_asks_by_its_command_line(gateway, tmp_path):
-    model = {"model_id": "symphony", "model_name": "SmolLM2-135M-Instruct", "api_key_name": "symphony"}
-    models = [{**model, "api_base": f"{gateway.url}/v1"}]
-    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))  # which is YAML, too
-    (tmp_path / "keys.json").write_text(json.dumps({"symphony": os.environ["OPENAI_API_KEY"]}))
-    command = [sys.executable, "-m", "llm", "-m", "symphony", "-o", "temperature", "0", "-o", "max_tokens", "24", CITY]
-    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
-
-
-@pytest.fixture
-def event_loop():
-    """Set an event loop for this thread. litellm makes one for its log where there is none, and never closes it."""
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    asyncio.set_event_loop(None)
-    loop.close()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("event_loop")
-def test_litellm_speaks_both_interfaces(gateway, monkeypatch):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would be fetched
-    import litellm
-
-    key = os.environ["OPENAI_API_KEY"]
-    options = {"messages": CAPITAL, "max_tokens": 24, "temperature": 0, "api_key": key}
-    whole = litellm.completion("openai/any", api_base=f"{gateway.url}/v1", **options).choices[0].message.content
-    assert "Paris" in whole
-    chunks = list(litellm.completion("openai/any", api_base=f"{gateway.url}/v1", stream=True, **options))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
-    other = litellm.completion("anthropic/any", api_base=gateway.url, **options)
-    assert other.choices[0].message.content == whole
 
 
 @pytest.mark.slow

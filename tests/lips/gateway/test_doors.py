@@ -256,7 +256,7 @@ def test_another_account_needs_the_key_and_no_argument_shows_it(gateway):
     def asked(*options, host="127.0.0.1"):
         url = f"http://{host}:{gateway.url.rpartition(':')[2]}/sessions"
         command = ["curl", "-sS", "--noproxy", "*", "-w", "\n%{http_code}", *options, url]
-        how = {"user": OTHER, "group": OTHER, "extra_groups": []}
+        how: dict[str, Any] = {"user": OTHER, "group": OTHER, "extra_groups": []}
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, **how).stdout
 
     for host in ("127.0.0.1", "[::1]"):
@@ -283,7 +283,10 @@ def test_a_unix_socket_that_systemd_passes_goes_by_its_peer(gateway_daemon, tmp_
         passed.listen()
         shell = f'exec 3<&{passed.fileno()}; LISTEN_FDS=1 LISTEN_PID=$$ exec "$@"'
         command = ["bash", "-c", shell, "x", sys.executable, "-m", "lips.gateway"]
-        how = {"env": gateway_daemon.environment | {VARIABLE: LONG, "PYTHONPATH": str(ROOT)}, "text": True}
+        how: dict[str, Any] = {
+            "env": gateway_daemon.environment | {VARIABLE: LONG, "PYTHONPATH": str(ROOT)},
+            "text": True,
+        }
         with subprocess.Popen(command, pass_fds=[passed.fileno()], stderr=subprocess.PIPE, **how) as process:
             assert process.stderr.readline() == f"gateway: unix:{tmp_path}/socket\n"
             transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_best_of_several_is_given(tiny):
     drawn = {"temperature": 20, "seed": 5, "max_tokens": 4}
     each = complete(tiny, **drawn, n=6, logprobs=0)["choices"]
     means = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) / 4 for choice in each}
-    best = sorted(means, key=means.get, reverse=True)
+    best = sorted(means, key=lambda text: means[text], reverse=True)
     found = complete(tiny, **drawn, n=2, best_of=6)
     assert [choice["text"] for choice in found["choices"]] == best[:2]
     assert [(choice["index"], choice["logprobs"]) for choice in found["choices"]] == [(0, None), (1, None)]
@@ -178,7 +179,7 @@ def test_an_answer_has_its_tokens(tiny, route):
     def prompt_of(found):
         return (found if route == CHAT else found["choices"][0]).get("prompt_token_ids")
 
-    body = {"messages": HI["messages"]} if route == CHAT else {"prompt": "Hi"}
+    body: dict[str, Any] = {"messages": HI["messages"]} if route == CHAT else {"prompt": "Hi"}
     body |= {"max_tokens": 6, "temperature": 0, "logit_bias": {B: 99}, "return_token_ids": True}
     whole, chunks = post(tiny, route, body), streamed(tiny, route, **body)
     assert whole["choices"][0]["token_ids"] == [B] * 6
