@@ -103,7 +103,7 @@ def beside(daemon, monkeypatch):
 
 
 @pytest.fixture
-def computed(lips):
+def computed():
     """Calls a function. Returns its result, and how many tokens the daemon computed for this process meanwhile."""
 
     def count(call, *arguments, **how):

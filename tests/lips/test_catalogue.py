@@ -61,26 +61,20 @@ def parse(monkeypatch):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_is_short_and_says_what_it_is_for(name):
+def test_it_is_short_and_says_what_it_is_for_as_the_overview_does(name):
     num_lines = len(PROGRAMS[name].read_text(encoding="utf-8").splitlines())
     assert 20 <= num_lines <= 120 or name in PACKAGES
     first, _, rest = docstring(name).partition("\n")
     assert first.endswith(".")
     assert len(first) <= 100, "`symphony run --list` has one line for it"
     assert f"symphony run {name}" in rest
+    assert re.findall(rf"^\.TP\n\.B {name}\n(.*)$", MANUAL, re.MULTILINE) == [first]
 
 
 def test_a_package_that_ships_may_say_that_it_needs_no_sandbox_and_nothing_else_may(tmp_path):
     assert {name for name, path in PROGRAMS.items() if does_without_sandbox(str(path))} == {"gateway"}
     copy = shutil.copytree(PROGRAMS["gateway"].parent, tmp_path / "gateway")
     assert not does_without_sandbox(str(copy / "__main__.py"))
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_overview_says_of_it_what_the_list_of_programs_says(name):
-    said = re.search(rf"^\.TP\n\.B {name}\n(.*)$", MANUAL, re.MULTILINE)
-    assert said is not None
-    assert said[1] == docstring(name).partition("\n")[0]
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES.values(), "lips", "lips-gateway-fields"}))

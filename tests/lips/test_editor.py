@@ -2,6 +2,7 @@
 
 import re
 import signal
+from contextlib import ExitStack
 
 import pytest
 
@@ -80,56 +81,60 @@ def test_a_file_that_is_longer_than_the_context_is_told_of_and_the_others_are_co
     assert {entry.name.partition("-")[0] for entry in sym.kv_list("editor")} == {"a.py"}
 
 
-def test_what_is_too_long_leaves_nothing_that_stays_for_good(tiny):
-    sym.kv_mkdir("editor", parents=True)
-    document = Document("long.txt", undo_s=60, idle_s=1800)
-    with pytest.raises(sym.Invalid):
-        document.save("x" * 9000, 1)
-    assert all(sym.kv_stat(f"editor/{entry.name}").ttl_s in {60, 1800} for entry in sym.kv_list("editor"))
-    assert len(sym.kv_list("editor")) == 2
-    document.delete()
-
-
-def test_files_whose_long_names_begin_alike_have_states_of_their_own(tiny):
-    sym.kv_mkdir("editor", parents=True)
-    documents = [Document("é" * 120 + end, undo_s=60, idle_s=60) for end in "ab"]
-    for document in documents:
-        document.save("x", 1)
-    assert len(states()) == 2
-    for document in documents:
-        document.delete()
-
-
 @pytest.fixture
-def document(lips):
+def open_document(tiny):
+    """Gives documents, which are deleted at the end."""
     sym.kv_mkdir("editor", parents=True)
-    return Document("code.py", undo_s=60, idle_s=1800)
+    with ExitStack() as opened:
+
+        def open_document(name="code.py", undo_s=60.0, idle_s=1800.0):
+            document = Document(name, undo_s=undo_s, idle_s=idle_s)
+            opened.callback(document.delete)
+            return document
+
+        yield open_document
 
 
-def test_what_may_be_undone_is_kept_for_a_moment_and_what_is_edited_for_longer(document):
+def lives_s(*names):
+    return [sym.kv_stat(f"editor/{name}").ttl_s for name in names]
+
+
+def test_what_is_too_long_leaves_nothing_that_stays_for_good(open_document):
+    with pytest.raises(sym.Invalid):
+        open_document("long.txt").save("x" * 9000, 1)
+    found = lives_s(*(entry.name for entry in sym.kv_list("editor")))
+    assert (len(found), set(found) <= {60, 1800}) == (2, True)
+
+
+def test_files_whose_long_names_begin_alike_have_states_of_their_own(open_document):
+    for end in "ab":
+        open_document("é" * 120 + end).save("x", 1)
+    assert len(states()) == 2
+
+
+def test_what_may_be_undone_is_kept_for_a_moment_and_what_is_edited_for_longer(open_document):
+    document = open_document()
     document.save(CODE, 1)
     (old,) = states()
-    assert sym.kv_stat(f"editor/{old}").ttl_s == 1800
+    assert lives_s(old) == [1800]
     document.save(EDITED, 1)
     (new,) = set(states()) - {old}
-    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [60, 1800]
-    document.save(CODE, 1)
-    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [1800, 60]
-    document.save(CODE, 1)
-    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [1800, 60], "it was saved and not changed"
+    assert lives_s(old, new) == [60, 1800]
+    for _ in range(2):  # then it is saved, and not changed
+        document.save(CODE, 1)
+        assert lives_s(old, new) == [1800, 60]
 
 
-def test_an_untouched_file_is_gone_after_a_while_and_its_next_edit_computes_it_anew(lips, computed):
-    sym.kv_mkdir("editor", parents=True)
-    document = Document("code.py", undo_s=0.01, idle_s=0.01)
+def test_an_untouched_file_is_gone_after_a_while_and_its_next_edit_computes_it_anew(open_document, computed):
+    document = open_document(undo_s=0.01, idle_s=0.01)
     text, num_first = computed(document.save, CODE, 1)
     while sym.kv_list("editor"):
         pass
     assert computed(document.save, CODE, 1) == (text, num_first)
-    document.delete()
 
 
-def test_the_suggestion_is_that_of_a_text_computed_at_once_as_far_as_to_the_cursor(document):
+def test_the_suggestion_is_that_of_a_text_computed_at_once_as_far_as_to_the_cursor(open_document):
+    document = open_document()
     document.save(CODE, 8)
     cursor = CODE.index("a + 2")
     changed = f"{CODE[:cursor]}x * y + {CODE[cursor:]}"

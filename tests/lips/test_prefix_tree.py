@@ -1,5 +1,7 @@
 """Prompts as a tree of forks: each part is computed once, and the answers are those of whole prompts."""
 
+import itertools
+
 import pytest
 
 import libsym as sym
@@ -20,43 +22,37 @@ LEVELS = [
 def answers(levels=LEVELS):
     """The texts by their nodes, and how many of their tokens were computed."""
     with sym.kv_open("tree.kv", "a") as root:
-        found = [
-            (path, answer, answer.full_text()) for path, answer in list(grow(root, [], levels, "tree", MAX_TOKENS))
-        ]
+        grown = list(grow(root, [], levels, "tree", MAX_TOKENS))
+        found = [(path, answer, answer.full_text()) for path, answer in grown]
     return {path: text for path, _, text in found}, sum(len(a.tokens) - len(a.pending) for _, a, _ in found)
 
 
-def prompts():
-    """Yield the prompts that the levels combine, in the order in which the tree grows."""
-    for system in SYSTEMS:
-        for document in DOCUMENTS:
-            for question in QUESTIONS:
-                roles = zip(("system", "user", "user"), (system, document, question), strict=True)
-                yield sym.chat_tokens([{"role": role, "content": content} for role, content in roles])
+def conversations():
+    """Roles and texts that the levels combine, in the order in which the tree grows."""
+    for texts in itertools.product(SYSTEMS, DOCUMENTS, QUESTIONS):
+        yield list(zip(("system", "user", "user"), texts, strict=True))
+
+
+def tokens_of(conversation, *, is_whole=True):
+    messages = [{"role": role, "content": content} for role, content in conversation]
+    return sym.chat_tokens(messages, add_generation_prompt=is_whole)
 
 
 def test_answers_are_those_without_sharing_and_what_is_computed_is_what_differs(lips, computed):
     (found, num_answered), num_computed = computed(answers)
-    alone = []
-    for prompt in prompts():
-        with sym.kv_create() as kv:
-            alone.append(sym.generate(kv, prompt, max_tokens=MAX_TOKENS).full_text())
+    prompts = list(map(tokens_of, conversations()))
+    alone = [sym.generate(sym.kv_create(), prompt, max_tokens=MAX_TOKENS).full_text() for prompt in prompts]
     assert list(found.values()) == alone
-    assert num_computed - num_answered == num_of_parts() < sum(map(len, prompts())) * 2 / 3
+    assert num_computed - num_answered == num_of_parts() < sum(map(len, prompts)) * 2 / 3
 
 
 def num_of_parts():
     """The sum of the lengths of all different beginnings of conversations, each without the one that it goes on."""
-    lengths = {}
-    for system in SYSTEMS:
-        for document in DOCUMENTS:
-            for question in QUESTIONS:
-                texts, before = [("system", system), ("user", document), ("user", question)], 0
-                for end in (1, 2, 3):
-                    messages = [{"role": role, "content": content} for role, content in texts[:end]]
-                    length = len(sym.chat_tokens(messages, add_generation_prompt=end == 3))
-                    lengths[tuple(texts[:end])] = length - before
-                    before = length
+    lengths, before = {}, 0
+    for texts, end in itertools.product(conversations(), (1, 2, 3)):
+        length = len(tokens_of(texts[:end], is_whole=end == 3))
+        lengths[tuple(texts[:end])] = length - (before if end > 1 else 0)
+        before = length
     return sum(lengths.values())
 
 

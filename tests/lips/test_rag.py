@@ -46,7 +46,8 @@ def bees(tmp_path):
 
 def test_a_question_finds_the_document_with_its_rare_words():
     assert {question: find(question, DOCUMENTS) for question in ABOUT.values()} == {q: n for n, q in ABOUT.items()}
-    assert find("eat eat ants", DOCUMENTS) == "ants.md", "a word that all have says nothing"
+    eaters = {"often": "eat eat eat", "ants": "eat ants", "once": "eat"}
+    assert find("eat eat eat ants", eaters) == "ants", "a word that all have says next to nothing"
     assert find("seeds", {"long.md": "seeds " + "word " * 500, "short.md": "seeds"}) == "short.md"
 
 
