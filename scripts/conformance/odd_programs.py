@@ -175,7 +175,9 @@ class Runs:
                 except subprocess.TimeoutExpired:
                     run.kill()
                     status = -1
-            said, errors = (file.seek(0) or file.read() for file in (out, err))
+            for file in (out, err):
+                file.seek(0)
+            said, errors = out.read(), err.read()
         wanted = ((0,) if name in ENDS_WELL else (130,)) if ctrl_c else case.statuses
         if kind == "missing file" and name in MAKES:
             wanted = (0,)

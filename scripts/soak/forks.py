@@ -116,9 +116,9 @@ def failures(result: dict[str, float | int]) -> list[str]:
 def soak(base: Path, num_threads: int, count: int) -> dict[str, float | int]:
     """Start a daemon, run the soak, and end the daemon by SIGTERM."""
     socket = base / "symphony.sock"
-    command = ["serve", "--model", "tiny", "--kv-memory", "64M", "--mount", base / "kv", "--state", base / "state"]
+    places: list[str | Path] = ["--mount", base / "kv", "--state", base / "state", "--socket", socket]
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "symphony", *command, "--socket", socket],
+        [sys.executable, "-m", "symphony", "serve", "--model", "tiny", "--kv-memory", "64M", *places],
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
         text=True,

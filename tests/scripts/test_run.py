@@ -30,9 +30,9 @@ def executable(path, text):
 
 def lib(source, **how):
     """Run lines of bash with the functions of scripts/lib.sh."""
-    how = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False} | how
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False} | how
     command = ["bash", "-c", f"set -euo pipefail; . scripts/lib.sh; {source}"]
-    return subprocess.run(command, **how)  # noqa: PLW1510 - it is in `how`
+    return subprocess.run(command, **options)  # noqa: PLW1510 - it is in `options`
 
 
 @pytest.fixture
@@ -78,6 +78,7 @@ def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(run, place, tmp_path
         "start_new_session": True,
     }
     with subprocess.Popen([ROOT / "scripts/run", *options], env=environment, **how) as script:
+        assert script.stdout is not None
         lines = iter(script.stdout.readline, "")
         stays = f"symphony: {tmp_path}/kv stays mounted; Ctrl-C ends the daemon and unmounts it\n"
         before = list(iter(lines.__next__, stays))
