@@ -350,7 +350,7 @@ def by_object(paths: Iterable[str]) -> dict[str, str]:
 
 def manual() -> str:
     """Return the gateway's table in roff."""
-    sys.path.insert(0, str(RECORD.parents[2]))
+    sys.path.insert(0, str(RECORD.parents[3]))
     fields = importlib.import_module("lips.gateway.request_fields")
     lines = []
     for title, columns in fields.PARTS.items():
@@ -378,7 +378,7 @@ def _short(names: Iterable[str]) -> Iterator[str]:
 def table(record: Fields, name_and_url: str) -> str:
     """Return the table of all parameters. Routes that treat a parameter in the same way share a line."""
     older, _, url = name_and_url.partition("=")
-    sys.path.insert(0, str(RECORD.parents[2]))
+    sys.path.insert(0, str(RECORD.parents[3]))
     fields = importlib.import_module("lips.gateway.request_fields")
     servers: dict[tuple[str, str], list[str]] = {}
     for server, routes in record.items():
