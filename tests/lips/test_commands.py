@@ -39,7 +39,7 @@ SAYS = [
 
 @pytest.fixture
 def words_of(tmp_path):
-    (tmp_path / "text").write_text(STORY)
+    (tmp_path / "text").write_text(STORY * 3)
     (tmp_path / "x").write_text("x")
     (tmp_path / "empty").touch()
     (tmp_path / "blank").write_text("\n")
