@@ -65,7 +65,7 @@ def work(thread):
     number = 0
     while time.time() < begins_s:
         time.sleep(0.001)
-    while time.time() < begins_s + seconds:
+    while not number or time.time() < begins_s + seconds:  # one at least, however late a busy machine begins
         name = f"{way.replace(' ', '')}-{os.getpid()}-{thread}-{number}"
         if way == "plain":
             descriptor = os.open(where / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
