@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
@@ -40,12 +40,12 @@ class Client:
         head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
         try:
             with urlopen(Request(self.url + path, data, head), timeout=60) as answer:
-                return answer.status
+                return int(answer.status)
         except HTTPError as error:
             return error.code
 
     @contextmanager
-    def begun(self, path: str, body: bytes, num_bytes: int | None = None):
+    def begun(self, path: str, body: bytes, num_bytes: int | None = None) -> Iterator[socket.socket]:
         """Send the head of a request, and then `body`. The head announces a body of `num_bytes`."""
         where = urlsplit(self.url)
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\n"
@@ -132,8 +132,8 @@ def main() -> int:
             broken += [] if status_of(connection) == 429 else ["a body is read before its request is admitted"]
         with ExitStack() as bodies:
             begun = [bodies.enter_context(clients["free"].begun("/tokenize", b"{", LARGE)) for _ in range(12)]
-            found = [status_of(each) for each in begun]
-            broken += [] if found == [None] * 8 + [429] * 4 else [f"bodies under way have no bound: {found}"]
+            statuses = [status_of(each) for each in begun]
+            broken += [] if statuses == [None] * 8 + [429] * 4 else [f"bodies under way have no bound: {statuses}"]
     return verdict("what a key has read, computed or dropped is counted, and bounded before it is read", broken)
 
 

@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from attacked import ATTACKER, Daemon, as_user, daemon, options, program, verdict
@@ -26,7 +27,7 @@ from kvfs.mount.handlers import DESCRIPTORS_PART
 MAX_TIMES = 4
 """Highest cost of a lock beside thousands, as a multiple of the cost beside a few."""
 
-MEMBERS: list[tuple[str, dict[str, object], dict[str, str]]] = [
+MEMBERS: list[tuple[str, Mapping[str, object], Mapping[str, str]]] = [
     *[(f"date{n}", {"mtime": date}, {}) for n, date in enumerate([-1, 1e18, -1e18, 2**63, 0.999999999, 253402300800])],
     *[(f"owner{uid}", {"uid": uid, "gid": gid}, {}) for uid, gid in ((2**32 - 2, 2**32 - 2), (2**31, 8), (2**63, 0))],
     *[(f"mode{mode:o}", {"mode": mode}, {}) for mode in (0o7777, 0o177777, 0)],

@@ -28,7 +28,8 @@ CITY = {
     "required": ["name"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": CITY}}
+FUNCTION = {"name": "weather", "description": "The weather", "parameters": CITY}
+TOOL = {"type": "function", "function": FUNCTION}
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -57,9 +58,9 @@ def openai_calls(url: str) -> list[Callable[[], object]]:
     class City(BaseModel):
         name: str
 
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client: Any = openai.OpenAI(base_url=f"{url}/v1", api_key="none")  # what is sent is recorded, not typed
     chat, responses = client.chat.completions, client.responses
-    function = {"type": "function", **TOOL["function"], "strict": True}
+    function = {"type": "function", **FUNCTION, "strict": True}
     named = {"type": "function", "function": {"name": "weather"}}
     ask: dict[str, Any] = {"model": "any", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
     said: dict[str, Any] = {"model": "any", "input": "Hi", "max_output_tokens": 24}
@@ -82,7 +83,7 @@ def openai_calls(url: str) -> list[Callable[[], object]]:
 def anthropic_calls(url: str) -> list[Callable[[], object]]:
     import anthropic
 
-    client = anthropic.Anthropic(base_url=url, api_key="none")
+    client: Any = anthropic.Anthropic(base_url=url, api_key="none")
     cached = {"type": "ephemeral"}
     system = [{"type": "text", "text": "Be brief.", "cache_control": cached}]
     tool = {"name": "weather", "description": "The weather", "input_schema": CITY}
@@ -127,13 +128,14 @@ def langchain_calls(url: str) -> list[Callable[[], object]]:
 
         name: str
 
-    model = ChatOpenAI(model="any", temperature=0, max_tokens=60, base_url=f"{url}/v1", api_key="none")
+    made: Any = ChatOpenAI
+    model = made(model="any", temperature=0, max_tokens=60, base_url=f"{url}/v1", api_key="none")
     return [
         lambda: model.invoke("Hi"),
         lambda: list(model.stream("Hi")),
         lambda: model.bind_tools([City], tool_choice="required").invoke("Hi"),
         lambda: model.with_structured_output(City, method="json_schema").invoke("Hi"),
-        lambda: ChatOpenAI(model="any", use_responses_api=True, base_url=f"{url}/v1", api_key="none").invoke("Hi"),
+        lambda: made(model="any", use_responses_api=True, base_url=f"{url}/v1", api_key="none").invoke("Hi"),
     ]
 
 

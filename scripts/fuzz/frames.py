@@ -32,6 +32,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.random  # imported before `attack` drops root: user NOBODY may be unable to read the module
@@ -217,7 +218,7 @@ class Frames:
         assert {call[0] for call in calls} == set(Op), set(Op) - {call[0] for call in calls}
         self.pools = {stride: self._pool(calls, stride) for stride in STRIDES}
 
-    def _pool(self, calls: list, stride: int) -> np.ndarray:
+    def _pool(self, calls: list[Any], stride: int) -> np.ndarray:
         rows = []
         for op, flags, handle, args, payload, often in calls:
             if len(payload) > stride - 64:
@@ -473,7 +474,12 @@ def attack(path: str, num_frames: int, seed: int, *, is_root: bool, recorded: bo
 def be_honest() -> None:
     """Run the honest program's process: the same calls again and again, whose answers are known."""
     rounds, stop = 0, threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=end, daemon=True).start()
     expected: list[int] | None = None
     has_mail = hasattr(sym, "send") and hasattr(sym, "getpid")
     while not stop.is_set():
@@ -504,7 +510,7 @@ class Daemon:
         self.socket = directory / "symphony.sock"
         self.log = directory / "daemon.log"
         environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket), "PYTHONPATH": str(HOUSE)}
-        words = [
+        words: list[str | Path] = [
             "serve",
             "--mount",
             self.mount,

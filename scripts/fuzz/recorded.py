@@ -47,8 +47,10 @@ BATCH = 20_000
 QUICK, MEASURED = 20_000, 30_000
 LEAST_SHARE = 0.9
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-NATIVE = ("channel/server.c", "channel/server_state.h", "channel/hot.c", "channel/ring.h")
-NATIVE += ("rows/reducer.c", "rows/stops.c", "rows/sampler.c")
+NATIVE = (
+    *("channel/server.c", "channel/server_state.h", "channel/hot.c", "channel/ring.h"),
+    *("rows/reducer.c", "rows/stops.c", "rows/sampler.c"),
+)
 """Measured C files, below libsym/."""
 TRACED: dict[str, tuple[str, ...]] = {
     "libsym/channel/server.py": ("ServerChannel.receive", "ServerChannel._known", "ServerChannel._reject"),
@@ -92,19 +94,18 @@ def build(directory: Path) -> Path:
     running = [subprocess.Popen([compiler, *flags, "-c", unit, "-o", directory / f"{unit.stem}.o"]) for unit in units]
     for each in running:
         if each.wait():
-            raise SystemExit(f"the C does not compile: {each.args}")
+            raise SystemExit(f"the C does not compile: {each.args!r}")
     built = directory / "_channel.abi3.so"
     objects = [directory / f"{unit.stem}.o" for unit in units]
-    subprocess.run(
-        [compiler, "-shared", "--coverage", *SANITIZED, "-o", built, *objects, "-lm", "-lpthread"], check=True
-    )
+    linked: list[str | Path] = [compiler, "-shared", "--coverage", *SANITIZED, "-o", built, *objects]
+    subprocess.run([*linked, "-lm", "-lpthread"], check=True)
     return built
 
 
 def lines_of_c(directory: Path) -> dict[str, dict[int, int]]:
     """Return how often each line of each file of `NATIVE` ran."""
     found: dict[str, dict[int, int]] = {name: {} for name in NATIVE}
-    command = ["gcov", "--json-format", "--stdout", *directory.glob("*.gcda")]
+    command = ["gcov", "--json-format", "--stdout", *map(str, directory.glob("*.gcda"))]
     out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=directory).stdout
     for report in out.splitlines():
         for file in json.loads(report)["files"]:
@@ -181,7 +182,8 @@ def measured(num_frames: int, seed: int) -> list[str]:
             "ASAN_OPTIONS": "detect_leaks=0",  # without this, the sanitizer would report Python's own leaks at exit
             "PYTHONMALLOC": "malloc",  # gives each payload a block of its own
         }
-        command = [sys.executable, __file__, "--measure", directory, "--frames", str(num_frames), "--seed", str(seed)]
+        command = [sys.executable, __file__, "--measure", str(directory)]
+        command += ["--frames", str(num_frames), "--seed", str(seed)]
         if subprocess.run(command, env=environment, check=False).returncode != 0:
             return [f"seed {seed}: the sanitized run of {num_frames:,} frames failed: see above"]
         python = {

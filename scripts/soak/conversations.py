@@ -721,7 +721,8 @@ class Conversation:
                 if each.unless_killed is not None and each.unless_killed[0].num_kills > each.unless_killed[1]:
                     each.effects, each.unless_killed = [*each.effects, perhaps(each.unless_killed[2])], None
             last, ever = reachable(self.state, done)
-            found, why = (), ""
+            found: State = ()
+            why = ""
             try:
                 found = self.world.read(self.path)
             except Wrong as error:
@@ -922,7 +923,8 @@ def full(world: World, draw: random.Random) -> None:
     directory = world.daemons.mount / f"full-{world.question()}"
     directory.mkdir()
     os.setxattr(directory, "user.kv.quota", str(draw.choice((2, 3, 5)) * (1 << 18)).encode())
-    path, question, expected = str(directory / "a.kv"), world.question(), ()
+    path, question = str(directory / "a.kv"), world.question()
+    expected: State = ()
     with world.talker() as talker:
         talker.do(do="open", path=path)
         said = talker.do(do="ask", text=f"{question}?", form=LONG_FORM, stop=[])
@@ -964,7 +966,7 @@ def small(world: World, draw: random.Random) -> None:
             choices = [each for event in events for each in event.get("choices", [])]
             sent = "".join(each["delta"].get("content") or "" for each in choices) if events else content(answer)
             # If an answer fills the quota, its last tokens have no room, perhaps not even in a session's copy.
-            ends = [(question, sent), (question, Part(sent[:-40], 40))]
+            ends: list[tuple[str, str | Part]] = [(question, sent), (question, Part(sent[:-40], 40))]
             if kind == "several":
                 states += [(*said, end) for end in ends]
             else:

@@ -192,7 +192,7 @@ class Round:
 
     def kill_one(self) -> None:
         """Kill one program of the round, if one has started."""
-        found = client.request(find_places(self._soak.daemons.socket), {"do": "ps", "all": False})["programs"]
+        found = client.request(find_places(str(self._soak.daemons.socket)), {"do": "ps", "all": False})["programs"]
         for each in found:
             if each["pid"] and each["name"] in self._spared:
                 self._spared.discard(each["name"])
@@ -299,7 +299,7 @@ class Soak:
         """Close each part, even if closing another fails. A mount or a launcher would otherwise outlive the script."""
         with ExitStack() as parts:
             parts.callback(self._log.close)
-            parts.callback(end_launcher, find_places(self.daemons.socket), signal.SIGTERM)
+            parts.callback(end_launcher, find_places(str(self.daemons.socket)), signal.SIGTERM)
             parts.callback(self.daemons.close)
             if self._clients is not None:
                 parts.callback(self._clients.close)
@@ -324,10 +324,11 @@ class Soak:
             probe = Probe()
             probe.start()
             if not is_full:  # clients cannot handle a full disk, so they stop; their synced files stay
+                assert self._clients is not None
                 self._clients.go(self.draw.randrange(1 << 30))
             looks = self._rounds(life, probe, is_full=is_full)
             self._end(life, probe, is_full=is_full)
-        if not is_full:
+        if not is_full and self._clients is not None:
             self._clients.wait()
         self._leaks += leaks(looks, BOUNDS)
 
@@ -400,7 +401,7 @@ class Soak:
     def _kill_launcher(self, this: Round) -> None:
         """Kill the launcher that serves this round's programs, once it runs."""
         this.spare("storm")
-        places, until_s = find_places(self.daemons.socket), time.monotonic() + REST_S
+        places, until_s = find_places(str(self.daemons.socket)), time.monotonic() + REST_S
         while not end_launcher(places, signal.SIGKILL):
             if time.monotonic() > until_s:
                 require(["programs run, and no launcher"], len(self.ends), self.base)
@@ -439,7 +440,7 @@ class Soak:
     def _look(self, probe: Probe) -> dict[str, float]:
         """Read the figures of the daemon and its launcher after a round, once its programs and files are gone."""
         until_s = time.monotonic() + REST_S
-        places = find_places(self.daemons.socket)
+        places = find_places(str(self.daemons.socket))
         while client.request(places, {"do": "ps", "all": False})["programs"]:
             if time.monotonic() > until_s:
                 require(["programs of a round do not end"], len(self.ends), self.base)

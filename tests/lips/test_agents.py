@@ -140,7 +140,7 @@ def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
         "while True: pass",
     ]
     with sym.Chat(sym.kv_create()) as chat, scripted(said):
-        turns = []
+        turns = list[str]()
         with pytest.raises(sym.Invalid, match="no answer came in 4 turns"):
             turns.extend(codeact.act(chat, "?", [tmp_path / "log.txt"], seconds=1, double=lambda n: 2 * n))
     assert turns[1] == "['error two\\n'] 8\n"
@@ -215,7 +215,7 @@ def test_an_agent_judges_behind_the_whole_of_its_own_draft(tiny):
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_model_writes_while_the_tool_runs_and_reads_what_it_gives(lips, computed, backend):
     """The tool ends when the model has written five pieces: without overlap neither would ever end."""
-    events, num_tokens = [], 0
+    events, num_tokens = list[str](), 0
 
     async def converse():
         nonlocal num_tokens
@@ -248,7 +248,7 @@ def test_the_model_writes_while_the_tool_runs_and_reads_what_it_gives(lips, comp
 
 def test_a_tool_that_takes_longer_than_the_text_is_waited_for(lips):
     async def converse():
-        events = []
+        events = list[str]()
 
         async def tool(word):
             while not any("sea" in event or len(events) > 3 for event in events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import nbformat
 import pytest
@@ -20,7 +21,8 @@ class Notebook(NotebookClient):
     interrupts = False
 
     async def _stop(self) -> None:
-        await self.km.interrupt_kernel()
+        kernels: Any = self.km
+        await kernels.interrupt_kernel()
 
     def process_message(self, msg, cell, cell_index):
         found = super().process_message(msg, cell, cell_index)

@@ -185,7 +185,7 @@ class _Plain(mcts.Node):
         self.kv, self.parent, self.children, self.name, self.token = file, None, [], "", 0
 
     def fork(self):
-        child = type(self)()
+        child: Any = type(self)()
         child.parent = self
         self.children.append(child)
         return child

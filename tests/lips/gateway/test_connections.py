@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import Any
 
 from hypercorn.config import Config
 
@@ -48,7 +49,7 @@ def served_by(application):
 
 
 def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
-    uids = []
+    uids = list[int]()
     monkeypatch.setattr(connections, "uid_of", lambda _: uids.pop())
 
     async def main():
@@ -76,7 +77,8 @@ def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
 
 def test_clients_that_have_no_account_count_by_address():
     def party(host):
-        return connections._party(SimpleNamespace(getpeername=lambda: (host, 1)), None)
+        connection: Any = SimpleNamespace(getpeername=lambda: (host, 1))
+        return connections._party(connection, None)
 
     assert len({party(host) for host in ("192.0.2.1", "192.0.2.2", "::ffff:192.0.2.1")}) == 3
     assert party("2001:db8::1") == party("2001:db8::2") != party("2001:db8:0:1::1")

@@ -288,6 +288,7 @@ def test_a_unix_socket_that_systemd_passes_goes_by_its_peer(gateway_daemon, tmp_
             "text": True,
         }
         with subprocess.Popen(command, pass_fds=[passed.fileno()], stderr=subprocess.PIPE, **how) as process:
+            assert process.stderr is not None
             assert process.stderr.readline() == f"gateway: unix:{tmp_path}/socket\n"
             transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
             with httpx.Client(transport=transport, base_url="http://localhost") as client:

@@ -90,7 +90,8 @@ def test_brackets_in_texts_are_no_nesting_and_half_a_character_is_a_question_mar
 
 
 def test_a_field_that_is_wrong_is_named_with_its_value_and_what_is_expected():
-    fields = Fields({"a": {"b": "x" * 100}})
+    inner = Fields({"a": {"b": "x" * 100}}).child("a")
+    assert inner is not None
     with pytest.raises(ApiError, match=r"a\.b is \"x{59}….*a number from 0 to 1 is expected") as refused:
-        fields.child("a").number("b", 0, 1)
+        inner.number("b", 0, 1)
     assert refused.value.param == "a.b"

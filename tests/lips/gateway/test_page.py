@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -49,7 +50,7 @@ def page(browser, gateway, http):
     assert browser.complaints == []
 
 
-def until(browser, condition):
+def until(browser: Browser, condition: str) -> Any:
     end_s = time.monotonic() + 60
     while not (found := browser.run(condition)):
         assert time.monotonic() < end_s, f"{condition}: {browser.run('document.body.innerText')}"
@@ -64,7 +65,7 @@ def press(browser, key, text=""):
         browser.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, **more)
 
 
-def say(browser, text, *, ends=True):
+def say(browser: Browser, text: str, *, ends: bool = True) -> None:
     browser.run("""document.getElementById("question").focus()""")
     browser.ask("Input.insertText", text=text)
     press(browser, "Enter", text="\r")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -113,7 +114,7 @@ class Reader:
 
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": self._app}
         scope["headers"] = [(b"authorization", f"Bearer {KEY}".encode())]
-        route = next(each for each in ROUTES_OF_APP if each.matches(scope)[0] is Match.FULL)
+        route: Any = next(each for each in ROUTES_OF_APP if each.matches(scope)[0] is Match.FULL)
         with ExitStack() as ended:
             try:
                 await route.endpoint(Request({**scope, "route": route, ENDED: ended}, receive))

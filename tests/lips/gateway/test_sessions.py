@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -177,7 +178,7 @@ def test_a_turn_shows_and_lends_its_conversation_as_it_was_and_excludes_all_othe
 def test_a_turn_whose_client_goes_leaves_what_it_was_sent(http):
     say(http, "First.", "left")
     before = http.get("/sessions/left").json()
-    body = {**ENDLESS, "conversation": "left", "temperature": 0}
+    body: dict[str, Any] = {**ENDLESS, "conversation": "left", "temperature": 0}
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body, timeout=0.5)
     until(lambda: say(http, "Again.", "left", max_tokens=2))
@@ -261,7 +262,7 @@ def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon
     async def race():
         tenant = await make_tenant(Place(sym.model_info().mount, "raced"), "raced", 1000, None, int)
         path = tenant.session("raced").path
-        turn = []
+        turn = list[Any]()
 
         async def opened(name, flags):
             try:

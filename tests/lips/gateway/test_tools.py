@@ -1,6 +1,7 @@
 """Calls in what a model says, in whatever pieces it comes."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def heard(text, size, **options):
     parser = ToolParser(ToolChoice(OFFERED, **options))
     parts = [part for at in range(0, len(text), size) for part in parser.add(text[at : at + size])]
     parts += parser.end()
-    found = []
+    found: list[Any] = []
     for part in parts:
         match part:
             case ToolCall(name):
@@ -35,7 +36,7 @@ def heard(text, size, **options):
 
 
 WEATHER_CALL = ("weather", {"city": 'Pa"r}is', "days": [1, {"a": 2}]})
-TIME_CALL = ("time", {})
+TIME_CALL: tuple[str, dict[str, object]] = ("time", {})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -79,6 +80,7 @@ def test_arguments_come_as_they_are_written():
     parser = ToolParser(ToolChoice(OFFERED))
     began = list(parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Pa'))
     assert [type(part) for part in began] == [ToolCall, ToolArguments]
+    assert isinstance(began[1], ToolArguments)
     assert began[1].text == '{"city": "Pa'
     assert list(parser.add('ris"}')) == [ToolArguments('ris"}')]
     assert list(parser.add("}</tool_call>")) == []
