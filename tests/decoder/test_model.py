@@ -23,7 +23,7 @@ from decoder.model_config import ModelConfig
 from decoder.tiny import random_weights
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, NotFound, SymError
-from tests.decoder.checkpoints import (
+from tests.decoder.small_checkpoints import (
     CONFIG,
     TEMPLATE,
     VOCAB_SIZE,

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.decoder.checkpoints import small_library
-from tests.decoder.test_families import CASES, small_model
+from tests.decoder.checkpoints.test_huggingface import CASES, small_model
+from tests.decoder.small_checkpoints import small_library
 from tests.kvfs.durable.damage import damage_record
 
 pytestmark = pytest.mark.slow

@@ -127,7 +127,7 @@ def test_the_last_message_goes_on(tiny):
 
 
 def test_a_template_gets_its_variables(tiny):
-    """`tests/decoder/test_tokenizer.py` has what a template does with them."""
+    """`tests/decoder/text/test_tokenizer.py` has what a template does with them."""
     given = tiny.post(CHAT, json={**HI, "chat_template_kwargs": {"enable_thinking": False}})
     assert (given.status_code, "symphony-ignored" in given.headers) == (200, False)
     for route in (CHAT, MESSAGES, f"{MESSAGES}/count_tokens"):

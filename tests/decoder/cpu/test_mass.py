@@ -7,7 +7,7 @@ import pytest
 
 from decoder.batch import Chunk, StepBatch
 from tests.decoder.bench import Bench, Call, require, tokens_of
-from tests.decoder.test_step import ISAS, SHAPES
+from tests.decoder.cpu.test_step import ISAS, SHAPES
 
 WINDOWED = {"window": 40, "sliding_layers": (True, False), "attn_softcap": 5.0}
 KINDS = dict(list(SHAPES.items())[:4]) | {"20 heads of one": SHAPES["gqa 20, head 48"]}

@@ -17,7 +17,7 @@ from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.model import packaged_gguf
 from decoder.text.stored_tokenizers import gguf_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from tests.decoder.checkpoints import gguf_metadata
+from tests.decoder.small_checkpoints import gguf_metadata
 
 NASTY = [
     "",

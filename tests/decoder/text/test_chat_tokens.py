@@ -22,8 +22,15 @@ from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggi
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
 from libsym.tools.chat import PROBES, last_turn
-from tests.decoder.checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
-from tests.decoder.vocabularies import (
+from tests.decoder.small_checkpoints import (
+    SPECIALS,
+    TEMPLATE,
+    VOCAB_SIZE,
+    gguf_metadata,
+    small_library,
+    small_vocabulary,
+)
+from tests.decoder.text.vocabularies import (
     ELABORATE,
     GEMMA,
     NASTY,

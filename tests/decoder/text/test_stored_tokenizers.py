@@ -17,8 +17,8 @@ from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.text.stored_tokenizers import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
-from tests.decoder.checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
-from tests.decoder.vocabularies import (
+from tests.decoder.small_checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
+from tests.decoder.text.vocabularies import (
     CONTROL,
     CORPUS,
     GEMMA,

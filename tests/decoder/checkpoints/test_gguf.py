@@ -12,7 +12,7 @@ from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.quants import ENCODINGS, dequantize
 from decoder.model import load_model
 from libsym.errors import Invalid, NotFound, SymError
-from tests.decoder.checkpoints import CONFIG, gguf_metadata, gguf_tensors, write_gguf
+from tests.decoder.small_checkpoints import CONFIG, gguf_metadata, gguf_tensors, write_gguf
 
 SHORT_OF_A_CHUNK, MORE_THAN_A_CHUNK = 7, 9001  # blocks of 32: a chunk has 8192
 

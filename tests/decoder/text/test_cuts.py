@@ -15,8 +15,8 @@ from decoder.checkpoints.gguf import read_gguf
 from decoder.text import codecs, cuts
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from tests.decoder.checkpoints import VOCAB_SIZE, small_library, write_gguf
-from tests.decoder.vocabularies import NASTY, SPACE, piece_metadata, smollm, spellable, with_pre_tokenizer
+from tests.decoder.small_checkpoints import VOCAB_SIZE, small_library, write_gguf
+from tests.decoder.text.vocabularies import NASTY, SPACE, piece_metadata, smollm, spellable, with_pre_tokenizer
 
 PROSE = """It's the 2nd of May, 1999; they've cost 1,234.50 each (or "so").
 Call f(x)[3] -> y_1 = x**2;\r\n\tif a<b && c|d: print('ok')\n\n

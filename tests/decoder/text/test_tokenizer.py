@@ -19,7 +19,7 @@ from decoder.text.codecs import BYTE_ALPHABET
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
-from tests.decoder.checkpoints import (
+from tests.decoder.small_checkpoints import (
     MERGES,
     TEMPLATE,
     VOCAB_SIZE,
@@ -28,7 +28,7 @@ from tests.decoder.checkpoints import (
     small_vocabulary,
     write_gguf,
 )
-from tests.decoder.vocabularies import (
+from tests.decoder.text.vocabularies import (
     ELABORATE,
     NASTY,
     hf_directory,

@@ -28,8 +28,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.errors import Invalid, NotFound
-from tests.decoder.checkpoints import TEMPLATE, VOCAB_SIZE, gguf_metadata, interleave, small_library, write_gguf
 from tests.decoder.reference import ReferenceDecoder
+from tests.decoder.small_checkpoints import TEMPLATE, VOCAB_SIZE, gguf_metadata, interleave, small_library, write_gguf
 
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

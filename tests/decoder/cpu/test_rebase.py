@@ -156,7 +156,7 @@ def test_rebased_entries_serve_as_if_computed_there(cpu_bench, shape, precision)
     assert errors(expected, wrong)[0] > 10 * worst
 
 
-TEXT = Path(__file__).parents[2] / "LICENSE"
+TEXT = Path(__file__).parents[3] / "LICENSE"
 REAL_PRECISIONS = {"float32": (3e-5, 1e-9, 1.0), "bf16": (0.08, 2e-3, 0.9)}
 """The same, and the share of rows whose greedy token stays. Measured: 4e-6, 2e-11, all; 0.028, 3.4e-4, 97 %."""
 
