@@ -1,242 +1,383 @@
-"""Tokenizers and chat templates of the families beside SmolLM2, on small vocabularies of their kind."""
+"""Tokenizers of checkpoints beside transformers' own and beside the textbook; vocabularies that are refused."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import regex
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from decoder.checkpoints.gguf import GgufFile, read_gguf
-from decoder.text.stored_tokenizers import gguf_tokenizer, huggingface_tokenizer, piece_merges
+from decoder.text.codecs import BYTE_ALPHABET
+from decoder.text.stored_tokenizers import huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
-from tests.decoder.small_checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
+from tests.decoder.small_checkpoints import MERGES, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
 from tests.decoder.text.vocabularies import (
     CONTROL,
     CORPUS,
-    GEMMA,
     NASTY,
-    QWEN,
     SPACE,
     USER_DEFINED,
+    bpe,
+    hf_directory,
+    in_memory,
     piece_metadata,
     pieces,
-    share_of_the_longest_wait,
+    smollm,
+    smollm_file,
+    spellable,
     with_pre_tokenizer,
 )
 
-
-@pytest.fixture(scope="module")
-def piece_file(tmp_path_factory) -> GgufFile:
-    return read_gguf(write_gguf(tmp_path_factory.mktemp("pieces") / "a.gguf", piece_metadata(), {}))
+TEXTS = [*NASTY, "hi", " hi hi", "hi \n you, 你好 🎉", "hi</s>hi"]
 
 
-def piece_tokenizer(file: GgufFile, **changes: Any) -> Tokenizer:
-    changes = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
-    return gguf_tokenizer(dataclasses.replace(file, metadata={**file.metadata, **changes}), 1 << 12)
+class Pair(NamedTuple):
+    """Our tokenizer, and what transformers does with the same vocabulary."""
+
+    ours: Tokenizer
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    gives_back: Callable[[str], bool] = lambda _: True
+    """Whether a text comes back: some families compose letters, or spell spaces with a letter."""
+
+
+def vocabulary() -> list[str]:
+    return smollm_file().texts("tokenizer.ggml.tokens")
+
+
+def smollm_library(**options: Any) -> LibraryTokenizer:
+    return bpe(vocabulary(), smollm_file().texts("tokenizer.ggml.merges"), **options)
+
+
+def beside_library(ours: Tokenizer, library: LibraryTokenizer, **options: Any) -> Pair:
+    return Pair(
+        ours,
+        lambda text: library.encode(text, add_special_tokens=False).ids,
+        lambda tokens: library.decode(tokens, skip_special_tokens=False),
+        **options,
+    )
+
+
+def beside_transformers(ours: Tokenizer, theirs: Any, **options: Any) -> Pair:
+    return Pair(
+        ours,
+        lambda text: theirs(text, add_special_tokens=False).input_ids,
+        lambda tokens: theirs.decode(tokens, clean_up_tokenization_spaces=False),
+        **options,
+    )
+
+
+def smollm_pair(_: Path) -> Pair:
+    """What SmolLM2's publishers ship: individual digits, then GPT-2's bytes."""
+    library = smollm_library()
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(token, normalized=False) for token in vocabulary()[:17]])
+    return beside_library(smollm(), library)
+
+
+def by_their_class(name: str) -> Any:
+    """Transformers' slow-named class of a family, with SmolLM2's vocabulary."""
+    return getattr(transformers, name)(
+        vocab={token: i for i, token in enumerate(vocabulary())},
+        merges=[tuple(merge.split(" ")) for merge in smollm_file().texts("tokenizer.ggml.merges")],
+        additional_special_tokens=vocabulary()[:17],
+    )
+
+
+def llama_3_pair(_: Path) -> Pair:
+    class FromLists(TikTokenConverter):
+        def tokenizer(self) -> LibraryTokenizer:
+            return smollm_library(ignore_merges=True)
+
+    return beside_library(
+        with_pre_tokenizer("llama-bpe"), FromLists(extra_special_tokens=vocabulary()[:17]).converted()
+    )
+
+
+def is_composed(text: str) -> bool:
+    return "e\u0301" not in text
+
+
+def saved_qwen_pair(directory: Path) -> Pair:
+    theirs = by_their_class("Qwen2Tokenizer")
+    theirs.save_pretrained(directory)
+    return beside_transformers(huggingface_tokenizer(directory, 49152), theirs, gives_back=is_composed)
+
+
+def gemma_pair(_: Path) -> Pair:
+    metadata = piece_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
+    merges = piece_merges({piece: scores[piece] for piece in pieces()})
+    theirs = transformers.GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    theirs.add_tokens([AddedToken(token, normalized=False) for token in USER_DEFINED])
+    theirs.add_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL], special_tokens=True)
+    return beside_transformers(gemma(), theirs, gives_back=lambda text: SPACE not in text)
+
+
+@cache
+def gemma() -> Tokenizer:
+    return in_memory(piece_metadata(), 1 << 12)
+
+
+def small_json_pair(directory: Path) -> Pair:
+    return beside_library(
+        huggingface_tokenizer(hf_directory(directory, small_library()), VOCAB_SIZE + 10), small_library()
+    )
+
+
+def old_pieces_pair(directory: Path) -> Pair:
+    """A tokenizer of the older kind: pieces with U+2581 for a space, bytes where no piece fits."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "▁hi"]
+    library = bpe(words, ["▁ h", "▁h i"], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    library.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
+    ours = huggingface_tokenizer(hf_directory(directory, library), 300)
+    return beside_library(ours, library, gives_back=lambda _: False)
+
+
+PAIRS: dict[str, Callable[[Path], Pair]] = {
+    "smollm": smollm_pair,
+    "gpt-2": lambda _: beside_transformers(with_pre_tokenizer("gpt-2"), by_their_class("GPT2Tokenizer")),
+    "llama 3": llama_3_pair,
+    "qwen 2": lambda _: beside_transformers(
+        with_pre_tokenizer("qwen2"), by_their_class("Qwen2Tokenizer"), gives_back=is_composed
+    ),
+    "qwen 2, saved": saved_qwen_pair,
+    "gemma": gemma_pair,
+    "a small tokenizer.json": small_json_pair,
+    "older pieces": old_pieces_pair,
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_texts_become_tokens_and_texts_again_as_in_transformers(tmp_path, kind):
+    pair = PAIRS[kind](tmp_path)
+    for text in TEXTS:
+        tokens = pair.ours.encode(text)
+        assert tokens == pair.encode(text), text
+        assert pair.ours.decode(tokens) == pair.decode(tokens), text
+        if pair.gives_back(text):
+            assert pair.ours.decode(tokens) == text
+            assert b"".join(map(pair.ours.token_bytes, tokens)) == text.encode()
+            assert pair.ours.decode(pair.ours.encode(text, special=False)) == text
+
+
+def test_every_word_behind_a_special_token_gets_a_space_of_its_own_and_so_does_the_first(tmp_path):
+    tokenizer = old_pieces_pair(tmp_path).ours
+    for text in ("hi", " hi hi", "hi \n you, 你好 🎉", "", "hi</s>hi"):
+        expected = "".join(part if part == "</s>" else part and " " + part for part in re.split("(</s>)", text))
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == expected.encode()
+
+
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLITS: dict[str, Callable[[str], list[str]]] = {
+    "gpt-2": lambda text: regex.findall(GPT_2, text),
+    # llama.cpp's two expressions: each number character alone, then GPT-2's.
+    "smollm": lambda text: [word for part in regex.split(r"(\p{N})", text) for word in regex.findall(GPT_2, part)],
+}
+
+
+class Textbook:
+    """Byte-pair encoding as it is described, one merge at a time."""
+
+    def __init__(self, split: Callable[[str], list[str]]) -> None:
+        self.ids = {token: i for i, token in enumerate(vocabulary())}
+        merges = smollm_file().texts("tokenizer.ggml.merges")
+        self.ranks = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
+        self.special = re.compile("(" + "|".join(map(re.escape, vocabulary()[:17])) + ")")
+        self.split = split
+
+    def encode(self, text: str) -> list[int]:
+        tokens = []
+        for i, part in enumerate(self.special.split(text)):
+            words = (
+                [[part]] if i % 2 else [self._merge([BYTE_ALPHABET[b] for b in w.encode()]) for w in self.split(part)]
+            )
+            tokens += [self.ids[piece] for word in words for piece in word]
+        return tokens
+
+    def _merge(self, pieces: list[str]) -> list[str]:
+        while True:
+            ranked = [(self.ranks.get(pair, 1 << 60), i) for i, pair in enumerate(pairwise(pieces))]
+            rank, i = min(ranked, default=(1 << 60, 0))
+            if rank == 1 << 60:
+                return pieces
+            pieces = [*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :]]
+
+
+textbook = cache(lambda name: Textbook(SPLITS[name]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60).filter(spellable) | st.sampled_from(NASTY), st.sampled_from(sorted(SPLITS)))
+def test_any_text_is_split_and_merged_as_in_the_textbook_and_comes_back(text, name):
+    tokens = with_pre_tokenizer(name).encode(text)
+    assert tokens == textbook(name).encode(text)
+    assert with_pre_tokenizer(name).decode(tokens) == text
 
 
 def textbook_pieces(text: str) -> list[str]:
     """SentencePiece, one merge at a time: of all neighbours the two that make the best piece, leftmost first."""
     scores = {piece: -i for i, piece in enumerate(pieces())}
     symbols = list(text.replace(" ", SPACE))
-    while True:
-        merged = [(scores[a + b], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]
-        if not merged:
-            return [
-                out
-                for symbol in symbols
-                for out in ([symbol] if symbol in scores else [f"<0x{byte:02X}>" for byte in symbol.encode()])
-            ]
+    while merged := [(scores[a + b], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]:
         at = -max(merged)[1]
         symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
-
-
-WORDS = st.text(alphabet=[*sorted(set(CORPUS) - {"\n", "<", " "}), "X", "🎉"], max_size=30)
+    spelled = ([symbol] if symbol in scores else [f"<0x{byte:02X}>" for byte in symbol.encode()] for symbol in symbols)
+    return [piece for part in spelled for piece in part]
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(WORDS)
-def test_pieces_are_merged_as_in_the_textbook_and_come_back(piece_file, text):
-    tokenizer = cached_pieces(piece_file)
-    tokens = tokenizer.encode(text)
-    assert [piece_file.texts("tokenizer.ggml.tokens")[token] for token in tokens] == textbook_pieces(text)
-    assert tokenizer.decode(tokens) == text
-    assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=[*sorted(set(CORPUS) - {"\n", "<", " "}), "X", "🎉"], max_size=30))
+def test_pieces_are_merged_as_in_the_textbook(text):
+    words = piece_metadata()["tokenizer.ggml.tokens"]
+    assert [words[token] for token in gemma().encode(text)] == textbook_pieces(text)
 
 
-_made: dict[int, Tokenizer] = {}
-
-
-def cached_pieces(file: GgufFile) -> Tokenizer:
-    return _made.setdefault(id(file), piece_tokenizer(file))
-
-
-@pytest.mark.parametrize("text", [text for text in NASTY if SPACE not in text])
-def test_any_text_comes_back_from_pieces(piece_file, text):
-    tokenizer = cached_pieces(piece_file)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_pieces_equal_transformers_gemma(piece_file, text):
-    from tokenizers import AddedToken
-    from transformers import GemmaTokenizer
-
-    tokens = piece_file.texts("tokenizer.ggml.tokens")
-    scores = dict(zip(tokens, piece_file.numbers("tokenizer.ggml.scores"), strict=True))
-    merges = piece_merges({piece: scores[piece] for piece in pieces()})
-    theirs = GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
-    theirs.add_tokens([AddedToken(token, normalized=False) for token in USER_DEFINED])
-    theirs.add_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL], special_tokens=True)
-    ours = cached_pieces(piece_file)
-    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
-    assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text))
-
-
-def test_special_and_user_defined_pieces_are_whole(piece_file):
-    tokenizer, tokens = cached_pieces(piece_file), piece_file.texts("tokenizer.ggml.tokens")
-    whole = [tokens[i] for i in tokenizer.encode("<start_of_turn>the\n\n   <b><end_of_turn>")]
+def test_special_and_user_defined_pieces_are_whole():
+    words = piece_metadata()["tokenizer.ggml.tokens"]
+    whole = [words[i] for i in gemma().encode("<start_of_turn>the\n\n   <b><end_of_turn>")]
     assert whole[0] == "<start_of_turn>"
     assert whole[-4:] == ["\n\n", "   ", "<b>", "<end_of_turn>"]
-    assert tokens.index("<end_of_turn>") not in tokenizer.encode("<end_of_turn>", special=False)
-    assert tokenizer.decode(tokenizer.encode("<end_of_turn>", special=False)) == "<end_of_turn>"
-    assert tokenizer.bos_id == 2
-    assert tokenizer.eos_ids == {1, tokens.index("<end_of_turn>")}
+    assert words.index("<end_of_turn>") not in gemma().encode("<end_of_turn>", special=False)
+    assert (gemma().bos_id, gemma().eos_ids) == (2, {1, words.index("<end_of_turn>")})
 
 
-def test_a_long_list_of_pieces_that_is_decoded_keeps_no_other_thread_waiting(piece_file):
-    tokenizer = piece_tokenizer(piece_file)
-    tokens = tokenizer.encode("banana " * 20_000)
-    assert share_of_the_longest_wait(lambda: tokenizer.decode(tokens), lambda: tokenizer.decode(tokens[:2])) < 0.4
+@pytest.mark.parametrize("said", [True, None])
+def test_a_space_before_the_first_word_where_the_file_says_so_or_nothing(said):
+    words, tokenizer = (
+        piece_metadata()["tokenizer.ggml.tokens"],
+        in_memory(piece_metadata(), 1 << 12, add_space_prefix=said),
+    )
+    prefixed = tokenizer.encode("the")
+    assert "".join(words[i] for i in prefixed) == f"{SPACE}the"
+    assert tokenizer.encode("the<bos>the") == [*prefixed, 2, *prefixed]
+    assert tokenizer.decode(prefixed) == "the"
 
 
-def test_a_space_before_the_first_word_where_the_file_says_so(piece_file):
-    tokens = piece_file.texts("tokenizer.ggml.tokens")
-    for changes in ({"add_space_prefix": True}, {"add_space_prefix": None}):
-        kept = {key: value for key, value in changes.items() if value is not None}
-        file = dataclasses.replace(
-            piece_file, metadata={k: v for k, v in piece_file.metadata.items() if "space_prefix" not in k}
-        )
-        tokenizer = piece_tokenizer(file, **kept)
-        encoded = tokenizer.encode("the<bos>the")
-        prefixed = tokenizer.encode("the")
-        assert "".join(tokens[i] for i in prefixed) == f"{SPACE}the"
-        assert encoded == [*prefixed, 2, *prefixed]
-        assert tokenizer.decode(prefixed) == "the"
+def test_user_defined_tokens_of_a_byte_level_vocabulary_are_whole():
+    words = [*small_vocabulary(), "<tool call>"]
+    types = [*gguf_metadata()["tokenizer.ggml.token_type"], 4]
+    tokenizer = in_memory(gguf_metadata(), VOCAB_SIZE + 5, tokens=words, token_type=types)
+    assert tokenizer.encode("a<tool call>") == [words.index("a"), VOCAB_SIZE]
+    assert tokenizer.decode([VOCAB_SIZE, words.index("a"), VOCAB_SIZE + 4]) == "<tool call>a"  # the last is padding
+
+
+def without_byte_7() -> list[int]:
+    types = list(piece_metadata()["tokenizer.ggml.token_type"])
+    types[piece_metadata()["tokenizer.ggml.tokens"].index("<0x07>")] = 1
+    return types
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("metadata", "change", "reason"),
     [
-        ({"model": "bert"}, r"tokenizer model 'bert' is not supported: byte-level BPE \('gpt2'\) and SentencePiece"),
-        ({"scores": [1.0]}, "have 1 scores: the file is damaged"),
-        ({"scores": "high"}, "not a list of numbers"),
-        ({"token_type": "all"}, "not a list of whole numbers"),
-        ({"add_space_prefix": 1}, "not true or false"),
+        (gguf_metadata, {"model": "t5"}, r"model 't5' is not supported: byte-level BPE \('gpt2'\) and SentencePiece"),
+        (gguf_metadata, {"pre": None}, "the pre-tokenizer 'default' is not supported: smollm, gpt-2, llama-bpe, qwen2"),
+        (gguf_metadata, {"pre": ""}, "the pre-tokenizer '' is not supported"),
+        (gguf_metadata, {"merges": ["h e", "q zz"]}, "merges do not fit the vocabulary"),
+        (gguf_metadata, {"merges": ["he"]}, "merges do not fit the vocabulary"),
+        (gguf_metadata, {"tokens": ["a"] * VOCAB_SIZE}, "has a token twice"),
+        (gguf_metadata, {"tokens": [*small_vocabulary(), "more"]}, f"has {VOCAB_SIZE + 1} tokens, the model only"),
+        (gguf_metadata, {"token_type": [1]}, f"{VOCAB_SIZE} tokens have 1 types"),
+        (gguf_metadata, {"eos_token_id": VOCAB_SIZE}, "not in the vocabulary"),
+        (gguf_metadata, {"tokens": [f"t{i}" for i in range(VOCAB_SIZE)], "merges": []}, "not byte-level"),
+        (piece_metadata, {"scores": [1.0]}, "have 1 scores: the file is damaged"),
+        (piece_metadata, {"scores": "high"}, "not a list of numbers"),
+        (piece_metadata, {"token_type": "all"}, "not a list of whole numbers"),
+        (piece_metadata, {"add_space_prefix": 1}, "not true or false"),
+        (piece_metadata, {"token_type": without_byte_7()}, "no token for the byte 7"),
     ],
 )
-def test_a_damaged_vocabulary_of_pieces_is_refused(piece_file, changes, reason):
+def test_a_vocabulary_that_is_damaged_or_unknown_is_refused(metadata, change, reason):
     with pytest.raises(Invalid, match=reason):
-        piece_tokenizer(piece_file, **changes)
+        in_memory(metadata(), VOCAB_SIZE if metadata is gguf_metadata else 1 << 12, **change)
 
 
-def test_pieces_without_every_byte_are_refused(piece_file):
-    types = list(piece_file.integers("tokenizer.ggml.token_type"))
-    types[piece_file.texts("tokenizer.ggml.tokens").index("<0x07>")] = 1
-    with pytest.raises(Invalid, match="no token for the byte 7"):
-        piece_tokenizer(piece_file, token_type=types)
+def test_the_fingerprint_tells_vocabularies_apart():
+    changes: list[dict[str, Any]] = [{}, {"merges": MERGES[::-1]}, {"token_type": [1] * VOCAB_SIZE}]
+    first, second = ([in_memory(gguf_metadata(), **change).fingerprint for change in changes] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 3
 
 
-@cache
-def qwen_both_ways() -> tuple[Tokenizer, Any]:
-    """Ours and transformers', with SmolLM2's vocabulary."""
-    from transformers import Qwen2Tokenizer
+def test_truncation_and_padding_of_a_tokenizer_json_do_not_apply(tmp_path):
+    library = small_library()
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    tokenizer = huggingface_tokenizer(hf_directory(tmp_path, library), VOCAB_SIZE)
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
 
-    file = with_pre_tokenizer("qwen2")
-    tokens, merges = file.texts("tokenizer.ggml.tokens"), file.texts("tokenizer.ggml.merges")
-    theirs = Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(tokens)},
-        merges=[tuple(merge.split(" ")) for merge in merges],
-        additional_special_tokens=tokens[:17],
+
+def test_special_tokens_come_from_the_checkpoints_configuration(tmp_path):
+    directory = hf_directory(
+        tmp_path,
+        small_library(),
+        tokenizer_config={"bos_token": "<|im_start|>", "eos_token": {"content": "a"}, "chat_template": TEMPLATE},
+        generation_config={"eos_token_id": [3, 4]},
+        config={"eos_token_id": 5, "bos_token_id": 9},
     )
-    return gguf_tokenizer(file, 49152), theirs
+    tokenizer = huggingface_tokenizer(directory, VOCAB_SIZE + 10)
+    assert tokenizer.bos_id == 1
+    assert tokenizer.eos_ids == {0, 2, 3, 4, 5, small_vocabulary().index("a")}
+    assert tokenizer.chat_template([], None, True) == "<|im_start|>assistant\n"
+    assert tokenizer.decode([VOCAB_SIZE + 9]) == "", "padding"
 
 
-@pytest.mark.parametrize("text", NASTY)
-def test_the_qwen_2_pre_tokenizer_equals_transformers(text):
-    ours, theirs = qwen_both_ways()
-    assert ours.encode(text) == theirs(text).input_ids
-    assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), clean_up_tokenization_spaces=False)
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_a_saved_qwen_2_tokenizer_encodes_as_transformers_does(qwen_directory, text):
-    _, theirs = qwen_both_ways()
-    assert loaded(qwen_directory).encode(text) == theirs(text).input_ids
-
-
-@pytest.fixture(scope="module")
-def qwen_directory(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("qwen")
-    qwen_both_ways()[1].save_pretrained(directory)
-    return directory
-
-
-@cache
-def loaded(directory: Path) -> Tokenizer:
-    return huggingface_tokenizer(directory, 49152)
-
-
-CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
-CHATS: dict[str, tuple[str, list[dict[str, Any]], list[Any] | None]] = {
-    "gemma": (GEMMA, [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "you"}], None),
-    "gemma, system": (GEMMA, [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}], None),
-    "gemma, parts": (GEMMA, [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "image"}]}], None),
-    "qwen": (QWEN, [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}], None),
-    "qwen, tools": (
-        QWEN,
-        [
-            {"role": "user", "content": "1 + 1?"},
-            {"role": "assistant", "content": "<think>\nsum\n</think>\n\nI add.", "tool_calls": [CALL, CALL]},
-            {"role": "tool", "content": "2"},
-            {"role": "tool", "content": "2"},
-        ],
-        [{"type": "function", "function": {"name": "add", "parameters": {}}}],
-    ),
-}
-
-
-@pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_the_idioms_of_a_familys_template_give_transformers_prompt(chat, add_generation_prompt):
-    template, messages, tools = CHATS[chat]
-    from transformers import PreTrainedTokenizerFast
-
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_object=small_library(), bos_token="<|im_start|>", eos_token="<|im_end|>", chat_template=template
+def test_the_template_file_goes_before_the_configuration(tmp_path):
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "named {{ bos_token }}"}]
+    directory = hf_directory(
+        tmp_path, small_library(), tokenizer_config={"bos_token": "<|im_start|>", "chat_template": named}
     )
-    expected = theirs.apply_chat_template(
-        messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
-    )
-    assert templated(template).chat_template(messages, tools, add_generation_prompt) == expected
+    assert huggingface_tokenizer(directory, VOCAB_SIZE).chat_template([]) == "named <|im_start|>"
+    (directory / "chat_template.jinja").write_text("filed")
+    assert huggingface_tokenizer(directory, VOCAB_SIZE).chat_template([]) == "filed"
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xff")
+    with pytest.raises(Invalid, match=r"chat_template\.jinja: is not UTF-8"):
+        huggingface_tokenizer(directory, VOCAB_SIZE)
 
 
-def templated(template: str) -> Tokenizer:
-    metadata = {**gguf_metadata(), "tokenizer.chat_template": template}
-    return gguf_tokenizer(GgufFile(Path("small.gguf"), metadata, {}), VOCAB_SIZE)
+ONE_LETTER = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def test_a_template_that_raises_says_why():
-    roles: Sequence[str] = ("user", "user")
-    with pytest.raises(Invalid, match="refused the messages: Conversation roles must alternate user/assistant"):
-        templated(GEMMA).chat_template([{"role": role, "content": "x"} for role in roles])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "is not a BPE tokenizer"),
+        ('{"model": {"type": "WordPiece"}, "decoder": {"type": "WordPiece"}}', "is not a BPE tokenizer"),
+        ('{"model": {"type": "BPE"}, "decoder": {"type": "Metaspace"}}', "Metaspace.* is not supported"),
+        ('{"model": {"type": "BPE", "vocab": 7}, "decoder": {"type": "ByteLevel"}}', "library cannot read it"),
+        (
+            json.dumps({"added_tokens": [], "model": ONE_LETTER, "decoder": BYTE_LEVEL}),
+            "242 bytes have no token",
+        ),
+        (small_library().to_str(), f"has token {VOCAB_SIZE - 1}, the model's vocabulary ends at 99"),
+    ],
+)
+def test_a_tokenizer_json_that_cannot_be_used_is_refused(tmp_path, content, reason):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(Invalid, match=reason):
+        huggingface_tokenizer(tmp_path, 100)

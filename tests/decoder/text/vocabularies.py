@@ -6,18 +6,19 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import models
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.model import packaged_gguf
 from decoder.text.stored_tokenizers import gguf_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from tests.decoder.small_checkpoints import gguf_metadata
+from tests.decoder.small_checkpoints import VOCAB_SIZE, gguf_metadata
 
 NASTY = [
     "",
@@ -158,12 +159,30 @@ def smollm_file() -> GgufFile:
 
 
 @cache
+def with_pre_tokenizer(name: str) -> Tokenizer:
+    """SmolLM2's vocabulary, whose texts are split as another family's are."""
+    metadata = {**smollm_file().metadata, "tokenizer.ggml.pre": name}
+    return gguf_tokenizer(dataclasses.replace(smollm_file(), metadata=metadata), 49152)
+
+
 def smollm() -> Tokenizer:
-    return gguf_tokenizer(smollm_file(), 49152)
+    return with_pre_tokenizer("smollm")
 
 
-def with_pre_tokenizer(name: str) -> GgufFile:
-    return dataclasses.replace(smollm_file(), metadata={**smollm_file().metadata, "tokenizer.ggml.pre": name})
+def in_memory(metadata: Mapping[str, Any], vocab_size: int = VOCAB_SIZE, **changes: Any) -> Tokenizer:
+    """The tokenizer of a file with such metadata; of `tokenizer.ggml.*` some keys are changed, or (None) left out."""
+    metadata = {**metadata, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    return gguf_tokenizer(GgufFile(Path("small.gguf"), kept, {}), vocab_size)
+
+
+def templated(template: str | None) -> Tokenizer:
+    return in_memory({**gguf_metadata(), "tokenizer.chat_template": template})
+
+
+def bpe(tokens: list[str], merges: list[str], **options: Any) -> LibraryTokenizer:
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    return LibraryTokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs, **options))
 
 
 def spellable(text: str) -> bool:
