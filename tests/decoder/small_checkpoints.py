@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decoder.batch import Chunk, StepBatch
-from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
@@ -51,40 +55,23 @@ def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(matrix.shape)
 
 
-GGUF_NAMES = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-    "o": "attn_output.weight",
-    "post_attn_norm": "post_attention_norm.weight",
-    "ffn_norm": "ffn_norm.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-    "post_ffn_norm": "post_ffw_norm.weight",
-}
-
-
-def gguf_tensors(
-    config: Any = CONFIG, weights: Weights | None = None, architecture: str = "llama"
-) -> dict[str, np.ndarray]:
-    weights = random_weights(config) if weights is None else weights
-    tensors = {"token_embd.weight": weights.read(EMBED), "output_norm.weight": weights.read(FINAL_NORM)}
-    if HEAD in weights:
-        tensors["output.weight"] = weights.read(HEAD)
-    heads = {"q": config.num_heads, "k": config.num_kv_heads} if architecture == "llama" else {}
-    for i in range(config.num_layers):
-        for field, name in GGUF_NAMES.items():
-            if layer_name(i, field) in weights:
-                array = weights.read(layer_name(i, field))
-                tensors[f"blk.{i}.{name}"] = interleave(array, heads[field]) if field in heads else array
+def as_gguf(arrays: dict[str, np.ndarray], architecture: str, num_layers: int, *heads: int) -> dict[str, np.ndarray]:
+    """Tensors of a Hugging Face checkpoint as llama.cpp's converter writes them; `heads` are those of Q and of K."""
+    kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names, tensors = gguf.get_tensor_name_map(kind, num_layers), {}
+    for name, array in arrays.items():
+        key = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        tensors[key] = array + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else array
+        for part, count in zip(("q_proj", "k_proj"), heads, strict=True):
+            if architecture == "llama" and part in name:
+                tensors[key] = interleave(array, count)
     return tensors
+
+
+def gguf_tensors(config: Any = CONFIG, weights: Weights | None = None) -> dict[str, np.ndarray]:
+    weights = random_weights(config) if weights is None else weights
+    arrays = {name: weights.read(name) for name in weights.names()}
+    return as_gguf(arrays, "llama", config.num_layers, config.num_heads, config.num_kv_heads)
 
 
 def gguf_metadata(config: Any = CONFIG) -> dict[str, Any]:
@@ -145,19 +132,103 @@ def write_gguf(
     return path
 
 
-def logits_of(model: Model, tokens: list[int]) -> np.ndarray:
-    """Every row's logits of one prompt, by the CPU decoder."""
-    config = model.config
+# ---- Hugging Face
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+    # Large weights, so that attention and logits are far from uniform.
+    "initializer_range": 0.2,
+}
+
+
+def small_model(family: str, **shape: Any) -> Any:
+    """A model of transformers; windows, caps and scalings are to be so small that they matter in a few tokens."""
+    torch.manual_seed(4)
+    config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    config = config_class(**{**SHAPE, **shape}, attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():  # norms and biases that are not the usual ones and zeros
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def save(directory: Path, model: Any, shard_bytes: str = "1GB") -> Path:
+    model.save_pretrained(directory, max_shard_size=shard_bytes)
+    small_library().save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def copied(source: Path, target: Path, **changes: Any) -> Path:
+    """A checkpoint with other keys in its configuration; None removes one."""
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    values = {**json.loads((target / "config.json").read_text()), **changes}
+    (target / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return target
+
+
+def converted(theirs: Any, path: Path, **extra: Any) -> Path:
+    """A GGUF file of a model of transformers, as llama.cpp's converter writes it, with what it says beyond sizes."""
+    config = theirs.config
+    architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    arrays = {name: parameter.detach().numpy() for name, parameter in theirs.named_parameters()}
+    heads = config.num_attention_heads, config.num_key_value_heads
+    tensors = as_gguf(arrays, architecture, config.num_hidden_layers, *heads)
+    if config.rope_parameters.get("rope_type") == "llama3":
+        plain = 10_000.0 ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        tensors["rope_freqs.weight"] = (plain / theirs.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    sizes = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": 10_000.0,
+    }
+    if getattr(config, "head_dim", None):
+        sizes |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    metadata = {key: value for key, value in gguf_metadata().items() if not key.startswith("llama.")}
+    metadata |= {f"{architecture}.{key}": value for key, value in {**sizes, **extra}.items()}
+    return write_gguf(path, metadata, tensors, architecture=architecture)
+
+
+def values_of(stored: StoredTensor) -> np.ndarray:
+    out = np.empty(stored.shape, np.float32)
+    stored.read_into(out)
+    return out
+
+
+# ---- logits
+
+
+def logits_of(model: Model, tokens: list[int], *pieces: int, backend: Any = CpuDecoder) -> np.ndarray:
+    """Every row's logits of a prompt that goes through a decoder in pieces; by default at once."""
     num_pages = -(-len(tokens) // 32)
-    decoder = CpuDecoder(config, model.weights, Arena(config, num_pages), 2)
-    out = np.empty((len(tokens), config.vocab_size), np.float32)
-    chunk = Chunk(
-        tokens=np.array(tokens, np.int32),
-        positions=np.arange(len(tokens), dtype=np.int32),
-        pages=np.arange(num_pages, dtype=np.int32),
-        start=0,
-        rows=tuple(memoryview(row) for row in out),
-    )
-    decoder.step(StepBatch((chunk,)))
+    decoder = backend(model.config, model.weights, Arena(model.config, num_pages))
+    out = np.empty((len(tokens), model.config.vocab_size), np.float32)
+    for start, end in pairwise(accumulate(pieces or [len(tokens)], initial=0)):
+        places = np.arange(start, end, dtype=np.int32)
+        rows = tuple(memoryview(row) for row in out[start:end])
+        chunk = Chunk(np.array(tokens[start:end], np.int32), places, np.arange(num_pages, dtype=np.int32), start, rows)
+        decoder.step(StepBatch((chunk,)))
     decoder.close()
     return out
+
+
+def expected_logits(theirs: Any, tokens: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return theirs(torch.tensor([tokens])).logits[0].numpy()

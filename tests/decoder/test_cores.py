@@ -7,47 +7,27 @@ import os
 import pytest
 
 from decoder.cores import available_cores
+from tests.decoder.test_memory import proc_and_cgroups
+
+QUOTA, PERIOD = "cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"
 
 
-def tree(tmp_path, membership: str, **files: str):
-    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text(membership)
-    cgroups.mkdir()
-    for path, text in files.items():
-        file = cgroups / path.replace("__", "/").replace("_dot_", ".")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return proc, cgroups
-
-
-@pytest.fixture
-def sixteen_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-
-
-@pytest.mark.usefixtures("sixteen_cores")
 @pytest.mark.parametrize(
     ("membership", "files", "cores"),
     [
-        ("0::/\n", {}, 16),
-        ("0::/a/b\n", {"cpu_dot_max": "max 100000"}, 16),
-        ("0::/a/b\n", {"a__b__cpu_dot_max": "350000 100000"}, 3),
-        ("0::/a/b\n", {"a__b__cpu_dot_max": "max 100000", "a__cpu_dot_max": "200000 100000"}, 2),
-        ("0::/host/path\n", {"cpu_dot_max": "400000 100000"}, 4),
-        ("0::/a\n", {"a__cpu_dot_max": "5000 100000"}, 1),
-        (
-            "3:cpu,cpuacct:/a\n",
-            {"cpu__a__cpu_dot_cfs_quota_us": "-1\n", "cpu__a__cpu_dot_cfs_period_us": "100000\n"},
-            16,
-        ),
-        (
-            "3:cpu,cpuacct:/a\n",
-            {"cpu__a__cpu_dot_cfs_quota_us": "250000\n", "cpu__a__cpu_dot_cfs_period_us": "100000\n"},
-            2,
-        ),
-        ("5:memory:/a\n", {"a__cpu_dot_max": "100000 100000"}, 16),
+        ("0::/", {}, 16),
+        ("0::/a/b", {"cpu.max": "max 100000"}, 16),
+        ("0::/a/b", {"a/b/cpu.max": "350000 100000"}, 3),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}, 2),
+        ("0::/host/path", {"cpu.max": "400000 100000"}, 4),
+        ("0::/a", {"a/cpu.max": "5000 100000"}, 1),
+        ("3:cpu,cpuacct:/a", {QUOTA: "-1\n", PERIOD: "100000\n"}, 16),
+        ("3:cpu,cpuacct:/a", {QUOTA: "250000\n", PERIOD: "100000\n"}, 2),
+        ("5:memory:/a", {"a/cpu.max": "100000 100000"}, 16),
     ],
 )
-def test_the_tightest_quota_up_to_the_root_counts(tmp_path, membership, files, cores):
-    assert available_cores(*tree(tmp_path, membership, **files)) == cores
+def test_the_tightest_quota_up_to_the_root_counts(tmp_path, monkeypatch, membership, files, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    texts = {f"cgroup/{path}": text for path, text in files.items()}
+    places = proc_and_cgroups(tmp_path, {"proc/self/cgroup": f"{membership}\n", **texts})
+    assert available_cores(*places) == cores

@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.decoder.checkpoints.test_huggingface import CASES, small_model
-from tests.decoder.small_checkpoints import small_library
+from tests.decoder.small_checkpoints import save, small_model
 from tests.kvfs.durable.damage import damage_record
 
 pytestmark = pytest.mark.slow
@@ -66,10 +65,7 @@ def test_what_was_synced_outlives_a_kill_and_pred_computes_the_new_token_alone_w
 
 
 def test_a_window_of_attention_comes_back_too(lives, tmp_path):
-    config, library = CASES["mistral, window"], small_library()
-    model = str(tmp_path / "model")
-    small_model(*config).save_pretrained(model)
-    library.save(f"{model}/tokenizer.json")
+    model = str(save(tmp_path / "model", small_model("Mistral", sliding_window=20)))
     source = (
         BITS
         + """

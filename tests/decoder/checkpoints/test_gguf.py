@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import os
 import resource
 import struct
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,7 +12,7 @@ from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.quants import ENCODINGS, dequantize
 from decoder.model import load_model
 from libsym.errors import Invalid, NotFound, SymError
-from tests.decoder.small_checkpoints import CONFIG, gguf_metadata, gguf_tensors, write_gguf
+from tests.decoder.small_checkpoints import gguf_tensors, values_of, write_gguf
 
 SHORT_OF_A_CHUNK, MORE_THAN_A_CHUNK = 7, 9001  # blocks of 32: a chunk has 8192
 
@@ -60,50 +60,44 @@ def test_a_value_that_is_not_finite_is_noticed_wherever_it_is(bad):
     assert not decoded("F32", values.view(np.uint8))[1]
 
 
-def test_metadata_of_every_type_is_read_back(tmp_path):
-    values = {
-        "text": "grüße\n",
-        "yes": True,
-        "whole": 7,
-        "real": 0.25,
-        "texts": ["a", "", "🎉"],
-        "wholes": [-1, 2, 3],
-        "reals": [0.5, -2.0],
-        "flags": [True, False],
-    }
-    read = read_gguf(write_gguf(tmp_path / "a.gguf", values, {"t": np.ones((2, 3), np.float32)}))
-    assert {key: read.metadata[key] for key in values} == values
-    assert read.tensors["t"].shape == (2, 3)
-
-
 @pytest.mark.parametrize(
-    ("method", "number"),
+    ("kind", "value"),
     [
+        ("string", "grüße\n"),
+        ("bool", True),
         ("uint8", 200),
         ("int8", -3),
         ("uint16", 60_000),
         ("int16", -9),
+        ("uint32", 7),
         ("int32", -70_000),
         ("uint64", 1 << 40),
         ("int64", -1),
+        ("float32", 0.25),
+        ("float64", 1 / 3),
+        ("array", ["a", "", "🎉"]),
+        ("array", [-1, 2, 3]),
+        ("array", [0.5, -2.0]),
+        ("array", [True, False]),
     ],
 )
-def test_numbers_of_every_width_are_read_back(tmp_path, method, number):
+def test_metadata_of_every_type_is_read_back(tmp_path, kind, value):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    getattr(writer, f"add_{method}")("number", number)
-    writer.add_float64("double", 1 / 3)
+    getattr(writer, f"add_{kind}")("before", value)
+    writer.add_string("behind", "there")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    read = read_gguf(tmp_path / "a.gguf")
-    assert read.metadata["number"] == number
-    assert read.metadata["double"] == 1 / 3
+    read = read_gguf(tmp_path / "a.gguf").metadata
+    assert read["before"] == value
+    assert type(read["before"]) is type(value)
+    assert read["behind"] == "there"
 
 
 def test_a_custom_alignment_is_honoured(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_custom_alignment(256)
-    arrays = {name: np.arange(5, dtype=np.float32) + i for i, name in enumerate("abc")}
+    arrays = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + i for i, name in enumerate("abc")}
     for name, array in arrays.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -111,19 +105,20 @@ def test_a_custom_alignment_is_honoured(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     for name, stored in read_gguf(tmp_path / "a.gguf").tensors.items():
-        out = np.empty(5, np.float32)
-        stored.read_into(out)
-        assert np.array_equal(out, arrays[name])
+        assert np.array_equal(values_of(stored), arrays[name])
 
 
-def test_a_file_that_is_not_there_and_one_that_may_not_be_mapped(tmp_path):
-    with pytest.raises(NotFound, match=r"none\.gguf"):
-        read_gguf(tmp_path / "none.gguf")
+def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / "empty.gguf").touch()
-    with pytest.raises(Invalid, match="the file is empty"):
-        read_gguf(tmp_path / "empty.gguf")
-    with pytest.raises(Invalid, match="is a directory"):
-        read_gguf(tmp_path)
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path, error, reason in (
+        (tmp_path / "none.gguf", NotFound, r"none\.gguf"),
+        (tmp_path / "empty.gguf", Invalid, "the file is empty"),
+        (tmp_path / "pipe.gguf", Invalid, "not a file"),
+        (tmp_path, Invalid, "is a directory"),
+    ):
+        with pytest.raises(error, match=reason):
+            read_gguf(path)
 
 
 def header(magic: bytes = b"GGUF", version: int = 3, tensors: int = 0, metadata: int = 0, rest: bytes = b"") -> bytes:
@@ -138,6 +133,18 @@ def tensor(name: bytes, sizes: list[int], kind: int = 0, offset: int = 0) -> byt
     return text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
 
 
+def one_key(rest: bytes, key: bytes = b"k") -> bytes:
+    return header(metadata=1, rest=text(key) + rest)
+
+
+def array_of(kind: int, count: int, rest: bytes = bytes(9)) -> bytes:
+    return one_key(struct.pack("<IIQ", 9, kind, count) + rest)
+
+
+def one_tensor(sizes: list[int], rest: bytes = b"", **options: int) -> bytes:
+    return header(tensors=1, rest=tensor(b"t", sizes, **options) + rest)
+
+
 HUGE = (1 << 64) - 1
 FLAG = text(b"k") + struct.pack("<IB", 7, 1)
 DAMAGED = {
@@ -149,42 +156,24 @@ DAMAGED = {
     "absurd metadata count": (header(metadata=HUGE), "metadata entries, more than it can hold"),
     "count just beyond the end": (header(metadata=3, rest=bytes(30)), "more than it can hold"),
     "absurd key length": (header(metadata=1, rest=struct.pack("<Q", HUGE) + bytes(20)), "ends within a metadata key"),
-    "long key": (header(metadata=1, rest=text(b"k" * 2000) + bytes(20)), "of 2000 characters"),
-    "key not UTF-8": (header(metadata=1, rest=text(b"\xff\xfe") + bytes(20)), "not UTF-8"),
-    "unknown type": (header(metadata=1, rest=text(b"k") + struct.pack("<I", 99) + bytes(9)), "unknown type 99"),
+    "long key": (one_key(bytes(20), b"k" * 2000), "of 2000 characters"),
+    "key not UTF-8": (one_key(bytes(20), b"\xff\xfe"), "not UTF-8"),
+    "unknown type": (one_key(struct.pack("<I", 99) + bytes(9)), "unknown type 99"),
     "key twice": (header(metadata=2, rest=FLAG * 2), "'k' twice"),
-    "array of arrays": (
-        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)),
-        "elements of type 9",
-    ),
-    "absurd array": (
-        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(9)),
-        "more than it can",
-    ),
-    "absurd strings": (
-        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(9)),
-        "more than it can",
-    ),
-    "string past the end": (
-        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + struct.pack("<Q", HUGE)),
-        "ends within metadata 'k'",
-    ),
-    "text not UTF-8": (header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 1) + text(b"\xff")), "not UTF-8"),
-    "no dimensions": (header(tensors=1, rest=tensor(b"t", []) + bytes(8)), "0 dimensions"),
-    "five dimensions": (header(tensors=1, rest=tensor(b"t", [1] * 5)), "5 dimensions"),
-    "absurd sizes": (header(tensors=1, rest=tensor(b"t", [HUGE] * 4)), "ends within the tensor 't'"),
-    "empty tensor": (header(tensors=1, rest=tensor(b"t", [0, 4])), "impossible for F32"),
-    "half a block": (header(tensors=1, rest=tensor(b"t", [33, 2], kind=3)), "impossible for Q4_1"),
-    "type without a decoder": (
-        header(tensors=1, rest=tensor(b"t", [32], kind=10)),
-        "ggml type 10, which is not supported",
-    ),
-    "tensor past the end": (header(tensors=1, rest=tensor(b"t", [4], offset=HUGE)), "ends within the tensor 't'"),
+    "array of arrays": (array_of(9, 1, bytes(99)), "elements of type 9"),
+    "absurd array": (array_of(4, HUGE), "more than it can"),
+    "absurd strings": (array_of(8, HUGE), "more than it can"),
+    "string past the end": (array_of(8, 2, text(b"a") + struct.pack("<Q", HUGE)), "ends within metadata 'k'"),
+    "text not UTF-8": (array_of(8, 1, text(b"\xff")), "not UTF-8"),
+    "no dimensions": (one_tensor([], bytes(8)), "0 dimensions"),
+    "five dimensions": (one_tensor([1] * 5), "5 dimensions"),
+    "absurd sizes": (one_tensor([HUGE] * 4), "ends within the tensor 't'"),
+    "empty tensor": (one_tensor([0, 4]), "impossible for F32"),
+    "half a block": (one_tensor([33, 2], kind=3), "impossible for Q4_1"),
+    "type without a decoder": (one_tensor([32], kind=10), "ggml type 10, which is not supported"),
+    "tensor past the end": (one_tensor([4], offset=HUGE), "ends within the tensor 't'"),
     "tensor twice": (header(tensors=2, rest=tensor(b"t", [4]) * 2 + bytes(99)), "'t' twice"),
-    "alignment zero": (
-        header(metadata=1, rest=text(b"general.alignment") + struct.pack("<II", 4, 0)),
-        "the alignment 0",
-    ),
+    "alignment zero": (one_key(struct.pack("<II", 4, 0), b"general.alignment"), "the alignment 0"),
 }
 
 
@@ -203,41 +192,35 @@ def test_a_damaged_header_is_refused_with_the_file_and_the_reason(tmp_path, data
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "cut.gguf"
-    for length in [*range(600), *range(600, len(whole), 1009), len(whole) - 33]:
+    for length in [*range(0, 600, 2), *range(600, len(whole), 1009), len(whole) - 33]:
         path.write_bytes(whole[:length])
         with pytest.raises(Invalid, match=r"cut\.gguf"):
             load_model(str(path))
 
 
-def _mutated(whole: bytes, data_start: int, rng: np.random.Generator) -> bytes:
-    """Change one to four bytes. Nine of ten lie in the header, which holds the lengths and types."""
-    damaged = bytearray(whole)
-    for _ in range(rng.integers(1, 5)):
-        at = int(rng.integers(0, data_start if rng.random() < 0.9 else len(whole)))
-        damaged[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(0, 256))])
-    return bytes(damaged)
-
-
 @pytest.mark.slow
-def test_two_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
-    config = CONFIG
-    metadata = gguf_metadata(config)
-    path = write_gguf(tmp_path / "small.gguf", metadata, gguf_tensors(config))
+def test_a_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
+    """One to four bytes each. Nine of ten lie in the header, which holds the lengths and types."""
+    path = write_gguf(tmp_path / "small.gguf")
     assert load_model(str(path)).name == "small"
     whole = path.read_bytes()
     data_start = whole.index(b"blk.1.ffn_down.weight") + 100
     rng = np.random.default_rng(5)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for _ in range(2000):
-        path.write_bytes(_mutated(whole, data_start, rng))
+    for _ in range(1000):
+        damaged = bytearray(whole)
+        for _ in range(rng.integers(1, 5)):
+            at = int(rng.integers(0, data_start if rng.random() < 0.9 else len(whole)))
+            damaged[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, int(rng.integers(0, 256))])
+        path.write_bytes(damaged)
         try:
             load_model(str(path))
         except SymError as error:
             refused += 1
             assert str(path) in str(error)  # noqa: PT017 - loading may also succeed
             assert "\n" not in str(error)  # noqa: PT017
-    assert 200 < refused < 2000
+    assert 100 < refused < 1000
     # A model of 1 MB: nothing that a header claims may have been allocated.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 200 << 10
 
@@ -247,14 +230,4 @@ def test_the_tensors_of_a_small_file_are_what_was_written(tmp_path):
     tensors = read_gguf(write_gguf(tmp_path / "a.gguf", encoding="Q8_0")).tensors
     assert tensors.keys() == arrays.keys()
     for name, stored in tensors.items():
-        out = np.empty(stored.shape, np.float32)
-        stored.read_into(out)
-        assert np.abs(out - arrays[name]).max() <= np.abs(arrays[name]).max() / 100
-
-
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path):
-    import os
-
-    os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(Invalid, match="not a file"):
-        read_gguf(tmp_path / "pipe.gguf")
+        assert np.abs(values_of(stored) - arrays[name]).max() <= np.abs(arrays[name]).max() / 100

@@ -11,16 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from decoder.checkpoints.safetensors import read_checkpoint_tensors, read_safetensors
-from decoder.checkpoints.stored import StoredTensor
 from libsym.errors import Invalid, NotFound, SymError
+from tests.decoder.small_checkpoints import values_of
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def values_of(stored: StoredTensor) -> np.ndarray:
-    out = np.empty(stored.shape, np.float32)
-    stored.read_into(out)
-    return out
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -57,9 +51,7 @@ def test_the_index_finds_each_tensor_in_its_file(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     read = read_checkpoint_tensors(tmp_path)
     assert {name: values_of(stored).tolist() for name, stored in read.items()} == {
-        "a": [1, 1, 1],
-        "b": [0, 0],
-        "c": [1],
+        name: tensor.tolist() for tensors in shards.values() for name, tensor in tensors.items()
     }
     assert read["b"].file == tmp_path / "two.safetensors"
 
@@ -77,14 +69,11 @@ def test_the_index_finds_each_tensor_in_its_file(tmp_path):
     ],
 )
 def test_an_index_that_points_nowhere_is_refused(tmp_path, weight_map, error, reason):
+    with pytest.raises(NotFound, match=r"model\.safetensors"):
+        read_checkpoint_tensors(tmp_path)
     save_file({"a": torch.ones(3)}, tmp_path / "one.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(error, match=reason):
-        read_checkpoint_tensors(tmp_path)
-
-
-def test_a_directory_without_weights_says_what_is_missing(tmp_path):
-    with pytest.raises(NotFound, match=r"model\.safetensors"):
         read_checkpoint_tensors(tmp_path)
 
 
@@ -129,14 +118,14 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path, data):
 
 
 @pytest.mark.slow
-def test_two_thousand_random_mutations_are_read_or_refused(tmp_path):
+def test_a_thousand_random_mutations_are_read_or_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(4, 3), "b": torch.ones(5, dtype=torch.bfloat16)}, path, metadata={"format": "pt"})
     whole = path.read_bytes()
     header_end = 8 + int.from_bytes(whole[:8], "little")
     rng = np.random.default_rng(3)
     refused = 0
-    for _ in range(2000):
+    for _ in range(1000):
         damaged = bytearray(whole)
         for _ in range(rng.integers(1, 4)):
             damaged[rng.integers(0, header_end)] = rng.choice([0x22, 0x2C, 0x30, 0x39, 0x5D, 0x7D, 0xFF, 0x20])
@@ -147,4 +136,4 @@ def test_two_thousand_random_mutations_are_read_or_refused(tmp_path):
         except SymError as error:
             refused += 1
             assert str(path) in str(error)  # noqa: PT017 - reading may also succeed
-    assert 500 < refused < 2000
+    assert 250 < refused < 1000

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import libsym as sym
-from tests.decoder.test_model import save, small_llama
+from tests.decoder.small_checkpoints import save, small_model
 from tests.lips.conftest import a_daemon
 from tests.lips.gateway.conftest import gateways
 from tests.lips.gateway.wire import CHAT, COMPLETIONS, RESPONSES, post, user
@@ -29,7 +29,7 @@ def small(tmp_path):
     """A client before a model of 512 positions whose makers say how it draws."""
     directory = tmp_path / "model"
     directory.mkdir()
-    save(directory, small_llama())
+    save(directory, small_model("Llama", max_position_embeddings=512, initializer_range=0.3))
     (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.4, "repetition_penalty": 1.5}))
     with a_daemon(tmp_path, "--model", str(directory)) as daemon, gateways(daemon) as start, start().client() as http:
         with sym.connection(str(daemon.socket)).use():
