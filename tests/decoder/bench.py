@@ -73,6 +73,13 @@ class Bench:
         self.decoder.step(StepBatch(tuple(chunks), tuple(copies)))
         return [call.out for call in calls]
 
+    def grown(self, base: File, tokens: Sequence[int]) -> File:
+        """A file that shares the whole pages of another, and goes on with these tokens in pages of its own."""
+        shared, own = base.pages[: base.length // 32], self.file(len(tokens) + 8).pages
+        file = File(np.concatenate([shared, own]).astype(np.int32), 32 * len(shared))
+        self.step(Call(file, tokens, "none"))
+        return file
+
     def no_mass(self, num_entries: int) -> Floats:
         """Zeros: nothing is attended to yet."""
         return np.zeros((self.config.num_layers, self.config.num_kv_heads, num_entries), np.float32)
@@ -83,6 +90,35 @@ class Bench:
         piece = len(tokens) if piece is None else piece
         outs = [self.step(Call(file, tokens[i : i + piece]))[0] for i in range(0, len(tokens), piece)]
         return file, np.concatenate(outs)
+
+
+def copy_of(bench: Bench, file: File) -> File:
+    """The file in other pages, as an export and an import leave them: behind its entries there are zeros."""
+    copy = File(bench.file(32 * len(file.pages)).pages, file.length)
+    for index, (source, target) in enumerate(zip(file.pages.tolist(), copy.pages.tolist(), strict=True)):
+        entries = max(0, min(32, file.length - 32 * index))
+        bench.arena.writable(target)[:] = bench.arena.masked(bench.arena.view(source), entries)
+    return copy
+
+
+def forks_of(bench: Bench, lengths: Sequence[int], shared: int) -> list[File]:
+    """Files that begin with the pages of one prefix, as forks do, and go on each on its own."""
+    base, _ = bench.prefill(tokens_of(shared))
+    return [bench.grown(base, tokens_of(length, seed=50 + index)) for index, length in enumerate(lengths)]
+
+
+def chunk(**changes: Any) -> Chunk:
+    """Two tokens of an empty file, of which a row is wanted."""
+    rows = (memoryview(np.zeros(259, np.float32)),)
+    ints = {name: np.array(changes.pop(name, [1, 2]), dtype=np.int32) for name in ("tokens", "positions", "pages")}
+    return Chunk(**ints, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
+
+
+def assert_close(got: Floats, expected: Floats, tolerance: float = 1e-4) -> None:
+    """Within a share of the largest number."""
+    assert got.shape == expected.shape
+    assert np.isfinite(got).all()
+    assert np.abs(got - expected).max() < tolerance * np.abs(expected).max()
 
 
 def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:

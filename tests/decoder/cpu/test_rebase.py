@@ -18,11 +18,7 @@ from tests.decoder.bench import Call
 KINDS = {
     "plain": {},
     "linear": {"rope_scaling": RopeScaling("linear", factor=4.0)},
-    "llama3": {
-        "rope_scaling": RopeScaling(
-            "llama3", factor=8.0, original_positions=256, low_freq_factor=1.0, high_freq_factor=4.0
-        )
-    },
+    "llama3": {"rope_scaling": RopeScaling("llama3", 8.0, 256, low_freq_factor=1.0, high_freq_factor=4.0)},
     "yarn": {"rope_scaling": RopeScaling("yarn", factor=4.0, original_positions=256, attention_factor=1.14)},
     "factors": {"rope_scaling": RopeScaling("factors", factors=(1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0))},
     "sliding layers with a theta of their own": {
@@ -39,11 +35,6 @@ PRECISIONS = {"float32": (4e-6, 1e-12), "bf16": (0.03, 1e-4)}
 """Largest error of a row's logits relative to its largest, and KL divergence: some three times what was measured."""
 
 
-def bits_of(values, dtype):
-    """Float32 numbers as an arena of that type stores them."""
-    return values if dtype == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
 def plain_entries(arena, config, page):
     """A page as `[layer, head, entry, dim]` of K and of V, by the layouts that `decoder.cpu.arena` defines."""
     keys, values = arena.pages[page][:, 0], arena.pages[page][:, 1]
@@ -58,22 +49,27 @@ def plain_entries(arena, config, page):
     return keys, wide(values).reshape(*heads, 16, dim, 2).swapaxes(3, 4).reshape(*heads, 32, dim)
 
 
-def filled_arena(config, dtype):
-    arena = Arena(config, 6, dtype)
-    rng = np.random.default_rng(5)
-    arena.pages[:] = bits_of(rng.standard_normal(arena.pages.shape, dtype=np.float32), dtype)
-    return arena
+@pytest.fixture(params=["F32", "BF16"])
+def filled_arena(request):
+    """Makes an arena full of random numbers, of either type."""
+
+    def make(config):
+        arena = Arena(config, 6, request.param)
+        values = np.random.default_rng(5).standard_normal(arena.pages.shape, dtype=np.float32)
+        arena.pages[:] = values if request.param == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+        return arena
+
+    return make
 
 
 def ints(*numbers):
     return np.array(numbers, np.int32)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS)
-def test_every_entry_lands_in_its_slot_with_its_own_turn(shape, dtype):
+def test_every_entry_lands_in_its_slot_with_its_own_turn(filled_arena, shape):
     config = tiny_config(**shape)
-    arena = filled_arena(config, dtype)
+    arena = filled_arena(config)
     rng = np.random.default_rng(6)
     sources, slots = rng.integers(0, 5, 13).astype(np.int32), rng.integers(0, 32, 13).astype(np.int32)
     sources[4:9], slots[4:9] = 3, np.arange(11, 16)  # a piece that lies together, too
@@ -88,26 +84,24 @@ def test_every_entry_lands_in_its_slot_with_its_own_turn(shape, dtype):
             pairs = from_keys[layer, :, slot, :half] + 1j * from_keys[layer, :, slot, half:]
             pairs = pairs * np.exp(1j * shift * inverse_frequencies(config, config.slides(layer)))
             expected = np.concatenate((pairs.real, pairs.imag), axis=1)
-            rounding = 1e-6 if dtype == "F32" else 2**-8
+            rounding = 1e-6 if arena.dtype == "F32" else 2**-8
             assert np.abs(keys[layer, :, entry] - expected).max() <= rounding * np.abs(expected).max()
     assert not keys[:, :, 13:].any()
     assert not values[:, :, 13:].any()
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_what_does_not_move_is_copied_bit_for_bit(dtype):
+def test_what_does_not_move_is_copied_bit_for_bit(filled_arena):
     config = tiny_config()
-    arena = filled_arena(config, dtype)
+    arena = filled_arena(config)
     arena.assemble(5, np.full(32, 2, np.int32), np.arange(32, dtype=np.int32), np.zeros(32, np.int32))
     assert arena.view(5) == arena.view(2)
     arena.assemble(5, np.full(7, 2, np.int32), np.arange(7, dtype=np.int32), np.zeros(7, np.int32))
     assert arena.view(5) == arena.masked(arena.view(2), 7)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_a_page_can_be_put_together_of_itself(dtype):
+def test_a_page_can_be_put_together_of_itself(filled_arena):
     config = tiny_config()
-    arena = filled_arena(config, dtype)
+    arena = filled_arena(config)
     before_keys, before_values = (part.copy() for part in plain_entries(arena, config, 4))
     arena.assemble(4, ints(4, 4), ints(9, 0), ints(0, 0))
     keys, values = plain_entries(arena, config, 4)
@@ -161,17 +155,17 @@ REAL_PRECISIONS = {"float32": (3e-5, 1e-9, 1.0), "bf16": (0.08, 2e-3, 0.9)}
 """The same, and the share of rows whose greedy token stays. Measured: 4e-6, 2e-11, all; 0.028, 3.4e-4, 97 %."""
 
 
-@pytest.mark.slow  # the real model, twice 640 tokens in each precision
+@pytest.mark.slow  # the real model, twice 320 tokens in each precision
 @pytest.mark.parametrize("precision", REAL_PRECISIONS)
 def test_the_real_model_hardly_notices_that_its_context_was_moved(cpu_bench, precision):
     model = load_model(None)
     shape = {field.name: getattr(model.config, field.name) for field in fields(model.config)}
     bench = cpu_bench(precision=precision, weights=model.weights, **shape)
-    tokens = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:640]
-    file = rebased(bench, tokens, 5000, 512)
-    got = bench.step(Call(file, tokens[512:]))[0]
-    fresh, _ = bench.prefill(tokens[:512], reserve=128)
-    worst, kl, same = errors(bench.step(Call(fresh, tokens[512:]))[0], got)
+    tokens = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:320]
+    file = rebased(bench, tokens, 5000, 256)
+    got = bench.step(Call(file, tokens[256:]))[0]
+    fresh, _ = bench.prefill(tokens[:256], reserve=64)
+    worst, kl, same = errors(bench.step(Call(fresh, tokens[256:]))[0], got)
     bounds = REAL_PRECISIONS[precision]
     assert worst < bounds[0]
     assert kl < bounds[1]

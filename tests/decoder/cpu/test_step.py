@@ -1,3 +1,8 @@
+"""The step on every instruction set and in every precision: near the reference, and the same bits for the same call.
+
+AMX is not on every machine: `amx-emulated` runs its kernels with the tile instructions done in plain C.
+"""
+
 from __future__ import annotations
 
 import errno
@@ -5,33 +10,54 @@ import errno
 import numpy as np
 import pytest
 
-from decoder.batch import Chunk, StepBatch
+from decoder.batch import StepBatch
 from decoder.cores import available_cores
+from decoder.cpu import backend
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
-from tests.decoder.bench import Call, require, tokens_of
+from tests.decoder.bench import Call, File, assert_close, chunk, copy_of, forks_of, require, tokens_of
+from tests.decoder.cpu.quantized import quantized
 
 SHAPES = {
     "gqa 2, head 16": {},
     "gqa 1, head 32": {"num_heads": 2, "num_kv_heads": 2, "head_dim": 32},
-    "gqa 3, head 64": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "hidden_size": 96, "ffn_size": 144},
+    "gqa 3, head 64": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "hidden_size": 96, "ffn_size": 160},
     "gqa 3, head 80, untied": {"num_heads": 3, "num_kv_heads": 1, "head_dim": 80, "tie_embeddings": False},
+    "gqa 4, head 80": {"num_heads": 4, "num_kv_heads": 1, "head_dim": 80, "hidden_size": 80, "ffn_size": 144},
     "gqa 1, head 128": {"num_heads": 1, "num_kv_heads": 1, "head_dim": 128, "num_layers": 1},
     "gqa 20, head 48": {"num_heads": 20, "num_kv_heads": 1, "head_dim": 48, "vocab_size": 301},
     "gqa 64, head 256": {"num_heads": 64, "num_kv_heads": 1, "head_dim": 256, "num_layers": 1, "vocab_size": 17},
 }
-ISAS = ["avx512", "avx2", "plain"]
+WIDE = SHAPES["gqa 3, head 64"]
+SLOW_ISAS = ("avx512", "avx2", "plain")
+ISAS = ["amx", "amx-emulated", "avx512-bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_ISAS)]
+PRECISIONS = ["float32", "bf16", "int8", "int4"]
+CLOSE = {"float32": 1e-4, "bf16": 0.03, "int8": 0.06, "int4": 0.06}
+"""Largest error of a logit beside the largest logit; measured: 0.012, 0.025, 0.025."""
 
 
-def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
-    assert np.isfinite(got).all()
-    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+def weights_of(precision: str, shape: dict):
+    """`int4` runs weights of the types that a 4-bit file mixes."""
+    weights = random_weights(tiny_config(**shape), seed=7)
+    return quantized(weights, "Q4_0", "Q4_1", "Q8_0", "Q4_0", "Q5_1") if precision == "int4" else weights
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, pytest.param(700, marks=pytest.mark.slow)])
+def make(bench, precision: str = "float32", shape: dict = SHAPES["gqa 2, head 16"], **options):
+    return bench(precision=precision, weights=weights_of(precision, shape), **shape, **options)
+
+
+def assert_same_bits(outs, others) -> None:
+    for out, other in zip(outs, others, strict=True):
+        assert np.array_equal(out, other)
+
+
+# ---- right ----
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, pytest.param(530, marks=pytest.mark.slow)])
 def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(cpu_bench, reference_bench, shape, length):
     cpu, reference = cpu_bench(**shape), reference_bench(seed=5, **shape)
     prompt, rest = (tokens_of(n, vocab=cpu.config.vocab_size) for n in (length, 3))
@@ -42,51 +68,20 @@ def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(cpu_bench,
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("shape", list(SHAPES.values())[:4], ids=list(SHAPES)[:4])
-def test_every_instruction_set_gives_the_references_logits(cpu_bench, reference_bench, isa, shape):
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "name", ["gqa 2, head 16", "gqa 3, head 64", "gqa 3, head 80, untied", "gqa 4, head 80", "gqa 20, head 48"]
+)
+def test_every_precision_on_every_instruction_set_is_near_the_reference(
+    cpu_bench, reference_bench, isa, precision, name
+):
     require(isa)
-    cpu, reference = cpu_bench(isa=isa, **shape), reference_bench(**shape)
+    shape, prompt = SHAPES[name], tokens_of(300 if isa in SLOW_ISAS else 150)
+    cpu = make(cpu_bench, precision, shape, isa=isa)
     assert cpu.decoder.isa == isa
-    prompt = tokens_of(300)
-    assert_close(cpu.prefill(prompt, 77)[1], reference.prefill(prompt)[1])
-
-
-def test_instruction_sets_that_fuse_multiply_and_add_give_the_same_bits(cpu_bench):
-    require("avx512")
-    prompt = tokens_of(300)
-    wide, narrow = (cpu_bench(isa=isa, **SHAPES["gqa 3, head 64"]).prefill(prompt)[1] for isa in ("avx512", "avx2"))
-    assert np.array_equal(wide, narrow)
-
-
-def mixed_calls(bench, count):
-    """`count` files of different lengths, then a call on each: decodes, short and long prefills, all kinds of rows."""
-    calls = []
-    for i in range(count):
-        file, _ = bench.prefill(tokens_of(1 + 37 * i % 90, seed=i), reserve=40)
-        calls.append(Call(file, tokens_of([1, 5, 40][i % 3], seed=100 + i), ["last", "all", "none"][i // 3 % 3]))
-    return calls
-
-
-@pytest.mark.parametrize("count", [1, 2, 33])
-def test_a_batch_of_many_files_gives_the_references_logits(cpu_bench, reference_bench, count):
-    cpu, reference = cpu_bench(num_pages=256), reference_bench(num_pages=256)
-    for got, expected in zip(
-        cpu.step(*mixed_calls(cpu, count)),
-        reference.step(*mixed_calls(reference, count)),
-        strict=True,
-    ):
-        assert got.shape == expected.shape
-        if got.size:
-            assert_close(got, expected)
-
-
-def test_calls_that_want_no_rows_still_store_their_entries(cpu_bench):
-    prompt = tokens_of(45)
-    loud, quiet = cpu_bench(), cpu_bench()
-    loud.step(Call(loud.file(45), prompt, "all"))
-    quiet.step(Call(quiet.file(45), prompt, "none"))
-    assert loud.arena.pages.any()
-    assert np.array_equal(loud.arena.pages, quiet.arena.pages)
+    expected = reference_bench(weights=weights_of(precision, shape), **shape).prefill(prompt)[1]
+    for piece in (150, 1) if isa == "avx512-bf16" else (150,):
+        assert_close(cpu.prefill(prompt, piece)[1], expected, CLOSE[precision])
 
 
 def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench):
@@ -99,90 +94,137 @@ def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench):
     assert not np.array_equal(bench.step(Call(bench.file(8), tokens_of(8)))[0], outs[0])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_mask_hides_entries_as_in_the_reference(cpu_bench, reference_bench, isa, precision):
+    require(isa)
+    rng, before, rows = np.random.default_rng(1), 290, 20
+    mask = rng.random((rows, before + rows)) < 0.5
+    mask[3, :256] = False  # a row that sees nothing of a whole split
+    mask[np.arange(rows), before + np.arange(rows)] = True
+    outs = []
+    for bench in (cpu_bench(isa=isa, precision=precision), reference_bench()):
+        file, _ = bench.prefill(tokens_of(before), reserve=rows)
+        outs.append(bench.step(Call(file, tokens_of(rows), mask=mask))[0])
+    assert_close(*outs, CLOSE[precision])
+
+
+@pytest.mark.parametrize("window", [1, 64, 300])
+def test_sliding_layers_see_their_window_alone(cpu_bench, reference_bench, window):
+    shape = {"num_layers": 3, "window": window, "sliding_layers": (True, False, True), "local_rope_theta": 500.0}
+    prompt = tokens_of(600)
+    whole = cpu_bench(**shape).prefill(prompt)[1]
+    assert_close(whole, reference_bench(**shape).prefill(prompt)[1])
+    for piece in (7, 100):
+        assert np.array_equal(whole, cpu_bench(seed=piece, **shape).prefill(prompt, piece)[1])
+    bench = cpu_bench(num_pages=256, **shape)
+    together = bench.step(*(Call(fork, [5]) for fork in forks_of(bench, [3, 40], 544)))
+    assert_same_bits(together, [step_alone(cpu_bench, 544, index, n, [5], **shape) for index, n in enumerate((3, 40))])
+
+
 # ---- the same call gives the same bits ----
+
+
+def test_instruction_sets_that_fuse_multiply_and_add_give_the_same_bits(cpu_bench):
+    require("avx512")
+    wide, narrow = (cpu_bench(isa=isa, **WIDE).prefill(tokens_of(300))[1] for isa in ("avx512", "avx2"))
+    assert np.array_equal(wide, narrow)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    "shape", [SHAPES["gqa 2, head 16"], SHAPES["gqa 3, head 64"], SHAPES["gqa 3, head 80, untied"]]
+    ("precision", "name"),
+    [
+        *((each, "gqa 3, head 64") for each in PRECISIONS),
+        *(("float32", each) for each in ("gqa 2, head 16", "gqa 3, head 80, untied")),
+    ],
 )
-def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, shape):
+def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, precision, name):
     require(isa)
-    prompt = tokens_of(600)
-    _, whole = cpu_bench(isa=isa, **shape).prefill(prompt)
-    for piece in (1, 7, 32, 33, 257):
-        _, pieces = cpu_bench(isa=isa, seed=piece, **shape).prefill(prompt, piece)
-        assert np.array_equal(whole, pieces), piece
+    length, pieces = (530, (1, 7, 32, 33, 257)) if precision == "float32" else (300, (1, 7, 33))
+    length, pieces = (80, (1, 33)) if isa == "amx-emulated" else (length, pieces)
+    prompt = tokens_of(length)
+    _, whole = make(cpu_bench, precision, SHAPES[name], isa=isa).prefill(prompt)
+    for piece in pieces:
+        _, cut = make(cpu_bench, precision, SHAPES[name], isa=isa, seed=piece).prefill(prompt, piece)
+        assert np.array_equal(whole, cut), piece
 
 
+def mixed_calls(bench, count):
+    """`count` files of different lengths, then a call on each: decodes, short and long prefills, all kinds of rows.
+
+    The last one's decode goes over several splits, which threads share and whoever is last merges.
+    """
+    calls = []
+    for i in range(count):
+        file, _ = bench.prefill(tokens_of(1 + 37 * i % 90, seed=i), reserve=40)
+        calls.append(Call(file, tokens_of([1, 5, 40][i % 3], seed=100 + i), ["last", "all", "none"][i // 3 % 3]))
+    return [*calls, Call(bench.prefill(tokens_of(900), 300, reserve=1)[0], [1])]
+
+
+def test_a_batch_of_many_files_is_near_the_reference_and_has_the_bits_of_each_file_alone(cpu_bench, reference_bench):
+    benches = cpu_bench(num_pages=256), cpu_bench(num_pages=256, seed=9), reference_bench(num_pages=256)
+    together, alone, reference = ((bench, mixed_calls(bench, 33)) for bench in benches)
+    expected = reference[0].step(*reference[1])
+    for got, call, near in zip(together[0].step(*together[1]), alone[1], expected, strict=True):
+        assert got.shape == near.shape
+        assert np.array_equal(got, alone[0].step(call)[0])
+        if got.size:
+            assert_close(got, near)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_bits_do_not_depend_on_the_number_of_threads(cpu_bench, threads):
-    two, other = cpu_bench(num_pages=256), cpu_bench(num_pages=256, threads=threads)
-    assert other.decoder.num_threads == threads
-    for a, b in zip(two.step(*mixed_calls(two, 20)), other.step(*mixed_calls(other, 20)), strict=True):
-        assert np.array_equal(a, b)
-    (file, a), (file_too, b) = two.prefill(tokens_of(900), reserve=1), other.prefill(tokens_of(900), 300, reserve=1)
-    assert np.array_equal(a, b)
-    # A decode over several splits, which threads share and whoever is last merges.
-    assert np.array_equal(two.step(Call(file, [1]))[0], other.step(Call(file_too, [1]))[0])
-
-
-def test_bits_do_not_depend_on_what_else_is_in_the_batch(cpu_bench):
-    together, alone = cpu_bench(num_pages=256), cpu_bench(num_pages=256, seed=9)
-    batch = together.step(*mixed_calls(together, 33))
-    for got, call in zip(batch, mixed_calls(alone, 33), strict=True):
-        assert np.array_equal(got, alone.step(call)[0])
+def test_bits_do_not_depend_on_threads_or_on_the_batch(cpu_bench, precision, threads):
+    together = make(cpu_bench, precision, threads=threads, num_pages=256)
+    assert together.decoder.num_threads == threads
+    alone = make(cpu_bench, precision, num_pages=256, seed=9)
+    outs = together.step(*mixed_calls(together, 12))
+    assert_same_bits(outs, [alone.step(call)[0] for call in mixed_calls(alone, 12)])
 
 
 def test_long_decodes_and_prefills_in_one_batch_give_the_bits_that_each_gives_alone(cpu_bench):
     def calls(bench):
         long, _ = bench.prefill(tokens_of(800), 256, reserve=4)
         edge, _ = bench.prefill(tokens_of(254), reserve=4)
-        fresh = bench.file(300)
-        return [
-            Call(fresh, tokens_of(300), "last"),
-            Call(long, tokens_of(4)),
-            Call(edge, tokens_of(4)),  # its rows lie on both sides of a split's boundary
-        ]
+        # The rows of the last one lie on both sides of a split's boundary.
+        return [Call(bench.file(300), tokens_of(300), "last"), Call(long, tokens_of(4)), Call(edge, tokens_of(4))]
 
     together, alone = cpu_bench(), cpu_bench(seed=4)
-    for got, call in zip(together.step(*calls(together)), calls(alone), strict=True):
-        assert np.array_equal(got, alone.step(call)[0])
+    assert_same_bits(together.step(*calls(together)), [alone.step(call)[0] for call in calls(alone)])
 
 
 def test_a_decode_over_several_splits_is_right_in_every_layer(cpu_bench):
-    outs = []
-    for piece in (1, 9):  # both are spread over their splits; the whole prefill below is not
-        bench = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"])
+    tokens = tokens_of(9, seed=8)
+    whole = cpu_bench(num_layers=5, **WIDE).prefill(tokens_of(760) + tokens)[1][760:]
+    for piece in (1, 9):  # both are spread over their splits; the whole prefill is not
+        bench = cpu_bench(num_layers=5, **WIDE)
         file, _ = bench.prefill(tokens_of(760), reserve=9)
-        tokens = tokens_of(9, seed=8)
-        outs.append(np.concatenate([bench.step(Call(file, tokens[i : i + piece]))[0] for i in range(0, 9, piece)]))
-    whole = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"]).prefill(tokens_of(760) + tokens)[1][760:]
-    assert np.array_equal(outs[0], whole)
-    assert np.array_equal(outs[1], whole)
+        outs = [bench.step(Call(file, tokens[i : i + piece]))[0] for i in range(0, 9, piece)]
+        assert np.array_equal(np.concatenate(outs), whole)
+
+
+def test_calls_that_want_no_rows_still_store_their_entries(cpu_bench):
+    loud, quiet = cpu_bench(), cpu_bench()
+    loud.step(Call(loud.file(45), tokens_of(45), "all"))
+    quiet.step(Call(quiet.file(45), tokens_of(45), "none"))
+    assert loud.arena.pages.any()
+    assert np.array_equal(loud.arena.pages, quiet.arena.pages)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 300])
 def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, length):
     bench = cpu_bench()
     base, _ = bench.prefill(tokens_of(length), reserve=20)
-    fork = bench.file(0)
-    fork.pages, fork.length = base.pages.copy(), length
-    tail, copies = length // 32, []
-    if length % 32:
-        spare = int(bench.file(1).pages[0])
-        copies = [(int(fork.pages[tail]), spare, length % 32)]
-        fork.pages[tail] = spare
-        fork.pages[tail + 1 :] = bench.file(32 * len(fork.pages[tail + 1 :])).pages
-    else:
-        fork.pages[tail:] = bench.file(32 * len(fork.pages[tail:])).pages
+    full, rest = divmod(length, 32)
+    fork = File(np.concatenate([base.pages[:full], bench.file(32 * len(base.pages[full:])).pages]), length)
     # Both go on at once: the copy is made before the base's own append lands in the page.
-    base_out, fork_out = bench.step(Call(base, [5, 6, 7]), Call(fork, [9, 8, 7]), copies=copies)
-    for tokens, expected in (([5, 6, 7], base_out), ([9, 8, 7], fork_out)):
+    copies = [(int(base.pages[full]), int(fork.pages[full]), rest)] if rest else []
+    outs = bench.step(Call(base, [5, 6, 7]), Call(fork, [9, 8, 7]), copies=copies)
+    for tokens, out in zip(([5, 6, 7], [9, 8, 7]), outs, strict=True):
         fresh = cpu_bench(seed=2)
-        file, _ = fresh.prefill(tokens_of(length), reserve=3)
-        assert np.array_equal(fresh.step(Call(file, tokens))[0], expected)
+        assert np.array_equal(fresh.step(Call(fresh.prefill(tokens_of(length), reserve=3)[0], tokens))[0], out)
 
 
 def test_a_step_of_copies_alone_copies(cpu_bench):
@@ -197,16 +239,20 @@ def test_a_step_of_copies_alone_copies(cpu_bench):
     assert bench.arena.masked(heads[0], 16) == heads[0], "no more than half a page"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -1e38])
-def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, isa, poison):
+@pytest.mark.parametrize(
+    ("precision", "poison"),
+    [
+        *(("float32", value) for value in (np.nan, np.inf, -1e38)),
+        *(("bf16", bits) for bits in (0x7FC0, 0xFFC0, 0x7F80, 0xFF7F)),  # NaN, -NaN, infinity, the least number
+    ],
+)
+def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, isa, precision, poison):
     require(isa)
-    clean, dirty = cpu_bench(isa=isa), cpu_bench(isa=isa)
+    clean, dirty = (cpu_bench(isa=isa, precision=precision) for _ in range(2))
     dirty.arena.pages[:] = poison
-    prompt = tokens_of(270)
-    for piece in (1, 50, 270):
-        (file, a), (file_too, b) = (bench.prefill(prompt, piece, reserve=1) for bench in (clean, dirty))
+    for length, piece in ((70, 1), (271, 50), (271, 271)) if isa != "amx-emulated" else ((271, 90),):
+        (file, a), (file_too, b) = (bench.prefill(tokens_of(length), piece, reserve=1) for bench in (clean, dirty))
         assert np.array_equal(a, b)
         assert np.array_equal(clean.step(Call(file, [1]))[0], dirty.step(Call(file_too, [1]))[0])
 
@@ -219,13 +265,89 @@ def test_appending_after_a_truncation_gives_the_bits_of_never_having_gone_furthe
     assert np.array_equal(bench.step(Call(file, [1, 2, 3]))[0], fresh.step(Call(straight, [1, 2, 3]))[0])
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("length", [31, 33, 64, 270])
+def test_an_exported_and_imported_prefix_goes_on_with_the_same_bits(cpu_bench, precision, length):
+    """Export is the head of every page, import the bytes of it in other pages, tail zeroed."""
+    bench = make(cpu_bench, precision)
+    file, _ = bench.prefill(tokens_of(length), reserve=2)
+    copy = copy_of(bench, file)
+    a, b = bench.step(Call(file, [1, 2])), bench.step(Call(copy, [1, 2]))
+    assert np.array_equal(a[0], b[0])
+
+
+# ---- pages that several files share ----
+
+
+def step_alone(cpu_bench, shared: int, index: int, length: int, tokens: list[int], **options) -> np.ndarray:
+    """The logits that a fork of `forks_of` gives, computed anew in pages of its own."""
+    bench = cpu_bench(seed=3, **options)
+    file, _ = bench.prefill(tokens_of(shared) + tokens_of(length, seed=50 + index), reserve=8)
+    (out,) = bench.step(Call(file, tokens))
+    assert bench.decoder.shared_rows == 0
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_bits_do_not_depend_on_whether_pages_are_shared(cpu_bench, isa, precision):
+    """Twenty forks of a prefix in one step: its pages are read once for all; alone each reads them for itself.
+
+    The first and the last are computed anew as well, in pages of their own.
+    """
+    require(isa)
+    shape, shared, count = {"num_layers": 3}, 544, 5 if isa == "amx-emulated" else 20
+    lengths = [1 + 23 * i % 260 for i in range(count)]
+    tokens = [tokens_of(1 + i % 3, seed=i) for i in range(count)]
+    bench = make(cpu_bench, precision, shape, isa=isa, num_pages=512)
+    files = forks_of(bench, lengths, shared)
+    together = bench.step(*(Call(file, t) for file, t in zip(files, tokens, strict=True)))
+    assert bench.decoder.shared_rows == sum(map(len, tokens))
+    for index, (length, t, got) in enumerate(zip(lengths, tokens, together, strict=True)):
+        files[index].length = shared + length
+        assert np.array_equal(got, bench.step(Call(files[index], t))[0]), index
+        assert bench.decoder.shared_rows == 0
+    own = {"isa": isa, "precision": precision, "weights": weights_of(precision, shape), **shape}
+    for index in (0, count - 1):
+        alone = step_alone(cpu_bench, shared, index, lengths[index], tokens[index], **own)
+        assert np.array_equal(together[index], alone), index
+
+
+def test_a_tree_shares_each_of_its_branches_pages(cpu_bench):
+    """Four files: all share split 0, two and two share split 1; the last pages are each file's own."""
+    bench, alone = cpu_bench(num_pages=256, precision="bf16"), cpu_bench(num_pages=256, precision="bf16", seed=5)
+    trunk, _ = bench.prefill(tokens_of(256))
+    calls = []
+    for branch in range(2):
+        limb = bench.grown(trunk, tokens_of(256, seed=branch))
+        leaves = (bench.grown(limb, tokens_of(7 + leaf, seed=10 + leaf)) for leaf in range(2))
+        calls += [(branch, leaf, Call(file, [branch, leaf])) for leaf, file in enumerate(leaves)]
+    outs = bench.step(*(call for _, _, call in calls))
+    assert bench.decoder.shared_rows == 8
+    for (branch, leaf, _), got in zip(calls, outs, strict=True):
+        text = tokens_of(256) + tokens_of(256, seed=branch) + tokens_of(7 + leaf, seed=10 + leaf)
+        file, _ = alone.prefill(text, 100, reserve=2)
+        assert np.array_equal(got, alone.step(Call(file, [branch, leaf]))[0])
+
+
+def test_rows_with_a_mask_have_the_same_bits_alone_and_in_a_batch(cpu_bench):
+    bench, alone = cpu_bench(num_pages=256, precision="bf16"), cpu_bench(num_pages=256, precision="bf16", seed=2)
+    files = forks_of(bench, [3, 9, 14], 512)
+    mask = np.ones((2, 512 + 3 + 2), bool)
+    mask[:, 5:400] = False
+    calls = [Call(files[0], [1, 2], mask=mask), Call(files[1], [3]), Call(files[2], [4])]
+    together = bench.step(*calls)
+    for index, (length, call, got) in enumerate(zip([3, 9, 14], calls, together, strict=True)):
+        file, _ = alone.prefill(tokens_of(512) + tokens_of(length, seed=50 + index), reserve=2)
+        assert np.array_equal(got, alone.step(Call(file, call.tokens, mask=call.mask))[0])
+
+
 # ---- the edge ----
 
 
-def chunk(**changes) -> Chunk:
-    rows = (memoryview(np.zeros(259, np.float32)),)
-    ints = {name: np.array(changes.pop(name, [1, 2]), dtype=np.int32) for name in ("tokens", "positions", "pages")}
-    return Chunk(**ints, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
+def row(size: int = 259, dtype: type = np.float32) -> memoryview:
+    return memoryview(np.zeros(size, dtype))
 
 
 @pytest.mark.parametrize(
@@ -240,17 +362,17 @@ def chunk(**changes) -> Chunk:
         (chunk(pages=[-1, 1]), "page -1 is outside"),
         (chunk(start=63), "entries 63 to 65 do not fit a table of 2 pages"),
         (chunk(start=-1), "entries -1 to 1 do not fit"),
-        (
-            chunk(tokens=[1] * 3, positions=[1] * 3, rows=(memoryview(np.zeros(259, np.float32)),) * 2),
-            "3 tokens has 2 rows",
-        ),
-        (chunk(rows=(memoryview(np.zeros(258, np.float32)),)), "1032 bytes of format 'f'"),
-        (chunk(rows=(memoryview(np.zeros(259, np.int32)),)), "of format 'i'"),
+        (chunk(tokens=[1] * 3, positions=[1] * 3, rows=(row(), row())), "3 tokens has 2 rows"),
+        (chunk(rows=(row(258),)), "1032 bytes of format 'f'"),
+        (chunk(rows=(row(dtype=np.int32),)), "of format 'i'"),
+        (chunk(rows=(memoryview(bytes(4 * 259)).cast("f"),)), "read-only"),
+        (chunk(mask=np.ones((2, 3), bool)), r"a mask of shape \(2, 3\) for 2 rows over 2 entries"),
+        (chunk(mask=np.zeros((2, 2), bool)), "every row must see itself"),
     ],
 )
-def test_a_batch_that_would_index_out_of_range_is_refused_and_nothing_is_written(cpu_bench, bad, message):
+def test_a_batch_that_cannot_be_computed_is_refused_and_nothing_is_written(cpu_bench, bad, message):
     bench = cpu_bench()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, BufferError), match=message):
         bench.decoder.step(StepBatch((chunk(pages=[5, 6]), bad)))
     assert not bench.arena.pages.any()
 
@@ -260,12 +382,6 @@ def test_a_copy_of_a_page_that_is_not_there_is_refused(cpu_bench):
         cpu_bench().step(copies=[(0, 64, 32)])
 
 
-def test_a_row_that_cannot_be_written_is_refused(cpu_bench):
-    row = memoryview(bytes(4 * 259)).cast("f")
-    with pytest.raises((BufferError, ValueError)):
-        cpu_bench().decoder.step(StepBatch((chunk(rows=(row,)),)))
-
-
 def test_pages_past_the_entries_of_a_chunk_are_not_looked_at(cpu_bench):
     bench = cpu_bench()
     bench.decoder.step(StepBatch((chunk(pages=[5, 1 << 30]),)))
@@ -273,25 +389,30 @@ def test_pages_past_the_entries_of_a_chunk_are_not_looked_at(cpu_bench):
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"),
+    ("shape", "precision", "dtype", "isa", "message"),
     [
-        ({"head_dim": 24}, "head_dim 24"),
-        ({"head_dim": 272}, "head_dim 272"),
-        ({"num_heads": 3, "num_kv_heads": 2}, "3 heads cannot share 2"),
-        ({"hidden_size": 72}, "hidden_size 72"),
-        ({"ffn_size": 100}, "ffn_size 100"),
+        ({"head_dim": 24}, "float32", "F32", None, "head_dim 24"),
+        ({"head_dim": 272}, "float32", "F32", None, "head_dim 272"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "float32", "F32", None, "3 heads cannot share 2"),
+        ({"hidden_size": 72}, "float32", "F32", None, "hidden_size 72"),
+        ({"ffn_size": 100}, "float32", "F32", None, "ffn_size 100"),
+        ({}, "float32", "F32", "sparc", "'sparc'"),
+        ({}, "bf16", "F32", None, "precision bf16 needs an arena of BF16"),
+        ({}, "float32", "BF16", None, "precision float32 needs an arena of F32"),
+        ({}, "int8", "F32", None, "precision int8 needs an arena of BF16"),
+        ({}, "fp8", "F32", None, "precision 'fp8' is not one of float32, bf16, int8, int4"),
+        ({}, "int4", "BF16", None, "int4 runs 4-bit weights as a GGUF file has them"),
     ],
 )
-def test_a_shape_that_the_kernels_do_not_have_is_named(shape, message):
+def test_what_the_kernels_do_not_have_is_named(shape, precision, dtype, isa, message):
     config = tiny_config(**shape)
     with pytest.raises(Invalid, match=message) as raised:
-        CpuDecoder(config, random_weights(config), Arena(config, 1))
+        CpuDecoder(config, random_weights(config), Arena(config, 1, dtype), 1, isa, precision=precision)
     assert raised.value.errno == errno.EINVAL
 
 
-def test_an_instruction_set_that_is_not_there_is_named(cpu_bench):
-    with pytest.raises(Invalid, match="'sparc'"):
-        cpu_bench(isa="sparc")
+def test_the_emulated_tiles_are_never_chosen_by_themselves():
+    assert backend.choose_isa(None) != "amx-emulated"
 
 
 def test_the_threads_default_to_the_cores_that_this_process_may_use():

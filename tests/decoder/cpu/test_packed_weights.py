@@ -1,0 +1,98 @@
+"""Weights as the step has them: rounded once, or the codes of a file themselves; and those that do not fit."""
+
+from __future__ import annotations
+
+import errno
+
+import gguf
+import numpy as np
+import pytest
+
+from decoder.checkpoints.llama import EMBED, layer_name
+from decoder.checkpoints.quants import ENCODINGS
+from decoder.checkpoints.stored import StoredTensor
+from decoder.cpu import packed_weights as packing
+from decoder.cpu._step import ffi, lib
+from decoder.cpu.arena import Arena
+from decoder.cpu.backend import CpuDecoder
+from decoder.cpu.packed_weights import pack_weights
+from decoder.tiny import random_weights, tiny_config
+from libsym.errors import Invalid, SymError
+from tests.decoder.bench import Bench, Call, require, tokens_of
+from tests.decoder.cpu.quantized import blocks_of, quantized, replaced
+
+
+def unpacked(packed, row: int, size: int) -> np.ndarray:
+    """A row of the packed embedding."""
+    out = np.empty(size, np.float32)
+    lib.sym_unpack_row(packed.embed, row, size, ffi.cast("float *", out.ctypes.data))
+    return out
+
+
+@pytest.mark.parametrize("isa", ["amx", "amx-emulated", "avx512-bf16", "avx512"])
+@pytest.mark.parametrize("kinds", [(), ("Q4_0",), ("Q4_1",), ("Q8_0", "Q4_0"), ("Q5_0", "Q4_1")])
+def test_codes_are_summed_exactly_so_products_are_the_same_everywhere(isa, kinds):
+    """K and V of one layer depend on products and element-wise arithmetic alone (plain C does not fuse its sums)."""
+    require(isa)
+    config = tiny_config(num_layers=1, hidden_size=96)
+    weights, pages, precision = random_weights(config, seed=7), [], "int4" if kinds else "int8"
+    weights = quantized(weights, *kinds) if kinds else weights
+    for name in (isa, "avx2"):
+        arena = Arena(config, 2, "BF16")
+        decoder = CpuDecoder(config, weights, arena, 2, name, precision=precision)
+        bench = Bench(config, decoder, arena)
+        bench.step(Call(bench.file(40), tokens_of(40), "none"))
+        pages.append(arena.pages.copy())
+        decoder.close()
+    assert pages[0].any()
+    assert np.array_equal(*pages)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])
+def test_the_codes_of_a_file_are_kept_exactly(kind):
+    """Rows of a packed embedding equal the file's values (to float16 of a K type's products)."""
+    config = tiny_config(hidden_size=256, ffn_size=256, num_heads=16, num_kv_heads=16)
+    encoding, rng = ENCODINGS[kind], np.random.default_rng(5)
+    size = config.vocab_size * 256 // encoding.block_values, encoding.block_bytes
+    blocks = rng.integers(0, 256, size, dtype=np.uint8)
+    blocks[:, 0:2] = (rng.uniform(0.5, 1, len(blocks)) * 0.01).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if kind.endswith(("_1", "_K")):
+        blocks[:, 2:4] = rng.uniform(-0.1, 0.1, len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    weights = random_weights(config)
+    other = gguf.quants.quantize(weights.read(layer_name(0, "o")), gguf.GGMLQuantizationType.Q4_0)
+    weights = replaced(weights, blocks_of(EMBED, kind, (config.vocab_size, 256), blocks))
+    weights = replaced(weights, blocks_of(layer_name(0, "o"), "Q4_0", (256, 256), other))
+    packed, expected = pack_weights(config, weights, "int4"), weights.read(EMBED)
+    for row in (0, 1, 15, 16, 31, 32, 258):
+        tolerance = (1e-3 if kind.endswith("_K") else 1e-7) * np.abs(expected[row]).max()
+        assert np.abs(unpacked(packed, row, 256) - expected[row]).max() <= tolerance, row
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 0.0), ("bf16", 2**-8), ("int8", 4 / 127)])
+@pytest.mark.parametrize("hidden", [64, 80, 16 * 67])  # a power of two; times 5; times a number too large to mix
+def test_packing_rounds_a_weight_once(precision, tolerance, hidden):
+    """Rotated codes come back to their places too: the rotation is its own inverse."""
+    config = tiny_config(hidden_size=hidden, num_layers=1)
+    weights = random_weights(config)
+    packed = pack_weights(config, weights, precision)
+    for row, expected in enumerate(weights.read(EMBED)):
+        assert np.abs(unpacked(packed, row, hidden) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_weights_that_do_not_fit_are_refused_with_the_figures(monkeypatch, precision):
+    monkeypatch.setattr(packing, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(
+        SymError, match=r"the weights take 0\.0 GB in this precision, 0\.0 GB of memory are available"
+    ) as raised:
+        pack_weights(tiny_config(), random_weights(tiny_config()), precision)
+    assert raised.value.errno == errno.ENOMEM
+
+
+@pytest.mark.parametrize(("precision", "value"), [("int8", np.inf), ("int4", np.nan), ("int4", 1e4)])
+def test_weights_that_codes_cannot_hold_are_refused(precision, value):
+    weights, name = quantized(random_weights(tiny_config()), "Q4_0"), layer_name(0, "up")
+    damaged = weights.read(name)
+    damaged[3, 5] = value
+    with pytest.raises(Invalid, match="not finite"):
+        pack_weights(tiny_config(), replaced(weights, StoredTensor.of_array(name, damaged)), precision)
