@@ -121,6 +121,10 @@ def assert_close(got: Floats, expected: Floats, tolerance: float = 1e-4) -> None
     assert np.abs(got - expected).max() < tolerance * np.abs(expected).max()
 
 
+def ints(*numbers: int) -> npt.NDArray[np.int32]:
+    return np.array(numbers, np.int32)
+
+
 def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, n).tolist()
 

@@ -20,10 +20,11 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from decoder.batch import Chunk, StepBatch
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
+from tests.decoder.bench import Bench, Call
+from tests.decoder.peers import around, gguf_state
 from tests.decoder.reference import ReferenceDecoder
 
 pytestmark = pytest.mark.slow  # a model of 270 million parameters beside transformers: half a minute
@@ -70,41 +71,17 @@ def model(path) -> Model:
     return load_model(str(path))
 
 
-@pytest.fixture(scope="module", params=["reference", "cpu"])
-def session(request, model) -> Iterator[Session]:
-    arena = Arena(model.config, 32)
-    decoder: Any = ReferenceDecoder if request.param == "reference" else CpuDecoder
-    session = Session(model, decoder(model.config, model.weights, arena))
-    yield session
-    session.decoder.close()
-
-
-class Session:
-    """A decoder with one file."""
-
-    def __init__(self, model: Model, decoder: Any) -> None:
-        self.model = model
-        self.decoder = decoder
-        self.length = 0
-
-    def pred(self, tokens: list[int], num_rows: int) -> np.ndarray:
-        out = np.empty((num_rows, self.model.config.vocab_size), np.float32)
-        chunk = Chunk(
-            tokens=np.array(tokens, np.int32),
-            positions=np.arange(self.length, self.length + len(tokens), dtype=np.int32),
-            pages=np.arange(32, dtype=np.int32),
-            start=self.length,
-            rows=tuple(memoryview(row) for row in out),
-        )
-        self.decoder.step(StepBatch((chunk,)))
-        self.length += len(tokens)
-        return out
+@pytest.fixture(scope="module", params=[ReferenceDecoder, CpuDecoder])
+def bench(request, model) -> Iterator[Bench]:
+    arena = Arena(model.config, 64)
+    bench = Bench(model.config, request.param(model.config, model.weights, arena), arena)
+    yield bench
+    bench.decoder.close()
 
 
 @pytest.fixture(scope="module")
 def theirs(path) -> Any:
     """The model as transformers runs it, from the file as the gguf package reads it."""
-    reader = gguf.GGUFReader(path)
     config = Gemma3TextConfig(
         vocab_size=262_144,
         hidden_size=640,
@@ -119,20 +96,13 @@ def theirs(path) -> Any:
         attn_implementation="eager",
     )
     with torch.device("meta"):
-        theirs = Gemma3ForCausalLM(config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers)
-    arrays = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
-    state = {}
-    for name, _ in theirs.named_parameters():
-        array = arrays[names.get_name(name, try_suffixes=(".weight",))]
-        state[name] = torch.from_numpy(array - 1 if name.endswith("norm.weight") else np.array(array))
-    theirs.load_state_dict(state, strict=False, assign=True)
-    theirs.tie_weights()
-    # What is computed, not loaded.
-    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config)
-    theirs.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)
-    assert not [name for name, tensor in (*theirs.named_parameters(), *theirs.named_buffers()) if tensor.is_meta]
-    return theirs.eval()
+        names = [name for name, _ in Gemma3ForCausalLM(config).named_parameters()]
+    arrays = gguf_state(path, gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers, names)
+    state = {name: torch.from_numpy(array - name.endswith("norm.weight")) for name, array in arrays.items()}
+    theirs = around(Gemma3ForCausalLM, config, state)
+    theirs.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)  # computed, not loaded
+    assert not [name for name, tensor in theirs.named_buffers() if tensor.is_meta]
+    return theirs
 
 
 @pytest.fixture(scope="module")
@@ -146,33 +116,25 @@ def expected(theirs, tokens) -> np.ndarray:
         return theirs(torch.tensor([tokens]), logits_to_keep=NUM_COMPARED).logits[0].numpy()
 
 
-def test_gemma_gives_the_logits_of_transformers_beyond_its_window(session, tokens, expected):
-    assert len(tokens) > session.model.config.window + NUM_COMPARED
-    session.length = 0
-    session.pred(tokens[:-NUM_COMPARED], 0)
-    got = session.pred(tokens[-NUM_COMPARED:], NUM_COMPARED)
+def test_gemma_gives_the_logits_of_transformers_beyond_its_window(bench, tokens, expected):
+    assert len(tokens) > bench.config.window + NUM_COMPARED
+    file = bench.file(len(tokens))
+    bench.step(Call(file, tokens[:-NUM_COMPARED], "none"))
+    (got,) = bench.step(Call(file, tokens[-NUM_COMPARED:]))
     error, scale = np.abs(got - expected).max(axis=1), np.abs(expected).max(axis=1)
     assert (error <= 1e-3 * scale).all()
     assert np.array_equal(got.argmax(axis=1), expected.argmax(axis=1))
 
 
-def test_gemma_writes_sense(session):
-    tokenizer = session.model.tokenizer
-    session.length = 0
-    row = session.pred(
-        [
-            tokenizer.bos_id,
-            *tokenizer.encode(
-                "Paris is the capital of France. Berlin is the capital of Germany. Rome is the capital of"
-            ),
-        ],
-        1,
-    )
-    new = []
+def test_gemma_writes_sense(bench, model):
+    text = "Paris is the capital of France. Berlin is the capital of Germany. Rome is the capital of"
+    prompt = [model.tokenizer.bos_id, *model.tokenizer.encode(text)]
+    file = bench.file(len(prompt) + 12)
+    (rows,), new = bench.step(Call(file, prompt)), []
     for _ in range(12):
-        new.append(int(row[0].argmax()))
-        row = session.pred(new[-1:], 1)
-    assert "Italy" in tokenizer.decode(new)
+        new.append(int(rows[-1].argmax()))
+        (rows,) = bench.step(Call(file, new[-1:]))
+    assert "Italy" in model.tokenizer.decode(new)
 
 
 def test_gemmas_tokenizer_gives_any_text_back(model):

@@ -13,7 +13,7 @@ from decoder.model import load_model
 from decoder.model_config import RopeScaling
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
-from tests.decoder.bench import Call
+from tests.decoder.bench import Call, ints
 
 KINDS = {
     "plain": {},
@@ -60,10 +60,6 @@ def filled_arena(request):
         return arena
 
     return make
-
-
-def ints(*numbers):
-    return np.array(numbers, np.int32)
 
 
 @pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS)

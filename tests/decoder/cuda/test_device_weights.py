@@ -1,28 +1,23 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from decoder.checkpoints.llama import EMBED, layer_name
-from decoder.checkpoints.quants import ENCODINGS
-from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cuda.device_weights import load_weights
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
+from tests.decoder.cpu.quantized import blocks_of, replaced
 
 CONFIG = tiny_config(num_layers=1, qkv_bias=True)
 
 
 def stored_as_bf16(weights: Weights, **options) -> Weights:
-    tensors = {}
-    for name in weights.names():
-        bits = torch.from_numpy(weights.read(name)).bfloat16().view(torch.uint8).numpy()
-        tensors[name] = StoredTensor(name, Path("model"), ENCODINGS["BF16"], weights.shape(name), bits.reshape(-1).data)
-    return Weights(tensors, **options)
+    bits = {name: torch.from_numpy(weights.read(name)).bfloat16().view(torch.uint8).numpy() for name in weights.names()}
+    stored = (blocks_of(name, "BF16", weights.shape(name), blocks) for name, blocks in bits.items())
+    return replaced(weights, *stored, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -50,10 +45,9 @@ def test_weights_that_are_not_finite_are_refused(device, name):
     weights = stored_as_bf16(random_weights(CONFIG))
     damaged = np.frombuffer(weights.stored(name).data, np.uint16).copy()
     damaged[3] = 0x7F80
-    tensors = {each: weights.stored(each) for each in weights.names()}
-    tensors[name] = StoredTensor(name, Path("model"), ENCODINGS["BF16"], weights.shape(name), damaged.data.cast("B"))
+    weights = replaced(weights, blocks_of(name, "BF16", weights.shape(name), damaged.view(np.uint8)))
     with pytest.raises(Invalid, match="not finite"):
-        load_weights(CONFIG, Weights(tensors), torch.bfloat16, device)
+        load_weights(CONFIG, weights, torch.bfloat16, device)
 
 
 def test_weights_too_large_for_the_precision_are_refused(device):

@@ -16,6 +16,7 @@ from kvfs.pages.frames import NOWHERE
 from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.pool import PagePool
 from libsym.abi import PAGE_ENTRIES
+from tests.decoder.bench import ints
 from tests.kvfs.fakes import allocate
 
 ANN, BOB = 1001, 1002
@@ -98,50 +99,12 @@ class House:
             assert data == self.model[page].tobytes(), page
 
 
-def ints(*numbers: int) -> npt.NDArray[np.int32]:
-    return np.array(numbers, np.int32)
-
-
 @pytest.fixture
 def house(device: Device) -> Iterator[House]:
     house = House(device)
     yield house
     house.arena.close()
     house.arena.check()
-
-
-def test_a_page_that_is_ahead_on_the_device_goes_to_disk_as_it_is_there(house: House) -> None:
-    page = house.make(ANN)
-    house.compute([page], page, 3.0, is_new=True)
-    house.put_out(page)
-    assert house.disk[page] == np.full(house.arena.page_bytes // 4, 3.0, np.float32).tobytes()
-
-
-@pytest.mark.parametrize("way", ["brought", "zeroed", "new of the same owner"])
-def test_a_home_whose_page_is_still_on_the_device_gets_another_page(house: House, way: str) -> None:
-    """The frame of the one that went is no frame of the one that came."""
-    other = house.make(ANN)
-    house.compute([other], other, 9.0, is_new=True)
-    house.put_out(other)
-    page = house.make(ANN)
-    house.compute([page], page, 3.0, is_new=True)
-    home = int(house.pool.store.of[page])
-    house.expect([page])
-    house.put_out(page)
-    if way == "brought":
-        house.bring(other)
-        came = other
-    else:
-        came = house.make(BOB if way == "zeroed" else ANN)
-        house.model[came] = np.zeros_like(house.model[page])
-        if way == "zeroed":
-            assert not any(house.arena.view(home))
-        house.compute([came], came, 5.0, is_new=True)
-    assert house.pool.store.of[came] == home
-    house.check()
-    house.bring(page)
-    house.compute([page, came], page, 4.0)
-    house.check()
 
 
 def test_a_hint_for_a_page_that_went_brings_nothing_of_the_page_that_came(house: House) -> None:

@@ -3,10 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from decoder.cuda.residency import Residency
-
-
-def ints(*numbers: int) -> np.ndarray:
-    return np.array(numbers, np.int32)
+from tests.decoder.bench import ints
 
 
 def test_pages_get_free_frames_first_and_then_those_of_the_pages_that_were_used_the_longest_ago():
