@@ -15,11 +15,19 @@ from triton_kernels.paged_prefill_attention import paged_prefill_attention, pref
 ABSOLUTE_ERROR = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
+NO_PAGE = 2**31 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
+GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
+PADDED = Shape(num_heads=3, num_kv_heads=1, head_dim=80)
 
 
 class Chunks:
@@ -31,7 +39,7 @@ class Chunks:
         used = [-(-(start + rows) // PAGE_ENTRIES) for start, rows in sizes]
         pages = torch.full((sum(used) + 2, 2, 2, shape.num_kv_heads, PAGE_ENTRIES, shape.head_dim), float("nan"))
         order = torch.randperm(len(pages), generator=generator).int()
-        self.tables = torch.full((len(sizes), max(used) + 1), 2**31 - 1, dtype=torch.int32)
+        self.tables = torch.full((len(sizes), max(used) + 1), NO_PAGE, dtype=torch.int32)
         taken = 0
         for chunk, (start, rows) in enumerate(sizes):
             frames = order[taken : taken + used[chunk]]
@@ -83,28 +91,35 @@ class Chunks:
             numbers |= {"mask_first": torch.tensor(mask_first), "mask_words": torch.tensor(mask_words)}
         return query, {name: value.int().to(self.device) for name, value in numbers.items()}
 
-    def decode(self, chunk: int, row: int, **options) -> torch.Tensor:
-        """Return a row computed as a decode step, with its own entry as the last."""
-        index = self.row_ranges()[chunk][row]
-        length = torch.tensor([self.sizes[chunk][0] + row + 1], dtype=torch.int32, device=self.device)
-        tables = self.tables[chunk : chunk + 1].to(self.device)
-        return paged_decode_attention(self.query[index : index + 1], self.keys, self.values, tables, length, **options)[
-            0
-        ]
+    def decode(self, *places: tuple[int, int], width: int | None = None, **options) -> torch.Tensor:
+        """Rows `(chunk, row)`, all by default, each as a decode step with its own entry as the last.
 
-    def reference(self, softcap: float = 0.0, window: int = 0) -> torch.Tensor:
+        Page tables are cut to a width, or filled with pages that do not exist.
+        """
+        places = places or tuple((chunk, row) for chunk, (_, rows) in enumerate(self.sizes) for row in range(rows))
+        ranges, chunks = self.row_ranges(), [chunk for chunk, _ in places]
+        tables = self.tables[chunks]
+        if width is not None:
+            tables = torch.nn.functional.pad(tables, (0, width - tables.shape[1]), value=NO_PAGE)
+        lengths = torch.tensor([self.sizes[chunk][0] + row + 1 for chunk, row in places], dtype=torch.int32)
+        query = self.query[[ranges[chunk][row] for chunk, row in places]]
+        lists = tables.contiguous().to(self.device), lengths.to(self.device)
+        return paged_decode_attention(query, self.keys, self.values, *lists, **options)
+
+    def reference(self, **options) -> torch.Tensor:
         group = self.shape.num_heads // self.shape.num_kv_heads
         out = torch.zeros(self.query.shape, dtype=torch.float64)
         for chunk, places in enumerate(self.row_ranges()):
-            for head, weights in enumerate(self.weights(chunk, softcap, window)):
+            for head, weights in enumerate(self.weights(chunk, **options)):
                 out[places, head] = weights @ self._held(self.values, chunk, head // group)
         return out
 
-    def weights(self, chunk: int, softcap: float = 0.0, window: int = 0) -> torch.Tensor:
+    def weights(self, chunk: int, softcap: float = 0.0, window: int = 0, scale: float | None = None) -> torch.Tensor:
         """[heads, rows, entries] of a chunk."""
         start, rows = self.sizes[chunk]
         entries, places = start + rows, self.row_ranges()[chunk]
         group = self.shape.num_heads // self.shape.num_kv_heads
+        scale = self.shape.head_dim**-0.5 if scale is None else scale
         seen = torch.arange(entries)[None] <= start + torch.arange(rows)[:, None]
         if window:
             seen &= torch.arange(entries)[None] > start + torch.arange(rows)[:, None] - window
@@ -113,7 +128,7 @@ class Chunks:
         found = []
         for head in range(self.shape.num_heads):
             keys = self._held(self.keys, chunk, head // group)
-            scores = self.query.cpu()[places, head].double() @ keys.T * self.shape.head_dim**-0.5
+            scores = self.query.cpu()[places, head].double() @ keys.T * scale
             scores = softcap * torch.tanh(scores / softcap) if softcap else scores
             found.append(scores.masked_fill(~seen, -torch.inf).softmax(dim=-1))
         return torch.stack(found)
@@ -140,3 +155,35 @@ def random_mask(start: int, rows: int, seen: float) -> np.ndarray:
     mask[1, :start] = False
     mask[np.arange(rows), start + np.arange(rows)] = True
     return mask
+
+
+def decodes(shape: Shape, lengths, dtype, device) -> Chunks:
+    """A row of each sequence, which is its last entry; a length of zero is a row that pads a batch."""
+    return Chunks(shape, [(length - 1, 1) for length in lengths], dtype, device)
+
+
+ODD_SIZES = [(0, 1), (0, 33), (31, 2), (64, 31), (97, 65), (300, 1)]
+MASKED = [(40, 9), (300, 20), (5, 3)]
+MASKS = [None, random_mask(300, 20, 0.3), random_mask(5, 3, 0.5)]
+CASES = {  # shape, sizes, masks, options
+    "odd lengths": (GROUPED, ODD_SIZES, None, {}),
+    "head_dim no power of two, a group of three": (PADDED, [(250, 20), (0, 5)], None, {}),
+    **{f"window {w}": (SMALL, [(0, 40), (390, 30)], None, {"window": w, "softcap": 3.0}) for w in (1, 40, 64, 300)},
+    "masks": (SMALL, MASKED, MASKS, {}),
+    "masks and a window": (SMALL, MASKED, MASKS, {"window": 35}),
+    "a long prefix": (SMALL, [(4090, 7)], None, {}),
+}
+"""Chunks whose attention, and the mass of it, are compared with the reference's."""
+TYPED_CASES = [(name, torch.float32) for name in CASES] + [
+    ("odd lengths", torch.float16),
+    ("odd lengths", torch.bfloat16),
+]
+
+
+def chunks_of(name: str, dtype, device) -> tuple[Chunks, dict]:
+    shape, sizes, masks, options = CASES[name]
+    return Chunks(shape, sizes, dtype, device, masks), options
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=ABSOLUTE_ERROR[actual.dtype])

@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.triton_kernels.attention import Chunks, Shape, random_mask
+from tests.triton_kernels.attention import GROUPED, SMALL, TYPED_CASES, Chunks, chunks_of
 from triton_kernels.attention_launch import wide_shape
 from triton_kernels.attention_mass import attention_mass, mass_steps
 from triton_kernels.paged_prefill_attention import prefill_tiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
-SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
-GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
-PADDED = Shape(num_heads=3, num_kv_heads=1, head_dim=80)
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Tolerance as a share of a chunk's whole. Scores of half-precision queries and keys are exact products, added up in
 float32.
@@ -40,50 +37,24 @@ def masses(chunks: Chunks, asking=None, **options) -> list[torch.Tensor]:
     return [out[:, first[chunk] : first[chunk] + ends[chunk]].cpu() for chunk in asking]
 
 
-def expected(chunks: Chunks, chunk: int, **options) -> torch.Tensor:
-    weights = chunks.weights(chunk, **options)
-    return weights.sum(dim=1).view(chunks.shape.num_kv_heads, -1, weights.shape[2]).sum(dim=1)
-
-
 def check(chunks: Chunks, asking=None, **options) -> None:
     found = masses(chunks, asking, **options)
     for chunk, mass in zip(range(len(found)) if asking is None else asking, found, strict=True):
         most = chunks.sizes[chunk][1] * chunks.shape.num_heads / chunks.shape.num_kv_heads
-        torch.testing.assert_close(
-            mass.double(), expected(chunks, chunk, **options), rtol=0, atol=ERROR[chunks.query.dtype] * most
-        )
+        weights = chunks.weights(chunk, **options).sum(dim=1)
+        expected = weights.view(chunks.shape.num_kv_heads, -1, weights.shape[1]).sum(dim=1)
+        torch.testing.assert_close(mass.double(), expected, rtol=0, atol=ERROR[chunks.query.dtype] * most)
 
 
-@pytest.mark.parametrize("dtype", ERROR, ids=str)
-def test_chunks_of_odd_lengths_attend_to_what_came_before_and_to_themselves(device, dtype):
-    check(Chunks(GROUPED, [(0, 1), (0, 33), (31, 2), (64, 31), (97, 65), (300, 1)], dtype, device))
+@pytest.mark.parametrize(("name", "dtype"), TYPED_CASES)
+def test_every_entry_has_the_mass_that_the_reference_gives_it(device, name, dtype):
+    chunks, options = chunks_of(name, dtype, device)
+    check(chunks, **options)
 
 
 def test_chunks_that_do_not_ask_are_left_out(device):
     check(Chunks(GROUPED, [(0, 40), (31, 2), (0, 33), (64, 31), (70, 1)], torch.float32, device), asking=[1, 3, 4])
     assert masses(Chunks(SMALL, [(3, 2)], torch.float32, device), asking=[]) == []
-
-
-def test_a_head_dim_that_is_no_power_of_two_and_a_group_of_three_are_served(device):
-    check(Chunks(PADDED, [(250, 20), (0, 5)], torch.float32, device))
-
-
-@pytest.mark.parametrize("window", [1, 40, 64, 300])
-def test_a_window_and_a_softcap_are_those_of_attention(device, window):
-    chunks = Chunks(SMALL, [(0, 40), (390, 30)], torch.float32, device)
-    check(chunks, window=window, softcap=3.0)
-
-
-def test_a_mask_hides_entries_from_the_rows_of_its_chunk_alone(device):
-    sizes = [(40, 9), (300, 20), (5, 3)]
-    masks = [None, random_mask(300, 20, 0.3), random_mask(5, 3, 0.5)]
-    chunks = Chunks(SMALL, sizes, torch.float32, device, masks)
-    check(chunks)
-    check(chunks, window=35)
-
-
-def test_a_long_prefix_is_walked_to_its_end(device):
-    check(Chunks(SMALL, [(4090, 7)], torch.float32, device))
 
 
 def test_steps_cover_every_entry_once():

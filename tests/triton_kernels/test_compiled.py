@@ -18,16 +18,24 @@ ROOT = HERE.parents[1]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """`(exit status, output, figures)` from a process of its own: this one has Triton's interpreter."""
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("triton")
+
+
+def in_a_process_of_its_own(cache: Path, module: str, *arguments) -> subprocess.CompletedProcess:
+    """This one has Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    directory = tmp_path_factory.mktemp("triton")
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(directory / "cache")}
-    program = [sys.executable, "-W", "error", "-m", "tests.triton_kernels.compile_ahead"]
-    command = [*program, "--default", "--json", directory / "figures"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert (directory / "figures").exists(), done.stderr
-    return done.returncode, done.stdout, json.loads((directory / "figures").read_text())
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-W", "error", "-m", f"tests.triton_kernels.{module}", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiled(cache):
+    """`(exit status, output, figures)`."""
+    done = in_a_process_of_its_own(cache, "compile_ahead", "--default", "--json", cache / "figures")
+    assert (cache / "figures").exists(), done.stderr
+    return done.returncode, done.stdout, json.loads((cache / "figures").read_text())
 
 
 def test_every_kernel_file_has_launches_to_compile(compiled):
@@ -73,11 +81,9 @@ def test_half_precision_attention_runs_on_one_matrix_instruction(compiled):
         assert set(taken) == {instruction}
 
 
-def test_batches_of_other_sizes_need_no_compilation_of_their_own(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.triton_kernels.batches"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
+def test_batches_of_other_sizes_need_no_compilation_of_their_own(cache):
+    done = in_a_process_of_its_own(cache, "batches")
+    assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     assert numbers.keys() >= {"matmul", "attend_splits", "merge_splits", "attend_prefixes", "attend_tiles"}
     assert set(numbers.values()) == {1}, numbers

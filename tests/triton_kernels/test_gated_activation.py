@@ -10,7 +10,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 # Each result is rounded once, to its own type.
 RELATIVE_ERROR = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-ABSOLUTE_ERROR = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6}
 
 
 def random_rows(rows: int, columns: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -23,8 +22,7 @@ def reference(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    rtol, atol = RELATIVE_ERROR[actual.dtype], ABSOLUTE_ERROR[actual.dtype]
-    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(actual.double(), expected, rtol=RELATIVE_ERROR[actual.dtype], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,14 +40,10 @@ def test_gates_far_from_zero_do_not_overflow(device, kind):
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 200.0, 6e4]], device=device), rtol=0, atol=1e-38)
 
 
-def test_rows_with_a_stride_are_read_where_they_are(device):
-    wide = random_rows(4, 3 * 96, torch.float32, device)
+def test_rows_with_a_stride_are_read_and_written_where_they_are(device):
+    wide = random_rows(3, 3 * 96, torch.float32, device)
     wide[:, 192:] = float("nan")
-    assert_close(gated_activation(wide[:, :192], "silu"), reference(wide[:, :192], "silu"))
-
-
-def test_the_output_is_written_whole_where_the_caller_wants_it(device):
-    gate_up = random_rows(3, 2 * 96, torch.float32, device)
+    gate_up = wide[:, :192]
     out = torch.full((3, 96), float("nan"), device=device)
     assert gated_activation(gate_up, "silu", out=out) is out
     assert_close(out, reference(gate_up, "silu"))

@@ -4,62 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from tests.triton_kernels.attention import ABSOLUTE_ERROR, Chunks, Shape, random_mask
+from tests.triton_kernels.attention import GROUPED, SMALL, TYPED_CASES, Chunks, assert_close, chunks_of, random_mask
 from triton_kernels.attention_launch import wide_shape
 from triton_kernels.paged_prefill_attention import paged_prefill_attention, prefill_tiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
-SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
-GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
-PADDED = Shape(num_heads=3, num_kv_heads=1, head_dim=80)
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=ABSOLUTE_ERROR[actual.dtype])
-
 
 @pytest.mark.parametrize("invariant", [True, False])
-@pytest.mark.parametrize("dtype", ABSOLUTE_ERROR, ids=str)
-def test_chunks_of_odd_lengths_attend_to_what_came_before_and_to_themselves(device, dtype, invariant):
-    chunks = Chunks(GROUPED, [(0, 1), (0, 33), (31, 2), (64, 31), (97, 65), (300, 1)], dtype, device)
-    assert_close(chunks.attend(invariant=invariant), chunks.reference())
+@pytest.mark.parametrize(("name", "dtype"), TYPED_CASES)
+def test_chunks_attend_as_the_reference_does(device, name, dtype, invariant):
+    chunks, options = chunks_of(name, dtype, device)
+    assert_close(chunks.attend(invariant=invariant, **options), chunks.reference(**options))
 
 
-def test_33_chunks_of_one_launch_stay_apart(device):
-    sizes = [((1, 31, 32, 33)[number % 4], 1 + number % 3) for number in range(33)]
-    chunks = Chunks(GROUPED, sizes, torch.float32, device)
+def test_33_chunks_of_one_launch_stay_apart_and_some_end_at_4097_entries(device):
+    sizes = [((1, 31, 32, 33)[number % 4], 1 + number % 3) for number in range(31)]
+    chunks = Chunks(GROUPED, [*sizes, (4096, 1), (4064, 33)], torch.float32, device)
     assert_close(chunks.attend(), chunks.reference())
-
-
-@pytest.mark.parametrize("invariant", [True, False])
-def test_chunks_that_end_at_4097_entries(device, invariant):
-    chunks = Chunks(GROUPED, [(4096, 1), (4064, 33)], torch.float32, device)
-    assert_close(chunks.attend(invariant=invariant), chunks.reference())
-
-
-@pytest.mark.parametrize("invariant", [True, False])
-def test_a_head_dim_that_is_no_power_of_two_and_a_group_of_three_are_served(device, invariant):
-    chunks = Chunks(PADDED, [(250, 20), (0, 5)], torch.float32, device)
-    assert_close(chunks.attend(invariant=invariant), chunks.reference())
-
-
-@pytest.mark.parametrize("invariant", [True, False])
-@pytest.mark.parametrize("window", [1, 40, 64, 300])
-def test_a_window_and_a_softcap_are_those_of_decode(device, window, invariant):
-    chunks = Chunks(SMALL, [(0, 40), (390, 30)], torch.float32, device)
-    assert_close(
-        chunks.attend(window=window, softcap=3.0, invariant=invariant), chunks.reference(softcap=3.0, window=window)
-    )
-
-
-@pytest.mark.parametrize("invariant", [True, False])
-def test_a_mask_hides_entries_from_the_rows_of_its_chunk_alone(device, invariant):
-    sizes = [(40, 9), (300, 20), (5, 3)]
-    masks = [None, random_mask(300, 20, 0.3), random_mask(5, 3, 0.5)]
-    chunks = Chunks(SMALL, sizes, torch.float32, device, masks)
-    assert_close(chunks.attend(invariant=invariant), chunks.reference())
-    assert_close(chunks.attend(invariant=invariant, window=35), chunks.reference(window=35))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -74,7 +36,7 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_as_a_decode_step(device, dty
         place = chunks.row_ranges()[chunk][first]
         assert torch.equal(cut[begin : begin + rows], whole[place : place + rows])
     for chunk, row in ((0, 0), (0, 31), (0, 255), (0, 256), (0, 279), (1, 15), (1, 16), (1, 39)):
-        assert torch.equal(chunks.decode(chunk, row, **options), whole[chunks.row_ranges()[chunk][row]])
+        assert torch.equal(chunks.decode((chunk, row), **options)[0], whole[chunks.row_ranges()[chunk][row]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -84,11 +46,9 @@ def test_a_masked_token_has_the_same_bits_in_any_chunk(device, dtype):
     assert torch.equal(chunks.attend_as([(0, 0, 7), (0, 7, 1), (0, 8, 12)]), whole)
 
 
-def test_a_long_prefix_is_walked_to_its_end(device):
+def test_a_token_behind_a_long_prefix_has_the_bits_of_a_decode_step(device):
     chunks = Chunks(SMALL, [(4090, 7)], torch.float32, device)
-    whole = chunks.attend()
-    assert_close(whole, chunks.reference())
-    assert torch.equal(chunks.decode(0, 6), whole[6])
+    assert torch.equal(chunks.decode((0, 6))[0], chunks.attend()[6])
 
 
 def test_padding_tiles_and_rows_of_no_tile_leave_the_output_alone(device):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from libsym.abi import PAGE_ENTRIES
-from tests.triton_kernels.attention import Shape
+from tests.triton_kernels.attention import GROUPED, SMALL, Shape
 from triton_kernels.attention_splits import SPLIT_ENTRIES, SPLIT_PAGES
 from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
 from triton_kernels.shared_prefix_attention import SharedPrefixes, find_groups
@@ -13,8 +13,6 @@ from triton_kernels.shared_prefix_attention import SharedPrefixes, find_groups
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
 PREFIX_PAGES = 2 * SPLIT_PAGES + 3
-SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
-GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
 
 
 def forks(
