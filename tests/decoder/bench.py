@@ -12,7 +12,6 @@ import pytest
 
 from decoder.batch import Chunk, StepBatch
 from decoder.cpu import backend
-from decoder.cpu.arena import Arena
 from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
 
@@ -43,7 +42,7 @@ class Call:
 class Bench:
     """A decoder, its arena, and pages that nobody has taken yet."""
 
-    def __init__(self, config: ModelConfig, decoder: Any, arena: Arena, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, decoder: Any, arena: Any, seed: int = 0) -> None:
         self.config, self.decoder, self.arena = config, decoder, arena
         self._free = list(np.random.default_rng(seed).permutation(arena.num_pages))
 
@@ -114,7 +113,7 @@ def chunk(**changes: Any) -> Chunk:
     return Chunk(**ints, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
 
 
-def assert_close(got: Floats, expected: Floats, tolerance: float = 1e-4) -> None:
+def assert_close(got: Floats, expected: Floats, *, tolerance: float = 1e-4) -> None:
     """Within a share of the largest number."""
     assert got.shape == expected.shape
     assert np.isfinite(got).all()

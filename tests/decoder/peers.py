@@ -27,13 +27,13 @@ def gguf_state(path: Path, kind: Any, num_layers: int, names: list[str]) -> dict
     """Parameters by their names in transformers, as the gguf package reads them from a file."""
     tensors = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
     table = gguf.get_tensor_name_map(kind, num_layers)
-    return {name: np.array(tensors[table.get_name(name, try_suffixes=(".weight",))]) for name in names}
+    return {name: np.array(tensors[str(table.get_name(name, try_suffixes=(".weight",)))]) for name in names}
 
 
 def llama_of(path: Path) -> LlamaForCausalLM:
     """A Llama with tied embeddings as transformers runs it, from the file as the gguf package reads it."""
     fields = {key: value.contents() for key, value in gguf.GGUFReader(path).fields.items() if key.startswith("llama.")}
-    config = LlamaConfig(
+    config: Any = LlamaConfig(
         vocab_size=fields["llama.vocab_size"],
         hidden_size=fields["llama.embedding_length"],
         intermediate_size=fields["llama.feed_forward_length"],

@@ -42,7 +42,9 @@ CONFIG = tiny_config(vocab_size=VOCAB_SIZE, tie_embeddings=False)
 def small_library() -> Tokenizer:
     """The small vocabulary as a tokenizer.json would have it."""
     vocabulary = {token: i for i, token in enumerate(small_vocabulary())}
-    library = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in MERGES]))
+    library = Tokenizer(
+        models.BPE(vocabulary, [(left, right) for left, _, right in (merge.partition(" ") for merge in MERGES)])
+    )
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
@@ -58,9 +60,9 @@ def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:
 def as_gguf(arrays: dict[str, np.ndarray], architecture: str, num_layers: int, *heads: int) -> dict[str, np.ndarray]:
     """Tensors of a Hugging Face checkpoint as llama.cpp's converter writes them; `heads` are those of Q and of K."""
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names, tensors = gguf.get_tensor_name_map(kind, num_layers), {}
+    names, tensors = gguf.get_tensor_name_map(kind, num_layers), dict[str, np.ndarray]()
     for name, array in arrays.items():
-        key = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        key = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
         tensors[key] = array + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else array
         for part, count in zip(("q_proj", "k_proj"), heads, strict=True):
             if architecture == "llama" and part in name:
@@ -219,7 +221,7 @@ def logits_of(model: Model, tokens: list[int], *pieces: int, backend: Any = CpuD
     """Every row's logits of a prompt that goes through a decoder in pieces; by default at once."""
     num_pages = -(-len(tokens) // 32)
     decoder = backend(model.config, model.weights, Arena(model.config, num_pages))
-    out = np.empty((len(tokens), model.config.vocab_size), np.float32)
+    out: Any = np.empty((len(tokens), model.config.vocab_size), np.float32)
     for start, end in pairwise(accumulate(pieces or [len(tokens)], initial=0)):
         places = np.arange(start, end, dtype=np.int32)
         rows = tuple(memoryview(row) for row in out[start:end])

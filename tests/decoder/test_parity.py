@@ -53,7 +53,8 @@ TEXTS = [
     "| Country | Capital | Population |\n|---|---|---|\n",
     "The café’s naïve résumé — “quoted” — cost 12,50 €…",  # noqa: RUF001 - typographic on purpose
 ]
-Given, Found = TypeVar("Given"), TypeVar("Found")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 def side_by_side(work: Callable[[Given], Found], items: Iterable[Given], threads: int = 2) -> list[Found]:
@@ -111,7 +112,8 @@ def answers(model: Model) -> list[Answer]:
             rows.append(row)
             tokens.append(int(row[0].argmax()))
     bench.decoder.close()
-    return [Answer(prompt, *rest) for prompt, *rest in zip(prompts, new, map(np.concatenate, logits), strict=True)]
+    joined = map(np.concatenate, logits)
+    return [Answer(*parts) for parts in zip(prompts, new, joined, strict=True)]
 
 
 def test_100_tokens_after_12_prompts_are_those_of_transformers(theirs, answers):

@@ -86,8 +86,8 @@ def test_a_family_gives_the_logits_of_transformers(saved, case, backend):
 def test_a_familys_mass_of_attention_is_the_sum_of_transformers_attentions(saved, case):
     model = load_model(str(saved(case).directory))
     config = model.config
-    theirs = torch.cat(saved(case).attentions)
-    theirs = theirs.view(config.num_layers, config.num_kv_heads, -1, len(TOKENS), len(TOKENS)).numpy()
+    heads = torch.cat(saved(case).attentions)
+    theirs = heads.view(config.num_layers, config.num_kv_heads, -1, len(TOKENS), len(TOKENS)).numpy()
     decoder = CpuDecoder(config, model.weights, Arena(config, 3), 2)
     for start, end in pairwise((0, 1, 17, 57, 89, 90)):
         mass = np.zeros((config.num_layers, config.num_kv_heads, end), np.float32)

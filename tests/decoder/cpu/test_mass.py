@@ -40,7 +40,7 @@ def test_a_prompt_and_the_token_after_it_attend_as_the_references_do(cpu_bench, 
 def test_the_precisions_attend_nearly_as_float32_does(cpu_bench, isa, precision):
     require(isa)
     benches = (cpu_bench(isa=isa, precision=each, **WIDE) for each in (precision, "float32"))
-    assert_close(*(masses(bench, tokens_of(300), [300]) for bench in benches), 0.1)
+    assert_close(*(masses(bench, tokens_of(300), [300]) for bench in benches), tolerance=0.1)
 
 
 def test_sliding_layers_and_caps_are_those_of_the_reference(cpu_bench, reference_bench):

@@ -45,7 +45,7 @@ def test_codes_are_summed_exactly_so_products_are_the_same_everywhere(isa, kinds
         pages.append(arena.pages.copy())
         decoder.close()
     assert pages[0].any()
-    assert np.array_equal(*pages)
+    assert np.array_equal(pages[0], pages[1])
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"])

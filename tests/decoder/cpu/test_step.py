@@ -6,6 +6,7 @@ AMX is not on every machine: `amx-emulated` runs its kernels with the tile instr
 from __future__ import annotations
 
 import errno
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_every_precision_on_every_instruction_set_is_near_the_reference(
     assert cpu.decoder.isa == isa
     expected = reference_bench(weights=weights_of(precision, shape), **shape).prefill(prompt)[1]
     for piece in (150, 1) if isa == "avx512-bf16" else (150,):
-        assert_close(cpu.prefill(prompt, piece)[1], expected, CLOSE[precision])
+        assert_close(cpu.prefill(prompt, piece)[1], expected, tolerance=CLOSE[precision])
 
 
 def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench):
@@ -106,7 +107,7 @@ def test_a_mask_hides_entries_as_in_the_reference(cpu_bench, reference_bench, is
     for bench in (cpu_bench(isa=isa, precision=precision), reference_bench()):
         file, _ = bench.prefill(tokens_of(before), reserve=rows)
         outs.append(bench.step(Call(file, tokens_of(rows), mask=mask))[0])
-    assert_close(*outs, CLOSE[precision])
+    assert_close(*outs, tolerance=CLOSE[precision])
 
 
 @pytest.mark.parametrize("window", [1, 64, 300])
@@ -142,8 +143,8 @@ def test_instruction_sets_that_fuse_multiply_and_add_give_the_same_bits(cpu_benc
 )
 def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, precision, name):
     require(isa)
-    length, pieces = (530, (1, 7, 32, 33, 257)) if precision == "float32" else (300, (1, 7, 33))
-    length, pieces = (80, (1, 33)) if isa == "amx-emulated" else (length, pieces)
+    length, pieces = (530, [1, 7, 32, 33, 257]) if precision == "float32" else (300, [1, 7, 33])
+    length, pieces = (80, [1, 33]) if isa == "amx-emulated" else (length, pieces)
     prompt = tokens_of(length)
     _, whole = make(cpu_bench, precision, SHAPES[name], isa=isa).prefill(prompt)
     for piece in pieces:
@@ -347,7 +348,8 @@ def test_rows_with_a_mask_have_the_same_bits_alone_and_in_a_batch(cpu_bench):
 
 
 def row(size: int = 259, dtype: type = np.float32) -> memoryview:
-    return memoryview(np.zeros(size, dtype))
+    zeros: Any = np.zeros(size, dtype)
+    return memoryview(zeros)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
@@ -44,7 +44,7 @@ def pieces(*, prefixed: bool) -> Tokenizer:
     return in_memory(piece_metadata(prefixed), 1 << 12, tokens=words)
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     **{name: cache(lambda name=name: with_pre_tokenizer(name)) for name in ("smollm", "gpt-2", "llama-bpe", "qwen2")},
     "bytes": cache(lambda: byte_tokenizer(259)),
     "pieces": lambda: pieces(prefixed=False),
@@ -125,7 +125,12 @@ def test_no_call_converts_many_tokens_of_a_text_and_its_tokens_are_those_of_the_
 
     whole = tokenized(1 << 20)
     converted, ids = list[int](), codecs._ids
-    monkeypatch.setattr(codecs, "_ids", lambda library, text: converted.append(len(text)) or ids(library, text))
+
+    def noted(library, text):
+        converted.append(len(text))
+        return ids(library, text)
+
+    monkeypatch.setattr(codecs, "_ids", noted)
     assert tokenized(64) == whole
     converted.clear()
     for family in ("smollm", "pieces", "prefixed pieces"):

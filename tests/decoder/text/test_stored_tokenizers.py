@@ -124,7 +124,7 @@ def gemma_pair(_: Path) -> Pair:
     metadata = piece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
-    merges = piece_merges({piece: scores[piece] for piece in pieces()})
+    merges: Any = piece_merges({piece: scores[piece] for piece in pieces()})
     theirs = transformers.GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     theirs.add_tokens([AddedToken(token, normalized=False) for token in USER_DEFINED])
     theirs.add_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL], special_tokens=True)
@@ -261,7 +261,8 @@ def test_special_and_user_defined_pieces_are_whole():
     assert whole[0] == "<start_of_turn>"
     assert whole[-4:] == ["\n\n", "   ", "<b>", "<end_of_turn>"]
     assert words.index("<end_of_turn>") not in gemma().encode("<end_of_turn>", special=False)
-    assert (gemma().bos_id, gemma().eos_ids) == (2, {1, words.index("<end_of_turn>")})
+    assert gemma().bos_id == 2
+    assert gemma().eos_ids == {1, words.index("<end_of_turn>")}
 
 
 @pytest.mark.parametrize("said", [True, None])

@@ -16,7 +16,8 @@ from tests.decoder.text.vocabularies import NASTY, in_memory, piece_metadata, sh
 
 
 def test_special_tokens_are_text_when_asked_and_whole_otherwise():
-    assert (smollm().bos_id, smollm().eos_ids) == (1, {0, 2})  # <|im_start|>; <|endoftext|>, <|im_end|>
+    assert smollm().bos_id == 1
+    assert smollm().eos_ids == {0, 2}  # <|im_start|>; <|endoftext|>, <|im_end|>
     assert smollm().eos_ids <= smollm().special_ids
     for token in smollm().special_ids:
         text = smollm().token_bytes(token).decode()
@@ -107,7 +108,9 @@ def test_the_byte_tokenizer_knows_three_special_tokens():
     assert tokenizer.encode("a<bos><eos><pad>") == [97, 256, 257, 258]
     assert tokenizer.encode("<eos>", special=False) == tokenizer.own_encoder()("<eos>") == list(b"<eos>")
     assert tokenizer.decode([256, 255, 97, 299]) == "<bos>\ufffda"
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.special_ids) == (256, {257}, {256, 257, 258})
+    assert tokenizer.bos_id == 256
+    assert tokenizer.eos_ids == {257}
+    assert tokenizer.special_ids == {256, 257, 258}
     assert tokenizer.chat_template([{"role": "user", "content": "hi"}]) == "<bos>user: hi\nassistant: "
     with pytest.raises(Invalid, match="at least 259"):
         byte_tokenizer(258)
