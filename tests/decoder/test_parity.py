@@ -189,7 +189,7 @@ class Bounds:
 
     worst: float
     perplexity: float
-    """Its distance from the reference's, as a share of that."""
+    """Largest distance from the reference's, as a share of that."""
     same: float
     kl: float
 
@@ -206,7 +206,7 @@ BOUNDS = {
 
 @pytest.fixture(scope="module")
 def totals(model: Model, theirs: LlamaForCausalLM) -> dict[str, Sums]:
-    """One pass over the beginnings of Python's help topics: transformers' logits, then those of every precision."""
+    """A pass over the beginnings of Python's help topics adds up transformers' logits and those of every precision."""
     encoded = (model.tokenizer.encode(topics[name]) for name in sorted(topics))
     texts = [np.array(text[:LENGTH], np.int32) for text in encoded if len(text) >= LENGTH][:NUM_TEXTS]
 

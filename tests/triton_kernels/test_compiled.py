@@ -23,7 +23,7 @@ def cache(tmp_path_factory) -> Path:
 
 
 def in_a_process_of_its_own(cache: Path, module: str, *arguments) -> subprocess.CompletedProcess:
-    """This one has Triton's interpreter."""
+    """Run a module without Triton's interpreter, which this process has."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-W", "error", "-m", f"tests.triton_kernels.{module}", *arguments]

@@ -42,7 +42,7 @@ SHORT = [Draw(), Draw(top_p=0.5, seed=1), Draw(top_k=2, seed=2), Draw(temperatur
 
 
 def few_values(size: int) -> np.ndarray:
-    """Some 10 values in all, and rows of one value: equal logits rank by their index."""
+    """Rows of some 10 values in all, and one of a single value: equal logits rank by their index."""
     rows = np.round(random_rows(3, size, scale=1.0)).astype(np.float32)
     rows[2] = 0.25
     return rows

@@ -200,7 +200,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
-    """One to four bytes each. Nine of ten lie in the header, which holds the lengths and types."""
+    """Each changes one to four bytes, nine of ten in the header, which holds the lengths and types."""
     path = write_gguf(tmp_path / "small.gguf")
     assert load_model(str(path)).name == "small"
     whole = path.read_bytes()

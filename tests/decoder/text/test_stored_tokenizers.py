@@ -81,7 +81,7 @@ def beside_transformers(ours: Tokenizer, theirs: Any, **options: Any) -> Pair:
 
 
 def smollm_pair(_: Path) -> Pair:
-    """What SmolLM2's publishers ship: individual digits, then GPT-2's bytes."""
+    """SmolLM2's publishers ship this: individual digits, then GPT-2's bytes."""
     library = smollm_library()
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

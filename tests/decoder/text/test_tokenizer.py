@@ -1,4 +1,4 @@
-"""What a tokenizer does with odd texts, tokens out of range and several threads."""
+"""A tokenizer before odd texts, tokens out of range and several threads."""
 
 from __future__ import annotations
 
