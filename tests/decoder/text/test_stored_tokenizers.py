@@ -278,11 +278,17 @@ def test_a_space_before_the_first_word_where_the_file_says_so_or_nothing(said):
 
 
 def test_user_defined_tokens_of_a_byte_level_vocabulary_are_whole():
-    words = [*small_vocabulary(), "<tool call>"]
-    types = [*gguf_metadata()["tokenizer.ggml.token_type"], 4]
+    words = [*small_vocabulary(), "<tool call>", "<é>"]
+    types = [*gguf_metadata()["tokenizer.ggml.token_type"], 4, 4]
     tokenizer = in_memory(gguf_metadata(), VOCAB_SIZE + 5, tokens=words, token_type=types)
-    assert tokenizer.encode("a<tool call>") == [words.index("a"), VOCAB_SIZE]
-    assert tokenizer.decode([VOCAB_SIZE, words.index("a"), VOCAB_SIZE + 4]) == "<tool call>a"  # the last is padding
+    assert tokenizer.encode("a<tool call><é>") == [words.index("a"), VOCAB_SIZE, VOCAB_SIZE + 1]
+    padding = VOCAB_SIZE + 4
+    assert tokenizer.decode([VOCAB_SIZE, VOCAB_SIZE + 1, words.index("a"), padding]) == "<tool call><é>a"
+
+
+@pytest.mark.parametrize(("pre", "num_tokens"), [("llama-bpe", 1), ("qwen2", 5)])
+def test_a_word_of_llama_3s_vocabulary_is_a_token_even_if_no_merges_lead_to_it(pre, num_tokens):
+    assert len(in_memory(gguf_metadata(), pre=pre, merges=[]).encode("hello")) == num_tokens
 
 
 def without_byte_7() -> list[int]:
