@@ -31,8 +31,8 @@ class Chunk:
     mask: BoolArray | None = None
     """[n, start + n]: row i sees entry j <= start + i only if mask[i, j]. Every row must see its own entry."""
     mass: MassArray | None = None
-    """[layers, KV heads, start + n or more]: the step adds the rows' attention weights of each entry here, summed over
-    the query heads of a KV head."""
+    """[layers, KV heads, start + n or more]: for each entry, the step adds the attention weights of the chunk's rows,
+    summed over the query heads of a KV head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class StepBatch:
 
     chunks: tuple[Chunk, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
-    """Pages to copy, as (source, target, entries): at least the first `entries` entries of each page.
+    """Pages to copy, as (source, target, entries). At least the first `entries` entries of a page are copied.
 
-    These copies are the copy-on-write of tails.
+    A file that shares its last page gets such a copy before it appends to that page.
     """
 
     @property
@@ -55,7 +55,7 @@ class StepBatch:
 class NativeStep:
     """A decoder's step for callers in C, which run without the interpreter.
 
-    The fields are addresses, which are valid while the decoder is open. Every index of a batch must be in range.
+    The addresses are valid while the decoder is open. The caller checks that every index of a batch is in range.
     """
 
     function: int
@@ -64,4 +64,4 @@ class NativeStep:
     parallel: int = 0
     """A `sym_parallel_function` for this decoder; 0: the decoder lends no threads, and the caller uses its own."""
     take_failure: Callable[[], BaseException | None] = field(default=lambda: None, kw_only=True)
-    """Returns the Python exception of the last step, if the step failed, and forgets the exception."""
+    """Function that returns the Python exception of the last step, if that step failed, and forgets the exception."""

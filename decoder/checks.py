@@ -111,7 +111,7 @@ def _joined(arrays: Sequence[IntArray]) -> IntArray:
 
 
 def _check_range(what: str, values: IntArray, limit: int) -> None:
-    # A negative number is large as an unsigned number, so one comparison finds both errors.
+    # Read as unsigned, a negative number is larger than any limit. So one comparison finds both errors.
     if values.size and int(values.view(np.uint32).max()) >= limit:
         bad = next(int(value) for value in values if not 0 <= value < limit)
         raise ValueError(f"{what} {bad} is outside 0 .. {limit - 1}")

@@ -22,7 +22,7 @@ def total_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs
 
 
 def advise_huge_pages(mapping: mmap.mmap) -> None:
-    """Ask the kernel for huge pages, which take fewer entries in the TLB. A kernel without huge pages ignores this."""
+    """Ask for huge pages, which take fewer entries in the TLB. A kernel without huge pages ignores the request."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
 

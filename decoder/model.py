@@ -55,13 +55,13 @@ class Model:
     identity: dict[str, str]
     """Fingerprints by `model`, `tokenizer`, `rope`. A model can use KV only if all three are equal."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Sampling settings that the model's authors recommend, under `Sampler`'s names; empty: they recommend none."""
+    """Sampling settings that the model's authors recommend, under `Sampler`'s names. {}: there are none."""
 
 
 def load_model(spec: str | None) -> Model:
     """Load the model that `spec` names. The module's docstring lists the forms of `spec`. None: the default model.
 
-    Every failure is a `SymError` that says what to do.
+    Every error is a `SymError` that says what to do.
     """
     started = time.monotonic()
     if spec is None or spec == "smollm2":

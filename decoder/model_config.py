@@ -21,20 +21,21 @@ class RopeScaling:
     kind: str
     """`linear`, `llama3`, `yarn`, or `factors`: a divisor for each frequency, as GGUF files have them."""
     factor: float = 1.0
-    """Factor of the longer context. `linear` divides all frequencies by it; `llama3` and `yarn` divide low ones."""
+    """Factor of the longer context. `linear` divides all frequencies by the factor, `llama3` and `yarn` low ones."""
     original_positions: int = 0
     """`llama3`, `yarn`: the context length before the scaling."""
     low_freq_factor: float = 0.0
     high_freq_factor: float = 0.0
-    """`llama3`: a frequency is divided if its wavelength is above original / low, and kept if below original / high."""
+    """`llama3`: a frequency is divided if its wavelength is above original_positions / low_freq_factor. A frequency is
+    kept if its wavelength is below original_positions / high_freq_factor."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    """`yarn`: a frequency is kept if it makes more than `beta_fast` turns in the original context, and divided if fewer
-    than `beta_slow`."""
+    """`yarn`: a frequency is kept if it makes more than `beta_fast` rotations in the original context. A frequency is
+    divided if it makes fewer than `beta_slow` rotations."""
     truncate: bool = True
     """`yarn`: whether the ramp between kept and divided frequencies begins and ends at whole dimensions."""
     attention_factor: float = 1.0
-    """`yarn`: factor of cos and sin. So the scores are multiplied by its square."""
+    """`yarn`: factor of cos and sin. So the scores are multiplied by the factor's square."""
     factors: tuple[float, ...] = ()
     """`factors`: the divisors, [head_dim / 2]."""
 
@@ -74,12 +75,12 @@ class ModelConfig:
     post_norms: bool = False
     """Whether the outputs of attention and of the MLP pass an RMS norm before they are added (Gemma 2, 3)."""
     window: int = 0
-    """Number of entries that a row of a sliding layer sees, up to and including its own; 0: no layer slides."""
+    """Number of entries that a row of a sliding layer sees, including the row's own entry; 0: no layer slides."""
     sliding_layers: tuple[bool, ...] = ()
     """Whether each layer slides; empty when window is 0."""
     rope_scaling: RopeScaling | None = None
     local_rope_theta: float = 0.0
-    """Theta of sliding layers, which then have no RoPE scaling (Gemma 3); 0: they have the other layers' RoPE."""
+    """Theta of sliding layers, without RoPE scaling (Gemma 3); 0: sliding layers have the other layers' RoPE."""
 
     @property
     def page_shape(self) -> tuple[int, int, int, int]:

@@ -45,7 +45,7 @@ def rotation_factor(config: ModelConfig, local: bool = False) -> float:
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """Return YaRN's default attention factor, for checkpoints that give none."""
+    """Return YaRN's default attention factor, for checkpoints that state no factor."""
 
     def stretched(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -58,7 +58,7 @@ def _plain(theta: float, head_dim: int) -> Doubles:
 
 
 def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
-    """Return Llama 3's frequencies: short wavelengths stay, long wavelengths are stretched, and others are blended."""
+    """Return Llama 3's frequencies: short wavelengths stay, long ones are stretched, and those between are blended."""
     wavelengths = 2 * math.pi / plain
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((scaling.original_positions / wavelengths - low) / (high - low), 0, 1)
@@ -66,7 +66,7 @@ def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
 
 
 def _yarn(plain: Doubles, scaling: RopeScaling, theta: float) -> Doubles:
-    """Return YaRN's frequencies: dimensions with many turns in the original context stay, others are stretched."""
+    """Return YaRN's frequencies: fast rotations keep theirs, slow rotations get divided ones."""
     dim = 2 * len(plain)
 
     def dimension(turns: float) -> float:

@@ -1,6 +1,6 @@
 """Fingerprints of a model: short strings that an image carries and an import compares.
 
-Two models have different fingerprints if one can't use the other's KV.
+If one model can't use the KV of another model, the two have different fingerprints.
 """
 
 from __future__ import annotations

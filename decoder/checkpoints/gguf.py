@@ -45,7 +45,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {  # metadata type -> little-endian numpy t
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-_TENSOR_TYPES = {  # ggml's number -> name
+_TENSOR_TYPES = {  # ggml's number of the type -> name
     0: "F32",
     1: "F16",
     2: "Q4_0",
@@ -141,7 +141,7 @@ def read_gguf(path: Path) -> GgufFile:
     entries = [reader.tensor_entry() for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= _MAX_ALIGNMENT:
-        raise reader.invalid(f"has the alignment {alignment!r}: 1 to {_MAX_ALIGNMENT} is possible")
+        raise reader.invalid(f"has the alignment {alignment!r}: 1 to {_MAX_ALIGNMENT} are possible")
     data_start = -(-reader.at // alignment) * alignment
     tensors: dict[str, StoredTensor] = {}
     for entry in entries:
@@ -187,7 +187,7 @@ class _Reader:
         return int(_U64.unpack(self.take(8, what))[0])
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Read the number of items that follow. Invalid: items of `least_bytes` would not fit in the file."""
+        """Read the number of items that follow. Invalid: so many items of `least_bytes` each exceed the file."""
         number = self.u64(f"the number of {what}")
         if number > _MAX_ITEMS or number * least_bytes > len(self._data) - self.at:
             raise self.invalid(f"claims {number} {what}, more than it can hold: the file is truncated or damaged")
@@ -274,6 +274,6 @@ class _Reader:
         if end > len(self._data):
             raise self.invalid(
                 f"ends within the tensor {entry.name!r} (needs {end} bytes, has {len(self._data)}): "
-                "it is truncated or damaged"
+                "the file is truncated or damaged"
             )
         return StoredTensor(entry.name, self.path, encoding, entry.shape, self._data[start:end])

@@ -1,7 +1,7 @@
 """Models of the Llama family in Hugging Face checkpoints: their configuration, from `config.json`.
 
 A family is a set of constants: the defaults of its configuration class in transformers, and the terms of its formula.
-The reader refuses a file that deviates from them.
+The reader refuses a file that deviates from the formula.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Family:
     terms: Json = field(default_factory=dict)
     """Fields of `ModelConfig` that the architecture fixes."""
     gemma: bool = False
-    """Whether the file has norms minus one, embeddings are scaled, and the activation is GELU."""
+    """Whether the file stores each norm minus 1, embeddings are scaled, and the activation is GELU."""
 
 
 _GEMMA: Json = {"head_dim": 256, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}

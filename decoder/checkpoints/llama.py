@@ -1,8 +1,8 @@
 """Weights of a model of the Llama family, with the checks of its configuration, tensor names and shapes.
 
 The checks run before any tensor is decoded. They find a missing tensor, a shape that differs from the configuration,
-and a tensor that this release cannot use (a bias of the MLP, a sink). Values that are not finite are found later, when
-the tensor is read.
+and a tensor that this release cannot use (a bias of the MLP, an attention sink). Values that are not finite are found
+later, when the tensor is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYER_TENSORS = {  # field -> name in a Hugging Face layer
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
     # Checkpoints of Gemma 2 and 3 call this tensor post_attention_layernorm, and the ffn_norm
-    # pre_feedforward_layernorm. The reader renames both, so that a name means one thing.
+    # pre_feedforward_layernorm. The reader renames both, so that each name has one meaning.
     "post_attn_norm": "post_attention_norm.weight",
     "post_ffn_norm": "post_feedforward_layernorm.weight",
 }
@@ -58,7 +58,7 @@ class Checkpoint:
     interleaved_rope: bool
     """Whether Q and K are in llama.cpp's row order. RoPE then rotates pairs of neighbours: (0, 1), (2, 3), …"""
     norms_without_one: bool = False
-    """Whether the file has norms minus one (Gemma from Hugging Face)."""
+    """Whether the file stores each norm minus 1 (Gemma from Hugging Face)."""
 
 
 def check_config(config: ModelConfig, where: Path) -> ModelConfig:
@@ -95,7 +95,7 @@ def check_config(config: ModelConfig, where: Path) -> ModelConfig:
 
 
 def _check_scaling(config: ModelConfig, scaling: RopeScaling, where: Path) -> None:
-    """Check that a scaling's numbers are within bounds. All formulas stay finite within them, and real models fit."""
+    """Check a scaling's numbers. The bounds are far beyond real models, and keep the formulas finite."""
     least, most = 1e-6, 1e6
     possible = least < scaling.factor < most and least < scaling.attention_factor < most
     if scaling.kind in {"llama3", "yarn"}:
@@ -173,7 +173,7 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
         if name not in known:
             family = checkpoint.config.architecture
             raise Invalid(
-                f"{stored.file}: tensor {stored.name[:80]!r} is not supported: {family} models have none of it"
+                f"{stored.file}: tensor {stored.name[:80]!r} is not supported: {family} models have no such tensor"
             )
 
 

@@ -5,8 +5,8 @@ GGUF have 32 values with one float16 scale (and, for the `_1` types, one float16
 with a float16 scale over eight or sixteen small integer scales. Every decoder below does the same float32 operations in
 the same order as the format's definition, so results are equal to the `gguf` package's bit for bit.
 
-`dequantize` decodes a few thousand blocks at a time, so that the temporaries stay in the cache. This loads the default
-model three times as fast as decoding whole tensors at once.
+`dequantize` decodes a few thousand blocks at a time, so that the temporaries stay in the cache. In this way, the
+default model loads three times as fast as with whole tensors.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["Float32Array", "Weights"]
 
 
 class Weights:
-    """The tensors of a model, by name. The object is immutable, so several threads may read it at once."""
+    """The tensors of a model, by name. The object is immutable, so several threads may read it concurrently."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Weights:
         """Wrap the stored tensors.
 
         `interleaved` has the number of heads of each tensor whose rows are in llama.cpp's order, in which RoPE
-        rotates pairs of neighbours. `norms_without_one`: the file has norms minus one, as files of Gemma do.
+        rotates pairs of neighbours. `norms_without_one`: the file stores each norm minus 1, as files of Gemma do.
         """
         self._tensors = dict(tensors)
         self._interleaved = dict(interleaved or {})

@@ -1,10 +1,10 @@
 /* Products on Intel's matrix tiles: sixteen rows by sixteen features at a time. All other kernels of this instruction
  * set are the AVX-512 kernels, FN(name), which are included just before this file.
  *
- * This file is included twice: with the instructions themselves, and with AMX_EMULATED. The emulation computes the same
- * in plain C, and aborts where an instruction would fault. So any machine with AVX-512 can test the code around the
- * instructions. A row's bits must not depend on the batch. So even a single row uses tiles: a row's result in a tile
- * does not depend on the tile's other rows. */
+ * This file is included twice: with the instructions themselves, and with AMX_EMULATED. The emulation has the same
+ * results in plain C, and aborts where an instruction would fault. So any machine with AVX-512 can test the code around
+ * the instructions. A row's bits must not depend on the batch. So even a single row uses tiles: a row's result in a
+ * tile does not depend on the tile's other rows. */
 
 #ifdef AMX_EMULATED
 #define T(name) name##_emulated

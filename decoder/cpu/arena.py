@@ -19,7 +19,7 @@ _MAP_NORESERVE = 0x4000
 """Linux's value of MAP_NORESERVE, which the mmap module of Python 3.11 lacks."""
 
 
-_NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, entries side by side, layout
+_NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, numbers side by side, layout
     "F32": (np.float32, 1, "k=dim,entry v=entry,dim"),
     "BF16": (np.uint16, 2, "k=dim/2,entry,2 v=entry/2,dim,2"),
 }
@@ -31,8 +31,8 @@ class Arena:
     A page is `[layers, 2, kv_heads, 32 * head_dim]`. In float32, for each layer and KV head, the K block is
     `[head_dim][32]` (so that the scores of 32 entries are one chain of vector multiply-adds) and the V block is
     `[32][head_dim]`. In bfloat16 (stored as uint16), the numbers that one instruction multiplies and adds lie side by
-    side: two dimensions of K, `[head_dim / 2][32][2]`, and two entries of V, `[16][head_dim][2]`. AMX reads the same
-    order as tiles. The memory is mapped without reservation, so unused pages cost nothing.
+    side: two dimensions of K, `[head_dim / 2][32][2]`, and two entries of V, `[16][head_dim][2]`. AMX reads
+    this order as tiles. The memory is mapped without reservation, so unused pages cost nothing.
     """
 
     def __init__(self, config: ModelConfig, num_pages: int, dtype: str = "F32") -> None:

@@ -49,7 +49,7 @@ class CpuDecoder:
         if precision not in KV_DTYPE:
             raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
         if arena.dtype != KV_DTYPE[precision]:
-            raise Invalid(f"precision {precision} needs an arena of {KV_DTYPE[precision]}, this one is {arena.dtype}")
+            raise Invalid(f"precision {precision} needs an arena of {KV_DTYPE[precision]}, not of {arena.dtype}")
         self.config = config
         self.arena = arena
         self.num_threads = available_cores() if num_threads is None else num_threads
@@ -177,7 +177,7 @@ def _check_threads(num_threads: int) -> None:
 
 
 def choose_isa(wanted: str | None = None) -> str:
-    """Return the name of the instruction set `wanted`, or of this machine's best one if `wanted` is None."""
+    """Return the name of the instruction set `wanted`, or of this machine's best set if `wanted` is None."""
     chosen = lib.sym_isa(ffi.NULL if wanted is None else wanted.encode())
     if chosen == ffi.NULL:
         raise Invalid(f"this machine cannot run instruction set {wanted!r}: leave it out, or give 'plain'")

@@ -1,4 +1,4 @@
-"""Threads of the CPU step without a model. They do the work between steps if the decoder has no such threads."""
+"""Threads of the CPU step without a model. They do the work between steps if a decoder has no CPU threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* The choice of an instruction set that this machine has. The list begins with the best one. */
+/* The choice of an instruction set that this machine has. The list begins with the best set. */
 
 #include "isa.h"
 #include "simd/machine.h"

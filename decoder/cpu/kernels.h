@@ -59,7 +59,7 @@ OP long FN(tile_rows)(long left, long most) {
     return (left + tiles - 1) / tiles;
 }
 
-/* A switch over the rows of a tile. Its body is expanded once for each number of rows, with the constant ROWS. */
+/* A switch over the rows of a tile. The macro expands the body once for each number of rows, with the constant ROWS. */
 #define CASE(n, ...)                                                                                                   \
     case n: {                                                                                                          \
         enum { ROWS = n };                                                                                             \
@@ -408,7 +408,7 @@ static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, f
 
 /* ---- attention, in blocks of BLOCK entries; in each block a query has BLOCK scores, one word each ---- */
 
-/* Return a bit for each entry of a page: whether a row sees it. */
+/* Return a word with a bit for each entry of a page. The bit is set if a row sees the entry. */
 OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     uint32_t bits = 0xffffffffu;
     long limit = a->limits[row] - page * SYM_PAGE_ENTRIES, past = limit - a->window;
@@ -442,9 +442,9 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
     }
 }
 
-/* Replace a block's scores by weights, in the pages' format. Slots that a row does not see may have any contents: their
- * score is replaced before it is used. (If other rows of the unit see a slot, its V is multiplied by zero for this row.
- * So computed and imported entries must be finite.) */
+/* Replace a block's scores by weights, in the pages' format. Entries that a row does not see may have any contents:
+ * their scores are replaced before use. (If other rows of the unit see such an entry, its V is multiplied by zero for
+ * this row. So computed and imported entries must be finite.) */
 OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
                   float *max, float *sums) {
     const float nothing = -__builtin_inff();

@@ -204,7 +204,7 @@ def _hartley(size: int) -> Float32Array | None:
 
 
 def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of `_pack`. The embedding comes first, because its jobs would be the last to finish."""
+    """Yield the arguments of `_pack`. The embedding comes first: otherwise its jobs would end last."""
     for matrix in reversed(matrices):
         for piece in matrix.pieces:
             rows, inputs = weights.shape(piece.name)

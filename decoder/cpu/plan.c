@@ -59,9 +59,9 @@ static int plan_whole(struct plan *p, long first, long end, long height) {
 struct few {
     int32_t chunk, first_seat, rows, first_split, end_split;
     int32_t last_first_split; /* first split of the chunk's last row */
-    int32_t shareable; /* every row sees all entries of the splits below this split */
+    int32_t shareable; /* every row sees all entries of all splits before this split */
     int32_t alone;     /* the chunk shares no split with another chunk */
-    int32_t folded;    /* number of first splits that one unit covers; the same chunks share all of them */
+    int32_t folded;    /* number of first splits that one unit covers; all are shared by the same chunks */
 };
 
 static const int32_t *split_pages(const sym_batch *b, const struct few *few, long split) {

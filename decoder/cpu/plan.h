@@ -1,10 +1,10 @@
 /* Plan of attention: the rows of a batch in units of work. A unit covers some entries of one page table.
  *
  * A chunk of many rows is cut into units of some rows each, over all entries that these rows see. Chunks of few rows
- * (decodes) are cut along the entries instead, at the splits. So several threads can work on a long file. If the tables
- * of several chunks have the same pages in a split, the chunks' rows go through these pages together, as one matrix
- * product. The first splits that several chunks share are one unit, if all threads still have work. A row's softmax of
- * a split is the same in every case, and the splits of a row are merged in order. */
+ * (decodes) are cut where splits begin instead. So several threads can work on a long file. If the tables of several
+ * chunks have the same pages in a split, the chunks' rows go through these pages together, as one matrix product. The
+ * first splits that several chunks share are one unit, if there is still work for all threads. A row's softmax of a
+ * split is the same in every case, and the splits of a row are merged in order. */
 
 #ifndef SYMPHONY_PLAN_H
 #define SYMPHONY_PLAN_H
@@ -18,7 +18,7 @@ struct seat {
     int32_t row, chunk, out_row;
     int32_t first_split, end_split; /* splits with entries that the row sees */
     int32_t partial; /* index of the row's first unmerged softmax; -1: one unit computes all splits */
-    int32_t folded;  /* number of first splits that one unit merges into one softmax; each later split has its own */
+    int32_t folded;  /* number of first splits that one unit merges into one softmax; later splits have one each */
 };
 
 struct unit {

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define SPINS 2000 /* pause instructions before a waiter sleeps: tens of microseconds */
-#define NUMBERED 2 /* job.value is the number of the job times NUMBERED, */
+#define NUMBERED 2 /* job.value is the serial number of the job times NUMBERED, */
 #define OF_ITEMS 1 /* plus OF_ITEMS if the job has items */
 
 struct pool_member {
@@ -82,7 +82,7 @@ static void *pool_worker(void *argument) {
     free(argument);
     for (unsigned job = 0;;) {
         event_wait(&p->job, job);
-        job = atomic_load(&p->job.value); /* the latest: an earlier job with items may be over by now */
+        job = atomic_load(&p->job.value); /* the latest job: an earlier job with items may be over by now */
         if (atomic_load(&p->stop))
             return NULL;
         if (!(job & OF_ITEMS)) {
@@ -120,7 +120,7 @@ void pool_each(struct pool *p, void (*work)(void *, int32_t), void *context, int
     p->work = work;
     p->work_context = context;
     p->num_items = count;
-    atomic_store(&p->num_undone, count + 1); /* one more: only the caller subtracts it, after its items */
+    atomic_store(&p->num_undone, count + 1); /* one more than the items: the caller subtracts it last */
     atomic_store(&p->items, (uint64_t)job << 32 | (uint32_t)count);
     atomic_store(&p->job.value, job);
     event_wake(&p->job, count - 1);

@@ -5,7 +5,7 @@
  * a hundred times as slow beside a busy process.)
  *
  * Work between steps is a number of independent items. The caller begins at once. A worker takes items that are left
- * when it wakes, and a late worker finds none. The caller waits only for items that a worker has taken. So the work
+ * when it wakes, and a late worker finds no item. The caller waits only for items that a worker has taken. So the work
  * costs no more than the system call that wakes the workers, however late they are. */
 
 #ifndef SYMPHONY_POOL_H
@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* A number on a cache line of its own. Threads wait until another thread changes it. */
+/* A number on a cache line of its own. Threads wait until another thread changes the number. */
 struct event {
     _Alignas(64) atomic_uint value;
     atomic_uint sleepers;
@@ -32,7 +32,7 @@ struct pool {
     atomic_int stop;
     pthread_t *ids;
     /* For pool_each. */
-    _Alignas(64) _Atomic uint64_t items; /* high 32 bits: the job; low 32 bits: the number of items not yet taken */
+    _Alignas(64) _Atomic uint64_t items; /* high 32 bits: the job's serial number; low 32 bits: items not yet taken */
     atomic_int num_undone;
     struct event all_done;
     void (*work)(void *context, int32_t item);
@@ -50,7 +50,7 @@ static inline long pool_take(struct pool *p) {
  * have begun another job. So from then on, a worker may not read shared data. */
 void pool_meet(struct pool *p, int active);
 /* Run run(context, thread) on threads 0 .. threads - 1; the caller is thread 0. `run` must end with a pool_meet, and
- * may not read shared data after it. */
+ * may not read shared data after that call. */
 void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context);
 /* Least number of items for which workers are woken. The measured items are draws from 49,152 logits, on two cores of a
  * Xeon with AVX-512. Right after a step, two threads need 0.54 of one thread's time for two items of 5 us, 0.53 for two

@@ -64,7 +64,7 @@ class Rebaser:
     def fill(self, target: Numbers, pages: Numbers, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
         """Fill page `target`: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
 
-        The entries behind these become zeros. `target` and `pages[n]` are pages in the arena's layout.
+        All later entries of the page become zeros. `target` and `pages[n]` are pages in the arena's layout.
         """
         filled = np.zeros_like(target)
         keys, values, together = self._shape.keys(filled), self._shape.values(filled), self._shape.together

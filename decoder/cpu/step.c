@@ -81,7 +81,7 @@ static struct softmax softmax_at(float *memory, long vectors) {
     return (struct softmax){memory, memory + vectors, memory + 2 * vectors};
 }
 
-/* Layout of a thread's private memory: the offset of each part, and the size of all. */
+/* Layout of a thread's private memory: the offset of each part, and the size of all parts. */
 struct private_layout {
     long operand, floats, q, whole, part, room, bytes;
 };
@@ -566,7 +566,7 @@ static void walk(void *context, int thread) {
     struct walker walker = {d, private_of(d, thread), thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
     const sym_shape *s = &d->model.shape;
     const long all = d->batch->num_rows,
-               wanted = d->batch->num_wanted; /* copies: after the last pool_meet, shared data may not be read */
+               wanted = d->batch->num_wanted; /* local: after the last pool_meet, shared data may not be read */
     const int has_mass = d->mass.num_groups > 0;
     /* If each chunk is one row, the unit that attends can store the row's entry: no other unit reads it meanwhile. */
     const int decodes = all == d->batch->num_chunks && !has_mass;

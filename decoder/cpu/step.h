@@ -4,17 +4,18 @@
 
 #include "steps.h"
 
-/* Layout of a matrix in memory. A panel has 32 output features side by side. A step of a panel is 128 bytes, four for
- * each feature: one float32, two bfloat16, four 8-bit codes, or eight 4-bit codes (the first four in the low nibbles).
- * Codes come in groups of 32 inputs. A group begins with 32 float16 scales and, if `has_mins`, 32 float16 mins, both in
- * units of 2^-8. A weight is scale * code + min; without mins, it is scale * (code - 8 or 128).
+/* Layout of a matrix in memory. A panel has 32 output features side by side. A product reads a panel in steps of 128
+ * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes, or eight 4-bit codes (the first four in
+ * the low nibbles). Codes come in groups of 32 inputs. A group begins with 32 float16 scales and, if `has_mins`, 32
+ * float16 mins, both in units of 2^-8. With mins, a weight is scale * code + min. Without mins, a weight is scale *
+ * (code - zero). The zero of 4-bit codes is 8, and the zero of 8-bit codes is 128.
  *
  * Rotated codes are 8-bit codes of whole rows. Behind the codes of a panel are 32 float32 scales and 32 int32 zeros. A
  * weight is scale * (code - zero), and the 256 codes cover the range of the row's weights. A row w is stored as the
  * codes of R w, and activations x are coded as R x. R is symmetric and its own inverse, so w . x = R w . R x. The
- * rotation spreads the few large activations of a row over the whole row. Without it, one scale for each row costs 4 %
- * of perplexity. R is the Kronecker product of two matrices: the Hadamard matrix of the largest power of two that
- * divides k, and the discrete Hartley matrix `mix` of the odd factor. */
+ * rotation spreads the few large activations of a row over the whole row. Without the rotation, one scale for each row
+ * costs 4 % of perplexity. R is the Kronecker product of two matrices: the Hadamard matrix of the largest power of two
+ * that divides k, and the discrete Hartley matrix `mix` of the odd factor. */
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
 #define SYM_CODES8 2
@@ -59,7 +60,7 @@ typedef struct {
 } sym_model;
 
 /* Return the name of the instruction set `wanted`, or of the best one on this machine if `wanted` is null. Return null
- * if this machine cannot run it. */
+ * if this machine cannot run that set. */
 const char *sym_isa(const char *wanted);
 
 /* Make a decoder. All memory that the model points to must outlive the decoder. Steps of fewer than `solo_work`
@@ -70,11 +71,12 @@ void sym_decoder_free(sym_decoder *decoder);
 /* Make a decoder without a model. Such a decoder serves sym_parallel, and cannot compute steps. */
 sym_decoder *sym_crew_new(int threads);
 
-/* Compute a batch. The type is sym_step_function. The caller has checked that every index of the batch is in range. */
+/* Compute a batch. The function's type is sym_step_function. The caller has checked that every index of the batch is in
+ * range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
-/* Run work on all threads. The type is sym_parallel_function. The thread that steps calls it between two steps. Soon
- * after a step, the other threads are still awake. */
+/* Run work on all threads. The function's type is sym_parallel_function. The thread that computes steps calls the
+ * function between two steps. Soon after a step, the other threads are still awake. */
 void sym_parallel(sym_decoder *decoder, void (*work)(void *context, int32_t index), void *context, int32_t count);
 
 /* Return the number of rows of the last step that read pages together with rows of another file. */

@@ -25,7 +25,7 @@ ffi.set_source(
     include_dirs=[str(_HERE), str(_LIBSYM)],
     depends=[str(_LIBSYM / "steps.h"), *map(str, sorted(_LIBSYM.glob("simd/*.h")))]
     + [str(path) for path in sorted(_HERE.glob("*.[ch]")) if path.stem[0] != "_"],
-    # The compiler must not fuse products and sums. Where they must round only once, a kernel calls fma.
+    # The compiler must not fuse products and sums. Where a product and a sum are rounded once, a kernel calls fma.
     extra_compile_args=[
         "-std=gnu11",
         "-D_GNU_SOURCE",

@@ -1,4 +1,4 @@
-/* VEC: sixteen lanes of 32 bits in one, two or four registers. kernels.h is written in its operations.
+/* VEC: sixteen lanes of 32 bits in one, two or four registers. kernels.h is written in operations on VEC.
  *
  * EACH(statement) repeats a statement for every register i; P(x) is register i of x. The i is a constant. With a loop
  * instead, the AVX2 kernels take twice as long to compile, and products in plain C take up to 2.2 times as long. */
@@ -11,7 +11,7 @@
         __VA_ARGS__;                                                                                                   \
     }
 #if WIDTH == 16
-typedef vf VEC; /* in a structure of one register, tiles of six rows stay in memory: 2.7 times the time */
+typedef vf VEC; /* no structure: in a structure, tiles of six rows stay in memory, and take 2.7 times as long */
 #define PART(x, i) (x)
 #define EACH(...) FOR_PART(0, __VA_ARGS__)
 #else

@@ -14,7 +14,7 @@
  * part of the arithmetic: they depend only on the entry's index. So a row's bits do not depend on the number of threads
  * that shared its work, or on the files that share its pages. */
 #define SPLIT 256
-#define BLOCK 128 /* entries whose scores become weights at once; a split is a whole number of blocks */
+#define BLOCK 128 /* entries whose scores become weights together; a split is a whole number of blocks */
 #define SPLIT_PAGES (SPLIT / SYM_PAGE_ENTRIES)
 #define BLOCK_PAGES (BLOCK / SYM_PAGE_ENTRIES)
 
@@ -32,7 +32,7 @@ enum activation { SILU, GELU_TANH };
 struct group_info {
     float scale, scaled_sum;  /* the value of code 1; the sum of the group's values */
     int32_t offset4, offset8; /* -8 and -128 times the sum of the codes: start of the sum for weights without mins; */
-                              /* rotated: offset4 is -1 times the sum */
+                              /* rotated: offset4 is -1 times this sum */
 };
 
 /* out[rows, n] (epilogue) a[rows, k] . w[n, k]^T */
@@ -78,8 +78,8 @@ struct kernels {
     /* Compute one panel's columns for rows [first, last). */
     void (*product)(const struct product *p, long panel, long first, long last);
     void (*rms_norm)(const float *x, const float *weight, float eps, long n, float *out);
-    /* Convert a row of n floats to the form that a product with these weights (not float32) reads. `scratch` has room
-     * for n floats, and may be x itself. */
+    /* Convert a row of n floats to the form that a product with these weights (not float32) reads. `scratch` holds n
+     * floats, and may be x itself. */
     void (*prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch);
     void (*to_bfloat16)(const float *x, long n, uint16_t *to);
     /* Compute the softmaxes of one split. */
@@ -88,8 +88,8 @@ struct kernels {
     void (*merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim);
     /* Divide the values of one row's heads by their sums. The results are floats or (narrow) bfloat16. */
     void (*finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow);
-    /* Find each vector's highest score (as an exponent of 2), and 1 / its sum of weights, over all entries that it
-     * sees. */
+    /* Find each vector's highest score (as an exponent of 2), and 1 / its sum of weights, over all entries that the
+     * vector sees. */
     void (*measure)(const struct attention *a, float *max, float *share, float *room);
     /* Add the weights of all vectors, one after the other, to the mass of `entries` entries from `first` on. The
      * entries lie in one block, and `first` is its first entry. */

@@ -17,18 +17,18 @@ The homes are one mapping without reservation, page after page. So `view` return
 cost nothing. A dirty frame is written back before another page gets it.
 
 A page is contiguous in both memories, so the copy engines move it. They take no multiprocessor from a running step.
-There are three streams. One copies pages to the device, and another copies pages to the host, because the link is full
-duplex. `assemble` runs on the third. The host waits only in `view`, `writable` (for bytes in flight) and `assemble`.
-The step's stream waits only for the marks of pages that the step uses.
+There are three streams. One stream copies pages to the device, and another copies pages to the host, because the link
+is full duplex. `assemble` runs on the third stream. The host waits only in `view`, `writable` (for bytes in flight) and
+`assemble`. The step's stream waits only for the marks of pages that the step uses.
 
 Threads: the trio thread calls `view`, `zero` and `expect`. Workers call `view`, `writable` and `assemble`. The thread
-beside the run calls `zero`, and `take` and `release` for the step. The arena's own thread brings expected pages. One
-lock guards the state. A thread that holds the lock never waits for the device, with one exception: a write-back must
-end before the host writes to the same home. Four rules keep pages intact:
+`aside` calls `zero`. The step thread calls `take` and `release`. The arena's own thread brings expected pages. One lock
+guards the state. A thread that holds the lock never waits for the device, with one exception: a write-back must end
+before the host writes to the same home. Four rules keep pages intact:
 
 - Kernels touch pinned frames only. The step that pinned a frame releases it after the device is done.
-- A page that a step writes is dirty from `take` on. A `view` meanwhile copies the page (entries below the table's
-  length do not change), and the page stays dirty.
+- A page that a step writes is dirty from `take` on. A `view` before `release` copies the page (entries below the
+  table's length do not change), and the page stays dirty.
 - Order on the device: a page is copied into a frame after the frame's old page was copied out. A page is copied out
   after it was copied in. A home is read after it was written. For each of these, a stream waits for a mark.
 - A hint may name a page that has been freed since. `zero` and `writable` increment the page's epoch, and hints from an
@@ -90,7 +90,7 @@ class PinnedPages:
 
 @dataclass(slots=True)
 class Traffic:
-    """Numbers of pages that moved since the start."""
+    """Counts of pages that moved since the start."""
 
     num_in: int = 0
     num_out: int = 0
@@ -165,7 +165,7 @@ class CudaArena:
         return self._residency.num_resident
 
     def statistics(self) -> dict[str, int]:
-        """Return the numbers of frames, of resident pages, and of moved pages. Programs do not see these numbers."""
+        """Return the counts of frames, of resident pages, and of moved pages. Programs do not see these counts."""
         return {
             "num_frames": self.num_frames,
             "num_resident_pages": self.num_resident,
@@ -301,7 +301,7 @@ class CudaArena:
         return frames
 
     def expect(self, pages: IntArray) -> None:
-        """Queue a hint that these pages will be needed soon. The method returns at once."""
+        """Queue a hint that these pages will be needed soon. The method does not wait."""
         away = pages[self._is_away(pages)]
         if len(away):
             self._expected.put((away, self._epoch[away]))

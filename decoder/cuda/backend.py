@@ -1,4 +1,4 @@
-"""The decoder on an NVIDIA GPU. The host lays out a batch, and uploads each pass of it in one copy.
+"""The decoder on an NVIDIA GPU. The host lays out a batch, and uploads each pass in one copy.
 
 The host waits once in each pass, for the logits. The rows of a pass are its decodes, then its prefills one after the
 other. A pass of decodes alone runs as a captured graph (`graphs.py`). In other passes, kernels are launched one by one.
@@ -91,7 +91,7 @@ class _Rows:
     tokens: Tensor
     positions: Tensor
     entries: Tensor
-    """Slot for K and V of each row, as frame * 32 + slot; -1: the row stores nothing."""
+    """Place for K and V of each row, as frame * 32 + entry in the frame; -1: the row stores nothing."""
     decodes: _Decodes | None
     prefills: _Prefills | None
 
@@ -142,7 +142,7 @@ class CudaDecoder:
         return self._weights.num_bytes
 
     def step(self, batch: StepBatch) -> None:
-        """Compute a batch in one pass, or in several if the device has no room for one.
+        """Compute a batch in one pass, or in several passes if one does not fit on the device.
 
         K and V are written into the batch's pages, and logits into its rows.
         """
@@ -482,7 +482,7 @@ def check_config(config: ModelConfig) -> None:
 
 
 def _rotations(config: ModelConfig) -> tuple[bool, ...]:
-    """Return the kinds of RoPE as `local` flags: False for full layers, and True if sliding layers have their own."""
+    """Return the kinds of RoPE as `local` flags: False for full layers, True if sliding layers have another RoPE."""
     return (False, True) if config.local_rope_theta else (False,)
 
 

@@ -2,9 +2,10 @@
 
 Most passes of decodes equal the previous pass, with one entry more in every file. So before the host waits for the
 logits, it lays out such a pass: it fills in the page tables, and finds the groups. A page that a file is about to begin
-has no frame yet, so its place in the table is a hole. The next pass compares its frames with the expected frames. Then
-it lays out only the differences: holes, frames that moved, other files. If the tables have another shape, it lays out
-everything. The next pass always lays out positions, entries and lengths, because comparing them would take as long.
+has no frame yet, so its place in the table is a hole. When the next pass comes, the host compares its frames with the
+expected frames, and lays out only the differences: holes, frames that moved, other files. If the tables have another
+shape, the host lays out everything. Positions, entries and lengths are always laid out, because comparing them would
+take as long.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class DecodeLayout:
         self._expected: _Expected | None = None
         nobody = np.empty((0, 0), np.int32), np.empty(0, np.int32)
         self._grouped = (*nobody, find_groups(*nobody))
-        """Latest groups, behind the tables and the numbers of whole splits from which they were computed."""
+        """Tables and counts of whole splits, and the groups that were last computed from them."""
 
     def lay(self, work: Pass, frames: IntArray) -> Laid:
         """Return the arrays of a pass, with page tables filled in. `frames` has the frames of the pass's pages."""

@@ -151,7 +151,7 @@ def naming_full_memory() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise NoSpace("the GPU's memory ran out: say a smaller --gpu-memory, or end what else uses it") from error
+        raise NoSpace("the GPU's memory ran out: say a smaller --gpu-memory, or end other GPU programs") from error
 
 
 def is_interpreted() -> bool:

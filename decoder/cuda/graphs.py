@@ -18,7 +18,7 @@ import torch
 from decoder.cuda.device import Device
 
 MAX_GRAPHS = 64
-"""Largest number of graphs. Each takes some MB, and a new graph evicts the least recently used graph."""
+"""Maximum number of graphs. Each graph takes some MB, and a new graph evicts the least recently used graph."""
 
 
 @dataclass(frozen=True, slots=True)

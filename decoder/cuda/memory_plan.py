@@ -19,7 +19,7 @@ PRECISIONS = dict(zip(GPU_PRECISIONS, (torch.float32, torch.bfloat16, torch.floa
 """Type of the arithmetic, and of weights and activations in memory, by precision."""
 
 MAX_ROWS = 4096
-"""Maximum number of tokens in a pass. Larger batches take several. Products of this size are bound by arithmetic."""
+"""Maximum number of tokens in a pass. Arithmetic bounds products of this size. Larger batches take several passes."""
 MAX_DECODES = 256
 """Maximum number of decodes in one pass, and the largest number of rows in a captured graph."""
 MAX_SPLITS = 16384
@@ -30,7 +30,7 @@ LOGIT_ROWS = 256
 MIN_FRAMES = 64
 """Least number of frames: one assembly needs 33 pages, and a file of 2,048 entries has 64."""
 FREE_SHARE = 0.9
-"""Share of the free memory that the plan takes by default. CUDA and the graphs need an unknown part of what is left."""
+"""Part of the free memory that the plan takes by default. CUDA and the graphs need an unknown part of the rest."""
 GRAPH_BYTES = 256 << 20
 """Bytes reserved for captured graphs: some dozens of graphs, of some MB each."""
 

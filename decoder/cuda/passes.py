@@ -1,7 +1,7 @@
 """Passes: parts of a batch that the device has room for. A pass has its decodes first, then its prefills.
 
-Nearly every batch is one pass. A batch becomes several if it has more rows than the workspace holds, or more pages than
-there are frames. The cuts change no bit, because a row's numbers depend on its own sequence alone.
+Nearly every batch is one pass. A batch becomes several passes if it has more rows than the workspace holds, or more
+pages than there are frames. The cuts change no bit, because a row's numbers depend on its own sequence alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChunkRows:
 
 
 class Pass:
-    """Pieces that are computed together. Their numbers are in arrays for speed: the host's work delays every token."""
+    """Pieces that are computed together. Their fields are joined to arrays, for speed: host work delays every token."""
 
     __slots__ = ("counts", "decodes", "lengths", "pages", "pieces", "prefills", "starts")
 
@@ -70,12 +70,12 @@ class Pass:
         return used, self._pages_from(self.starts // PAGE_ENTRIES), self._pages_from(-(-self.starts // PAGE_ENTRIES))
 
     def _pages_from(self, first: npt.NDArray[np.int64]) -> IntArray:
-        """Return the pages of each piece, from the piece's page number `first` on."""
+        """Return the pages of each piece, without the piece's first `first` pages."""
         num_left = self.counts - first
         return self.pages[np.repeat(np.cumsum(self.counts) - num_left, num_left) + _counted(num_left)]
 
     def entries(self, frames: IntArray) -> IntArray:
-        """Return the slot for K and V of each row, as frame * 32 + slot. `frames` has the frames of `pages`."""
+        """Return the place of each row's K and V, as frame * 32 + entry. `frames` has the frames of `pages`."""
         entries = np.repeat(self.starts, self.lengths) + _counted(self.lengths)
         first_pages = np.cumsum(self.counts) - self.counts
         page = np.repeat(first_pages, self.lengths) + entries // PAGE_ENTRIES

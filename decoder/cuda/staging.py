@@ -31,7 +31,7 @@ class Laid:
 class Staging:
     """Buffers for the arrays of one pass, with the same offsets on the host and on the device.
 
-    The host has two buffers, used in turn: the next pass may be laid out while the copy of this pass is in flight.
+    The host uses two buffers alternately: the next pass may be laid out while the copy of this pass is in flight.
     """
 
     def __init__(self, device: Device, capacity: int) -> None:

@@ -17,7 +17,7 @@ _BLOCK = 1 << 14
 def rope_table(config: ModelConfig, device: Device, *, local: bool) -> Tensor:
     """Return [max_positions, head_dim] float32: the cosines of head_dim / 2 angles, then the sines.
 
-    Both are multiplied by the model's rotation factor.
+    Cosines and sines are multiplied by the model's rotation factor.
     """
     frequencies, factor = inverse_frequencies(config, local), rotation_factor(config, local)
     half = len(frequencies)

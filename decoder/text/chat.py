@@ -64,7 +64,7 @@ class ChatTemplate:
             **self._special_tokens,
         }
         if taken := variables.keys() & own.keys():
-            raise Invalid(f"{min(taken)} is no variable to be given: the chat template has its own")
+            raise Invalid(f"{min(taken)} cannot be given as a variable: the chat template gets it from Symphony")
         try:
             return self._template().render({**variables, **own})
         except Invalid:
@@ -137,7 +137,7 @@ def special_token_text(value: object) -> str | None:
 def default_template(value: object) -> str | None:
     """Return the template in `chat_template` of `tokenizer_config.json`.
 
-    The value is a template, or a list of named templates. In a list, the template is named `default`.
+    The value is a template, or a list of named templates. Of a list, the template named `default` is returned.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}

@@ -1,7 +1,7 @@
 """Codecs of byte-pair vocabularies. The `tokenizers` library encodes text for them.
 
 Almost every tokenizer of the Llama family spells bytes in GPT-2's alphabet of 256 printable characters. For these
-tokenizers, a table from token to bytes makes decoding exact. Streaming decoders use the table, too. Older tokenizers
+tokenizers, a table from token to bytes makes decoding exact, also for streams. Older tokenizers
 spell spaces as U+2581 and unknown bytes as `<0x0A>`. For them, the library decodes.
 """
 
@@ -149,7 +149,7 @@ class _Library:
     """Two tokenizers of the library: one recognises special tokens in text, the other does not.
 
     In the library, this choice is a property of a tokenizer. With one tokenizer, callers with different choices would
-    have to take turns.
+    have to wait for each other.
 
     Each special token has an alias: an added token whose text can't be guessed. The tokenizer that does not recognise
     special tokens still recognises aliases. So a caller can put special tokens at the intended places, and the rest is
@@ -184,7 +184,7 @@ class _Library:
         for first, last in spans(text, self._cut):
             found = _encoding(self._recognising, text[first:last])
             for place, token in enumerate(found.ids):
-                spelled_out = self.special_texts.get(token)  # only these need offsets, which are slow
+                spelled_out = self.special_texts.get(token)  # offsets are slow, and only special tokens need them
                 if spelled_out is None or (chars := found.token_to_chars(place)) is None:
                     continue
                 start, end = first + chars[0], first + chars[1]
@@ -218,7 +218,7 @@ class _Library:
 
 
 def _second(tokenizer: LibraryTokenizer) -> LibraryTokenizer:
-    """Return a tokenizer equal to `tokenizer`. The two share all large parts, because a copy takes 0.2 s."""
+    """Return a tokenizer equal to `tokenizer`. The two share all large parts, because copying them takes 0.2 s."""
     second = LibraryTokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
@@ -233,8 +233,8 @@ def _forget_words(tokenizer: LibraryTokenizer) -> None:
     """Turn off the library's cache of words, which all users would share.
 
     With this cache, a word that any user has tokenized before takes two thirds of the time of a new word. So a program
-    could tell whether its guess of another user's secret is right. The library has no public name for this. Models
-    without merges have no such cache.
+    could tell whether its guess of another user's secret is right. The library has no public name for this setting.
+    Models without merges have no such cache.
     """
     if hasattr(tokenizer.model, "_resize_cache"):
         tokenizer.model._resize_cache(0)  # noqa: SLF001
@@ -249,7 +249,7 @@ def _encoding(tokenizer: LibraryTokenizer, text: str) -> Encoding:
 
 
 def _ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
-    """Return the ids of `_encoding`. Without offsets, the call takes a third less time and allocates less."""
+    """Return the ids of `_encoding`. Without offsets, the library takes a third less time and less memory."""
     if len(text) <= _SHORT:
         encoding = tokenizer.encode(text, add_special_tokens=False)
     else:

@@ -10,12 +10,13 @@ Two adjacent contents, or a content and the template's text beside it, could for
 parts of marks at the ends of a text (`<|im`, `|>`).
 
 With the hidden marks put back, the text must equal the prompt of the original messages. If it differs, the template
-looked at a hidden text. Then the template gets a part of a mark unhidden, because the template took the part for a
-word, like `"type": "text"`. A whole mark is refused with an error that names it, because an unhidden mark could not be
-told from the template's own.
+looked at a hidden text. If that text was a part of a mark, the next rendering leaves the part unhidden: the template
+took the part for a word, like `"type": "text"`. A whole mark is refused with an error that names it, because an
+unhidden mark could not be told from the template's own.
 
 Programs choose the messages, so the work is bounded: the number of words, and the letters that are rendered to find
-the text that the template looked at. The search tries kinds first, because a vocabulary has few kinds, and then places.
+the text that the template looked at. Marks with the same text are of one kind, and so are parts of marks
+with the same text. The search tries whole kinds first, because there are few kinds, and then single places.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _NUMBER_DIGITS = 6
 _MOST_SHOWN = 16
 """Maximum number of kinds of parts that a template may look at. To find one kind takes several renderings."""
 _MOST_HIDDEN = 10_000
-"""Maximum number of marks and parts of marks in one prompt. Each adds a word to the prompt while the template runs."""
+"""Maximum number of marks and parts of marks in one prompt. A word stands for each while the template runs."""
 _MOST_SEARCHED = 40 << 20
 """Maximum number of letters that are rendered to find the text that a template looks at. This takes about a second."""
 _TEXT_LETTERS = 1000
 """Cost of each text in messages or tools, in letters, in addition to the letters of the text."""
 _MOST_LOOKED_AT = 4
-"""Number of first letters of each mark that the search compares, at most, to find where a mark may begin."""
+"""Maximum number of letters at the beginning of a mark that are compared to find where marks may begin in a text."""
 _SCANNED_LETTERS = 1 << 14
 """Maximum number of letters that one search scans. The search holds the interpreter's lock for at most a millisecond.
 """
@@ -53,7 +54,7 @@ _NAMES = frozenset({"role", "type"})
 _INSTEAD = "take it out, or tokenize() what chat_template() gives"
 
 Kind: TypeAlias = tuple[str, bool]
-"""Text of a mark or of a part of one, and whether it is a whole mark."""
+"""Text of a mark or of a part of a mark, and whether the mark is whole."""
 Place: TypeAlias = tuple[int, int, int, bool]
 """Start and end of a place, length of the first mark in the place, and whether this mark is whole.
 
@@ -68,7 +69,7 @@ Render: TypeAlias = Callable[[Any, Any], str]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A mark, or a part of one, in a program's messages or tools. Adjacent marks are one `Found`."""
+    """A mark, or a part of a mark, in a program's messages or tools. Adjacent marks are one `Found`."""
 
     text: str
     """Text of the mark, or of the first of several adjacent marks."""
@@ -153,7 +154,7 @@ class Marks:
     def whole_in(self, text: str) -> list[tuple[int, int]]:
         """Return the places of marks that are spelled out.
 
-        Of overlapping marks, the first one counts, or the longest of those that begin at the same place.
+        Of overlapping marks, the first mark counts. Of marks that begin at the same place, the longest counts.
 
         The text is searched in pieces, for places where a mark may begin: one regular expression of some thousand marks
         would hold the interpreter's lock while it searches a whole long text.
@@ -207,7 +208,7 @@ class _Search:
     def culprit(self, failed: _Hiding) -> Found:
         """Return the first mark or part that can't be hidden together with the marks and parts before it.
 
-        A mark is one place, which the error names. A part stands for all parts of its kind.
+        A whole mark is a single place, which the error names. A part stands for all parts of its kind.
         """
         alike: dict[Kind, list[int]] = {}
         for i, found in enumerate(failed.found):
@@ -232,8 +233,8 @@ class _Search:
             if self._left < 0:
                 first = failed.found[0]
                 raise Invalid(
-                    f"the model's chat template looks at or changes something of {first.text!r} in {first.where} and "
-                    f"what is like it, of which there is too much to tell more: {_INSTEAD}"
+                    f"the model's chat template looks at or changes {first.text!r} in {first.where}, or a mark behind "
+                    f"it. There are too many to find out which: {_INSTEAD}"
                 )
             return self.prompt(hiding) is None
 
@@ -241,7 +242,10 @@ class _Search:
 
 
 class _Hiding:
-    """A walk through messages and tools that replaces marks by words: all marks, or those with numbers in `only`."""
+    """A walk through messages and tools that replaces marks by words.
+
+    `only` has the serial numbers of the marks and parts to replace. None: all are replaced.
+    """
 
     def __init__(self, find: Find, base: str, shown: frozenset[Kind], only: set[int] | None = None) -> None:
         self._find = find

@@ -54,7 +54,7 @@ class Codec(Protocol):
 
 
 class Tokenizer:
-    """A model's tokenizer. Several threads may use it at once."""
+    """A model's tokenizer. Several threads may use it concurrently."""
 
     __slots__ = ("_chat", "_codec", "_marks", "bos_id", "eos_ids", "fingerprint", "special_ids", "vocab_size")
 
@@ -129,8 +129,8 @@ class Tokenizer:
 
         `after_answer`: the tokens follow an answer of the assistant. They end the answer, and continue with the
         messages. The file already has the top of the conversation. Invalid: the messages would change the top.
-        `checkpoint` is called before each rendering. Dozens of renderings are possible. An exception from it ends the
-        call.
+        `checkpoint` is called before each rendering. Dozens of renderings are possible. An exception from `checkpoint`
+        ends the call.
         """
         now = local_time()  # the template runs several times, and must see the same time
 
@@ -149,7 +149,7 @@ class Tokenizer:
         return self._codec.encode_parts(self._parts(prompt))
 
     def _next_turn(self, render: Render, messages: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
-        """Return the tokens behind an answer. Invalid: with more turns, the template writes other text there."""
+        """Return the tokens behind an answer. Invalid: these tokens would differ after more turns."""
         answer = self._marks.word()
         turn = [_ASKED, {"role": "assistant", "content": answer}]
         earlier = [_ASKED, {"role": "assistant", "content": "x"}]
@@ -171,7 +171,7 @@ class Tokenizer:
     def _checked(self, tokens: Sequence[int]) -> Sequence[int]:
         for token in tokens:
             if not 0 <= token < self.vocab_size:
-                raise Invalid(f"token {token} is out of range: this model's are 0 to {self.vocab_size - 1}")
+                raise Invalid(f"token {token} is out of range: this model's tokens are 0 to {self.vocab_size - 1}")
         return tokens
 
 
@@ -201,8 +201,8 @@ def _check_top(
         return
     if tools and top_of(messages) in known:
         raise Invalid(
-            "the model's chat template writes tools at the top of a conversation: give them to the chat_tokens() that "
-            f"begins it, and none with after_answer, or {_WHOLE_CONVERSATION}"
+            "the model's chat template writes tools at the top of a conversation: give tools to the chat_tokens() that "
+            f"begins the conversation, and no tools with after_answer, or {_WHOLE_CONVERSATION}"
         )
     usual = next(iter(known), "")
     at = next((i for i, (a, b) in enumerate(zip(top, usual, strict=False)) if a != b), min(len(top), len(usual)))

@@ -79,5 +79,5 @@ def test_a_template_is_given_variables_but_none_of_its_own():
     assert tokenizer.chat_template(turns, variables=thinking) == "<think>a"
     assert tokenizer.chat_tokens(turns, variables=thinking) == tokenizer.encode("<think>a")
     for name in ("messages", "bos_token"):
-        with pytest.raises(Invalid, match=f"{name} is no variable"):
+        with pytest.raises(Invalid, match=f"{name} cannot be given as a variable"):
             tokenizer.chat_template(turns, variables={name: []})

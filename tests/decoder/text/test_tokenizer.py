@@ -40,7 +40,7 @@ def test_what_cannot_be_spelled_is_an_error_and_not_dropped(text, reason):
 
 def test_tokens_out_of_range_are_refused():
     for tokens in ([-1], [0, 49152], [1 << 40]):
-        with pytest.raises(Invalid, match="out of range: this model's are 0 to 49151"):
+        with pytest.raises(Invalid, match="out of range: this model's tokens are 0 to 49151"):
             smollm().decode(tokens)
     with pytest.raises(Invalid, match="token -1 is out of range"):
         smollm().token_bytes(-1)

@@ -132,7 +132,7 @@ def test_a_template_gets_its_variables(tiny):
     assert (given.status_code, "symphony-ignored" in given.headers) == (200, False)
     for route in (CHAT, MESSAGES, f"{MESSAGES}/count_tokens"):
         taken = post(tiny, route, HI, chat_template_kwargs={"messages": []}, status=400)
-        assert "messages is no variable" in json.dumps(taken)
+        assert "messages cannot be given as a variable" in json.dumps(taken)
 
 
 def test_a_stop_text_is_kept_where_it_is_wanted(tiny):
