@@ -31,8 +31,8 @@ class Chunk:
     mask: BoolArray | None = None
     """[n, start + n]: row i sees entry j <= start + i only if mask[i, j]. Every row must see its own entry."""
     mass: MassArray | None = None
-    """[layers, KV heads, start + n or more]: for each entry, the step adds the attention weights of the chunk's rows,
-    summed over the query heads of a KV head."""
+    """[layers, KV heads, start + n or more]: the step adds to this array, for each entry, the attention weights of
+    the chunk's rows, summed over the query heads of a KV head."""
 
 
 @dataclass(frozen=True, slots=True)

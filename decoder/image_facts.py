@@ -30,7 +30,7 @@ class Facts:
         self._model = model
         self._arena = arena
         self.identity = {**model.identity, "precision": precision, "layout": arena.layout}
-        """Facts that must be the same in an image. Otherwise the daemon cannot use the image's KV."""
+        """Facts that an image must state with the same values. Otherwise the daemon cannot use the image's KV."""
 
     @property
     def page_shape(self) -> tuple[int, int, int, int]:

@@ -66,7 +66,7 @@ def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
 
 
 def _yarn(plain: Doubles, scaling: RopeScaling, theta: float) -> Doubles:
-    """Return YaRN's frequencies: fast rotations keep theirs, slow rotations get divided ones."""
+    """Return YaRN's frequencies: high frequencies stay, low ones are divided, and those between are blended."""
     dim = 2 * len(plain)
 
     def dimension(turns: float) -> float:

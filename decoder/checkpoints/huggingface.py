@@ -93,7 +93,7 @@ _READ_BY_FAMILY = {
 _TELLING = re.compile(
     "bias|norm|rope|rotary|window|softcap|expert|moe|sink|scal|multiplier|quant|lora|adapter|layer_types|attn|attention"
 )
-"""Matches keys that may change the results of a model. Most keys that do not match are about training."""
+"""Pattern of keys that may change the results of a model. Most other keys are about training."""
 
 _STRETCHED = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
 _SCALING_KEYS = {  # rope_type -> keys that it may have
@@ -227,7 +227,7 @@ def _softcap(raw: _Config, key: str) -> float:
 
 
 def _window(raw: _Config, num_layers: int) -> tuple[int, tuple[bool, ...]]:
-    """Return the window, and for each layer whether it is a sliding layer."""
+    """Return the window, and for each layer whether the layer slides."""
     sliding = _sliding_layers(raw, min(max(num_layers, 0), 1 << 12))
     if not any(sliding):
         return 0, ()

@@ -1,7 +1,7 @@
 """A model's tensors, each decoded when a caller reads it. So no tensor is in memory twice.
 
 Names and orientation follow Hugging Face: matrices are `[out, in]`, and Q and K are in the rotate-half row order.
-Norms of Gemma include the 1 that its formula adds.
+Norms of Gemma include the 1 that Gemma's formula adds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Chat templates: the Jinja programs in checkpoints that turn messages into a prompt.
 
 The daemon runs the template that comes with a model. So the template runs in Jinja's immutable sandbox, and sees only
-plain JSON data. The names in a template and the rules for whitespace are those of `apply_chat_template` in
-transformers, for which checkpoints are written.
+plain JSON data. Checkpoints are written for `apply_chat_template` in transformers. So templates get the same names and
+the same rules for whitespace here.
 """
 
 from __future__ import annotations

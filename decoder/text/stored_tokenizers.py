@@ -73,7 +73,7 @@ class _Splitter:
 
 
 # This table has only names whose tokenizers the tests compare with transformers. The name "default" is not here:
-# converters write it when they do not recognise the tokenizer.
+# converters write that name when they do not recognise the tokenizer.
 _SPLITTERS = {
     "smollm": _Splitter(_smollm),
     "gpt-2": _Splitter(_gpt2),
@@ -237,7 +237,7 @@ def _adds_space(file: GgufFile) -> bool:
 def piece_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return SentencePiece's rule as a list of merges.
 
-    The rule: of all pieces that two neighbours would form, the one with the highest score is merged first.
+    The rule: of all pieces that two neighbours would form, the piece with the highest score is merged first.
     """
     merges = []
     if any(len(piece) > _MAX_PIECE for piece in pieces):
@@ -292,7 +292,7 @@ def _codec_kind(description: Json, path: Path) -> str:
 
 
 def _splits_as_known(description: Json) -> bool:
-    """Return whether a byte-level `tokenizer.json` normalizes and splits text in ways that cuts support."""
+    """Return whether a byte-level `tokenizer.json` normalizes and splits text in ways that `cuts.py` supports."""
     steps = _steps(description.get("pre_tokenizer"), "pretokenizers")
     splits = any(step.get("type") == "Split" or step.get("use_regex") is True for step in steps)
     normalizer = description.get("normalizer")
@@ -315,7 +315,7 @@ def _is_known_step(step: Json) -> bool:
 
 
 def _piece_cutter_of(description: Json, added: Mapping[int, str]) -> TextCutter | None:
-    """Return a cutter for a SentencePiece `tokenizer.json`. None: its normalizer does more than replace spaces."""
+    """Return a cutter for a SentencePiece `tokenizer.json`. None: the file normalizes more than spaces."""
     spelling = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = {"type": "Prepend", "prepend": SPACE}
     steps = _steps(description.get("normalizer"), "normalizers")
