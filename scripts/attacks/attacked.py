@@ -44,7 +44,9 @@ os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 """
-"""Code that runs before a user's code. It imports modules as root, since the user may not be able to read them."""
+"""Code that runs before a user's code. The code imports modules as root, since the user may be unable to read their
+files.
+"""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 class Program:
-    """Program of a user that obeys lines `WHAT COUNT` and reports when each is done."""
+    """Program of a user that obeys lines `WHAT COUNT`, and reports when the work of a line is done."""
 
     def __init__(self, process: subprocess.Popen[str], daemon_pid: int) -> None:
         self._process, self._daemon_pid = process, daemon_pid

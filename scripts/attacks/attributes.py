@@ -3,10 +3,11 @@
 
     .venv/bin/python scripts/attacks/attributes.py [--quick] [--tree CHECKOUT]
 
-Each file has 64 KiB of attributes, beside symbolic links and long names. A quota bounds all of them. With `--disk`
-alone, the size of the disk bounds them. Little of the attributes may stay in the daemon's memory, also after a restart.
-When the files are gone, the index must shrink again. With neither option the attacker fills a small file system. Then
-another user's sync must still succeed, and all syncs must succeed after the attacker's files are gone. Needs root.
+Each file has 64 KiB of attributes. The attacker also makes symbolic links and long names. A quota bounds the bytes of
+all three. With `--disk` alone, the size of the disk bounds these bytes. Few bytes of attributes may stay in the
+daemon's memory, even after a restart. When the files are gone, the index must shrink again. With neither option the
+attacker fills a small file system. Then another user's sync must still succeed, and all syncs must succeed after the
+attacker's files are gone. Needs root.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EMPTY_BYTES = 14 << 20
 """Largest size of the index and its log after the files are gone. The index keeps a few free pages for later use."""
 SHRINKS_S = 60
 SMALL_MIB = 96
-"""Size of the small file system. It has room for the attributes, and filling it takes little time."""
+"""Size of the small file system: large enough for the attributes, and small enough to be filled quickly."""
 
 HOARD = """
     where, number = sys.argv[1], int(sys.argv[2])
@@ -157,7 +158,7 @@ def main() -> int:
         with daemon(*common, "--state", state, tree=args.tree) as served:
             grown_again = memory_bytes(served) - before
             if (kept := as_user(ATTACKER, KEPT, served.mount / "mine", served=served)).returncode:
-                broken.append(f"what was allowed is not kept: {kept.stderr.strip()[-200:]}")
+                broken.append(f"attributes that were allowed are not kept: {kept.stderr.strip()[-200:]}")
             as_user(ATTACKER, ["rm", "-r", served.mount / "mine"], timeout=600)
             sync(served)
             left = smallest_index(served, state)

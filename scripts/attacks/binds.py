@@ -3,10 +3,10 @@
 
     .venv/bin/python scripts/attacks/binds.py [--quick] [--tree CHECKOUT]
 
-There are two binds, an inner one below an outer one that the program may write to. The program replaces the directory
-between them with a link into the host's tree, by the path that this tree has during the setup of a sandbox. The link
-must neither show more of the host to later sandboxes of this user, nor make them create files outside the binds. Needs
-root. Root's programs have the same sandbox as those of other users.
+The outer bind is a directory that the program may write to. The inner binds lie two levels below it. The program
+replaces the directory between them with a link into the host's tree. The link names the path that the host's tree has
+during the setup of a sandbox. The link must not show more of the host to later sandboxes of this user. Nor may these
+sandboxes create files outside the binds. Needs root. Root's programs have the same sandbox as those of other users.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ os.kill(swapper, 9)
 
 
 def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
-    """Swap a bound directory for a link while children start. Return the failures. The binds are a directory and a file
-    below the directory that the program writes to.
+    """Swap a bound directory for a link while children start. Return the failures. The program writes to the outer
+    bind. The inner binds are a directory and a file below it.
     """
     outer, target = served.state.parent / "bound", served.state.parent / "private"
     (outer / "a/b").mkdir(parents=True)

@@ -129,7 +129,7 @@ class Party(Protocol):
     """The victim or the attacker."""
 
     def do(self, name: str, secret: str) -> Took:
-        """Use a secret by the operation `name`, and return the times that this took."""
+        """Use a secret by the operation `name`, and return the times of the answer."""
         ...
 
 

@@ -93,11 +93,11 @@ PREDS = """
 
 
 def preds(victim: Program, attacker: Program, seconds: float) -> tuple[int, int]:
-    """Return another user's number of calls while the attacker's threads call at depth 1, and while they call at the
-    bottom.
+    """Return the number of another user's calls while the attacker's threads call at depth 1, and the number while
+    these threads call at the bottom.
 
-    The two places take turns, because other processes may use the machine. If calls at the bottom seem to cost too
-    much, the measurement is repeated for a longer time.
+    The attacker's threads call at the two places in turns, because other processes may use the machine. If calls at the
+    bottom seem to cost too much, the measurement is repeated for a longer time.
     """
     for again in range(TRIES):
         got = [0, 0]

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Descriptors whose last close blocks as long as the attacker likes, sent to both sockets of a daemon.
 
-The descriptors are TCP sockets with SO_LINGER and unread data. The daemon reads packets that carry them, closes a
-connection with unread packets, and ends while connections wait to be accepted. The programs' socket refuses descriptors
-if the kernel can. The launchers' socket has to accept them. On older kernels both sockets have to accept descriptors.
+The descriptors are TCP sockets with SO_LINGER and unread data. The daemon gets them in three ways: it reads packets
+that carry descriptors, it closes a connection with unread packets, and it ends while connections wait to be accepted.
+The programs' socket refuses descriptors if the kernel can. The launchers' socket has to accept them. On older kernels
+both sockets have to accept descriptors.
 
 A launcher also sends a file of a FUSE server that hangs. A process that closes such a file cannot even be killed.
 
@@ -74,7 +75,7 @@ for door, kind in (("", socket.SOCK_STREAM), (".programs", socket.SOCK_SEQPACKET
             throw(connection)
         connection.close()
 print("all sent", flush=True)
-sys.stdin.read()  # with this process the other ends of what lingers would go
+sys.stdin.read()  # the end of this process would close the other ends of the lingering sockets
 os._exit(0)
 """
 SEND_FILE = """
@@ -97,7 +98,7 @@ for _ in range(3):
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
     made.settimeout(0.3)
     try:
-        while True:  # the launcher passes it on, until the host takes no more
+        while True:  # the launcher passes the bytes on, until the host takes no more
             made.send(bytes(1 << 16))
     except TimeoutError:
         weapons.append(made)
@@ -118,7 +119,7 @@ for made in weapons:
     try:
         throw(made)
     except PermissionError:
-        break  # its own close is the last, and would linger
+        break  # a close by this program would be the last one, and would linger
 print("sent", flush=True)
 time.sleep(600)
 """
@@ -149,7 +150,7 @@ def hung_file(served: Daemon) -> Iterator[None]:
     where = served.state.parent / "hung"
     where.mkdir(mode=0o755)
     mount = HungMount(where)
-    # Another process opens the file. Otherwise this process would pass it on to its children, which close it and hang.
+    # Another process opens the file. Otherwise children of this process would inherit the file, close it and hang.
     with running_as(0, SEND_FILE, served.socket, where / "file", served=served):
         try:
             until_s = time.monotonic() + GIVE_UP_S
@@ -188,7 +189,7 @@ def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
         assert attacker.stdout.readline() == "armed\n"
         with hung_file(served):
             took_s = end_s(served)
-        attacker.stdin.write("\n")  # without a daemon, the launcher closes what it accepts
+        attacker.stdin.write("\n")  # without a daemon, the launcher closes the connections that it accepts
         attacker.stdin.flush()
         assert attacker.stdout.readline() == "sent\n"
         began_s = time.monotonic()

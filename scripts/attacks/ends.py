@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Programs that resist their end when their time limit is over.
+"""Programs that try to go on when their time limit is over.
 
     .venv/bin/python scripts/attacks/ends.py [--quick] [--tree CHECKOUT]
 
 The programs ignore every signal, stop themselves, fork twice into sessions of their own, fork on SIGTERM, flood their
-output, or take every descriptor. Each runs in a sandbox and without one. Each must end with status 124 soon after its
-limit, and leave no process. Needs root. Root's programs have the same launcher as those of any user.
+output, or take every descriptor. Each program runs once in a sandbox and once without one. The program must end with
+status 124 soon after its limit, and leave no process. Needs root. Root's programs have the same launcher as those of
+any user.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def processes(served: Daemon) -> set[int]:
 
 
 def attack(served: Daemon, tree: Path, before: set[int], isolation: str, name: str) -> list[str]:
-    """Run one program in one isolation. Return the failures. `before`: earlier processes, with the zygote."""
+    """Run one program in one isolation. Return the failures. `before`: processes that ran earlier, including the
+    zygote.
+    """
     file = served.state.parent / "prog.py"
     file.write_text(f"import os, signal, time\n{PROGRAMS[name]}\n")
     began_s = time.monotonic()
@@ -105,7 +108,7 @@ def main() -> int:
     with daemon("--kv-memory", "64M", tree=asked.tree) as served:
         symphony(served, asked.tree, "run", "--isolation", "none", "/bin/true")
         before, broken = processes(served), list[str]()
-        assert before, "the zygote is seen, and so would be what is forked from it"
+        assert before, "the search does not find the zygote, and would miss its forks"
         for isolation in isolations:
             for name in names:
                 broken += attack(served, asked.tree, before, isolation, name)

@@ -77,7 +77,8 @@ def slowest_health_s(url: str, attack: Sequence[Thread]) -> float:
 
 
 def slowdown(client: Client, body: bytes, rounds: int) -> float:
-    """Return the longest wait of /health during requests with `body`, divided by the time to parse 999,000 values.
+    """Return the longest wait for an answer of /health during requests with `body`, divided by the time to parse
+    999,000 values.
 
     A parse holds the interpreter's lock.
     """

@@ -68,7 +68,9 @@ def ask(served: Gateway, host: str) -> bool:
 
 
 def hide(served: Gateway, times: int) -> None:
-    """Send requests, and close each connection before the gateway looks up its owner. Root then uses the same port."""
+    """Send requests, and close each connection before the gateway looks up the connection's owner. Root then uses the
+    same port.
+    """
     for number in range(times):
         host = LOOPBACKS[number % 2]
         with suppress(ConnectionError), of_attacker(served, host) as connection:

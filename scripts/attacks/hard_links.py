@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hard links, as many as one user can make, with a quota of files and without: the cost of a file with many names.
+"""Hard links, as many as one user can make, with and without a quota of files: the cost of a file with many names.
 
 With a quota each name counts, and no user can add a name to another user's file. Without a quota, the script measures
 the daemon's CPU time of each call on a file with many names, and on a file with one name.

@@ -12,7 +12,8 @@ one. The checks for each kind of object are:
 - The growth of the disk exceeds the memory quota by at most SLACK_BYTES, since each file needs a block. If the user is
   charged more bytes for files than the memory quota, those bytes are the limit instead. `--quota` and `--disk` limit
   these bytes; by default the file system's free space does.
-- The 99th percentile of another user's pred() is at most MOST times its value beside as many harmless programs.
+- The 99th percentile of another user's pred() is at most MOST times its value beside the same number of harmless
+  programs.
 - All memory and disk space is free again when the user's processes and files are gone.
 """
 
@@ -312,7 +313,7 @@ HOARD = """
             for child in children:
                 os.waitpid(child, 0)
             end_s = time.monotonic() + 20
-            while os.path.lexists(f"{mount}/{mine}") and time.monotonic() < end_s:  # until his calls have ended, too
+            while os.path.lexists(f"{mount}/{mine}") and time.monotonic() < end_s:  # also until its calls have ended
                 shutil.rmtree(f"{mount}/{mine}", ignore_errors=True)
             print(json.dumps(sorted(os.listdir(mount))), flush=True)
             continue
@@ -419,7 +420,7 @@ class Trial:
         self.calm_s = self._calm_s()
 
     def holdings(self) -> dict[str, Any]:
-        """Return the daemon's account of the attacker's objects. It is empty in an old daemon without such accounts."""
+        """Return the daemon's account of the attacker's objects. Empty: the daemon is old, and has no such accounts."""
         users = sym.daemon_stat().get("users", ())
         return next((each for each in users if each["uid"] == ATTACKER), NOTHING)
 
@@ -482,7 +483,7 @@ class Trial:
         return shown((*row, *times, why[:100])), broken, doubtful
 
     def _counted(self, case: str, made: int) -> dict[str, Any]:
-        """Return the attacker's holdings. Threads of the attacker that have not called yet get some time."""
+        """Return the attacker's holdings. The attacker's threads get some time for their first call."""
         end_s = time.monotonic() + 10
         while True:
             found = self.holdings()

@@ -4,9 +4,9 @@
     .venv/bin/python scripts/attacks/images.py [--quick] [--tree CHECKOUT]
 
 An image can name tokens that do not belong to its KV, and this cannot be detected. So a program that asks for tokens
-never gets another user's image of them. Its own computation stays correct, even with a copy of the false image in its
-account. Large images full of holes delay no other user. Root unpacks an archive on the mount: nothing in it may run as
-root, be a device, or lead outside the mount. Needs root.
+never gets another user's image of them. The program's own computation stays correct, even if its account has a copy of
+the false image. Large images full of holes delay no other user. Root unpacks an archive on the mount: nothing in it may
+run as root, be a device, or lead outside the mount. Needs root.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def holds_up(served: Daemon, where: Path, num_entries: int) -> list[str]:
 
 
 def unpacks(served: Daemon, where: Path) -> list[str]:
-    """Unpack an archive of the attacker as root, with its owners and modes. Return the failures."""
+    """Unpack an archive of the attacker as root, with the owners and modes that the archive states. Return the
+    failures.
+    """
     escaped, archive = where / "escaped", where / "archive.tar"
     outside = where / "outside"
     outside.mkdir()

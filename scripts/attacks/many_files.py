@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A million empty files: the daemon's cost of a file must not grow with their number.
+"""A million empty files: the daemon's cost of a file must not grow with the number of files.
 
     .venv/bin/python scripts/attacks/many_files.py [--quick] [--tree CHECKOUT]
 
@@ -36,7 +36,7 @@ ASKED, QUICK_ASKED = 2_000, 100
 """Number of calls that are measured before and after the files are made."""
 A_DIRECTORY = 10_000
 MOST_TIMES = 2.0
-"""Highest cost of a call among all files, as a multiple of its cost among few."""
+"""Highest cost of a call beside all files, as a multiple of its cost beside few files."""
 SLACK_US, QUICK_SLACK_US = 100, 1_000
 """Slack on a cost. With few calls, the daemon's other work weighs more."""
 MOST_HELD_MS = 100

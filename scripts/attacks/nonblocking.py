@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """A launcher makes a connection blocking after passing it on, so that the daemon would sleep in recv or sendmsg.
 
-The attacker owns both ends of the connection. The daemon shares the file description with the attacker, and so its
-flags.
+The attacker owns both ends of the connection. The daemon and the attacker share one file description, with its flags.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Open directories: one user opens a directory of many names as often as possible, and reads a little of each.
+"""Open directories: one user opens a directory of many names as often as possible, and reads one name by each
+descriptor.
 
     .venv/bin/python scripts/attacks/open_directories.py [--quick] [--tree CHECKOUT]
 

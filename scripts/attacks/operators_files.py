@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Files that the daemon and the gateway obey, writable by another user: a policy of the tiers, a file of keys.
+"""Files that the daemon or the gateway obeys, and another user can change: a policy of the tiers, a file of keys.
 
     .venv/bin/python scripts/attacks/operators_files.py [--quick] [--tree CHECKOUT]
 
 The operator names a policy file that another user owns, may write to, can replace, or has linked to. The daemon gets
-the name at its start and by a reload. The policy would write the daemon's uid to a file as a mark. A gateway of root
-gets another user's file of keys. Needs root.
+the name at its start and by a reload. The policy would write the daemon's uid to a file as a mark. A gateway that root
+runs gets another user's file of keys. Needs root.
 """
 
 from __future__ import annotations

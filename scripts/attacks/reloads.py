@@ -49,7 +49,9 @@ def open_to_all(path: Path) -> None:
 
 
 def cases(beside: Path, mount: Path) -> dict[str, tuple[Write, str]]:
-    """Return the files to write, and the daemon's expected message on each. `beside`: a directory that root owns."""
+    """Return the files to write, and the daemon's expected message about each file. `beside`: a directory that root
+    owns.
+    """
     os.mkfifo(beside / "fifo.py")
     (beside / "zero.py").symlink_to("/dev/zero")
     (mount / "policy.py").write_text(POLICY)

@@ -4,10 +4,10 @@
     .venv/bin/python scripts/attacks/rings.py [--quick] [--tree CHECKOUT]
 
 Programs of uid 4242 compute with libsym: a loop over `pred()`, a `generate()` and plain calls. Each program then keeps
-writing into its own shared region for a moment. It moves an index backwards, beyond the ring, into the middle of a
-frame, or to where no frame was written; it also changes the daemon's own indices and the geometry. Meanwhile uid 4243
-computes the same row again and again, and must get the same bits. At the end no connection of the attacker may be left.
-Needs root.
+writing into its own shared region for a moment. The program moves an index backwards, beyond the ring, into the middle
+of a frame, or to where no frame was written. It also changes the daemon's own indices and the geometry. Meanwhile uid
+4243 computes the same row again and again, and must get the same bits. At the end no connection of the attacker may be
+left. Needs root.
 """
 
 from __future__ import annotations

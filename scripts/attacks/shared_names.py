@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Names in a directory that all users may write to: another user plants files, links and claims there.
 
-A program must get neither another user's text nor, through a link, a file that only its own user may read. A program
-must not wait for a claim for ever. A reader of a file must not be able to move the file to disk.
+A program must not get another user's text. Nor may a planted link lead a program into a private file of its own user. A
+program must not wait for a claim for ever. A reader of a file must not be able to move the file to disk.
 """
 
 from __future__ import annotations

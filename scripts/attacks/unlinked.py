@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/attacks/unlinked.py [--quick] [--tree CHECKOUT]
 
-A file that the kernel still remembers is charged until the kernel forgets it, and keeps no attributes in memory. In the
-end the whole quota must be free again. The kernel must also forget files that programs remove by libsym. Needs root.
+An unlinked file is charged until the kernel forgets it. The daemon keeps none of its attributes in memory. In the end
+the whole quota must be free again. The kernel must also forget files that programs remove by libsym. Needs root.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     .venv/bin/python scripts/attacks/upgrade.py [--quick] [--tree CHECKOUT]
 
 A temporary directory has the parts of two versions that a rollback and a removal need. Another user holds every lock
-that an unprivileged user can get. Another program has put files where the other version has a unit or a manual page.
-Both these files and the running version must stay as they were. Needs root.
+that an unprivileged user can get. Another program has put a file where the previous version has a unit. This file and
+the running version must stay as they were. Needs root.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = "somebody else's\n"
 
 
 class Machine:
-    """Directory as `scripts/install --root` leaves it. Version 7.2 is current, and has a unit that 7.1 lacks."""
+    """Directory as `scripts/install --root` leaves it. Version 7.2 is current, and lacks a unit that 7.1 has."""
 
     def __init__(self, root: Path, tree: Path) -> None:
         self.root, self.tree, self.prefix = root, tree, root / "opt/symphony"
@@ -84,15 +84,15 @@ def rolls_back(machine: Machine) -> list[str]:
     if planted.read_text() != WORDS:
         broken.append("a rollback replaced a unit that was not Symphony's")
     elif done.returncode == 0 or f"{planted} is there, and is not Symphony's" not in done.stderr:
-        broken.append(f"a rollback said nothing of it: {done.stderr.strip()}")
+        broken.append(f"a rollback did not report the file of another program: {done.stderr.strip()}")
     if (machine.prefix / "current").readlink() != Path("7.2"):
         broken.append("the version that ran is gone")
     return broken
 
 
 def is_locked_out(machine: Machine) -> list[str]:
-    """Let another user try to hold the lock. Return a failure if this keeps `uninstall` out. One run of a script
-    closes the lock to other users, even the lock of an earlier release.
+    """Let another user try to hold the lock. Return a failure if this keeps `uninstall` out. A run of either script
+    closes the lock to other users, even the lock that an earlier release made.
     """
     with held(machine.prefix / ".lock"):
         done = machine.does("uninstall")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compare programs that branch (fork, `pred()`, close, again) with as many plain loops over `pred()`.
+"""Compare programs that branch (fork, `pred()`, close, again) with the same number of plain loops over `pred()`.
 
     .venv/bin/python scripts/bench/branching.py [--before TREE] [--only PART,...] [--rounds 5] [--quick] [--json]
 
-One daemon serves programs that run in turns, each in its own process. With `--before`, the daemon and the programs of
-another built checkout join the turns, and each ratio compares turns of one round. The daemon counts steps, their calls
-and their time; the kernel counts the processor time of the main thread and of the other threads.
+A single daemon serves programs that run in turns, each in its own process. With `--before`, the daemon and the programs
+of another built checkout join the turns, and each ratio compares turns of one round. The daemon counts steps, their
+calls and their time; the kernel counts the processor time of the main thread and of the other threads.
 
 rates      threads of one process: tokens a second, calls a step, times of a step, fork, pred and close, processor time
 processes  the same with one stream in each process

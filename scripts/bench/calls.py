@@ -6,7 +6,8 @@ a loop over the decoder.
         [--rounds 40] [--tokens 30] [--quick] [--json]
 
 The calls are made to a whole daemon. *busy* means that another program generates all the time. The three ways to decode
-take turns, and a ratio compares turns of one round, because the machine's speed drifts by more than the differences.
+(`pred()`, `generate()`, the loop) take turns, and a ratio compares turns of one round, because the machine's speed
+drifts by more than the differences.
 """
 
 from __future__ import annotations

@@ -245,8 +245,8 @@ def main() -> None:
     parser = arguments(
         __doc__,
         peers=(Path, "directory that peers/README.md's steps have filled"),
-        precision=(",".join(PRECISIONS), "of ours; empty: only the peers"),
-        only=("", "names, or parts of names, of what is measured"),
+        precision=(",".join(PRECISIONS), "precisions of our decoder; empty: only the peers"),
+        only=("", "names of measured engines, or parts of these names"),
         cases=",".join(case.name for case in CASES),
         rounds=5,
         tries=6,
@@ -254,7 +254,7 @@ def main() -> None:
         patience=0.0,
         threads=len(os.sched_getaffinity(0)),
         model=("smollm2", "without --peers: any that symphony serves"),
-        isa=("", "of ours; default: the best here"),
+        isa=("", "instruction set of our decoder; default: the best here"),
         roofline=(False, "also what bounds each part of our step"),
         quick=(False, "the tiny model in float32 and bf16, two cases, one round, nothing beside"),
         json=False,
@@ -272,7 +272,7 @@ def main() -> None:
     if options.peers and options.model != "smollm2":
         parser.error("--model: the peers are set up with smollm2")
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # like Ctrl-C, ends the engines first
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SIGTERM, like Ctrl-C, ends the engines first
     meter = Meter()
     sides: list[Side] = []
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as logs:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what KV files on disk cost and save, each in turns with a plain program or a prefill.
+"""Measure costs and savings of KV files on disk, in turns with plain programs and prefills.
 
     .venv/bin/python scripts/bench/disk.py [--only PART,...] [--model smollm2] [--precision bf16] [--size 1G]
         [--state DIR] [--rounds 5] [--save NAME] [--quick] [--json]
@@ -13,8 +13,8 @@ swaps     swap-out and swap-in of --size bytes by the storage in this process, w
 image     reading the image of a cold file through the mount
 
 The daemons have temporary states below --state. The peers are plain programs on the same file system: O_DIRECT, pieces
-of 8 MiB, fdatasync. A ratio is our figure divided by the peer's: above 1, a rate is faster and a time is slower. The
-last lines say how long the daemons' trio thread was held.
+of 8 MiB, fdatasync. A ratio is our figure divided by the peer's. Above 1, our rate is higher, or our time is longer.
+The last lines say how long the daemons' trio thread was held.
 """
 
 from __future__ import annotations

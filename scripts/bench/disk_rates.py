@@ -160,7 +160,8 @@ def plain_read(path: Path) -> None:
 class Peer:
     """Rates of a plain program on the same disk, with O_DIRECT and pieces of the size that a disk job has.
 
-    Its memory is huge pages that were used before. The better rate of one thread and of three threads counts.
+    The program's memory is huge pages that were used before. Of two rates, with one thread and with three, the better
+    one counts.
     """
 
     def __init__(self, path: Path, num_bytes: int, piece: int) -> None:

@@ -4,8 +4,8 @@
     .venv/bin/python scripts/bench/fleet.py [--quick] [--rounds 5] [--model smollm2] [--tokens 7000] [--save NAME]
         [--json]
 
-Two daemons of this machine are peers over loopback, with TLS. A turn removes all files of the second daemon. The same
-context is fetched from the first daemon, and computed by the second one, in turns.
+Two daemons of this machine are peers over loopback, with TLS. In turns, the second daemon fetches a context from the
+first one, and computes the same context itself. Each turn begins without files of the second daemon.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tokens_of(count: int) -> list[int]:
 
 
 def first_token_s(kv: sym.KV, began_s: float) -> float:
-    """Return the time until a row is there for a token behind the context, since `began_s`."""
+    """Return the time from `began_s` until the row of a token behind the context is there."""
     with kv.fork() as fork:
         sym.pred(fork, tokens_of(1))
     return time.perf_counter() - began_s

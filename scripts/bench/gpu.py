@@ -144,14 +144,14 @@ class Report:
             return
         try:
             yield True
-        except Exception as error:  # noqa: BLE001  # a GPU is rare: what else can be measured is
+        except Exception as error:  # noqa: BLE001  # GPUs are rare, so the other parts still run
             self.failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
             traceback.print_exc()
         self.seconds[name] = round(self.elapsed - started, 1)
         release()
 
     def aims(self) -> Iterator[tuple[str, float, float | None, bool]]:
-        """Yield each aim as (name, least value, found value, whether it does not depend on speed)."""
+        """Yield each aim as (name, least value, found value, whether the aim is independent of speed)."""
         for what, place, at_least in AIMS:
             part, name, figure = place.split("/")
             yield what, at_least, self.parts.get(part, {}).get(name, {}).get(figure), part in {"contract", "tests"}
@@ -181,7 +181,7 @@ class Run:
 
 
 def run_tests(report: Report, sizes: SimpleNamespace) -> None:
-    """Run the kernels' own tests, all files at once. Elsewhere the same tests run in the interpreter."""
+    """Run the kernels' own tests, all files concurrently. Without a GPU, the same tests run in the interpreter."""
     kernels = sorted((ROOT / "triton_kernels").glob("[!_]*.py"))
     paths = (ROOT / "tests" / "triton_kernels" / f"test_{kernel.name}" for kernel in kernels)
     files = [path for path in paths if path.exists()][: sizes.test_files]

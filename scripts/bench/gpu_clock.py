@@ -29,7 +29,7 @@ class Times:
 
 
 class Clock:
-    """Runs functions and measures their times. Under Triton's interpreter each function runs only once."""
+    """Clock that runs functions and measures their times. Under Triton's interpreter each function runs only once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

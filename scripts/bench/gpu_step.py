@@ -78,7 +78,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 
 class Model:
-    """A model's weights and arena, with two decoders that use them: an invariant one and a free one."""
+    """A model's weights and arena, with two decoders that use them: one with batch invariance, and one without."""
 
     def __init__(
         self,
@@ -230,7 +230,8 @@ def contract(model: Model, length: int, neighbours: int, *, invariant: bool) -> 
     rows = np.empty((2 + neighbours, model.config.vocab_size), np.float32)
     alone = model.chunk(next_token, length, mine, rows[0])
     decoder.step(StepBatch((alone,)))
-    # Compute the call again in a batch with neighbours of other lengths. Half of them are forks of its file.
+    # Compute the call again in a batch with neighbours of other lengths. Half of the neighbours are forks of the call's
+    # file.
     forks = []
     for index in range(neighbours):
         table = order[(2 + index) * count : (3 + index) * count].copy()
@@ -289,7 +290,9 @@ def reference_logits(model: Model, tokens: np.ndarray) -> torch.Tensor:
 
 
 def errors(model: Model, narrow: Model, length: int) -> dict[str, dict[str, float]]:
-    """Return the errors of logits against float64, for both settings and for `narrow`, the same model with fp8 KV."""
+    """Return the errors of logits against float64: with and without batch invariance, and for `narrow`, the same model
+    with fp8 KV.
+    """
     tokens = model.tokens(length)
     exact = reference_logits(model, tokens).cpu().numpy()
     found = {}

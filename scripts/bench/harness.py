@@ -39,18 +39,18 @@ HELP = {
     "before": "another built checkout, measured in turns with this one",
     "json": "print one JSON object instead of tables",
     "model": "as for symphony serve (default: %(default)s)",
-    "only": "some of the parts, with commas",
+    "only": "parts to run, separated by commas",
     "patience": "seconds that a turn waits for a quiet machine",
     "quick": "small sizes: whether it works, not how fast",
-    "quiet": "share of the cores that others may take",
+    "quiet": "share of the cores that other processes may use",
     "rounds": "measurements of each kind (default: %(default)s)",
     "save": "write the table to results/NAME",
-    "scale": "of how many sequences there are",
+    "scale": "factor of the number of sequences",
     "server": "NAME=URL of another server (may be given again)",
     "group": "NAME=PGID, the process group of a server",
-    "options": "NAME=JSON, more for each request to a server",
+    "options": "NAME=JSON, more fields for each request to a server",
     "tree": "the built checkout that is measured",
-    "tries": "turns of which the least disturbed counts",
+    "tries": "most repetitions of a turn; the least disturbed one counts",
 }
 
 
@@ -242,7 +242,7 @@ def beside(program: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 def rotated(ways: Sequence[T], number: int) -> list[T]:
     """Return the ways in an order that begins with another way in each round. A turn affects the caches and clocks of
-    the next.
+    the next turn.
     """
     first = number % len(ways)
     return [*ways[first:], *ways[:first]]

@@ -5,7 +5,7 @@
         [--launches 1000] [--alive 1000] [--kills 1000] [--save NAME] [--quick] [--json]
 
 starts  time to a program's first answer from the daemon, with a warm and a cold launcher; the same for `symphony run`;
-        rate of programs that start, call and end, eight at once
+        rate of programs that start, call and end, eight at a time
 alive   cost of each of many living programs: memory, and processor time of the launcher
 kills   time until the pages of a killed program are free. Programs are killed in pred() and generate(): if anything of
         them stays, or the output of another program differs, the run fails
@@ -226,7 +226,7 @@ def free_ms(here: Setting) -> float:
 
 
 def kill_many(here: Setting, number: int) -> None:
-    """Kill programs, several at once. Each program is killed at a random time during its calls."""
+    """Kill programs, several at a time. Each program is killed at a random time during its calls."""
 
     def kill(turn: int) -> None:
         with here.running(CALLS, ("pred", "generate")[turn % 2]) as (connection, pid):

@@ -1,9 +1,9 @@
 /* Upper limits of this machine: bytes a second that threads can read, and operations a second of each instruction
  * for products of matrices. A multiplication and an addition are two operations.
  *
- * Each instruction runs in 24 independent chains, because 12 chains would measure its latency on some processors.
- * The loops are unrolled, so chains stay in registers. An empty asm statement hides the values of chains from the
- * compiler, which would otherwise merge equal chains. */
+ * Each instruction runs in 24 independent chains, because 12 chains would measure the instruction's latency on some
+ * processors. The loops are unrolled, so chains stay in registers. An empty asm statement hides the values of chains
+ * from the compiler, which would otherwise merge equal chains. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -37,7 +37,7 @@ CHAINS("avx512f,avx512bw,avx512vnni", vpdpbusd, __m512i, 24, _mm512_setzero_si51
 CHAINS("avx512f,avx512bw,avx512bf16", vdpbf16ps, __m512, 24, _mm512_setzero_ps(),
        _mm512_dpbf16_ps(a[i], (__m512bh)x, (__m512bh)y), "+v")
 
-/* The configuration is static because gcc 12 drops stores to one on the stack. */
+/* The configuration is static because gcc 12 drops stores to a configuration on the stack. */
 static struct {
     uint8_t palette, start, pad[14];
     uint16_t row_bytes[16];

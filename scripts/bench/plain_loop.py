@@ -1,7 +1,7 @@
 """A plain loop over a decoder, with all prompts at once and greedy choice: the peer of steps.py and calls.py.
 
-plain_loop.py MODEL PRECISION NUM_PAGES runs as a process. It reads a line of JSON for each request and prints a line of
-JSON as the answer:
+plain_loop.py MODEL PRECISION NUM_PAGES runs as a process. The process reads a line of JSON for each request and prints
+a line of JSON as the answer:
 {"prompts": [[...], ...], "num_tokens": N}     N tokens for each prompt, one in each step
 """
 

@@ -73,7 +73,7 @@ class Score:
         self.kl += float(divergence.sum(where=expected > LEAST_LOG_PROB, dtype=np.float64))
         self.same += int((reference.argmax(axis=1) == got.argmax(axis=1)).sum())
         error = np.abs(got - reference).max(axis=1) / np.abs(reference).max(axis=1)
-        # np.max returns NaN if one value is NaN. The built-in max() could ignore it.
+        # np.max returns NaN if one value is NaN. The built-in max() could ignore the NaN.
         self.worst = float(np.max([self.worst, error.max()]))
 
 

@@ -79,7 +79,7 @@ def prefill(tokens: list[int], count: int, after_s: float) -> Found:
 
 
 def for_some_time(num_streams: int, seconds: float, one: Callable[[list[float], float], Awaitable[None]]) -> Found:
-    """Run many streams at once, and start each stream again when it ends. Return the times of their answers."""
+    """Run many concurrent streams, and start each stream again when it ends. Return the times of their answers."""
     came_s: list[float] = []
 
     async def stream(until_s: float) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measured figure of a program: `value` in `unit`, and `baseline` if something is compared with it."""
+    """A measured figure of a program: `value` in `unit`, and `baseline`, if there is a figure to compare with."""
 
     program: str
     what: str

@@ -1,4 +1,6 @@
-"""Cost of caches of a fixed size: perplexity of a text with all entries, and with the few that each method keeps."""
+"""Cost of caches of a fixed size: perplexity of a text with all entries, and with the few entries that each method
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def measure() -> Iterator[Row]:
 
 
 def _continuation(what: str, prompt: list[int], continuation: list[int]) -> Iterator[Row]:
-    """Yield the perplexity of a continuation. Each method keeps BUDGET entries of the prompt before it."""
+    """Yield the perplexity of a continuation. Each method keeps BUDGET entries of the prompt before the continuation."""
     judged = [prompt[-1], *continuation]
     full = sym.kv_create()
     full.write(prompt[:-1])

@@ -71,7 +71,7 @@ def _believed() -> Iterator[Row]:
 def _followed() -> Iterator[Row]:
     """Measure how much more probable the instructions make the answer, and the cost of the second file.
 
-    An idle daemon may begin a step with the first call of a batch alone. So there are slightly more steps than tokens.
+    A step of an idle daemon may compute only the first call of a batch. So there are slightly more steps than tokens.
     """
     asked = {"role": "user", "content": QUESTION}
     prompts = [sym.chat_tokens(turns) for turns in ([{"role": "system", "content": SYSTEM}, asked], [asked])]

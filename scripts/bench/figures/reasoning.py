@@ -54,7 +54,8 @@ def of_tree_of_thought() -> Iterator[Row]:
         _, tokens, steps = spent(lambda: tree_of_thought.think(root, breadth=4, keep=2, depth=3))
     finally:
         tree_of_thought.Thought.fork = fork  # type: ignore[method-assign]
-    # A thought is generated in one fork and judged in another. Without forks both would prefill the text before them.
+    # A thought is generated in one fork and judged in another. Without forks, generation and judgement would each
+    # prefill the text before the thought.
     yield Row(
         "tree_of_thought", "tokens computed, 20 thoughts in 3 levels", tokens, "tokens", tokens + 2 * sum(lengths)
     )

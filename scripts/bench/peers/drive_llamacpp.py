@@ -36,7 +36,8 @@ class LlamaCpp:
             arguments = ["-fa", "1" if flash == "on" else "0", "-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
             return float(json.loads(self.output("llama-bench", arguments))[0]["avg_ns"]) * 1e-9
         context = prefix + batch * (prompt + decodes + 8)
-        # With a shared prefix llama-batched-bench has one prompt for all sequences, so it includes their own prompts.
+        # With a shared prefix, llama-batched-bench has one prompt for all sequences. So that prompt also stands for the
+        # sequences' own prompts.
         shared = ["-pps", "-kvu"] if prefix else []
         counts = ["-npp", str(prefix + prompt), "-ntg", str(decodes), "-npl", str(batch), "-c", str(max(4096, context))]
         arguments = [*counts, *shared, "-fa", flash, "-b", "2048", "-ub", "512", "--output-format", "jsonl"]

@@ -57,7 +57,7 @@ def peer_specs(directory: Path, threads: int) -> list[Spec]:
 
 
 class Side:
-    """The process group of an engine. It runs only within `running`, and is stopped (SIGSTOP) otherwise."""
+    """The process group of an engine. The group runs only within `running`, and is stopped (SIGSTOP) otherwise."""
 
     def __init__(self, spec: Spec, log_directory: Path) -> None:
         self.spec = spec

@@ -47,7 +47,9 @@ class Engine(Protocol):
 
 
 def serve(load: Callable[[], tuple[Engine, dict[str, Any]]]) -> None:
-    """Answer requests until the end of input. `load` returns the engine after its first run, and the answer."""
+    """Answer requests until the end of input. `load` returns the engine after its first run, and the answer to the
+    request.
+    """
     engine: Engine | None = None
     _answer({"ready": True})
     for line in sys.stdin:
@@ -88,8 +90,8 @@ class Stepped(abc.ABC):
 def timed_decode(step: Callable[[], list[list[int]]], decodes: int) -> dict[str, Any]:
     """Measure an engine that runs step by step. `step` returns the tokens of every sequence so far.
 
-    Some sequences have more than one token when the last one gets its first, and so compute fewer tokens in the
-    measured time. The time is scaled to `decodes` tokens for each sequence.
+    Some sequences have more than one token when the last sequence gets its first token. Such sequences compute fewer
+    tokens in the measured time. The time is scaled to `decodes` tokens for each sequence.
     """
     began = time.perf_counter()
     tokens = step()

@@ -2,8 +2,8 @@
 
     clients.py URL [OPTIONS]
 
-OPTIONS is JSON with more fields for each request. For each run the client reads a line of jobs. It shares the cores
-with the server, so it is cheap: one event loop, kept connections, token ids, and only the standard library.
+OPTIONS is JSON with more fields for each request. For each run the client reads a line of jobs. The client shares the
+cores with the server, so it is cheap: one event loop, kept connections, token ids, and only the standard library.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _computed(event: dict[str, Any]) -> int | None:
 
 
 async def prompts(server: Server, work: dict[str, Any]) -> list[Answer]:
-    """Complete all prompts at once.
+    """Complete all prompts concurrently.
 
     If the prompts have a common prefix, the first prompt runs alone until its first token. The server then has the
     prefix in its cache for the other prompts.

@@ -4,7 +4,7 @@
     .venv/bin/python scripts/bench/workloads/gateway.py [--only load,turns,stalled] [--clients 1,8,32,128] [--rounds 3]
         [--precision bf16] [--server NAME=URL ...] [--group NAME=PGID ...] [--save NAME] [--quick]
 
-load     many clients at once, each with its own prompt of 64 tokens and a stream of 64 tokens; `symphony` is a
+load     many concurrent clients, each with its own prompt of 64 tokens and a stream of 64 tokens; `symphony` is a
          program without HTTP
 turns    ten turns: tokens that each turn computes if the client sends its whole history, or names a conversation
 stalled  time to the first token of 8 clients that send one request after the other: alone, and while 50 others do not

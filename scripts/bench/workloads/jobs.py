@@ -64,7 +64,7 @@ def react(scale: float, words: Words) -> list[Job]:
 
 
 def mix(scale: float, words: Words) -> list[Job]:
-    """Make a third of the jobs of every other workload, to run all at once."""
+    """Make a third of the jobs of every other workload, to run concurrently."""
     return [job for each in (plain, shared, branches, react, structured) for job in each(scale / 3, words)]
 
 

@@ -37,7 +37,7 @@ async def beginning(prefix: list[int], name: str) -> tuple[sym.KV, int]:
 
 
 async def prompts(work: dict[str, Any]) -> list[Answer]:
-    """Complete all prompts at once, each in a fork of the prefix. With a schema, answers follow its grammar."""
+    """Complete all prompts concurrently, each in a fork of the prefix. With a schema, answers follow its grammar."""
     grammar = sym.Grammar.json(work["schema"], compact=True) if "schema" in work else None
     answers: list[Answer] = []
 

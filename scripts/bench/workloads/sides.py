@@ -121,7 +121,7 @@ def counts(info: dict[str, Any]) -> dict[str, float]:
 
 
 class Served:
-    """A server at a URL. With `group` it is stopped while other sides have their turn.
+    """A server at a URL. With `group` the server is stopped while other sides have their turn.
 
     `own_pids` are the processes of a server that is never stopped.
     """
