@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kvfs", "libsym", "scheduler", "symphony", "decoder", "triton_kernels", "lips")
 USERS = ("scripts", "setup.py", "pyproject.toml", "Dockerfile")
 KNOWN = {
-    "CpuDecoder.shared_rows": "how a test sees that files read common pages once: results are the same without",
-    "Policy.num_compared": "how a test sees that plans compare no more calls than sorting does",
-    "_ERROR": "lips/gateway: the kernel's number, beside those that are used",
-    "lines_of": "symphony/settings: a test asks alone",
-    "process_logits": "what GPUs are to draw with, as soon as the cuda backend does",
+    "CpuDecoder.shared_rows": "by this value a test sees that files read common pages once: the results do not show it",
+    "Policy.num_compared": "by this value a test sees that plans compare no more calls than sorting does",
+    "_ERROR": "lips/gateway: a constant of the kernel, beside constants that are used",
+    "lines_of": "symphony/settings: only a test calls it",
+    "process_logits": "GPUs need it as soon as the cuda backend draws tokens",
 }
 """Unused names, and the reason to keep each."""
 GENERATED = {"libsym/_abi.py"}

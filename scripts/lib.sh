@@ -23,8 +23,8 @@ long() {
     fi
 }
 
-# missing_packages PYTHON [LEVEL]: prints the Debian packages that are missing. It looks for the files that a package
-# brings, so a self-built Python with headers is enough. Levels: `run` and `test` for a checkout, `service` for
+# missing_packages PYTHON [LEVEL]: prints the Debian packages that are missing. The function looks for the files that a
+# package brings, so a self-built Python with headers is enough. Levels: `run` and `test` for a checkout, `service` for
 # scripts/install, and `wheels` for scripts/install without compiling.
 missing_packages() {
     local python=$1 level=${2-run}

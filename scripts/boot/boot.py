@@ -2,8 +2,8 @@
 """Boots a Debian root in systemd-nspawn, installs Symphony there as a service, and runs scenarios on it.
 
 A scenario that succeeds prints `ok NAME (seconds)` and its measurements. A scenario that fails prints the reason, and
-the journal from its start on. Parts that do not change (the root, wheels, the previous release) are made once and kept
-below --work. A run copies the root, boots the copy and removes it. The machine has no network.
+the journal since the scenario began. Parts that do not change (the root, wheels, the previous release) are made once
+and kept below --work. A run copies the root, boots the copy and removes it. The machine has no network.
 
 Run as root, with the repository's interpreter: .venv/bin/python scripts/boot/boot.py --log boot.log
 """
@@ -41,7 +41,7 @@ class Report:
 def one(scenario: Callable[[Service], str | None], service: Service, report: Report) -> bool:
     """Run a scenario, and return whether it succeeded."""
     name, began_s, since_s = name_of(scenario), time.monotonic(), time.time()
-    service.run("systemctl reset-failed")  # systemd limits the starts of a unit, and scenarios start it more often
+    service.run("systemctl reset-failed")  # systemd limits the starts of a unit, and scenarios start a unit more often
     try:
         measured = scenario(service)
     except Failed as error:

@@ -14,7 +14,7 @@ OLD = "/opt/symphony-0.1.0/bin"
 OLD_UNIT = f"""[Service]
 ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
 """
-"""Unit for release 0.1.0, which has no units of its own: root's daemon."""
+"""Unit for release 0.1.0, which has no units of its own. The daemon runs as root."""
 STATE = "/var/lib/symphony"
 PLANTED = REPOSITORY / "tests/kvfs/durable/formats/1.tar.xz"
 ROLLBACK = "/root/symphony/scripts/install --rollback"
@@ -106,7 +106,7 @@ def uninstall(s: Service) -> str:
 
 
 def upgrade(s: Service) -> str:
-    """Upgrade release 0.1.0, under root's own daemon and a program that works all the time.
+    """Upgrade release 0.1.0, while root's own daemon runs and a program works all the time.
 
     0.1.0 refuses the state afterwards.
     """

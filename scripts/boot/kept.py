@@ -109,7 +109,7 @@ class Kept:
     def remove(self, name: str) -> None:
         """Remove the root of a machine that has ended.
 
-        If another file system is mounted below it, nothing is removed.
+        If another file system is mounted below the root, nothing is removed.
         """
         root = self._work / name
         mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]

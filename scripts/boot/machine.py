@@ -109,7 +109,7 @@ class Machine:
                     return
 
     def start(self, script: str, *, user: str = "root") -> subprocess.Popen[str]:
-        """Start a bash script in the machine. A user other than root is logged in for it, with a session of its own."""
+        """Start a bash script in the machine. A user other than root gets a login session for the script."""
         script = PRELUDE + script
         inside = ["bash", "-c", script] if user == "root" else ["runuser", "--login", user, "--command", script]
         enter = ["nsenter", f"--target={self._leader}", *NAMESPACES, "--"]

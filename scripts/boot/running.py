@@ -82,7 +82,9 @@ class Service:
 
     @contextmanager
     def load(self, python: str = PYTHON, user: str = "alice") -> Iterator[Load]:
-        """Start a user's program that makes and syncs files all the time. It lives on while the daemon restarts."""
+        """Start a user's program that makes and syncs files all the time. The program lives on while the daemon
+        restarts.
+        """
         self.num_loads += 1
         load = Load(self, python, user, f"load{self.num_loads}")
         try:

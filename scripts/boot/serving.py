@@ -20,7 +20,7 @@ def ready(s: Service) -> str:
 def seen(s: Service) -> str:
     """Look at the mount as several users.
 
-    All of them see it, although the daemon has its own namespace and no privileges.
+    All users see the mount, although the daemon has its own namespace and no privileges.
     """
     s.run("install --directory --owner=alice --mode=0755 /kv/alice")
     s.run("echo hers >/kv/alice/own && chmod 600 /kv/alice/own && echo all >/kv/alice/all", user="alice")
@@ -99,7 +99,9 @@ def reload(s: Service) -> str:
 
 
 def stopped(s: Service) -> str:
-    """Stop the service under load. It ends in time and leaves nothing behind. Writes without a sync are kept, too."""
+    """Stop the service under load. The service ends in time and leaves nothing behind. Writes without a sync are kept,
+    too.
+    """
     with s.load() as one, s.load(user="bob") as other:
         one.more(20)
         s.run("install --directory --owner=alice /kv/last && echo last >/kv/last/words")

@@ -41,7 +41,7 @@ def instance(s: Service) -> str:
 
 
 def program_unit(s: Service) -> str:
-    """Run a program as a service. It starts again after it is killed, and after its daemon was restarted."""
+    """Run a program as a service. The program starts again after a kill, and after a restart of its daemon."""
     s.write("/etc/symphony/programs/beat.env", "PROGRAM=/srv/programs/beat.py\n")
     since_s = time.time()
     unit = "symphony-run@beat.service"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random walks over tables, reservations, readers and accounts, in the core and in a plain Python model of it.
 
-After each operation all columns, counts and answers of both are equal: see `Walk` in tests/kvfs/core/walk.py. A walk
-that fails prints its seed, and the same seed repeats its operations.
+After each operation, all columns, counts and answers must be equal in both: see `Walk` in tests/kvfs/core/walk.py. A
+walk that fails prints its seed, and the same seed repeats its operations.
 
     scripts/fuzz/core.py                              # 10,000,000 operations, on every core
     scripts/fuzz/core.py --operations 100000 --seed 7

@@ -7,7 +7,7 @@ frames of every operation with one broken field, and sometimes a frame that brea
 changes the region: indices, flags, slot states, published frames.
 
 The run succeeds if the daemon lives, the honest program got only right answers, the attacker's region contains nothing
-of the secret, the daemon's log has no traceback, and its memory and descriptors are about the same as before.
+of the secret, the daemon's log has no traceback, and the daemon's memory and descriptors are about the same as before.
 
     scripts/fuzz/frames.py                        # 10,000,000 frames: some minutes
     scripts/fuzz/frames.py --frames 1000000 --json
@@ -361,8 +361,8 @@ class Attacker:
     ) -> int:
         """Read replies until at most `most` bytes are left in the ring. Return the tail. 0: the connection is over.
 
-        The other thread changes the head, too. It may restore an old head when the daemon has no reason to write the
-        head again; then the ring looks full. So every second one more frame is sent, after which the daemon writes its
+        The other thread changes the head, too, and may restore an old head when the daemon has no reason to write the
+        head again. Then the ring looks full. So a further frame is sent every second, and then the daemon writes the
         head.
         """
         begun = time.monotonic()
@@ -461,7 +461,7 @@ class Attacker:
 
 def attack(path: str, num_frames: int, seed: int, *, is_root: bool, recorded: bool) -> None:
     """Run the attacker's process."""
-    frames = RecordedFrames(seed) if recorded else Frames(seed)  # while the process may read their sources
+    frames = RecordedFrames(seed) if recorded else Frames(seed)  # user NOBODY may be unable to read sources
     if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

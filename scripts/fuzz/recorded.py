@@ -171,7 +171,7 @@ def measure(directory: Path, num_frames: int, seed: int) -> None:
 
 
 def measured(num_frames: int, seed: int) -> list[str]:
-    """Print the table of lines, with those not reached. Return the failures."""
+    """Print the table of lines, with the lines that were not reached. Return the failures."""
     with tempfile.TemporaryDirectory(prefix="symphony-fuzz-") as name:
         directory = Path(name)
         build(directory)

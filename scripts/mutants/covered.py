@@ -23,7 +23,9 @@ from overlay import HOUSE, compiler, extensions, pytest
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300
-"""Time limit of a file of tests. If the limit ends it, its row has the tests that had passed by then."""
+"""Time limit of a file of tests. If the limit ends the tests of a file, the file's row has the tests that had passed by
+then.
+"""
 
 
 @dataclass

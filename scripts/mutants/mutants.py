@@ -2,20 +2,21 @@
 """Mutation testing: change the code in one small way at a time, and check whether a test fails.
 
 The same seed and code give the same mutants. A mutant is caught if a test that runs its line fails within a minute, but
-passes without the mutant. Tests that run the line in pytest's own process run first. Every mutant adds a row to a
-file, and every file of tests adds a row to a map of lines. A later run continues from both.
+passes without the mutant. Tests that run the line in pytest's own process run first. Every mutant adds a row to a file,
+and every file of tests adds a row to a map of lines. A later run continues from both files.
 
 A mutant is laid over the checkout in a mount namespace of its own. The checkout does not change, and all processes and
 mounts end with the tests. Needs root and GCC's binutils.
 
-    scripts/mutants/mutants.py                                       # 80 of the default paths
+    scripts/mutants/mutants.py                                       # 80 mutants of the default paths
     scripts/mutants/mutants.py --num 20 --map kv.map --rows kv.rows --tests tests/kvfs -- kvfs/pages
     scripts/mutants/mutants.py --num 0                               # the map alone
     scripts/mutants/mutants.py --near --num 20 -- kvfs               # without a map
-    scripts/mutants/mutants.py --summary                             # of the existing rows
+    scripts/mutants/mutants.py --summary                             # a summary of the existing rows
 
---near makes no map, which takes an hour. The tests of a mutant are then the files of tests beside its module's own, as
-the folders of tests/ follow the folders of the code. So a survivor may be caught by tests that lie elsewhere.
+--near works without the map, which takes an hour to make. The tests of a mutant are then the files of tests beside its
+module's own, as the folders of tests/ follow the folders of the code. So a survivor may be caught by tests that lie
+elsewhere.
 """
 
 from __future__ import annotations

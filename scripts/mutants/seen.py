@@ -1,7 +1,7 @@
 """Recorder of the lines that a test runs in all its processes: a pytest plugin, and a module of every Python.
 
 The file `now` has the number of the running test and pytest's pid. A process adds a row to `lines` when a test first
-reaches a Python line in it; seen.c adds rows to `blocks` for C. PYTEST_DONT_REWRITE
+reaches a Python line in that process; seen.c adds rows to `blocks` for C. PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from typing import Any
 
 NOW = struct.Struct("II")
 MAX_CALLS = 100
-"""Number of calls of a function, in a test, whose lines are recorded. Recording all would take five times as long."""
+"""Number of calls of a function, in a test, whose lines are recorded. Recording all calls would take five times as
+long.
+"""
 
 
 class Tracer:
-    """Tracer of one process. It opens its files at the first recorded line: confined processes run no such line."""
+    """Tracer of one process. The tracer opens its files at the first recorded line: confined processes run no such
+    line.
+    """
 
     def __init__(self, place: Path, files: frozenset[str]) -> None:
         self.place, self._files = place, files

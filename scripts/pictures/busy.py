@@ -1,4 +1,4 @@
-"""A busy program for the pictures: `busy.py KIND SEED`. It behaves like programs of its kind until it is ended."""
+"""A busy program for the pictures: `busy.py KIND SEED`. The program behaves like others of its kind until its end."""
 
 import random
 import sys

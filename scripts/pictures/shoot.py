@@ -3,7 +3,8 @@
 
     .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--only gateway] [--out DIR]
 
-The script starts a daemon with programs of `busy.py`. Nothing is drawn by hand. It needs /dev/fuse and chromium.
+The script starts a daemon with programs of `busy.py`. Nothing is drawn by hand. The script needs /dev/fuse and
+chromium.
 """
 
 from __future__ import annotations

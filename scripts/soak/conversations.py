@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Conversations of several parties at once: no turn is lost, and no file has text that no party was shown.
+"""Conversations in which several parties act concurrently: no turn is lost, and no file has text that no party was
+shown.
 
 Two gateways and three `Chat` processes talk in the same files, over real sockets. Workers drive them: each worker picks
 one of its conversations, lets up to three parties act on it at the same time, and then reads the file. A party asks
 (whole, streamed, with a stop text, by both names of a session, with a deadline, in a directory with a small quota),
-undoes, forks, exports, deletes or moves. It may read only a part of an answer, stall, leave in the middle, or be
+undoes, forks, exports, deletes or moves. A party may read only a part of an answer, stall, leave in the middle, or be
 killed. A third gateway has a key with a small quota and a time limit on answers. Sometimes a gateway is killed.
 Sometimes the daemon and the gateways restart; the daemon then ends by SIGTERM or, after a sync, by kill -9.
 
@@ -232,7 +233,7 @@ class Gateway:
 
 
 class Talker:
-    """`Chat` process. It reads commands and prints results, each as one line."""
+    """`Chat` process that reads commands and prints results, each as one line."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
@@ -397,8 +398,8 @@ class World:
             self.talkers.put(one)
 
     def read(self, path: str, *, in_part: bool = False, is_there: bool = False) -> State:
-        """Return the turns in a file. No turn may be in progress; with `in_part`, the file is a copy, whose last turn
-        may be.
+        """Return the turns in a file. No turn may be in progress. With `in_part` the file is a copy, and its last turn
+        may be in progress.
 
         Unless `is_there`, a missing or invalid file counts as empty.
         """
@@ -644,7 +645,7 @@ class Conversation:
         return done
 
     def cached(self) -> Done:
-        """Use the conversation's name as the key of a prompt, twice.
+        """Use the conversation's name as a prompt's cache key, in two equal requests.
 
         Both answers are equal, and no conversation changes.
         """
@@ -687,7 +688,9 @@ class Conversation:
     # A round
 
     def round(self) -> int:
-        """Let some parties act at once, then check that the file is possible. Return the number of actions."""
+        """Let some parties act concurrently, then check that the file's contents are possible. Return the number of
+        actions.
+        """
         if len(self.state) > MOST_TURNS or sum(len(str(answer)) for _, answer in self.state) > MOST_CHARS:
             actions: list[Callable[[], Done]] = [self.delete]
         else:

@@ -1,8 +1,8 @@
 """Model of the states that a crash may leave. After a crash, a file has one of its states since its last sync, whole or
 cut.
 
-A client has a directory of its own, so it knows the effect of each of its operations. It logs each operation before the
-operation begins (`begin`) and after it ends (`end`). The check after the crash replays this log.
+A client has a directory of its own, so it knows the effect of each of its operations. The client logs each operation
+before its begin (`begin`) and after its end (`end`). The check after the crash replays this log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class File:
 
     @property
     def place(self) -> int:
-        """Number of the present state among all states of the file, counted from 0."""
+        """Serial number of the present state among all states of the file, counted from 0."""
         return self.num_forgotten + len(self.states) - 1
 
     def pin(self) -> None:
@@ -61,7 +61,7 @@ class File:
         self.is_kept = True
 
     def may_be(self, seen: State, since: int) -> bool:
-        """Return whether `seen` may be found under a name that the file got at its state number `since`.
+        """Return whether `seen` may be found under a name that the file got in the state with serial number `since`.
 
         `seen` must be at least as long as the shortest of the file's states since then.
         """
@@ -72,7 +72,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """File that a name points to, and the number of the file's state when the file got the name."""
+    """File that a name points to, and the serial number of the file's state when the file got the name."""
 
     file: File
     since: int
@@ -83,7 +83,9 @@ class Directory:
     """Model of one client's directory."""
 
     names: dict[str, list[Named | None]] = field(default_factory=dict)
-    """Possible files of each name, oldest first. The first was certain once. None: the name has no file."""
+    """Possible files of each name, oldest first. The oldest entry was once the only possibility. None: the name has no
+    file.
+    """
 
     @classmethod
     def found(cls, seen: dict[str, State]) -> Directory:

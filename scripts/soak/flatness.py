@@ -1,9 +1,9 @@
 """Detection of leaks: the growth of a figure during a period without restarts, separated from noise.
 
 A figure is read when the load has just ended, so that readings are comparable. The first quarter of the readings is
-warm-up, in which caches, arenas and pools fill. For the rest, the slope is the median of the slopes between all pairs
-of readings (Theil-Sen). Up to a third of the readings may be arbitrarily wrong without effect. The growth is the slope
-times the length of the period, and must be small. Even a small leak in each round adds up to a larger growth.
+warm-up, in which caches, arenas and pools fill. For the other readings, the slope is the median of the slopes between
+all pairs of readings (Theil-Sen). Up to 29 % of the readings may be arbitrarily wrong without effect. The growth is the
+slope times the length of the period, and must be small. Even a small leak in each round adds up to a larger growth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Fork and remove files on a daemon from many threads. All pages must be free again at the end.
 
-Each round forks a file whose last page is shared, with or without a name. It appends to the fork, which copies that
-page, or cuts the fork, and then removes the fork. Sometimes the daemon's memory is measured, which must not grow.
+Each round forks a file, with or without a name for the fork. Both share the last page of the file. The round appends to
+the fork, which copies that page, or cuts the fork. Then it removes the fork. Sometimes the daemon's memory is measured,
+which must not grow.
 
 Run as a user who may mount, with the repository's interpreter:
 .venv/bin/python scripts/soak/forks.py --count 200000
@@ -46,7 +47,7 @@ class Soak:
         self.daemon = sym.daemon_stat()["pid"]
 
     def run(self) -> dict[str, float | int]:
-        self._work(self.count // 2)  # memory reaches its maximum, which the journal of names has between two commits
+        self._work(self.count // 2)  # afterwards memory is at its maximum, with the longest journal of names
         free, resident = self._free(), self._resident()
         start = time.perf_counter()
         self._work(self.count - self.count // 2)

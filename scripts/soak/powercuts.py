@@ -7,7 +7,7 @@ on a loop device over the recording disk. On these states, ext4 replays its jour
 with ext4 needs root, and takes a second or two.
 
 Run with the repository's interpreter: .venv/bin/python scripts/soak/powercuts.py --schedules 1000 --ext4 200
-Failures are printed with their seeds. The threads of a workload are not deterministic, so repeat it: --first SEED
+Failures are printed with their seeds. Threads are not deterministic, so repeat a seed several times: --first SEED
 """
 
 from __future__ import annotations

@@ -235,9 +235,7 @@ class Round:
 
 
 def launcher_of(places: Places) -> int | None:
-    """Return the launcher's process. None: no launcher runs. The lock file keeps the number of a launcher that has
-    ended.
-    """
+    """Return the launcher's process. None: no launcher runs. The lock file keeps the pid of an ended launcher."""
     try:
         pid = int(places.lock.read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -6,8 +6,8 @@
 
 Published facts (TraceLab, 357,000 steps of coding agents): the tools of two products answer in 0.13 and 0.63 s
 (medians). A person's pause is 86 s (median), 21 minutes (p90), 14 hours (p99). A step appends some 870 tokens and
-generates 184 to 252; 96 % of its prompt existed before. The distributions around these, and all else, are assumptions,
-which are named below.
+generates 184 to 252; 96 % of a step's prompt existed before the step. The distributions around these figures, and all
+else, are assumptions, which are named below.
 
 rag     48 clients ask a corpus of 400 documents on disk. A document's popularity is drawn from a Pareto distribution.
         With a small --index, nearly every client wants the same few documents. With a large --index, all documents are
@@ -48,8 +48,8 @@ PAUSE_S = ((0.02, 5.0), (0.5, 86.0), (0.9, 1260.0), (0.99, 50_400.0))
 TOOLS_S = (0.13, 0.63)
 """Median time of a tool in each of two products. Each product has half of the agents."""
 TOOL_SPREAD = 1.5
-"""Standard deviation of the logarithm of a tool's time. One call in ten takes 7 times the median, and one in a hundred
-takes 33 times the median. This spread is an assumption.
+"""Standard deviation of the logarithm of a tool's time. A tenth of the calls take at least 7 times the median, and a
+hundredth at least 33 times. This spread is an assumption.
 """
 
 

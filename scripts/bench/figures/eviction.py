@@ -35,7 +35,7 @@ def measure() -> Iterator[Row]:
 
 
 def _continuation(what: str, prompt: list[int], continuation: list[int]) -> Iterator[Row]:
-    """Yield the perplexity of a continuation. Each method keeps BUDGET entries of the prompt before the continuation."""
+    """Yield the perplexity of a continuation. Each method keeps BUDGET entries of the prompt."""
     judged = [prompt[-1], *continuation]
     full = sym.kv_create()
     full.write(prompt[:-1])

@@ -1,4 +1,4 @@
-"""The first program of the README. It also prints facts about its surroundings."""
+"""The first program of the README, which here also prints facts about its surroundings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A program without end: it makes KV files and plain files, syncs them, and records each synced file in a log.
 
-    load.py DIRECTORY LOG    both belong to its user; DIRECTORY is on the mount, in the form that programs use
+    load.py DIRECTORY LOG    the program's user owns both; DIRECTORY is on the mount, named as programs name files
 
 Each line of the log names a file that must exist from that time on. If the daemon goes away, the program waits and then
 restarts itself.
