@@ -2,9 +2,9 @@
 """Unused names: functions, methods, classes and constants of the packages, and functions in C.
 
 Uses count in the packages, in scripts and in setup.py. Uses in tests do not count: a name that only tests need should
-go, with the tests of it. A definition, an import, an entry of `__all__`, and a name within itself are no uses.
-A module's function is identified by module and name, a method by its name alone: a use of another method of that name
-counts for both. A string counts if it is a name (`getattr`, tables). All words of shell scripts count.
+be removed, with its tests. A definition, an import, an entry of `__all__`, and a name within itself are no uses. A
+module's function is identified by module and name, a method by its name alone: a use of another method of that name
+counts for both. A string counts as a use if it is a name (`getattr`, tables). All words of shell scripts count.
 
 Some names need no use: those in libsym's `__all__` with their public methods, special methods, methods of classes that
 inherit from a library's class, functions that a decorator registers, and those in KNOWN.

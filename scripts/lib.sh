@@ -136,7 +136,7 @@ setup() {
 # install_into_venv run|test: a part of setup.
 install_into_venv() {
     local wanted=(--editable ".[$EXTRAS]")
-    # The tests compare numbers with those of this version.
+    # The tests compare numbers with those of this version of torch.
     [ "$1" = run ] || wanted=(--editable '.[test]' torch==2.13.0)
     # The extensions are compiled separately; without this, pip would compile them again.
     SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" pip_into_venv "${wanted[@]}"

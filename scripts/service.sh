@@ -49,7 +49,8 @@ require_no_other() {
         "--prefix $other, or take that away first: scripts/uninstall --prefix $other"
 }
 
-# Allows one installation or removal at a time. Every user who can open the file can hold its lock, so only root may.
+# Allows one installation or removal at a time. Every user who can open the file can hold its lock, so only root may
+# open it.
 lock_prefix() {
     local lock=$root$prefix/.lock
     (umask 077 && : >>"$lock")
@@ -66,7 +67,7 @@ our_units() { [ ! -f "$root$prefix/files.list" ] || grep -o 'lib/systemd/system/
 # Prints the version that a link names; nothing without the link.
 version_at() { [ ! -L "$root$prefix/$1" ] || readlink "$root$prefix/$1"; }
 
-# is_staged PATH: whether the file at PATH equals that of an installed version, installed by it or not.
+# is_staged PATH: whether the file at PATH equals that of an installed version, no matter who put the file there.
 is_staged() {
     local there=$root$1 staged
     for staged in "$root$prefix"/*/files"$1"; do
@@ -89,5 +90,5 @@ remove_files() {
     done <"$1"
 }
 
-# is_ours PATH: whether scripts/install has put PATH there. An interrupted one has not written its list yet.
+# is_ours PATH: whether scripts/install has put PATH there. An interrupted installation has not written its list yet.
 is_ours() { grep -qsxF "$1" "$root$prefix/files.list" || is_staged "$1"; }

@@ -325,7 +325,7 @@ def differs(case: Case, parties: tuple[Party, Party], num_pairs: int) -> str:
 
 
 def compared(case: Case, parties: tuple[Party, Party], num_pairs: int) -> dict[str, tuple[float, float]]:
-    """Return the p-value and the median in s of the differences, for the first token and for the whole answer."""
+    """Return the p-value and the median (in s) of the differences, for the first token and for the whole answer."""
     victim, attacker = parties
     sooner: dict[str, list[float]] = {"the first token": [], "the whole answer": []}
     attacker.do(case.guess, secret())  # fills caches that all secrets share

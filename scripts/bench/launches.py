@@ -105,7 +105,9 @@ class Setting:
 
     @contextmanager
     def running(self, source: str, *args: str) -> Iterator[tuple[socket, int]]:
-        """Yield a program's connection and the pid of its first process; read its output to the end afterwards."""
+        """Yield a program's connection and the pid of its first process. After the block, read the program's output to
+        its end.
+        """
         with self.start(source, *args) as connection:
             pid = client.answer(connection)["pid"]
             yield connection, pid

@@ -75,7 +75,7 @@ class Turn:
     wakeups: int
     """Number of times that a thread of the daemon or of a program slept."""
     cpu_s: float
-    """Processor time of the turn's processes. Other load of the machine changes it less than it changes rates."""
+    """Processor time of the turn's processes. Other load of the machine changes this time less than rates."""
     others: float
 
     @property

@@ -75,7 +75,7 @@ ENDS_WELL = {"chat", "gateway"}
 SIGTERM.
 """
 MAKES = {"chat"}
-"""Programs that create a file that does not exist yet."""
+"""Programs that create their KV file if it does not exist."""
 QUIET = {"batch"}
 """Programs that write their answers to a file."""
 LOCK = "prefix_tree.kv"

@@ -96,7 +96,7 @@ LEAST: dict[str, dict[str, Any]] = {
 TOOL = {"name": "f", "description": "f", "parameters": {"type": "object"}, "input_schema": {"type": "object"}}
 TOOLS = [{"type": "custom", **TOOL}], [{"type": "function", **TOOL}], [{"type": "function", "function": TOOL}]
 BESIDE: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
-"""Further parameters that a request needs if it has the parameter that is the key."""
+"""Further parameters that a request needs beside a parameter, by the name of that parameter."""
 HEAD = """\
 Parameters at the top level of requests, the servers that know them, and what the gateway does of them, before and now.
 

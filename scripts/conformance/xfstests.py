@@ -69,7 +69,9 @@ def serve(state: Path, mountpoint: str) -> int:
 
 
 def umount(words: list[str]) -> int:
-    """Act as xfstests' umount(8): when a mount is gone, its daemon ends, and another one can use its state."""
+    """Act as xfstests' umount(8): wait until the daemon of the mount has ended, so that another daemon can use its
+    state.
+    """
     status = subprocess.call([os.environ[f"{WORK}_UMOUNT"], *words])
     deadline = time.monotonic() + PATIENCE_S
     for pid_file in Path(os.environ[WORK]).glob("*.pid"):

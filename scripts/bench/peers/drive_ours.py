@@ -26,10 +26,10 @@ ARENA_PAGES = 1024
 """Pages of the arena, enough for 64 sequences of a few hundred entries and a long prefix. Unused pages cost nothing."""
 
 VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 34 / 32}
-"""Bytes of a weight by precision. The figure for int4 is that of its matrices with 8 bits (see FOUR_BITS): a float16
-scale for each 32 codes of one byte.
+"""Bytes of a weight by precision. The figure for int4 is that of matrices with 8 bits (see FOUR_BITS), which have a
+float16 scale for each 32 codes of one byte.
 
-int8 has a scale for each row, which is not counted.
+The scales of int8, one for each row, are not counted.
 """
 FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 """Encodings of the model file that int4 uses unchanged. In int4, all other matrices have 8 bits."""

@@ -85,7 +85,7 @@ class Sessions:
     """Shortest and longest pause."""
     begin_within_s: float
     typing_s: float = 0.0
-    """Time before the end of a pause at which the program knows of the next turn, as when a person types."""
+    """Time from the moment when the program knows of the next turn, since a person types, to the end of the pause."""
 
 
 AGENTS = Sessions("agent", 8, 700, 6, 64, 24, (0.1, 0.6), 25.0)
