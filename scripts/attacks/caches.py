@@ -3,8 +3,8 @@
 
 Each case is a cache that two accounts or two keys reach. The victim uses some secrets. Then the attacker asks for each
 secret and for as many wrong texts, in pairs of random order. Wilcoxon's test compares the pairs. Neither the time to
-the first token nor the time to the end may differ at p < 0.01. One test in a hundred differs by chance. So a case that
-differs is measured again with new secrets, and fails only if both measurements differ in the same direction.
+the first token nor the time to the end may differ at p < 0.01. By chance, a hundredth of the tests differ. So a case
+that differs is measured again with new secrets, and fails only if both measurements differ in the same direction.
 
 `--table PAGE` runs no attack: it compares the table of caches in the manual with the cases.
 """

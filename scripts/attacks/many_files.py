@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/attacks/many_files.py [--quick] [--tree CHECKOUT]
 
-One user makes the files in directories of ten thousand. Before and after that, the user makes, stats, syncs and removes
-some other files. The daemon starts again with all files, and answers another user. Needs root.
+A user makes the files in directories of ten thousand files each. Before and after that, the user makes, stats, syncs
+and removes some other files. The daemon starts again with all files, and answers another user. Needs root.
 """
 
 from __future__ import annotations

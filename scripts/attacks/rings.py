@@ -5,9 +5,9 @@
 
 Programs of uid 4242 compute with libsym: a loop over `pred()`, a `generate()` and plain calls. Each program then keeps
 writing into its own shared region for a moment. The program moves an index backwards, beyond the ring, into the middle
-of a frame, or to where no frame was written. It also changes the daemon's own indices and the geometry. Meanwhile uid
-4243 computes the same row again and again, and must get the same bits. At the end no connection of the attacker may be
-left. Needs root.
+of a frame, or to where no frame was written. The program also changes the daemon's own indices and the geometry.
+Meanwhile uid 4243 computes the same row again and again, and must get the same bits. At the end no connection of the
+attacker may be left. Needs root.
 """
 
 from __future__ import annotations

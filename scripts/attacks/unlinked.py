@@ -3,8 +3,9 @@
 
     .venv/bin/python scripts/attacks/unlinked.py [--quick] [--tree CHECKOUT]
 
-An unlinked file is charged until the kernel forgets it. The daemon keeps none of its attributes in memory. In the end
-the whole quota must be free again. The kernel must also forget files that programs remove by libsym. Needs root.
+An unlinked file is charged until the kernel forgets it. The daemon must not keep the attributes of these files in
+memory. In the end the whole quota must be free again. The kernel must also forget files that programs remove by libsym.
+Needs root.
 """
 
 from __future__ import annotations
