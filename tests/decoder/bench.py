@@ -108,9 +108,12 @@ def forks_of(bench: Bench, lengths: Sequence[int], shared: int) -> list[File]:
 
 def chunk(**changes: Any) -> Chunk:
     """Two tokens of an empty file, of which a row is wanted."""
-    rows = (memoryview(np.zeros(259, np.float32)),)
-    ints = {name: np.array(changes.pop(name, [1, 2]), dtype=np.int32) for name in ("tokens", "positions", "pages")}
-    return Chunk(**ints, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
+    row: Any = np.zeros(259, np.float32)
+    rows = (memoryview(row),)
+    lists: Any = {
+        name: np.array(changes.pop(name, [1, 2]), dtype=np.int32) for name in ("tokens", "positions", "pages")
+    }
+    return Chunk(**lists, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
 
 
 def assert_close(got: Floats, expected: Floats, *, tolerance: float = 1e-4) -> None:

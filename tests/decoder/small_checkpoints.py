@@ -224,7 +224,7 @@ def logits_of(model: Model, tokens: list[int], *pieces: int, backend: Any = CpuD
     out: Any = np.empty((len(tokens), model.config.vocab_size), np.float32)
     for start, end in pairwise(accumulate(pieces or [len(tokens)], initial=0)):
         places = np.arange(start, end, dtype=np.int32)
-        rows = tuple(memoryview(row) for row in out[start:end])
+        rows: Any = tuple(memoryview(row) for row in out[start:end])
         chunk = Chunk(np.array(tokens[start:end], np.int32), places, np.arange(num_pages, dtype=np.int32), start, rows)
         decoder.step(StepBatch((chunk,)))
     decoder.close()

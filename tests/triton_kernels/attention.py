@@ -1,6 +1,7 @@
 """Shapes, chunks and masks that the tests of attention share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ class Chunks:
         query, numbers = self.launch_lists(pieces)
         return paged_prefill_attention(query, self.keys, self.values, **numbers, **options)
 
-    def launch_lists(self, pieces) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def launch_lists(self, pieces) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the query of pieces, and the arguments of a launch for them."""
         ranges = self.row_ranges()
         query = torch.cat([self.query[ranges[chunk][first : first + rows]] for chunk, first, rows in pieces])
@@ -78,10 +79,10 @@ class Chunks:
             "tiles": torch.from_numpy(prefill_tiles(counts, shape)),
         }
         if any(mask is not None for mask in self.masks):
-            words, mask_first, mask_words = [], [], []
+            words, mask_first, mask_words = list[np.ndarray](), list[int](), list[int]()
             for chunk, first, rows in pieces:
                 mask = self.masks[chunk]
-                mask_first.append(-1 if mask is None else sum(map(len, words)))
+                mask_first.append(-1 if mask is None else sum(len(each) for each in words))
                 mask_words.append(0)
                 if mask is not None:
                     packed = pack_words(mask[first : first + rows])
@@ -165,7 +166,7 @@ def decodes(shape: Shape, lengths, dtype, device) -> Chunks:
 ODD_SIZES = [(0, 1), (0, 33), (31, 2), (64, 31), (97, 65), (300, 1)]
 MASKED = [(40, 9), (300, 20), (5, 3)]
 MASKS = [None, random_mask(300, 20, 0.3), random_mask(5, 3, 0.5)]
-CASES = {  # shape, sizes, masks, options
+CASES: dict[str, tuple[Shape, list, list | None, dict]] = {  # shape, sizes, masks, options
     "odd lengths": (GROUPED, ODD_SIZES, None, {}),
     "head_dim no power of two, a group of three": (PADDED, [(250, 20), (0, 5)], None, {}),
     **{f"window {w}": (SMALL, [(0, 40), (390, 30)], None, {"window": w, "softcap": 3.0}) for w in (1, 40, 64, 300)},

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -93,7 +94,7 @@ def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str,
     return report
 
 
-def figures(kernel: object) -> dict:
+def figures(kernel: Any) -> dict:
     """Registers a thread, bytes of stack that they spill to, shared memory, warps, and the matrix instruction."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])

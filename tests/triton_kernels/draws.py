@@ -135,9 +135,8 @@ def lists_of(draws: list[Draw], device: str) -> TokenLists:
             seen = token in draw.before or token in draw.generated
             counts.append(draw.generated.count(token) if seen else -1)
         first.append(len(tokens))
-    numbers = (torch.tensor(each, dtype=torch.int32, device=device) for each in (first, tokens, counts))
-    first, tokens, counts = numbers
-    return TokenLists(first, tokens, torch.tensor(biases, dtype=torch.float32, device=device), counts)
+    numbers = [torch.tensor(each, dtype=torch.int32, device=device) for each in (first, tokens, counts)]
+    return TokenLists(*numbers[:2], torch.tensor(biases, dtype=torch.float32, device=device), numbers[2])
 
 
 def random_rows(rows: int, vocab_size: int = VOCAB_SIZE, scale: float = 3.0, seed: int = 0) -> np.ndarray:

@@ -79,7 +79,7 @@ class _PatchOnce:
     """Patches that stay for the rest of the process: nothing else in it uses the language."""
 
     def __init__(self, patch) -> None:
-        self._patch, self._done = patch, set()
+        self._patch, self._done = patch, set[object]()
 
     def __call__(self, function):
         if function not in self._done:
@@ -92,7 +92,7 @@ class _NumpyTypes:
     """Cache of numpy's types by the name of the elements' type."""
 
     def __init__(self, look_up) -> None:
-        self._look_up, self._found = look_up, {}
+        self._look_up, self._found = look_up, dict[str, object]()
 
     def __call__(self, kind):
         name = kind.scalar.name

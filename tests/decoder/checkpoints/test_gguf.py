@@ -20,7 +20,7 @@ SHORT_OF_A_CHUNK, MORE_THAN_A_CHUNK = 7, 9001  # blocks of 32: a chunk has 8192
 def decoded(name: str, stored: np.ndarray) -> tuple[np.ndarray, bool]:
     encoding = ENCODINGS[name]
     out = np.empty(stored.size // encoding.block_bytes * encoding.block_values, np.float32)
-    finite = dequantize(encoding, memoryview(stored.reshape(-1)), out)
+    finite = dequantize(encoding, stored.reshape(-1).data, out)
     return out, finite
 
 

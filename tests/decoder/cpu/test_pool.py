@@ -103,7 +103,7 @@ def test_a_crews_threads_end_when_it_is_closed():
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_each_item_is_done_once_however_many_there_are(parallel, threads):
     for count in (0, 1, 2, 3, 64, 1, 500):
-        done = []
+        done = list[int]()
         parallel(threads, count, done.append)
         assert sorted(done) == list(range(count))
 

@@ -31,6 +31,7 @@ def test_weights_are_what_the_checkpoint_says_in_fused_matrices(device, dtype, o
     loaded = load_weights(CONFIG, weights, dtype, device)
     (layer,) = loaded.layers
     assert torch.equal(layer.qkv.cpu(), read("q", "k", "v"))
+    assert layer.qkv_bias is not None
     assert torch.equal(layer.qkv_bias.cpu(), read("q_bias", "k_bias", "v_bias"))
     assert torch.equal(layer.gate_up.cpu(), read("gate", "up"))
     assert torch.equal(layer.attn_norm.cpu(), read("attn_norm"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +40,8 @@ class House:
 
     # ---- as the storage does it
 
-    def use(self, pages: npt.NDArray[np.int32], what: object) -> Sequence[bytes | None]:
-        return what([self.disk[page] for page in pages.tolist()])  # type: ignore[operator, no-any-return]
+    def use(self, pages: npt.NDArray[np.int32], what: Callable[..., Any]) -> Any:
+        return what([self.disk[page] for page in pages.tolist()])
 
     def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
         raise AssertionError((page, len(data), num_entries))
