@@ -8,8 +8,7 @@ The entries that the latest token attends to most stay, old or new: the method n
 read as a whole, and its last token decides the first eviction. So if the prompt ends with a question, entries on its
 subject stay. From then on the file stays within --budget entries. STEP entries are evicted together; STEP = 1 is the
 published method. In the paper each layer evicts its own entries. An entry of a KV file belongs to all layers, so here
-the sum over all layers decides. (Oren et al. 2024: such a transformer is an RNN with many states, hence Token Omission
-Via Attention)
+the sum over all layers decides. (Oren et al. 2024, who call the method Token Omission Via Attention)
 """
 
 import numpy as np

@@ -51,7 +51,7 @@ def _draw_in_order(
 @triton.jit
 def _draw_kernel(
     logits_ptr: tl.tensor,  # [rows, vocab_size] float32
-    values_ptr: tl.tensor,  # the same, or the changed logits
+    values_ptr: tl.tensor,  # `logits_ptr`, or the changed logits
     temperature_ptr: tl.tensor,  # [rows], like the next four
     top_k_ptr: tl.tensor,
     top_p_ptr: tl.tensor,

@@ -338,7 +338,9 @@ class PagePool:
     # The audit
 
     def check_fill(self, pages: IntArray, num_entries: int) -> None:
-        """Raise AssertionError unless these pages fit `num_entries` entries, all below the pages' fills."""
+        """Raise AssertionError unless there are as many pages as `num_entries` entries need, and each page is filled at
+        least as far as these entries reach.
+        """
         if len(pages) != pages_for(num_entries):
             raise AssertionError(f"{num_entries} entries are said to be in {len(pages)} pages")
         full, tail = divmod(num_entries, PAGE_ENTRIES)

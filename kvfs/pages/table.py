@@ -127,8 +127,8 @@ class PageTable:
         """Return a second table of the same pages, charged to `owner` (default: the same account). Page numbers are
         copied, pages are not.
 
-        During a reservation, the fork has only the committed entries. OverQuota: another owner lacks room. `held`: the
-        pages and the length that this table had when a reader took references on them.
+        During a reservation, the fork has only the committed entries. OverQuota: `owner` is another account, and lacks
+        room. `held`: the pages and the length that this table had when a reader took references on them.
         """
         owner = self.owner if owner is None else owner
         if held is not None:

@@ -263,8 +263,8 @@ typedef struct sym_noted {
     uint32_t bytes; /* bytes of the payload, which is cut to the group's room */
 } sym_noted;
 
-/* Note that a group's call is over. 1: it was the last call, so the caller sends the group's payload and then calls
- * `sym_group_abandon`. */
+/* Record that one call of a group has ended. Return 1 if it was the group's last call: then the caller sends the group's
+ * payload and calls `sym_group_abandon`. */
 int sym_loop_note(sym_loop *loop, sym_group *group, const sym_noted *noted);
 /* Give a member more room. `pages` begins with the frames that the member had before. `log` receives the tokens that
  * are in the old log. */

@@ -96,7 +96,7 @@ class Slots:
             wait.then(found)
 
     def drop(self) -> None:
-        """Stop waiting for slots: no wait is left, or the program has gone and its waits are forgotten."""
+        """Stop waiting for slots, because no wait is left, or because the program has gone. Forget all waits."""
         self._waits.clear()
         self._core.waits_for_slots = False
         self.deadline = math.inf

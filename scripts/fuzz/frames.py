@@ -359,7 +359,8 @@ class Attacker:
     def wait(
         self, connection: socket.socket, doorbell: int, words: np.ndarray, ring: memoryview, tail: int, most: int
     ) -> int:
-        """Read replies until at most `most` bytes are left in the ring. Return the tail. 0: the connection is over.
+        """Discard replies until the daemon has left at most `most` bytes of requests in the submission ring. Return the
+        tail of that ring. 0: the connection is over.
 
         The other thread changes the head, too, and may restore an old head when the daemon has no reason to write the
         head again. Then the ring looks full. So a further frame is sent every second, and then the daemon writes the

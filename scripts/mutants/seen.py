@@ -23,8 +23,8 @@ long.
 
 
 class Tracer:
-    """Tracer of one process. The tracer opens its files at the first recorded line: confined processes run no such
-    line.
+    """Tracer of one process. The tracer opens its files when the process runs a line that is to be recorded. Confined
+    processes, which may open no files, run no such line.
     """
 
     def __init__(self, place: Path, files: frozenset[str]) -> None:

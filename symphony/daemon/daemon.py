@@ -354,7 +354,7 @@ def _ends(source: Source) -> list[signal.Signals]:
 
 @contextmanager
 def _reloads(source: Source) -> Iterator[AsyncIterator[int] | None]:
-    """Receive SIGHUP from the start of the daemon on. None: the configuration has no file."""
+    """Receive every SIGHUP that comes after the daemon has begun to start. None: the configuration has no file."""
     if source.path is None:
         yield None
     else:

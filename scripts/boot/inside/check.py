@@ -1,4 +1,4 @@
-"""Checks that every file that a program `load.py` recorded as synced exists with its whole content.
+"""Checks the files that `load.py` recorded as synced: each must exist with its whole content.
 
 check.py LOG...    prints the number of files, and the longest time between two syncs
 """
