@@ -515,6 +515,11 @@ def kv_fetch(peer: str, path: Path, new_path: Path | None = None, *, mode: int =
     `peer`: a name from the daemon's list of peers. `path`: the file on the peer's mount, which this program's user must
     be able to read there. The copy has the peer's entries, bit for bit, so nothing is computed again. Only pages that
     the user does not have here yet cross the network.
+
+    >>> sym.kv_fetch("east", "handbook.kv")
+    Traceback (most recent call last):
+      ...
+    libsym.errors.NotFound: handbook.kv of east: this daemon has no peers; see `peers` in symphony.toml(5)
     """
     if not isinstance(peer, str):
         raise Invalid(f"peer={shown(peer)}: give the name of a peer")

@@ -107,6 +107,7 @@ def files(kv: sym.KV) -> None:
     assert_type(sym.kv_read(forks[0]), tuple[list[int], list[int]])
     by_path: list[sym.KV] = [sym.kv_fork("a.kv"), sym.kv_extract("a.kv", [(0, 1)]), sym.kv_merge(["a.kv", kv])]
     assert_type(sym.kv_fork_n("a.kv", 2), list[sym.KV])
+    assert_type(sym.kv_fetch("east", "a.kv", mode=0o640), sym.KV)
     assert_type(kv.fork_n(2), list[sym.KV])
     assert_type(sym.kv_read("a.kv", 1), tuple[list[int], list[int]])
     assert_type(by_path[0].path, str | None)

@@ -88,4 +88,4 @@ def test_a_quarter_of_a_million_malformed_frames_neither_end_the_daemon_nor_show
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     found = json.loads(done.stdout)
     assert (found["broken"], done.returncode) == ([], 0)
-    assert found["dropped"] > 50, "the ring was broken, too"
+    assert found["dropped"] > 5, "the ring was broken, too"

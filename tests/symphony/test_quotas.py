@@ -13,6 +13,7 @@ import pytest
 
 import libsym as sym
 from symphony.settings.loading import load
+from tests.symphony.launchers import eventually
 from tests.symphony.services import as_user
 
 ANN, BOB = 12345, 12346
@@ -113,7 +114,7 @@ def test_why_a_connection_is_not_confined_is_said_and_leaves_none_behind(emptied
     with pytest.raises(error, match=reason):
         sym.connect(domain=path)
     assert [entry.name for entry in sym.kv_list()] == ["plain"], "the next call's connection is not confined"
-    assert sym.daemon_stat()["lips"] == 1
+    assert eventually(lambda: sym.daemon_stat()["lips"] == 1)
 
 
 @pytest.mark.parametrize(

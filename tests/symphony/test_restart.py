@@ -7,6 +7,7 @@ import pytest
 
 from tests.decoder.small_checkpoints import save, small_model
 from tests.kvfs.durable.damage import damage_record
+from tests.symphony.launchers import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +164,7 @@ def test_a_limit_of_disk_fails_syncs_and_writes_and_a_program_that_opens_what_lo
     assert second.run(opened) == "\n"
     assert "lost entries" not in second.symphony("stat").stdout
     second.run("with sym.kv_create('small.kv') as kv: sym.kv_write(kv, [1] * 32); sym.kv_sync(kv)")
-    assert second.stat()["disk"]["num_unsynced_files"] == 0
+    assert eventually(lambda: second.stat()["disk"]["num_unsynced_files"] == 0)
     assert "small.kv" in second.symphony("du", "--disk").stdout
 
 

@@ -25,7 +25,7 @@ from tests.symphony.launchers import SYMPHONY, eventually
 
 @pytest.fixture
 def prog(launchers):
-    return launchers.script("print('hi', flush=True)")
+    return launchers.script("import os; os.write(1, b'hi\\n')")
 
 
 def through_a_shell(launchers, words, redirected) -> subprocess.CompletedProcess:

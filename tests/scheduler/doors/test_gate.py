@@ -19,6 +19,7 @@ from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.doors.gate import FILES_A_TURN
 from scheduler.operations.claims import PATIENCE_S
+from scheduler.operations.fetching import NO_PEERS
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import AT_ONCE, Texts
 from tests.kvfs.fakes import commit_all
@@ -98,7 +99,7 @@ def quick(bench):
 
 def test_every_system_call_has_exactly_one_operation(bench):
     """Two for one are refused as the table is made."""
-    assert all_operations(bench.fs, bench.batches, bench.text, bench.programs, dict).by_op.keys() == set(Op)
+    assert all_operations(bench.fs, bench.batches, bench.text, bench.programs, dict, NO_PEERS).by_op.keys() == set(Op)
 
 
 # ---- claims
