@@ -20,6 +20,14 @@ log = logging.getLogger(__name__)
 ACCEPT_AGAIN_S = 0.1
 """Pause after an accept that failed because there was no room for another connection."""
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+HAS_GONE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ECONNABORTED", "EPERM", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET"),
+        *("EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH"),
+    )
+)
+"""Errors of accept(2) on TCP that belong to one connection, which is gone."""
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 _MAX_GROUPS = 256
@@ -34,6 +42,8 @@ async def accept_for_ever(
         try:
             connection, _ = await listening.accept()
         except OSError as error:
+            if error.errno in HAS_GONE:
+                continue
             if error.errno not in NO_ROOM:
                 raise
             log.warning("no %s can be accepted: %s", what, error.strerror)

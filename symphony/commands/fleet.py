@@ -36,5 +36,5 @@ def _keys(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace) -> int:
     connect(args)
-    libsym.kv_fetch(args.peer, args.path, args.new or Path(args.path).name).close()
+    libsym.kv_fetch(args.peer, args.path, Path(args.path).name if args.new is None else args.new).close()
     return 0

@@ -179,7 +179,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    peering = Peering(config, fs)
+    peering = Peering(config, fs, batches.sync)
     gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.fetcher)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from kvfs.fs import FileSystem
@@ -18,7 +20,7 @@ from symphony.settings.kinds import address
 class Peering:
     """The daemon's connections with its peers."""
 
-    def __init__(self, config: Config, fs: FileSystem) -> None:
+    def __init__(self, config: Config, fs: FileSystem, catch_up: Callable[[], None]) -> None:
         """Read the keys, and bind the address for peers. SymError: a key or the address can't be used."""
         self.fetcher: Fetcher = NO_PEERS
         self._peers: Peers | None = None
@@ -29,7 +31,7 @@ class Peering:
         named = (each.partition("=") for each in config.peers)
         self.fetcher = self._peers = Peers(fs, {name: address(where) for name, _, where in named}, for_client)
         if config.peer_listen is not None:
-            self._server = PeerServer(fs, for_server, _bound(config.peer_listen))
+            self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up)
 
     def info(self) -> dict[str, Any] | None:
         """Return the names of the peers, and counts of pages. None: the daemon has no peers."""
@@ -47,7 +49,10 @@ class Peering:
 def _bound(where: str) -> socket.socket:
     host, port = address(where)
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        reason = f"can't listen for peers at {where}: {error.strerror}; choose another peer_listen"
-        raise SymError(reason, error.errno) from None
+        code = errno.EADDRNOTAVAIL if isinstance(error, socket.gaierror) else error.errno
+        raise SymError(
+            f"can't listen for peers at {where}: {error.strerror}; choose another peer_listen", code
+        ) from None

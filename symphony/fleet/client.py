@@ -22,11 +22,14 @@ from kvfs.pages.digest import DIGEST_BYTES
 from kvfs.pages.pool import PagePool
 from kvfs.pages.twins import Entries, find_twins
 from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid, NotFound
+from libsym.errors import Invalid, NoSpace, NotFound
 from symphony.fleet.link import Ask, Link, in_worker, offer_of
 
 NUM_WORKERS = 4
 """Maximum number of concurrent copies. Further copies wait, because steps need the cores."""
+
+NUM_CONNECTING = 32
+"""Maximum number of connections that are being made at once: a dead peer takes seconds of each."""
 
 Address = tuple[str, int]
 
@@ -38,10 +41,14 @@ class _Remote:
         """Ask for a file. Raise the peer's error if the peer refuses, and Invalid if the image is of another model."""
         self._link = link
         link.send_message(ask)
-        offer = offer_of(link.receive_message())
+        offer = offer_of(link.receive_message(), link.other)
         self.size = offer.size
-        self._header, self._rest = link.receive(offer.header_bytes), b""
+        self._header, self._rest, self._rest_at = link.receive(offer.header_bytes), b"", 0
         self.plan = plan = parse_header(fs.volume.image_format, self)
+        if plan.num_pages > fs.pool.num_pages:
+            raise NoSpace(
+                f"{ask.path} of {link.other} has {plan.num_pages} pages, and this daemon has {fs.pool.num_pages}"
+            )
         self._num_full = plan.num_entries // PAGE_ENTRIES
         self._rest_at = plan.layout.pages + self._num_full * fs.pool.page_bytes
         digests = link.receive(self._num_full * DIGEST_BYTES)
@@ -92,6 +99,7 @@ class Peers:
         self._addresses = addresses
         self._context = context
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
+        self._connecting = trio.CapacityLimiter(NUM_CONNECTING)
         self.num_pages_received = 0
 
     @property
@@ -110,19 +118,20 @@ class Peers:
         fs = self._fs
         owner = fs.check_new(creds, new_path, mode)
         connect = partial(Link.connected, self._context, peer, self._addresses[peer])
-        link = await trio.to_thread.run_sync(connect, limiter=self._workers, abandon_on_cancel=True)
+        link = await trio.to_thread.run_sync(connect, limiter=self._connecting, abandon_on_cancel=True)
         try:
             ask = Ask(path, creds.uid, creds.gid, sorted(creds.groups))
             remote = await in_worker(link, self._workers, _Remote, fs, link, ask)
             surveyed = await in_worker(link, self._workers, remote.survey, fs.pool, owner)
             incoming = await fs.volume.begin_fetch(remote.plan, owner, surveyed)
             try:
-                self.num_pages_received += await in_worker(link, self._workers, remote.load, incoming)
+                num_pages = await in_worker(link, self._workers, remote.load, incoming)
             except BaseException:
                 fs.volume.abandon_assembly(incoming)
                 raise
         finally:
             link.close()
+        self.num_pages_received += num_pages
         file = fs.finish_assembly(creds, incoming, new_path, mode)
         file.content.marks, file.content.turns = remote.marks(fs.volume.bits), remote.plan.turns
         return file

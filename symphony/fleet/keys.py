@@ -18,7 +18,7 @@ from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 
 AUTHORITY_KEY = "ca.key"
 VALID_DAYS = 3650
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,61}[a-z0-9]|[a-z]")
 
 
 def make_keys(directory: Path, names: list[str]) -> None:
@@ -28,10 +28,13 @@ def make_keys(directory: Path, names: list[str]) -> None:
     """
     for name in names:
         if not _NAME.fullmatch(name):
-            raise Invalid(f"{name!r} is no name for a daemon: use small letters, digits, dots and dashes")
-        if (directory / name).exists():
-            raise Exists(f"{directory / name} exists: remove it, or choose another name")
+            raise Invalid(f"{name!r} is no name for a daemon: use small letters, digits and dashes, a letter first")
+        if names.count(name) > 1:
+            raise Invalid(f"{name} is named twice")
     try:
+        for name in names:
+            if (directory / name).exists():
+                raise Exists(f"{directory / name} exists: remove it, or choose another name")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority, authority_key = _authority(directory)
         for name in names:
@@ -42,8 +45,10 @@ def make_keys(directory: Path, names: list[str]) -> None:
             shutil.copy(directory / AUTHORITY, place)
             _write(place / KEY, _pem(key))
             _write(place / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    except SymError:
+        raise
     except OSError as error:
-        raise SymError(f"can't write keys below {directory}: {error.strerror}", error.errno) from None
+        raise SymError(f"can't make keys: {error.filename}: {error.strerror}", error.errno) from None
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -16,6 +16,7 @@ workers call them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -30,13 +31,15 @@ from typing import Any, TypeVar
 import trio
 
 from kvfs.images.format import LENGTH_BYTES, MAX_HEADER_BYTES
-from libsym.errors import Invalid, NotConnected, ProtocolError, SymError, TimedOut, error_for
+from libsym.errors import Invalid, ProtocolError, SymError, TimedOut, error_for
 
 T = TypeVar("T")
 
 CONNECT_S, IDLE_S = 5.0, 30.0
 """Time limits: for connecting with the exchange of certificates, and for each wait for the other side."""
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_TEXT, MAX_MARKS, MAX_ERRNO = 4096, 1000, 4096
+"""Limits of what a peer says: characters of an error, marks of a file, and the first number that is no errno."""
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "machine.pem", "machine.key"
 """Files of a directory of keys: the certificate of the authority, and the daemon's own certificate with its key."""
 
@@ -66,17 +69,26 @@ def ask_of(message: dict[str, Any]) -> Ask:
         case {"path": str(path), "uid": int(uid), "gid": int(gid), "groups": list(groups)}:
             if all(isinstance(each, int) for each in groups):
                 return Ask(path, uid, gid, groups)
-    raise ProtocolError(f"a peer asked for {message}")
+    raise ProtocolError(f"a peer asked for {str(message)[:MAX_TEXT]}")
 
 
-def offer_of(message: dict[str, Any]) -> Offer:
-    """Return a peer's message as an offer."""
+def offer_of(message: dict[str, Any], other: str) -> Offer:
+    """Return a peer's message as an offer, or raise the error that the message has."""
     match message:
+        case {"errno": int(code), "message": str(text)} if 0 < code < MAX_ERRNO:
+            raise error_for(code, f"{other}: {text[:MAX_TEXT]}")
         case {"size": int(size), "header_bytes": int(header_bytes), "marks": list(marks)}:
-            pairs = [(mark, stop) for mark, stop in marks if isinstance(mark, str) and isinstance(stop, int)]
-            if 0 <= header_bytes <= LENGTH_BYTES + MAX_HEADER_BYTES and len(pairs) == len(marks):
+            pairs = [(mark, stop) for mark, stop in filter(_is_mark, marks)]
+            if 0 <= header_bytes <= LENGTH_BYTES + MAX_HEADER_BYTES and len(pairs) == len(marks) <= MAX_MARKS:
                 return Offer(size, header_bytes, pairs)
-    raise ProtocolError(f"a peer offered {message}")
+    raise ProtocolError(f"{other} offered {str(message)[:MAX_TEXT]}")
+
+
+def _is_mark(mark: object) -> bool:
+    match mark:
+        case [str(), int()]:
+            return True
+    return False
 
 
 def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -93,7 +105,7 @@ def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(directory / AUTHORITY)
-            context.load_cert_chain(directory / CERTIFICATE, directory / KEY)
+            context.load_cert_chain(directory / CERTIFICATE, directory / KEY, lambda: "")  # never ask for a password
     except (OSError, ssl.SSLError) as error:
         if isinstance(error, Invalid):
             raise
@@ -102,11 +114,11 @@ def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class Link:
-    """Connection to a peer, from either side. Errors of the network become NotConnected or TimedOut."""
+    """Connection to a peer, from either side. Errors of the network are TimedOut, or have the errno EHOSTUNREACH."""
 
     def __init__(self, connection: socket.socket, other: str) -> None:
         self._connection = connection
-        self._other = other
+        self.other = other
 
     @classmethod
     def connected(cls, context: ssl.SSLContext, name: str, address: tuple[str, int]) -> Link:
@@ -114,18 +126,44 @@ class Link:
         try:
             plain = socket.create_connection(address, timeout=CONNECT_S)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return cls(context.wrap_socket(plain, server_hostname=name), name)
-        except OSError as error:
+            tls = context.wrap_socket(plain, server_hostname=name)
+            tls.settimeout(IDLE_S)
+            return cls(tls, name)
+        except (OSError, ValueError) as error:  # ValueError: a name that no host can have
             raise _told(error, name) from None
 
-    def accept(self, context: ssl.SSLContext) -> None:
-        """Exchange certificates with the peer that has connected."""
+    async def accept(self, context: ssl.SSLContext) -> None:
+        """Exchange certificates with the peer that has connected. Until then the peer is a stranger, so this takes no
+        worker. Only the trio thread calls this method.
+        """
         try:
-            self._connection.settimeout(CONNECT_S)
-            self._connection = context.wrap_socket(self._connection, server_side=True)
+            self._connection.setblocking(False)
+            self._connection = tls = context.wrap_socket(
+                self._connection, server_side=True, do_handshake_on_connect=False
+            )
+            with trio.fail_after(CONNECT_S):
+                while True:
+                    try:
+                        tls.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        await trio.lowlevel.wait_readable(tls)
+                    except ssl.SSLWantWriteError:
+                        await trio.lowlevel.wait_writable(tls)
+        except trio.TooSlowError:
+            raise TimedOut(f"{self.other} shows no certificate") from None
         except OSError as error:
-            raise _told(error, self._other) from None
+            raise _told(error, self.other) from None
         self._connection.settimeout(IDLE_S)
+
+    async def wait_readable(self, limit_s: float) -> None:
+        """Wait, without a worker, until the peer has sent something."""
+        assert isinstance(self._connection, ssl.SSLSocket)
+        if not self._connection.pending():
+            with trio.move_on_after(limit_s) as waiting:
+                await trio.lowlevel.wait_readable(self._connection)
+            if waiting.cancelled_caught:
+                raise TimedOut(f"{self.other} does not answer")
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send bytes."""
@@ -133,7 +171,7 @@ class Link:
             for part in parts:
                 self._connection.sendall(part)
         except OSError as error:
-            raise _told(error, self._other) from None
+            raise _told(error, self.other) from None
 
     def receive_into(self, room: memoryview) -> None:
         """Fill `room` with the next bytes."""
@@ -142,10 +180,10 @@ class Link:
             while at < len(room):
                 num_read = self._connection.recv_into(room[at:])
                 if not num_read:
-                    raise NotConnected(f"{self._other} ended the connection")
+                    raise ConnectionResetError(0, "the other side ended the connection")
                 at += num_read
         except OSError as error:
-            raise _told(error, self._other) from None
+            raise _told(error, self.other) from None
 
     def receive(self, size: int) -> bytes:
         """Return the next `size` bytes."""
@@ -159,26 +197,23 @@ class Link:
         self.send(len(text).to_bytes(4, "little"), text)
 
     def receive_message(self) -> dict[str, Any]:
-        """Return the next message. If the message reports an error of the other side, raise that error."""
+        """Return the next message."""
         size = int.from_bytes(self.receive(4), "little")
         if size > MAX_MESSAGE_BYTES:
-            raise NotConnected(
-                f"{self._other} announced a message of {size} bytes, and {MAX_MESSAGE_BYTES} is the most"
-            )
+            raise ProtocolError(f"{self.other} announced a message of {size} bytes: {MAX_MESSAGE_BYTES} is the most")
         try:
             message = json.loads(self.receive(size))
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets nested by the thousand
             message = None
         if not isinstance(message, dict):
-            raise NotConnected(f"{self._other} sent a message that is no object of JSON")
-        if "errno" in message:
-            raise error_for(int(message["errno"]), f"{self._other}: {message.get('message', '')}")
+            raise ProtocolError(f"{self.other} sent a message that is no object of JSON")
         return message
 
     def shut(self) -> None:
         """End the connection. A thread that waits for the other side fails immediately."""
         with suppress(OSError):  # the other side may have ended it
-            self._connection.shutdown(socket.SHUT_RDWR)
+            # `SSLSocket.shutdown` removes the encryption first, so a worker could still send plain bytes
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the descriptor. No thread may use the connection any more."""
@@ -202,7 +237,7 @@ async def in_worker(link: Link, limiter: trio.CapacityLimiter, what: Callable[..
         nursery.start_soon(shut_when_cancelled)
         try:
             found.append(await trio.to_thread.run_sync(what, *arguments, limiter=limiter))
-        except SymError as raised:  # outside of the nursery, because a nursery raises groups
+        except Exception as raised:  # noqa: BLE001 - raised below, outside of the nursery, which would make a group
             error = raised
         is_over = True
         nursery.cancel_scope.cancel()
@@ -211,10 +246,8 @@ async def in_worker(link: Link, limiter: trio.CapacityLimiter, what: Callable[..
     return found[0]
 
 
-def _told(error: OSError, other: str) -> OSError:
+def _told(error: OSError | ValueError, other: str) -> SymError:
     """Return an error of the network as an error of libsym."""
-    if isinstance(error, NotConnected):
-        return error
     if isinstance(error, TimeoutError):
         return TimedOut(f"{other} does not answer")
-    return NotConnected(f"no connection to {other}: {error.strerror or error}")
+    return SymError(f"no connection to {other}: {getattr(error, 'strerror', None) or error}", errno.EHOSTUNREACH)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import math
 import os
 import pwd
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,12 +179,19 @@ def _uid(key: str, user: str) -> int:
         raise Unfit(f"{key} of {user!r}: there is no such user, and it is no uid", key, user) from None
 
 
+_HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+
+
 def address(value: str) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`; an IPv6 address is in brackets. ValueError: the value is malformed."""
     host, _, port = value.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+    if host.startswith("[") and host.endswith("]"):
+        host = str(ipaddress.IPv6Address(host[1:-1]))
+    elif not _HOST.fullmatch(host):
         raise ValueError(value)
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise ValueError(value)
+    return host, int(port)
 
 
 def _address(key: str, value: Any) -> str:
@@ -204,9 +213,9 @@ def _peers(key: str, given: Any) -> tuple[str, ...]:
             address(where)
         except ValueError:
             name = ""
-        if not name or name in names:
+        if not _HOST.fullmatch(name) or name.lower() in names:
             raise Unfit(f"{key} has {each!r}: write NAME=HOST:PORT, each name once", key)
-        names.append(name)
+        names.append(name.lower())
     return tuple(given)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
 from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.pool import PagePool
-from libsym.errors import Exists, Invalid, NoAccess, NotConnected, NotFound, OverQuota, SymError
+from libsym.errors import Exists, Invalid, NoAccess, NotFound, OverQuota, ProtocolError, SymError
 from symphony.fleet.client import Peers
 from symphony.fleet.keys import make_keys
-from symphony.fleet.link import KEY, contexts
-from symphony.fleet.server import PeerServer
+from symphony.fleet.link import KEY, contexts, offer_of
+from symphony.fleet.server import MAX_STRANGERS, PeerServer
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all
 
 USER = Credentials(1000, 1000)
@@ -80,7 +80,7 @@ def west(tmp_path: Path) -> Machine:
 async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tuple[PeerServer, Peers, trio.CancelScope]]:
     """Serve the files of `east` until the scope is cancelled, and connect `west` to them."""
     bound, serving = socket.create_server(("127.0.0.1", 0)), trio.CancelScope()
-    server = PeerServer(east.fs, contexts(keys / "east")[0], bound)
+    server = PeerServer(east.fs, contexts(keys / "east")[0], bound, lambda: None)
 
     async def serve() -> None:
         with serving:
@@ -124,15 +124,15 @@ def test_a_fetched_file_has_the_entries_of_the_peers_file_and_goes_on(keys, east
 
 
 def test_pages_that_the_user_has_already_do_not_cross_the_network(keys, east, west):
-    async def main(server: PeerServer, peers: Peers) -> list[int]:
+    async def main(_server: PeerServer, peers: Peers) -> list[int]:
         counts = []
         for user in (USER, USER, Credentials(0, 0)):  # pages are shared within one account alone
             await peers.fetch(user, "east", "a.kv", None, 0o600)
-            counts.append(server.num_pages_sent)
+            counts.append(peers.num_pages_received)
         source = east.fs.kv_open(USER, "a.kv", write=True)
         east.append(source, range(32))
         await peers.fetch(USER, "east", "a.kv", None, 0o600)
-        return [*counts, server.num_pages_sent]
+        return [*counts, peers.num_pages_received]
 
     assert run(keys, east, west, main) == [NUM_FULL, NUM_FULL, 2 * NUM_FULL, 2 * NUM_FULL + 1]
 
@@ -223,7 +223,10 @@ def test_a_side_that_ends_in_the_middle_leaves_nothing(keys, east, west, side):
         fetching = trio.CancelScope()
 
         async def fetch(peers: Peers) -> None:
-            with fetching, pytest.raises(NotConnected) if side == "server" else nullcontext():
+            with (
+                fetching,
+                pytest.raises(SymError, match="no connection to east") if side == "server" else nullcontext(),
+            ):
                 await peers.fetch(USER, "east", "a.kv", None, 0o600)
 
         async with linked(keys, east, west) as (_, peers, serving), trio.open_nursery() as nursery:
@@ -245,7 +248,7 @@ def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, ea
             Peers(west.fs, {"north": address}, contexts(keys / "west")[1]),
         )
         for stranger, name in zip(strangers, ("east", "north"), strict=True):
-            with pytest.raises(NotConnected, match="certificate verify failed"):
+            with pytest.raises(SymError, match="certificate verify failed"):
                 await stranger.fetch(USER, name, "a.kv", None, 0o600)
         context = ssl.create_default_context(cafile=str(keys / "ca.pem"))  # a client without a certificate
 
@@ -261,14 +264,14 @@ def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, ea
     run(keys, east, west, main)
 
 
+def message(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "little") + text
+
+
 MALFORMED = [
-    b"",
-    b"\0\0\0",
-    b"\4\0\0\0null",
-    b"\2\0\0\0{}",
-    b"\xff\xff\xff\xff",
-    b'\2\0\0\0[]{"path": 1}',
-    b"\1\0\0\0{",
+    *(b"", b"\0\0\0", b"\xff\xff\xff\xff", b"\2\0\0\0[]{"),
+    *map(message, (b"null", b"{}", b"{", b'{"errno": "x"}', b'{"errno": [], "message": ""}', b"[" * 100_000)),
+    message(b'{"path": "a.kv", "uid": 1000, "gid": 1000, "groups": ["x"]}'),
 ]
 
 
@@ -303,3 +306,30 @@ def test_keys_that_others_may_read_or_that_are_missing_are_refused(keys, tmp_pat
     (tmp_path / "east" / KEY).unlink()
     with pytest.raises(Invalid, match="symphony-fleet"):
         contexts(tmp_path / "east")
+
+
+CODES: list[Any] = ["x", [], 0, 1 << 70]
+MARKS: list[Any] = [[1], [["a"]], [["a", 1, 2]], [["", 1]] * 2000]
+OFFERS: list[dict[str, Any]] = [
+    *({"errno": code, "message": "no"} for code in CODES),
+    *({"size": 1, "header_bytes": 8, "marks": marks} for marks in MARKS),
+    {"size": 1, "header_bytes": 1 << 40, "marks": []},
+    {},
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: str(offer)[:40])
+def test_a_malformed_offer_is_refused(offer):
+    with pytest.raises(ProtocolError, match="east offered"):
+        offer_of(offer, "east")
+
+
+def test_strangers_that_say_nothing_hold_up_no_peer(keys, east, west):
+    async def main(_server: PeerServer, peers: Peers) -> None:
+        with ExitStack() as strangers:
+            for _ in range(MAX_STRANGERS + 6):
+                strangers.enter_context(socket.create_connection(peers._addresses["east"], 5))
+            with trio.fail_after(4):  # a stranger has five seconds to show a certificate
+                assert (await peers.fetch(USER, "east", "a.kv", None, 0o600)).table.length == LENGTH
+
+    run(keys, east, west, main)
