@@ -101,7 +101,9 @@ def figures(kernel: Any) -> dict:
         cubin.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    registers, stack = found.groups()
     matrix = next((unit for unit in ("wgmma.mma", "mma.sync") if unit in kernel.asm["ptx"]), "none")
     return {
         "registers": int(registers),

@@ -27,6 +27,6 @@ def device(monkeypatch) -> str:
 def poisoned_memory():
     """Fills every torch.empty with NaN, so that unwritten values show."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # for some references a GPU has no deterministic algorithm
-    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined] # of the module's class
     yield
     torch.use_deterministic_algorithms(False)

@@ -4,6 +4,7 @@ A machine that is there for its GPU has no C extension: the rule in numpy is wha
 """
 
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ try:
     from libsym.rows.sampler import RowSampler, Sampler
 except ImportError:
     lib = None
+
+HAS_SAMPLER = lib is not None
 
 VOCAB_SIZE = 5003  # two blocks, the second not whole, its last group of 32 neither
 
@@ -55,7 +58,7 @@ class Draw:
 
     def expected(self, row: np.ndarray, allowed: np.ndarray | None, *, lists: bool) -> int:
         token = self.by_the_rule(row, allowed, self.uniform, lists=lists)
-        if lib is not None:
+        if HAS_SAMPLER:
             assert token == self.by_the_sampler(row, allowed, lists=lists)
         return token
 
@@ -85,25 +88,22 @@ class Draw:
 
     def by_the_sampler(self, row: np.ndarray, allowed: np.ndarray | None, *, lists: bool) -> int:
         """Draw with the C sampler; the settings have to be those that a float32 holds."""
+        penalties: dict[str, Any] = {
+            "repetition_penalty": self.repetition,
+            "presence_penalty": self.presence,
+            "frequency_penalty": self.frequency,
+            "logit_bias": self.biases,
+        }
         sampler = Sampler(
             temperature=rounded(self.temperature),
             top_k=self.top_k or None,
             top_p=rounded(self.top_p),
             min_p=rounded(self.min_p),
             seed=self.seed,
-            **(
-                {
-                    "repetition_penalty": self.repetition,
-                    "presence_penalty": self.presence,
-                    "frequency_penalty": self.frequency,
-                    "logit_bias": self.biases,
-                }
-                if lists
-                else {}
-            ),
+            **(penalties if lists else {}),
         )
         block = sampler.block(self.before, self.generated, None if allowed is None else allowed.tobytes())
-        return RowSampler(block, len(row)).draw(memoryview(row), index=0)
+        return RowSampler(block, len(row)).draw(cast("memoryview[float]", row.data), index=0)
 
     def from_the_sampler(self, row: np.ndarray, uniform: float) -> int:
         """The same for a uniform number of one's own; nothing but cuts is used."""
@@ -136,7 +136,7 @@ def lists_of(draws: list[Draw], device: str) -> TokenLists:
             counts.append(draw.generated.count(token) if seen else -1)
         first.append(len(tokens))
     numbers = [torch.tensor(each, dtype=torch.int32, device=device) for each in (first, tokens, counts)]
-    return TokenLists(*numbers[:2], torch.tensor(biases, dtype=torch.float32, device=device), numbers[2])
+    return TokenLists(numbers[0], numbers[1], torch.tensor(biases, dtype=torch.float32, device=device), numbers[2])
 
 
 def random_rows(rows: int, vocab_size: int = VOCAB_SIZE, scale: float = 3.0, seed: int = 0) -> np.ndarray:

@@ -58,7 +58,7 @@ def test_logits_are_near_those_of_float64(interpreted):
 
 
 def test_a_part_that_there_is_not_is_named():
-    command = [sys.executable, ROOT / "scripts" / "bench" / "gpu.py", "--interpret", "--only", "tests,attentoin"]
+    command = [sys.executable, str(ROOT / "scripts" / "bench" / "gpu.py"), "--interpret", "--only", "tests,attentoin"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "no attentoin among tests, attention" in done.stderr

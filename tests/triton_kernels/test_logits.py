@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.triton_kernels.draws import (
+    HAS_SAMPLER,
     SOME,
     VOCAB_SIZE,
     Draw,
     check,
-    lib,
     random_allowed,
     random_rows,
     settings_of,
@@ -133,7 +133,7 @@ def test_the_ends_of_the_uniform_numbers_give_the_first_and_the_last_token(devic
     tokens, _ = process_logits(torch.from_numpy(rows.copy()).to(device), settings)
     for row, draw, token in zip(rows, draws, tokens.tolist(), strict=True):
         assert token == draw.by_the_rule(row, None, uniform)
-        if lib is not None:
+        if HAS_SAMPLER:
             assert token == draw.from_the_sampler(row, uniform)
 
 

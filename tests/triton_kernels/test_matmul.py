@@ -29,7 +29,8 @@ def assert_close(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bi
 @pytest.mark.parametrize("shape", [(1, 8), (200, 96), WIDE], ids=str)
 @pytest.mark.parametrize("rows", [1, 33])
 def test_rows_are_multiplied_with_matrices_of_any_shape(device, rows, shape, dtype):
-    x, weight = random_matrix(rows, shape[1], dtype, device), random_matrix(*shape, dtype, device, seed=1)
+    outputs, inputs = shape
+    x, weight = random_matrix(rows, inputs, dtype, device), random_matrix(outputs, inputs, dtype, device, seed=1)
     assert_close(matmul(x, weight), x, weight)
 
 

@@ -78,7 +78,8 @@ def test_a_prefix_of_4096_entries_is_shared_in_all_its_splits(device):
 def test_several_groups_and_empty_ones_are_attended_together(device):
     first, second = forks(SMALL, 3, torch.bfloat16, device), forks(SMALL, 2, torch.bfloat16, device)
     offset = len(first["key_pages"])
-    inputs = {name: torch.cat([first[name], second[name]]) for name in ("query", "lengths", "key_pages", "value_pages")}
+    names = ("query", "lengths", "key_pages", "value_pages")
+    inputs: dict = {name: torch.cat([first[name], second[name]]) for name in names}
     inputs["page_tables"] = torch.cat([first["page_tables"], second["page_tables"] + offset])
     groups = groups_of(inputs)
     assert len(groups.splits) == 2

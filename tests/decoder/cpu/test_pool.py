@@ -50,7 +50,7 @@ def test_steps_of_all_threads_and_of_one_alternate_without_meeting_each_other():
         # Without wanted rows a step ends early: the moment when a late thread could read the next step's batch.
         decoder.step(StepBatch((chunk([1 + number % 7] * ENTRIES_ON_ALL_THREADS, 0),)))
         row = np.full(config.vocab_size, np.nan, np.float32)
-        decoder.step(StepBatch((chunk([3, 4, 5], 32, (memoryview(row),)),)))
+        decoder.step(StepBatch((chunk([3, 4, 5], 32, (row.data,)),)))
         rows.append(row)
     decoder.close()
     assert all((row == rows[0]).all() for row in rows)

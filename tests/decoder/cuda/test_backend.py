@@ -11,6 +11,7 @@ from decoder.batch import StepBatch
 from decoder.cuda import passes
 from decoder.cuda.backend import CudaDecoder
 from decoder.cuda.graphs import DecodeSize
+from decoder.cuda.memory_plan import MAX_ROWS
 from decoder.model_config import RopeScaling
 from decoder.tiny import tiny_config
 from libsym.errors import Invalid, NoSpace
@@ -108,7 +109,7 @@ def test_a_batch_of_everything_gives_the_cpus_logits_and_mass_whoever_asks(cuda_
 def test_a_batch_of_more_rows_than_a_pass_takes_is_computed_in_several(cuda_bench, cpu_bench, mended, monkeypatch):
     """The bits stay, and passes and chunks of a call add up their mass."""
     benches, outs, masses = [cuda_bench(**ONE_LAYER), cuda_bench(**ONE_LAYER), cpu_bench(**ONE_LAYER)], [], []
-    for bench, most in zip(benches, (passes.MAX_ROWS, 16, 16), strict=True):
+    for bench, most in zip(benches, (MAX_ROWS, 16, 16), strict=True):
         monkeypatch.setattr(passes, "MAX_ROWS", most)
         file, mass = bench.file(45), bench.no_mass(45)
         outs += bench.step(Call(file, tokens_of(40), mass=mass))

@@ -5,9 +5,11 @@ calls.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from decoder.cuda.device import Device
 from decoder.cuda.graphs import DecodeGraphs, DecodeSize
 
 SIZES = [DecodeSize(rows, 64, is_shared=False) for rows in (1, 2, 4)]
@@ -36,7 +38,7 @@ def noted(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def graphs(noted) -> DecodeGraphs:
-    return DecodeGraphs(SimpleNamespace(is_gpu=True), lambda size: noted.append(f"run {size.rows}"))
+    return DecodeGraphs(cast(Device, SimpleNamespace(is_gpu=True)), lambda size: noted.append(f"run {size.rows}"))
 
 
 def test_a_size_runs_then_is_captured_and_replayed_then_is_one_launch(graphs, noted):
@@ -78,7 +80,8 @@ def test_a_capture_that_fails_ends_and_keeps_no_graph(graphs, noted, monkeypatch
 
 
 def test_without_a_gpu_nothing_is_captured(noted):
-    graphs = DecodeGraphs(SimpleNamespace(is_gpu=False), lambda size: noted.append(f"run {size.rows}"))
+    device = cast(Device, SimpleNamespace(is_gpu=False))
+    graphs = DecodeGraphs(device, lambda size: noted.append(f"run {size.rows}"))
     for _ in range(3):
         graphs.run(SIZES[0])
     assert noted == ["run 1"] * 3

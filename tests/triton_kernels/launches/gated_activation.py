@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -13,6 +14,6 @@ def launches() -> Iterator[Launch]:
                 gate_up = meta(4, 2 * ffn_size, dtype=dtype)
                 yield Launch(
                     f"{ffn_size} {name} {kind}",
-                    lambda gate_up=gate_up, kind=kind: gated_activation(gate_up, kind),
+                    partial(gated_activation, gate_up, kind),
                     default=ffn_size == 14336 and name == "bf16",
                 )

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 from tests.triton_kernels.launches import Launch
 from tests.triton_kernels.launches._logits import DEFAULT, ROWS, VOCAB_SIZES, logits, settings
@@ -8,7 +9,7 @@ from triton_kernels.logits_rows import scratch_for
 
 def launches() -> Iterator[Launch]:
     for vocab_size in VOCAB_SIZES:
-        yield Launch(str(vocab_size), lambda vocab_size=vocab_size: launch(vocab_size), default=vocab_size == DEFAULT)
+        yield Launch(str(vocab_size), partial(launch, vocab_size), default=vocab_size == DEFAULT)
 
 
 def launch(vocab_size) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ def launches() -> Iterator[Launch]:
         for changes in (False, True):
             yield Launch(
                 f"{vocab_size}{' masks and lists' * changes}",
-                lambda vocab_size=vocab_size, changes=changes: launch(vocab_size, changes=changes),
+                partial(launch, vocab_size, changes=changes),
                 default=vocab_size == DEFAULT and changes,
             )
     yield Launch("262144 capped", lambda: launch(262144, changes=False, softcap=30.0))

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ def launches() -> Iterator[Launch]:
         for name, dtype in STORED.items():
             yield Launch(
                 f"{kv_heads}x{head_dim} {name}",
-                lambda kv_heads=kv_heads, head_dim=head_dim, dtype=dtype: launch(kv_heads, head_dim, dtype),
+                partial(launch, kv_heads, head_dim, dtype),
                 default=name == "bf16" and head_dim == 128,
                 least_capability=89 if name == "fp8" else 80,
             )

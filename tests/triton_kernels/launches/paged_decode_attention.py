@@ -18,7 +18,7 @@ GROUPS = 4
 
 def attention_inputs(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, keys, values, page tables, lengths."""
     pages = meta(4096, 32, 2, num_kv_heads, PAGE_ENTRIES, head_dim, dtype=kv_dtype or dtype)
     tables, lengths = meta(BATCH, 132, dtype=torch.int32), meta(BATCH, dtype=torch.int32)

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -12,18 +13,18 @@ def launches() -> Iterator[Launch]:
     for hidden_size in HIDDEN_SIZES:
         for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
             x, weight = meta(4, hidden_size, dtype=dtype), meta(hidden_size, dtype=dtype)
-            yield Launch(f"{hidden_size} {name}", lambda x=x, weight=weight: rmsnorm(x, weight, 1e-5))
+            yield Launch(f"{hidden_size} {name}", partial(rmsnorm, x, weight, 1e-5))
             yield Launch(
                 f"{hidden_size} {name} residual",
-                lambda x=x, weight=weight: add_rmsnorm(x, x, weight, 1e-5),
+                partial(add_rmsnorm, x, x, weight, 1e-5),
                 default=name == "bf16" and hidden_size in {576, 4096, 16384},
             )
             wide = meta(4, hidden_size, dtype=torch.float32)
             yield Launch(
                 f"{hidden_size} {name} wide residual",
-                lambda x=x, wide=wide, weight=weight: add_rmsnorm(x, wide, weight, 1e-5),
+                partial(add_rmsnorm, x, wide, weight, 1e-5),
             )
             yield Launch(
                 f"{hidden_size} {name} post norm, wide residual",
-                lambda x=x, wide=wide, weight=weight: add_rmsnorm(x, wide, weight, 1e-5, post_weight=weight),
+                partial(add_rmsnorm, x, wide, weight, 1e-5, post_weight=weight),
             )

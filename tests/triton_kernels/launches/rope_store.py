@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -18,9 +19,7 @@ def launches() -> Iterator[Launch]:
             for norm in (False, True):
                 yield Launch(
                     f"{num_heads}/{num_kv_heads}x{head_dim} {name}{' norm' * norm}",
-                    lambda heads=(num_heads, num_kv_heads, head_dim), dtype=dtype, stored=stored, norm=norm: launch(
-                        *heads, dtype, stored, norm=norm
-                    ),
+                    partial(launch, num_heads, num_kv_heads, head_dim, dtype, stored, norm=norm),
                     default=name == "bf16" and head_dim in {64, 128} and norm == (head_dim == 128),
                     least_capability=89 if name == "fp8" else 80,
                 )
