@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.mount import requests as module
+from kvfs.mount import shim
 from kvfs.mount.eager import Eager
 from kvfs.mount.pace import MAX_BUCKETS, QUANTUM, STAYS_BUSY_S, Pace
 from kvfs.mount.requests import Requests
@@ -30,7 +31,7 @@ class Request:
 class Shim:
     """The C half, which does with requests as C would."""
 
-    LATER = module.shim.LATER
+    LATER = shim.LATER
 
     def uid(self, request: Request) -> int:
         return request.uid

@@ -196,9 +196,9 @@ def test_rename_refuses_what_makes_no_sense(forest: Forest) -> None:
         (root, b"a", a, b"b", RENAME_EXCHANGE, Invalid),
         (root, b"a", root, b"none", RENAME_EXCHANGE, NotFound),
     ]
-    for *arguments, flags, error in refused:
+    for source, name, target, new_name, flags, error in refused:
         with pytest.raises(error):
-            forest.tree.rename(*arguments, flags)
+            forest.tree.rename(source, name, target, new_name, flags)
     assert (forest.names(), forest.names("a"), forest.names("a/b")) == (["a", "f"], ["b"], ["f"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_a_full_queue_of_connections_is_waited_for(listening: socket.socket, mon
             with listening.accept()[0] as connection:
                 connection.sendall(refusal(SymError("nobody is let in today", errno.EPERM)))
 
-    monkeypatch.setattr(handshake.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     serving = threading.Thread(target=serve)
     serving.start()
     with pytest.raises(SymError, match="nobody is let in today"):
@@ -71,7 +72,7 @@ def test_a_refusal_is_read_even_if_the_daemon_hung_up_before_it_was_greeted(list
             super().sendall(data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handshake.socket, "socket", Greeted)
+        patch.setattr(socket, "socket", Greeted)
         with pytest.raises(WouldBlock, match="too many"):
             dial(listening.getsockname())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 def test_a_daemon_that_appears_later_is_reached(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = Pauses(place.start)
-    monkeypatch.setattr(process.time, "sleep", pauses.sleep)
+    monkeypatch.setattr(time, "sleep", pauses.sleep)
     sym.connect(wait=60)
     assert sym.tokenize("x") == [120]
     assert len(pauses.slept_s) == 3
@@ -70,7 +71,7 @@ def test_after_a_restart_connect_with_wait_brings_a_program_back(place: Place, m
     place.daemons[0].kill()
     with pytest.raises(sym.NotConnected):
         sym.pred(kv, [1])
-    monkeypatch.setattr(process.time, "sleep", Pauses(place.start).sleep)
+    monkeypatch.setattr(time, "sleep", Pauses(place.start).sleep)
     sym.connect(wait=60)
     assert sym.pred(sym.kv_create(), [3]).argmax() == 3
     with pytest.raises(sym.NotConnected):

@@ -16,7 +16,7 @@ from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler._loop import ffi
 from scheduler.batch.accounting import STEP_SIZES
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.batch.ends import row_failure
+from scheduler.batch.reduction import row_failure
 from tests.scheduler.bench import LIMITS, ME, NUM_PAGES, VOCAB_SIZE, Bench, Program, Steps
 
 

@@ -6,7 +6,7 @@ import pytest
 from libsym.errors import Invalid
 from scheduler._loop import ffi, lib
 from scheduler.batch.generation import Draft
-from scheduler.batch.member import ints
+from scheduler.batch.views import ints
 
 OFTEN = [token for filler in range(100, 120) for token in (1, 2, filler)]
 PROPOSED = {

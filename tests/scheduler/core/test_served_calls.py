@@ -28,8 +28,9 @@ from libsym.abi import (
     PressureKind,
 )
 from libsym.errors import SymError
+from libsym.rows.parts import Dry
 from libsym.rows.reduced import reduction_block
-from libsym.rows.sampler import Dry, Sampler
+from libsym.rows.sampler import Sampler
 from scheduler.operations.pressure import MAX_CANDIDATES
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.scheduler.bench import VOCAB_SIZE

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 MIB = 1 << 20
@@ -108,12 +109,12 @@ def hidden_memory() -> None:
 
 def disk() -> None:
     """Files in all directories that it may write to."""
-    taken = {}
+    taken: dict[str, int | str | None] = {}
     for where in ("/tmp", "/var/tmp", "/dev/shm", os.getcwd(), os.environ.get("HOME", "/root"), "/run", "/"):
         try:
             with tempfile.NamedTemporaryFile(dir=where, delete=False) as file:
                 raw = file.file.raw if hasattr(file.file, "raw") else file.file
-                taken[where] = until_refused(lambda raw=raw: raw.write(b"x" * MIB), 4096)
+                taken[where] = until_refused(partial(raw.write, b"x" * MIB), 4096)
         except OSError as error:
             taken[where] = error.strerror
     tell(taken)

@@ -144,7 +144,7 @@ def proc_files(_world: World) -> str | None:
 
 
 def _writable(paths: Iterable[Path], leave: tuple[str, ...] = ()) -> str | None:
-    found = []
+    found: list[str] = []
     for number, path in enumerate(paths):
         if number == MAX_LOOKED_AT or len(found) == ENOUGH:
             break

@@ -121,7 +121,11 @@ def other_programs(victim: str) -> Calls:
         "wait": lambda: sym.wait(victim),
         "what they do": _told_of_others,
         "its names": lambda: [each.name for each in sym.programs() if each.uid != os.getuid()],
-        "mail": lambda: [sym.send(each.pid, "forged") for each in sym.programs() if each.uid != os.getuid()],
+        "mail": lambda: [
+            sym.send(each.pid, "forged")  # type: ignore[arg-type]  # None, while a program starts, is refused too
+            for each in sym.programs()
+            if each.uid != os.getuid()
+        ],
         "books": sym.daemon_check,
     }
 
