@@ -254,7 +254,9 @@ def test_tools_that_the_template_writes_at_the_top_belong_to_the_beginning_of_a_
     whole = qwen().chat_tokens([*asked("hi", "hello"), *used], TOOLS)
     assert whole == [*begin, *qwen().encode("hello"), *turn]
     for messages in (asked("hi"), used):
-        with pytest.raises(Invalid, match=r"tools at the top .* that begins it, and none with after_answer"):
+        with pytest.raises(
+            Invalid, match=r"tools at the top .* that begins the conversation, and no tools with after_answer"
+        ):
             qwen().chat_tokens(messages, TOOLS, after_answer=True)
 
 
