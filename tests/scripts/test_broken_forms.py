@@ -36,7 +36,7 @@ BROKEN = {
         "import branching as it\nserved = it.served\nit.served = lambda *a, tree, symphony: served(*a, tree=tree)",
     ),
     "bench/launches.py": Broken(GONE, words=("--quick", "--only=kills")),
-    "bench/fleet.py": Broken(GONE),
+    "bench/fleet.py": Broken(f"{GONE}|no connection to first|first does not answer"),
     "bench/disk.py": Broken(GONE, words=("--quick", "--only=small,decoding", "--model=tiny")),
     "bench/mount.py": Broken(f"{GONE}|No such file", words=("--calls", "20000")),
     "bench/steps.py": Broken(GONE, words=STREAMS),
