@@ -82,7 +82,9 @@ class PeerServer:
         that has waited longest loses its place.
         """
         if len(self._strangers) >= MAX_STRANGERS:
-            next(iter(self._strangers)).cancel()
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
         with trio.CancelScope() as stranger:
             self._strangers[stranger] = None
             try:
