@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Torch's threads spin while they wait for each other. At the tests' small shapes they only waste the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Some images of containers turn bytecode off. Then each daemon and each command of a test would compile its modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell makes its background processes ignore SIGINT. The programs that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
