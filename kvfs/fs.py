@@ -456,8 +456,8 @@ class FileSystem:
         """Remove the name that the handle was opened by. The handle stays valid until it is closed.
 
         `path` is the present name, as far as the caller knows. NotFound: the file has neither this name nor the name
-        that it was opened by. In this case another program has moved the file, perhaps to keep it. Without `path`, the
-        file's only name is removed.
+        that it was opened by, or the name now has other content. In these cases another program has moved or replaced
+        the file, perhaps to keep it. Without `path`, the file's only name is removed.
         """
         self._require_open(handle)
         if handle.origin is None:
@@ -469,6 +469,8 @@ class FileSystem:
             raise NotFound(f"{path}: the open file no longer has this name: remove it by the path that it has now")
         else:
             directory, name = self._current_name(handle, handle.origin)
+        if handle.content is not handle.inode.content:
+            raise NotFound(f"{self.name_of(handle)}: another program has replaced its content: remove it by its path")
         require_removable(directory, handle.inode, creds, os.fsdecode(name))
         self._tree.unlink(directory, name)
 

@@ -582,7 +582,7 @@ def kv_remove(kv: KV | Path) -> Script[None]:
     """Remove a file, by a path or by an open KV.
 
     For an open file, the call removes the name (`kv.path`) and closes the file. NotFound: another program has moved the
-    file or removed its name. Then the file stays open.
+    file, removed its name or replaced its content. Then the file stays open.
 
     >>> sym.kv_create("a.kv").close()
     >>> sym.kv_remove("a.kv")

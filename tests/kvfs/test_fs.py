@@ -398,6 +398,9 @@ def test_emptying_a_name_leaves_handles_their_version(fs: FileSystem) -> None:
     fs.volume.truncate(handle.inode, 0)
     append(fs, handle, 1)
     assert handle.table.length == 41
+    with pytest.raises(NotFound, match="replaced"):
+        fs.kv_remove_open(ANN, handle, "a.kv")
+    assert names(fs) == ["a.kv"]
     assert fs.kv_stat(ANN, "a.kv").kind == "file"
     assert fs.kv_stat_open(handle).tokens == 41
     fs.kv_close(handle)
