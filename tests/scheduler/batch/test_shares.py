@@ -52,3 +52,15 @@ async def test_the_share_goes_with_the_program_and_not_with_a_connection(bench):
     bench.batches.drop(second)
     bench.batches.forget(first.program)
     assert first.program not in shares
+
+
+async def test_a_program_that_goes_during_a_call_is_forgotten_when_the_call_is_over(bench):
+    caller, shares = Program(1), bench.batches._run.shares._programs
+    bench.steps.hold()
+    result = bench.submit(bench.file(), [1], program=caller)
+    await bench.steps.wait_entered()
+    bench.batches.forget(caller.program)
+    assert caller.program in shares
+    bench.steps.gate.set()
+    await result.wait()
+    assert caller.program not in shares
