@@ -52,6 +52,7 @@ missing_packages() {
         command -v $tool >/dev/null || echo $tool
     done
     command -v borg >/dev/null || echo borgbackup
+    command -v etcd >/dev/null || echo etcd-server
     # scripts/boot boots a Debian, which needs root.
     [ "$(id -u)" = 0 ] || return 0
     command -v systemd-nspawn >/dev/null || echo systemd-container

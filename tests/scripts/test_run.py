@@ -124,7 +124,7 @@ def test_what_boots_a_debian_is_installed_for_the_tests_of_root(tmp_path, user, 
     executable(tmp_path / "python3", "#!/bin/sh\nexit 0\n")
     (tmp_path / "bash").symlink_to("/usr/bin/bash")
     found = set(lib("missing_packages python3 test", env={"PATH": str(tmp_path)}, check=True).stdout.split())
-    assert found >= {"fuse3", "chromium"}
+    assert found >= {"fuse3", "chromium", "etcd-server"}
     assert found & {"systemd-container", "debootstrap"} == named
 
 
