@@ -57,7 +57,9 @@ class Control:
         programs: Programs,
         text: TextSource,
         held: HeldTimes,
+        more: Callable[[], Sequence[Metric]] = tuple,
     ) -> None:
+        """`more`: metrics of parts above the scheduler."""
         self._fs = fs
         self._batches = batches
         self._gate = gate
@@ -67,6 +69,7 @@ class Control:
         """The version of `programs` at the last listing, and the processes in that listing."""
         self._text = text
         self._held = held
+        self._more = more
         self._began_s = time.monotonic()
         self._token_texts = text.token_texts
         self.token_lengths: IntArray = np.array([len(text) for text in self._token_texts], np.int32)
@@ -163,6 +166,7 @@ class Control:
                     self._held.nums,
                     self._held.total_s,
                 ),
+                *self._more(),
             )
         )
 

@@ -1,12 +1,15 @@
-"""`symphony fleet keys | fetch`: daemons on several machines."""
+"""`symphony fleet keys | fetch | status`: daemons on several machines."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import libsym
-from symphony.commands.options import Commands, add_socket, connect
+from libsym.errors import NotFound
+from symphony.commands.options import Commands, add_json, add_socket, connect
+from symphony.views.fleet import fleet_lines
 
 
 def add_fleet(commands: Commands) -> None:
@@ -16,7 +19,12 @@ def add_fleet(commands: Commands) -> None:
 
     keys = parts.add_parser("keys", help="make the certificates by which daemons know each other")
     keys.add_argument("directory", metavar="DIR", type=Path, help="directory of the fleet's authority")
-    keys.add_argument("names", metavar="NAME", nargs="+", help="name of a daemon, which gets a directory below DIR")
+    keys.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="+",
+        help="name of a daemon, which gets a directory below DIR; NAME=HOST for etcd",
+    )
     keys.set_defaults(action=_keys)
 
     fetch = parts.add_parser("fetch", help="copy a file of another daemon")
@@ -25,6 +33,11 @@ def add_fleet(commands: Commands) -> None:
     fetch.add_argument("path", metavar="FILE", help="file on the mount of the other daemon")
     fetch.add_argument("new", metavar="NEW", nargs="?", help="name of the copy (default: the name of FILE)")
     fetch.set_defaults(action=_fetch)
+
+    status = parts.add_parser("status", help="list the machines of the fleet")
+    add_socket(status)
+    add_json(status)
+    status.set_defaults(action=_status)
 
 
 def _keys(args: argparse.Namespace) -> int:
@@ -37,4 +50,13 @@ def _keys(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     connect(args)
     libsym.kv_fetch(args.peer, args.path, Path(args.path).name if args.new is None else args.new).close()
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    connect(args)
+    fleet = libsym.daemon_stat().get("fleet")  # a daemon of an earlier release reports no fleet
+    if fleet is None:
+        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+    print(json.dumps(fleet, indent=2) if args.json else "\n".join(fleet_lines(fleet)))
     return 0

@@ -179,7 +179,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    peering = Peering(config, fs, batches.sync)
+    peering = Peering(config, fs, kept.uuid, batches.sync)
     gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.fetcher)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
@@ -189,7 +189,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads, batches.sync)
     held = HeldTimes()
-    shown = Control(fs, batches, gate, programs, text, held)
+    shown = Control(fs, batches, gate, programs, text, held, peering.metrics)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
     policy = TierPolicy(fs.volume.pager.departures, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending, own_bytes)
@@ -305,6 +305,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "config": house.reloading.info(),
         "metrics_port": house.metrics.number,
         "peers": house.peering.info(),
+        "fleet": house.peering.fleet(),
         "lips": len(house.listener.lips),
         "programs": len(house.programs),
         "programs_refused": house.programs.admission.num_refused,
@@ -371,6 +372,7 @@ async def _serve_until(
         house = await ending.unless_begun(lambda: build(config, source, ending, notifier))
     house.held.install()
     try:
+        await house.peering.join()
         # Mount before listening, and unmount after: a script that waits for the socket must find the mount.
         async with _fed(house, notifier), _kept(house, ending), _mounted(house):
             with _old_objects_rest(), sockets.listening() as (for_programs, for_launchers):

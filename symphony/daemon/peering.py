@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
+import trio
+
 from kvfs.fs import FileSystem
-from libsym.errors import SymError
+from libsym.errors import Invalid, SymError
 from scheduler.operations.fetching import NO_PEERS, Fetcher
+from scheduler.status.metrics import Metric, gauge
 from symphony.fleet.client import Peers
-from symphony.fleet.link import contexts
+from symphony.fleet.etcd import Etcd
+from symphony.fleet.link import contexts, require_name
+from symphony.fleet.membership import Machine, Membership
 from symphony.fleet.server import PeerServer
 from symphony.settings.config import Config
-from symphony.settings.kinds import address
+from symphony.settings.kinds import MACHINE_NAME, address
+
+FREE_PARTS = 16
+"""Free memory is published in sixteenths of all memory, since each change is written to the disks of etcd."""
 
 
 class Peering:
     """The daemon's connections with its peers."""
 
-    def __init__(self, config: Config, fs: FileSystem, catch_up: Callable[[], None]) -> None:
-        """Read the keys, and bind the address for peers. SymError: a key or the address can't be used."""
+    def __init__(self, config: Config, fs: FileSystem, state: str, catch_up: Callable[[], None]) -> None:
+        """Read the keys, and bind the address for peers. SymError: a key or the address can't be used.
+
+        `state`: the identity of the state directory.
+        """
         self.fetcher: Fetcher = NO_PEERS
         self._peers: Peers | None = None
         self._server: PeerServer | None = None
-        if not config.peers and config.peer_listen is None:
+        self._membership: Membership | None = None
+        if not config.peers and config.peer_listen is None and not config.etcd:
             return
-        for_server, for_client = contexts(config.peer_keys or config.state / "peers")
+        keys = config.peer_keys or config.state / "peers"
+        for_server, for_client = contexts(keys)
         named = (each.partition("=") for each in config.peers)
-        self.fetcher = self._peers = Peers(fs, {name: address(where) for name, _, where in named}, for_client)
+        addresses = {name: address(where) for name, _, where in named}
+        if config.etcd:
+            name = config.machine or _host_name()
+            require_name(for_server, for_client, name)
+            is_encrypted = any(each.startswith("https:") for each in config.etcd)
+            for_etcd = contexts(config.etcd_keys or keys)[1] if is_encrypted else None
+            mine = _description(config.peer_listen or "", fs, state)
+            self._membership = Membership(Etcd(config.etcd, for_etcd), config.fleet, name, mine)
+        found = {} if self._membership is None else self._membership.addresses
+        self.fetcher = self._peers = Peers(fs, ChainMap(addresses, found), for_client)
         if config.peer_listen is not None:
             self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up)
 
@@ -40,10 +64,52 @@ class Peering:
         sent = 0 if self._server is None else self._server.num_pages_sent
         return {"names": self._peers.names, "pages_received": self._peers.num_pages_received, "pages_sent": sent}
 
+    def fleet(self) -> dict[str, Any] | None:
+        """Return the machines of the fleet, and the state of etcd. None: the daemon is in no fleet."""
+        return None if self._membership is None else self._membership.info()
+
+    def metrics(self) -> list[Metric]:
+        """Return the metrics of the fleet. The list is empty if the daemon is in no fleet."""
+        fleet = self.fleet()
+        if fleet is None:
+            return []
+        return [
+            gauge("symphony_fleet_machines", "Machines of the fleet that etcd listed last.", len(fleet["machines"])),
+            gauge("symphony_fleet_connected", "1 when etcd answers and lists this daemon.", int(not fleet["trouble"])),
+        ]
+
+    async def join(self) -> None:
+        """Register in the fleet. Exists: another machine of the fleet has the name."""
+        if self._membership is not None:
+            await self._membership.join()
+
     async def run(self) -> None:
-        """Serve peers for ever. If peers may not fetch files, return immediately."""
-        if self._server is not None:
-            await self._server.run()
+        """Serve peers and stay in the fleet for ever. If there is nothing to do, return immediately."""
+        async with trio.open_nursery() as nursery:
+            if self._server is not None:
+                nursery.start_soon(self._server.run)
+            if self._membership is not None:
+                nursery.start_soon(self._membership.run)
+
+
+def _description(where: str, fs: FileSystem, state: str) -> Callable[[], Machine]:
+    """Return a function that describes this daemon to other machines."""
+    began_s = int(time.time())
+
+    def describe() -> Machine:
+        tiers, model = fs.volume.pager.statistics(), fs.volume.model
+        num_free = tiers.num_free_frames * FREE_PARTS // tiers.num_frames * tiers.num_frames // FREE_PARTS
+        free_bytes = num_free * fs.pool.page_bytes
+        return Machine(where, state, model.name, dict(model.identity), fs.volume.bits, free_bytes, began_s)
+
+    return describe
+
+
+def _host_name() -> str:
+    name = socket.gethostname().partition(".")[0].lower()
+    if not MACHINE_NAME.fullmatch(name):
+        raise Invalid(f"the host's name {name!r} is no name for a machine: set `machine` in symphony.toml(5)")
+    return name
 
 
 def _bound(where: str) -> socket.socket:

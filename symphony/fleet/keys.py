@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
-import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,31 +15,32 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libsym.errors import Exists, Invalid, SymError
 from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
+from symphony.settings.kinds import MACHINE_NAME
 
 AUTHORITY_KEY = "ca.key"
 VALID_DAYS = 3650
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,61}[a-z0-9]|[a-z]")
 
 
 def make_keys(directory: Path, names: list[str]) -> None:
     """Make a directory of keys for each daemon, below `directory`. The first call makes the authority as well.
 
-    Exists: a daemon of that name has keys already.
+    The certificate of `NAME=HOST` is also for that host: a member of etcd needs it. Exists: there are such keys.
     """
-    for name in names:
-        if not _NAME.fullmatch(name):
+    hosts = dict(each.partition("=")[::2] for each in names)
+    for name in hosts:
+        if not MACHINE_NAME.fullmatch(name):
             raise Invalid(f"{name!r} is no name for a daemon: use small letters, digits and dashes, a letter first")
-        if names.count(name) > 1:
-            raise Invalid(f"{name} is named twice")
+    if len(hosts) < len(names):
+        raise Invalid(f"{', '.join(names)}: a daemon is named twice")
     try:
-        for name in names:
+        for name in hosts:
             if (directory / name).exists():
                 raise Exists(f"{directory / name} exists: remove it, or choose another name")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority, authority_key = _authority(directory)
-        for name in names:
+        for name, host in hosts.items():
             key = ec.generate_private_key(ec.SECP256R1())
-            certificate = _certificate(name, key, authority.subject, authority_key)
+            certificate = _certificate(name, key, authority.subject, authority_key, host)
             place = directory / name
             place.mkdir(mode=0o700)
             shutil.copy(directory / AUTHORITY, place)
@@ -70,7 +71,11 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
 
 
 def _certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name, issuer_key: ec.EllipticCurvePrivateKey
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    host: str = "",
 ) -> x509.Certificate:
     """Sign a certificate. If `key` signs for itself, the certificate is that of an authority."""
     is_authority = key is issuer_key
@@ -87,9 +92,22 @@ def _certificate(
     )
     if not is_authority:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *_host(host)]), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _host(host: str) -> list[x509.GeneralName]:
+    if not host:
+        return []
+    try:
+        return [x509.IPAddress(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    try:
+        return [x509.DNSName(host)]
+    except ValueError:
+        raise Invalid(f"{host!r} is no host: write its address or its name in ASCII") from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

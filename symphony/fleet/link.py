@@ -113,6 +113,20 @@ def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, client
 
 
+def require_name(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Raise Invalid unless peers believe that the certificate of `server` is that of the machine `name`."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(back, there, server_hostname=name)
+    answering = server.wrap_bio(there, back, server_side=True)
+    try:
+        for side in (asking, answering, asking, answering):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLError as error:
+        why = str(getattr(error, "verify_message", "") or error).rstrip(".")
+        raise Invalid(f"no peer would take this daemon for {name}: {why}; see `machine` in symphony.toml(5)") from None
+
+
 class Link:
     """Connection to a peer, from either side. Errors of the network are TimedOut, or have the errno EHOSTUNREACH."""
 

@@ -134,6 +134,14 @@ class Config:
         text="Address at which peers may fetch files")
     peer_keys: Path | None = _setting(None, kinds.DIRECTORY, "peers below the state directory", "/etc/symphony/peers",
         text="Directory of the certificates that peers show each other: see symphony-fleet(1)")
+    etcd: tuple[str, ...] = _setting((), kinds.ENDPOINTS, "none", ["https://10.0.0.1:2379"],
+        text="Endpoints of the etcd in which machines of a fleet find each other; http only for 127.0.0.1")
+    etcd_keys: Path | None = _setting(None, kinds.DIRECTORY, "the directory of peer_keys", "/etc/symphony/etcd",
+        text="Directory of the certificates for etcd, as for peers")
+    machine: str | None = _setting(None, kinds.NAME, "the host's name", "east",
+        text="Name of this machine in the fleet: the name in its certificate for peers")
+    fleet: str = _setting("default", kinds.NAME,
+        text="Name of the fleet; machines of other fleets may use the same etcd")
 
     log: str = _setting("auto", one_of("KIND", "auto", "text", "json", "journal"), reload=True,
         text="Format of the log (auto: journal if standard error is the journal's, else text)")

@@ -179,6 +179,8 @@ def _uid(key: str, user: str) -> int:
         raise Unfit(f"{key} of {user!r}: there is no such user, and it is no uid", key, user) from None
 
 
+MACHINE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Name of a machine or a fleet. Certificates, keys of etcd and file names may contain it."""
 _HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
 
@@ -219,6 +221,42 @@ def _peers(key: str, given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
+def _name(key: str, value: Any) -> str:
+    if not MACHINE_NAME.fullmatch(_string(key, value)):
+        raise Unfit(f"{key} is {value!r}: small letters, digits and dashes are needed, a letter first", key)
+    return str(value)
+
+
+def _endpoints(key: str, given: Any) -> tuple[str, ...]:
+    """Check a list of URLs. Only https may leave the machine: who writes to etcd commands the fleet."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise Unfit(f"{key} is {given!r}: a list needed", key)
+    for each in given:
+        scheme, _, where = _string(key, each).partition("://")
+        try:
+            host, _ = address(where)
+        except ValueError:
+            scheme = ""
+        if scheme not in ("http", "https"):
+            raise Unfit(f"{key} has {each!r}: write https://HOST:PORT", key)
+        if scheme == "http" and not _is_loopback(host):
+            raise Unfit(f"{key} has {each!r}: http is for this machine (127.0.0.1), write https://{where}", key)
+    return tuple(given)
+
+
+def is_any_address(where: str) -> bool:
+    """Return whether HOST:PORT stands for all addresses of this machine, so that no other machine can use it."""
+    host, _ = address(where)
+    return host in {"0.0.0.0", "::"}  # noqa: S104 - nothing is bound here
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 MODEL = Kind("string", _model)
 PATH = path("PATH")
 DIRECTORY = path("DIR")
@@ -230,5 +268,7 @@ FLAG = Kind("true or false", _truth, {"action": "store_true", "default": None})
 WEIGHTS = Kind("table", _weights, {"metavar": "USER=N", "action": "append"}, f"{MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
 ADDRESS = Kind("string", _address, {"metavar": "HOST:PORT"})
 PEERS = Kind("list", _peers, {"metavar": "NAME=HOST:PORT", "action": "append"})
+ENDPOINTS = Kind("list", _endpoints, {"metavar": "URL", "action": "append"})
+NAME = Kind("string", _name, {"metavar": "NAME"})
 ANY_NUMBER = whole("0 (none may be started) or more", 0)
 PORT = whole("1 to 65535, or 0 for any that is free,", 0, 65_535)

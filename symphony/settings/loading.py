@@ -15,6 +15,7 @@ from typing import Any
 from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid
+from symphony.settings import kinds
 from symphony.settings.config import DEVICES, SETTINGS, Config
 from symphony.settings.config_file import ConfigFile, read_config_file
 from symphony.settings.kinds import Unfit
@@ -120,6 +121,9 @@ def _misfits(config: Config) -> Iterator[Unfit]:
         yield Unfit(f"device {config.device!r} is not one of {', '.join(DEVICES)}", "device")
     if config.mount_helper is not None and config.allow_other is False:
         yield Unfit("allow_other is false, and a mount helper mounts for all users: leave it out", "allow_other")
+    if config.etcd and config.peer_listen is not None and kinds.is_any_address(config.peer_listen):
+        message = f"peer_listen is {config.peer_listen!r}: the fleet needs an address that other machines can reach"
+        yield Unfit(message, "peer_listen")
 
 
 def _misfits_of_device(config: Config) -> Iterator[Unfit]:

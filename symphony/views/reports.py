@@ -54,6 +54,7 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
         f"costs    {_costs(info['cost_model'])}",
         f"held     {_held(info['held'])}",
+        *([f"fleet    {_fleet(info['fleet'])}"] if info.get("fleet") else []),  # an older daemon reports no fleet
         *(f"user     {user_line(each)}" for each in info.get("users", ())),  # an older daemon does not report users
     ]
 
@@ -88,6 +89,11 @@ def tiers_line(tiers: dict[str, Any]) -> str:
 
 def _weights(state: str, seconds: float) -> str:
     return f"loading ({seconds:.0f} s)" if state == "loading" else f"{state} in {seconds:.1f} s"
+
+
+def _fleet(fleet: dict[str, Any]) -> str:
+    machines = counted(len(fleet["machines"]), "machine")
+    return f"{fleet['name']}: {machines}, {fleet['trouble'] or 'etcd answers'}"
 
 
 def _costs(kinds: dict[str, Any]) -> str:

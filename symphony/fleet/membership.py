@@ -1,0 +1,177 @@
+"""The machines of a fleet, as etcd lists them.
+
+Each daemon keeps a record `symphony/FLEET/machines/NAME` under a lease. Every few seconds the daemon renews the lease
+and reads the records of all machines. A daemon that ends, or is cut off from etcd, disappears with its lease.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import trio
+
+from libsym.errors import Exists, SymError
+from symphony.fleet.etcd import Etcd, Record
+from symphony.settings.kinds import MACHINE_NAME, address
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TTL_S = 10
+"""Time after which a daemon that does not renew its lease is gone."""
+MAX_NUMBER = 1 << 50
+"""Upper bound of the numbers in a record."""
+RENEW_S, RETRY_S = 3.0, 1.0
+"""Time between two rounds, after a success and after a failure."""
+REVOKE_S = 1.0
+NUM_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A daemon of the fleet, as its record says."""
+
+    address: str
+    """HOST:PORT at which the daemon serves peers."""
+    state: str
+    """Identity of the daemon's state directory. Only one daemon at a time has it."""
+    model: str
+    identity: dict[str, str]
+    bits: str
+    free_bytes: int
+    """Memory for pages that holds none, roughly."""
+    since_s: int
+    """Time at which the daemon started, in seconds since 1970."""
+
+    def differences(self, other: Machine) -> list[str]:
+        """Return the facts of the identity that differ, and `bits` if the processors compute other bits."""
+        keys = self.identity.keys() | other.identity.keys()
+        found = sorted(key for key in keys if self.identity.get(key) != other.identity.get(key))
+        return found + ["bits"] * (self.bits != other.bits)
+
+
+def machine_of(record: Record) -> Machine | None:
+    """Return the machine in a record. None: the record is malformed, or of a later version that has other fields."""
+    try:
+        match json.loads(record.value):
+            case {
+                "address": str(where), "state": str(state), "model": str(model), "identity": dict(identity),
+                "bits": str(bits), "free_bytes": int(free_bytes), "since_s": int(since_s),
+            }:  # fmt: skip
+                address(where)
+                texts, numbers = (where, state, model, bits, *identity, *identity.values()), (free_bytes, since_s)
+                if all(isinstance(each, str) and each.isprintable() for each in texts) and all(
+                    0 <= each < MAX_NUMBER for each in numbers
+                ):
+                    return Machine(where, state, model, identity, bits, free_bytes, since_s)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+class Membership:
+    """The place of a daemon in its fleet."""
+
+    def __init__(self, etcd: Etcd, fleet: str, name: str, mine: Callable[[], Machine]) -> None:
+        """`mine`: function that returns the facts of this daemon. A daemon without an address gets no record."""
+        self.addresses: dict[str, tuple[str, int]] = {}
+        """Addresses of the other machines, by name."""
+        self._name = name
+        self._machines: dict[str, Machine] = {}
+        self._etcd = etcd
+        self._fleet = fleet
+        self._prefix = f"symphony/{fleet}/machines/"
+        self._mine = mine
+        self._lease = 0
+        self._trouble = ""
+        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+
+    def info(self) -> dict[str, Any]:
+        """Return the facts that `symphony fleet status` shows."""
+        mine = self._mine()
+        return {
+            "name": self._fleet,
+            "machine": self._name,
+            "etcd": self._etcd.urls,
+            "trouble": self._trouble,
+            "machines": {
+                name: {**asdict(each), "differs": each.differences(mine)}
+                for name, each in sorted(self._machines.items())
+            },
+        }
+
+    async def join(self) -> None:
+        """Register this daemon. If etcd does not answer, say so; `run` tries again.
+
+        Exists: another daemon has the name.
+        """
+        try:
+            await self._renew()
+        except Exists:
+            raise
+        except SymError as error:
+            self._fails(error)
+
+    async def run(self) -> None:
+        """Stay registered and see the other machines until the task is cancelled, then leave the fleet."""
+        try:
+            while True:
+                await trio.sleep(RETRY_S if self._trouble else RENEW_S)
+                try:
+                    await self._renew()
+                except SymError as error:
+                    self._fails(error)
+        finally:
+            if self._lease:
+                with trio.move_on_after(REVOKE_S, shield=True), suppress(SymError):  # the lease ends by itself, later
+                    await self._in_worker(self._etcd.revoke, self._lease)
+            self._etcd.close()
+
+    async def _renew(self) -> None:
+        """Read the records of all machines. Register if the own record is not there, else renew its lease."""
+        mine = self._mine()
+        records = {each.key.removeprefix(self._prefix): each for each in await self._in_worker(self._read)}
+        found = {name: machine_of(record) for name, record in records.items()}
+        machines = {name: each for name, each in found.items() if each is not None and MACHINE_NAME.fullmatch(name)}
+        self._machines = machines
+        self.addresses.clear()
+        self.addresses.update((name, address(each.address)) for name, each in machines.items() if name != self._name)
+        if mine.address:
+            await self._register(mine, machines.get(self._name), records.get(self._name))
+            self._machines[self._name] = mine
+        if self._trouble:
+            log.info("fleet %s: etcd answers", self._fleet)
+            self._trouble = ""
+
+    def _read(self) -> list[Record]:
+        return self._etcd.read(self._prefix)
+
+    async def _register(self, mine: Machine, other: Machine | None, record: Record | None) -> None:
+        """Keep the record of this daemon. `record`: the present record of that name, with `other` in it."""
+        if other is not None and other.state != mine.state:
+            raise Exists(
+                f"the fleet {self._fleet} has another machine {self._name}, at {other.address}: choose another "
+                f"`machine`; etcd forgets a machine {TTL_S} seconds after its end"
+            )
+        if not self._lease or not await self._in_worker(self._etcd.renew, self._lease):
+            self._lease = await self._in_worker(self._etcd.grant, TTL_S)
+        value = json.dumps(asdict(mine)).encode()
+        if record is not None and (record.value, record.lease) == (value, self._lease):
+            return
+        revision = 0 if record is None else record.revision
+        if not await self._in_worker(self._etcd.put, self._prefix + self._name, value, self._lease, revision):
+            await self._renew()  # the record has changed since it was read
+
+    def _fails(self, error: SymError) -> None:
+        if not self._trouble:
+            log.warning("fleet %s: %s; the daemon goes on, and tries again", self._fleet, error)
+        self._trouble = str(error)
+
+    async def _in_worker(self, what: Callable[..., T], *arguments: object) -> T:
+        return await trio.to_thread.run_sync(what, *arguments, limiter=self._workers, abandon_on_cancel=True)

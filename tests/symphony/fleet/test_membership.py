@@ -1,0 +1,380 @@
+"""The client of etcd and the list of machines, on a real etcd."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from libsym.errors import Exists, Invalid, SymError, TimedOut
+from symphony.fleet.etcd import MAX_ANSWER_BYTES, Etcd, Record
+from symphony.fleet.keys import make_keys
+from symphony.fleet.link import contexts, require_name
+from symphony.fleet.membership import Machine, Membership, machine_of
+from tests.symphony.etcd import EtcdServer
+
+EAST = Machine("10.0.0.1:7313", "state of east", "tiny", {"model": "a", "layout": "b"}, "avx", 1 << 20, 1_700_000_000)
+WEST = replace(EAST, address="10.0.0.2:7313", state="state of west", bits="amx", identity={"model": "a", "layout": "c"})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Etcd]]:
+    """Function that makes a client. The test closes it at its end."""
+    with ExitStack() as stack:
+
+        def make(*urls: str, context: ssl.SSLContext | None = None) -> Etcd:
+            etcd = Etcd(urls, context)
+            stack.callback(etcd.close)
+            return etcd
+
+        yield make
+
+
+@pytest.fixture
+def etcd(server: EtcdServer, client: Callable[..., Etcd]) -> Etcd:
+    return client(server.url)
+
+
+def fleet_of(request: pytest.FixtureRequest) -> str:
+    return request.node.name.partition("[")[0].replace("_", "-")[:60]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that rings no bell."""
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main)
+
+
+# The client
+
+
+@contextmanager
+def answering(text: bytes) -> Iterator[int]:
+    """Run a server that gives every request the same answer. Yields the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+NO_ANSWERS: list[object] = ["", 1, [], {}, {"header": 1}, {"result": []}, {"code": "x", "message": 1}]
+NO_RECORDS: list[object] = [1, "x", [1], [{}], [{"mod_revision": "x"}], [{"key": "/w==", "mod_revision": "1"}]]
+ANSWERS: list[tuple[object, str]] = [
+    *((each, "no etcd") for each in NO_ANSWERS),
+    *(({"header": {}, "kvs": each}, "malformed records") for each in NO_RECORDS),
+    ({"header": {}, "padding": "x" * MAX_ANSWER_BYTES}, "an answer of more than"),
+    ({"code": 14, "message": "etcdserver: no leader"}, "etcd does not answer .*no leader"),
+    ({"code": 7, "message": "permission denied"}, "etcd refuses: permission denied"),
+]
+
+
+@pytest.mark.parametrize(("answer", "words"), ANSWERS, ids=[str(answer)[:50] for answer, _ in ANSWERS])
+def test_a_malformed_answer_is_an_error_and_the_next_one_counts(client, answer, words):
+    with answering(json.dumps(answer).encode()) as port:
+        etcd = client(f"http://127.0.0.1:{port}")
+        for _ in range(2):
+            with pytest.raises(SymError, match=words):
+                etcd.read("e/")
+
+
+def test_a_malformed_lease_is_an_error(client):
+    with answering(b'{"header": {}, "ID": [], "TTL": "soon"}') as port:
+        etcd = client(f"http://127.0.0.1:{port}")
+        for request in (etcd.grant, etcd.renew):
+            with pytest.raises(SymError, match="malformed"):
+                request(7)
+
+
+def test_a_record_is_written_only_over_the_revision_that_was_seen(etcd):
+    assert etcd.put("a/1", b"x\0\xff", 0, 0)
+    assert not etcd.put("a/1", b"y", 0, 0)
+    (record,) = etcd.read("a/")
+    assert (record.key, record.value, record.lease) == ("a/1", b"x\0\xff", 0)
+    assert etcd.put("a/1", b"", 0, record.revision)
+    assert not etcd.put("a/1", b"z", 0, record.revision)
+    assert etcd.put("a0", b"behind the prefix", 0, 0)
+    assert [each.value for each in etcd.read("a/")] == [b""]
+
+
+def test_a_record_ends_with_its_lease(etcd):
+    lease = etcd.grant(60)
+    assert etcd.put("b/1", b"x", lease, 0)
+    assert etcd.read("b/")[0].lease == lease
+    assert etcd.renew(lease)
+    etcd.revoke(lease)
+    assert etcd.read("b/") == []
+    assert not etcd.renew(lease)
+    with pytest.raises(SymError, match=r"etcd refuses: .*lease not found"):
+        etcd.put("b/1", b"x", lease, 0)
+
+
+def test_an_endpoint_that_is_down_silent_or_no_etcd_is_passed_over(server, client, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.etcd.LIMIT_S", 1.0)
+    monkeypatch.setattr("symphony.fleet.etcd.MIN_ATTEMPT_S", 0.2)
+    with answering(b"<html>") as other, socket.create_server(("127.0.0.1", 0)) as silent:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            ports = gone.getsockname()[1], silent.getsockname()[1], other
+        bad = [*(f"http://127.0.0.1:{port}" for port in ports), f"http://{'a' * 64}:1"]
+        etcd = client(*bad, server.url)
+        assert etcd.read("nothing/") == []
+        assert etcd.urls == [server.url, *bad]
+        with pytest.raises(TimedOut) as raised:
+            client(*bad).read("nothing/")
+    for url, why in zip(
+        bad, ("Connection refused", "no answer in time", "no etcd, but HTTP 200: <html>", "enc"), strict=True
+    ):
+        assert f"{url}: {why}" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_requests_go_on_when_etcd_was_killed_and_is_back(client, tmp_path):
+    server = EtcdServer(tmp_path)
+    try:
+        etcd = client(server.url)
+        etcd.put("c/1", b"x", 0, 0)
+        server.kill()
+        with pytest.raises(TimedOut, match=f"{server.url}: Connection refused"):
+            etcd.read("c/")
+        server.start()
+        assert [each.value for each in etcd.read("c/")] == [b"x"]
+    finally:
+        server.kill()
+
+
+def test_etcd_and_its_clients_show_each_other_certificates(client, tmp_path):
+    make_keys(tmp_path / "keys", ["etcd=127.0.0.1", "east"])
+    make_keys(tmp_path / "others", ["east"])
+    of_etcd = tmp_path / "keys" / "etcd"
+    files = ("--cert-file", of_etcd / "machine.pem", "--key-file", of_etcd / "machine.key")
+    trusted = ("--client-cert-auth", "--trusted-ca-file", of_etcd / "ca.pem")
+    server = EtcdServer(tmp_path, *map(str, files + trusted), scheme="https")
+    try:
+        etcd = client(server.url, context=contexts(tmp_path / "keys" / "east")[1])
+        assert etcd.put("d/1", b"x", 0, 0)
+        assert [each.value for each in etcd.read("d/")] == [b"x"]
+        with pytest.raises(TimedOut, match="certificate: "):
+            client(server.url, context=contexts(tmp_path / "others" / "east")[1]).read("d/")
+        with pytest.raises(TimedOut, match="Remote end closed connection"):
+            client(server.url.replace("https", "http")).read("d/")
+    finally:
+        server.kill()
+
+
+# Machines
+
+
+def test_machines_of_a_fleet_find_each_other_and_disappear_when_they_leave(etcd, request):
+    fleet = fleet_of(request)
+    east, west = Membership(etcd, fleet, "east", lambda: EAST), Membership(etcd, fleet, "west", lambda: WEST)
+    looking = Membership(etcd, fleet, "north", lambda: replace(EAST, address=""))
+    elsewhere = Membership(etcd, f"{fleet}-2", "east", lambda: WEST)
+
+    async def main() -> None:
+        for each in (elsewhere, east, west, looking):
+            await each.join()
+        assert west.addresses == {"east": ("10.0.0.1", 7313)}
+        assert sorted(looking.addresses) == ["east", "west"]
+        machines = west.info()["machines"]
+        assert {name: each["differs"] for name, each in machines.items()} == {"east": ["layout", "bits"], "west": []}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(west.run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await east.join()
+        assert east.addresses == {}
+
+    run(main)
+
+
+def test_a_machine_that_renews_nothing_disappears(etcd, request, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.membership.TTL_S", 1)  # etcd makes it two
+    monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.1)
+    east = Membership(etcd, fleet_of(request), "east", lambda: EAST)
+    west = Membership(etcd, fleet_of(request), "west", lambda: WEST)
+
+    async def main() -> None:
+        await west.join()
+        await east.join()
+        assert sorted(east.addresses) == ["west"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(east.run)
+            await until(lambda: not east.addresses)
+            assert list(east.info()["machines"]) == ["east"]
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_name_belongs_to_one_state_directory_at_a_time(etcd, request):
+    fleet = fleet_of(request)
+
+    async def main() -> None:
+        await Membership(etcd, fleet, "east", lambda: EAST).join()
+        with pytest.raises(Exists, match=r"has another machine east, at 10.0.0.1:7313: choose another `machine`"):
+            await Membership(etcd, fleet, "east", lambda: WEST).join()
+        # the same daemon after kill -9: its record is still there
+        again = Membership(etcd, fleet, "east", lambda: replace(EAST, free_bytes=7))
+        await again.join()
+        assert again.info()["machines"]["east"]["free_bytes"] == 7
+
+    run(main)
+
+
+def test_of_daemons_that_register_a_name_at_the_same_time_one_gets_it(etcd, request):
+    machines = [replace(EAST, state=str(number)) for number in range(4)]
+    refused = []
+
+    async def join(machine: Machine) -> None:
+        try:
+            await Membership(etcd, fleet_of(request), "east", lambda: machine).join()
+        except Exists:
+            refused.append(machine)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for each in machines:
+                nursery.start_soon(join, each)
+
+    run(main)
+    (record,) = etcd.read(f"symphony/{fleet_of(request)}/machines/")
+    winner = machine_of(record)
+    assert sorted(each.state for each in refused) == [each.state for each in machines if each != winner]
+
+
+def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, request, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.01)
+    fleet = fleet_of(request)
+    prefix = f"symphony/{fleet}/machines/"
+    east = Membership(etcd, fleet, "east", lambda: EAST)
+
+    def stored() -> list[Machine | None]:
+        return [machine_of(each) for each in etcd.read(prefix)]
+
+    async def main() -> None:
+        await east.join()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(east.run)
+            etcd.revoke(etcd.read(prefix)[0].lease)
+            await until(lambda: stored() == [EAST])
+            etcd.put(prefix + "east", b"?", 0, etcd.read(prefix)[0].revision)
+            await until(lambda: stored() == [EAST])
+            nursery.cancel_scope.cancel()
+        assert stored() == []
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.1)
+    monkeypatch.setattr("symphony.fleet.membership.RETRY_S", 0.1)
+    server = EtcdServer(tmp_path)
+    east = Membership(client(server.url), "f", "east", lambda: EAST)
+    west = Membership(client(server.url), "f", "west", lambda: WEST)
+    lost = Membership(client("http://127.0.0.1:1"), "f", "lost", lambda: WEST)
+
+    async def main() -> None:
+        server.kill()
+        await east.join()
+        assert "Connection refused" in east.info()["trouble"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(east.run)
+            for _ in range(2):
+                await trio.sleep(0.5)
+                await trio.to_thread.run_sync(server.start)
+                await until(lambda: not east.info()["trouble"])
+                await west.join()
+                assert sorted(west.addresses) == ["east"]
+                server.kill()
+                await until(lambda: bool(east.info()["trouble"]))
+                assert sorted(east.addresses) in ([], ["west"])
+            shutil.rmtree(tmp_path / "etcd")  # a new etcd, whose revisions begin at 1
+            await trio.to_thread.run_sync(server.start)
+            await until(lambda: not east.info()["trouble"])
+            await west.join()
+            assert sorted(west.addresses) == ["east"]
+            nursery.cancel_scope.cancel()
+        await lost.join()
+
+    try:
+        run(main)
+    finally:
+        server.kill()
+    lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("fleet f: ")]
+    assert [("does not answer" in line) for line in lines] == [True, False] * 3 + [True]
+
+
+MACHINES = [
+    *(b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000),
+    *(
+        json.dumps(asdict(EAST) | part).encode()
+        for part in (
+            {"address": 1}, {"address": "nowhere"}, {"identity": {"a": 1}}, {"free_bytes": "x"}, {"since_s": None},
+            {"model": "\x1b[2J"}, {"identity": {"\n": "x"}}, {"free_bytes": -1}, {"since_s": 1 << 70},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", MACHINES, ids=lambda value: str(value[-40:]))
+def test_a_malformed_record_is_no_machine(value):
+    assert machine_of(Record("k", value, 1, 0)) is None
+
+
+def test_a_daemon_whose_certificate_has_another_name_is_refused(tmp_path):
+    make_keys(tmp_path, ["east", "west=west.example"])
+    require_name(*contexts(tmp_path / "east"), "east")
+    require_name(*contexts(tmp_path / "west"), "west.example")
+    with pytest.raises(Invalid, match=r"no peer would take this daemon for east: .*east"):
+        require_name(*contexts(tmp_path / "west"), "east")
+    with pytest.raises(Invalid, match="is no host"):
+        make_keys(tmp_path, ["north=n\u00f6rd"])
+
+
+def test_keys_are_made_for_hosts_too(tmp_path: Path):
+    make_keys(tmp_path, ["a=::1", "b=10.0.0.1"])
+    require_name(*contexts(tmp_path / "a"), "::1")
+    require_name(*contexts(tmp_path / "b"), "10.0.0.1")
