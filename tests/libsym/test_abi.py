@@ -51,38 +51,6 @@ def test_the_compiler_reads_the_same_numbers() -> None:
     assert ffi.sizeof("struct sym_scored") == abi.SCORED_STRUCT.size
 
 
-HEADER = """
-#define SYM_SIZE (2u << 20) /* how much */
-#define SYM_NEVER (-1)
-#define SYM_END INT64_MAX
-
-/* What it wants. */
-enum sym_wish { SYM_WISH_ALL = 1, SYM_WISH_NONE = 2 };
-
-enum sym_wish_flag {
-    SYM_LOUD = 1, /* so that it is heard */
-    SYM_SOFT = 2,
-};
-
-struct sym_wished {
-    uint32_t wish, reserved; /* of sym_wish,
-                                and nothing */
-    int64_t args[2];
-};
-"""
-
-
-def test_every_kind_of_declaration_becomes_pythons() -> None:
-    found: dict[str, object] = {}
-    exec(abi_build.module(HEADER), found)
-    assert (found["SIZE"], found["NEVER"], found["END"]) == (2 << 20, -1, 2**63 - 1)
-    assert (found["LOUD"], found["SOFT"]) == (1, 2)
-    wish, wished = found["Wish"], found["WISHED_STRUCT"]
-    assert {each.name: each.value for each in wish} == {"ALL": 1, "NONE": 2}  # type: ignore[attr-defined]
-    assert wish.__doc__ == "What it wants."
-    assert wished.format == "=IIqq"  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [

@@ -62,25 +62,6 @@ def test_a_daemon_that_knows_no_attention_is_said_to_be_older() -> None:
     assert len(kv) == 1
 
 
-def test_the_papers_prefix_program_runs_as_written() -> None:
-    prefix = sym.kv_open("sys_msg.kv")
-    queries, answers = ("abc", "de", "fghij", "k"), []
-
-    def decode(number: int) -> None:
-        kv = sym.kv_fork(prefix)
-        tokens, position = sym.tokenize(queries[number]), 0
-        for _ in range(5):
-            dist = sym.pred(kv, tokens, position)
-            position += len(tokens)
-            tokens = [dist.argmax()]
-        answers.append((queries[number], len(kv), tokens))
-        sym.kv_remove(kv)
-
-    run_threads(decode, len(queries))
-    sym.kv_close(prefix)
-    assert sorted(answers) == [(query, len(query) + 4, [ord(query[-1])]) for query in queries]
-
-
 def test_rows_are_views_of_the_daemons_memory_which_no_other_call_reuses() -> None:
     kv = sym.kv_create()
     dist = sym.pred(kv, [5, 7, 9], rows="all")

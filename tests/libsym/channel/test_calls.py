@@ -24,25 +24,6 @@ def face(request: pytest.FixtureRequest) -> Face:
     return Face(request.param)
 
 
-def test_every_caller_gets_its_own_replies(client: ClientChannel, face: Face) -> None:
-    wrong: list[object] = []
-
-    async def talk(caller: int) -> None:
-        for number in range(100):
-            payload = b"%d.%d " % (caller, number) * (number % 7)
-            reply = await face.perform(client, Call(Op.PING, args=(caller, number, 0, 0), payload=payload))
-            if reply.args[:2] != [caller, number] or reply.payload != payload:
-                wrong.append((caller, number, reply.args))
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for caller in range(8):
-                tasks.start_soon(talk, caller)
-
-    face.run(program)
-    assert wrong == []
-
-
 @pytest.mark.parametrize("num_calls", [1, pytest.param(1500, marks=pytest.mark.slow)])
 def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_are_under_way(
     client: ClientChannel, observer: ClientChannel, face: Face, num_calls: int

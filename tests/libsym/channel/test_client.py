@@ -34,16 +34,11 @@ def test_a_reply_carries_what_the_request_carried_or_its_error(client: ClientCha
         client.call(Op.PING, flags=BIG, args=(MAX_FRAME_BYTES, 0, 0, 0))
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, MAX_FRAME_BYTES - 64])
-def test_payloads_of_every_size_come_back_whole(client: ClientChannel, size: int) -> None:
-    payload = os.urandom(size)
-    assert client.call(Op.PING, payload=payload).payload == payload
-
-
-def test_frames_wrap_around_the_end_of_both_rings(client: ClientChannel) -> None:
+def test_payloads_of_every_size_come_back_whole_also_around_the_end_of_both_rings(client: ClientChannel) -> None:
     sent = 0
-    for size in range(1, 2 * RING_BYTES, 40_961):
-        payload = bytes([size % 251]) * (size % 200_000)
+    odd_sizes = [size % 200_000 for size in range(1, 2 * RING_BYTES, 40_961)]
+    for size in (0, 1, 63, 64, 65, 4096, MAX_FRAME_BYTES - 64, *odd_sizes):
+        payload = os.urandom(size)
         assert client.call(Op.PING, payload=payload).payload == payload
         sent += len(payload)
     assert sent > 2 * RING_BYTES
@@ -54,7 +49,7 @@ def test_a_storm_of_interrupted_threads_leaves_nothing_behind(client: ClientChan
     wrong: list[object] = []
 
     def storm(thread: int) -> None:
-        for number in range(60):
+        for number in range(30):
             doomed = client.stream(Call(Op.PING, flags=MANY | HOLD, args=(3, 0, 0, 0)))
             doomed.next()
             doomed.close()
@@ -64,7 +59,7 @@ def test_a_storm_of_interrupted_threads_leaves_nothing_behind(client: ClientChan
     run_threads(storm, 12)
     assert wrong == []
     wait_until(client, "held_calls", 0)
-    assert statistics(client)["num_cancelled"] == 12 * 60
+    assert statistics(client)["num_cancelled"] == 12 * 30
 
 
 def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(

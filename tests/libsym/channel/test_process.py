@@ -65,19 +65,6 @@ def test_a_daemon_that_appears_later_is_reached(place: Place, monkeypatch: pytes
     assert len(pauses.slept_s) == 3
 
 
-def test_after_a_restart_connect_with_wait_brings_a_program_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.start()
-    kv = sym.kv_create()
-    place.daemons[0].kill()
-    with pytest.raises(sym.NotConnected):
-        sym.pred(kv, [1])
-    monkeypatch.setattr(time, "sleep", Pauses(place.start).sleep)
-    sym.connect(wait=60)
-    assert sym.pred(sym.kv_create(), [3]).argmax() == 3
-    with pytest.raises(sym.NotConnected):
-        sym.pred(kv, [1])
-
-
 def test_connect_sees_that_a_daemon_has_gone_before_any_call_does(place: Place) -> None:
     place.start()
     assert sym.tokenize("x") == [120]

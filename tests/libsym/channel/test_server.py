@@ -6,7 +6,6 @@ import errno
 import gc
 import mmap
 import os
-import random
 import struct
 import weakref
 from collections.abc import Iterator
@@ -147,49 +146,6 @@ def test_a_wild_head_of_the_replies_ends_the_connection_but_no_reply_raises(clie
     client.server.reply(1)
     with pytest.raises(ProtocolError):
         client.server.receive()
-
-
-@pytest.mark.slow
-def test_random_submissions_give_requests_or_protocol_errors() -> None:
-    """Received requests are what lies between head and tail, byte for byte, or nothing at all."""
-    rng = random.Random(2026)
-    outcomes = {"requests": 0, "refused": 0}
-    client, written = Client(), 0
-    for case in range(5_000):
-        raw = random_submission(rng)
-        client.region[SUBMIT_RING + written : SUBMIT_RING + written + len(raw)] = raw
-        tail = written + len(raw) if rng.random() < 0.8 else rng.choice([rng.getrandbits(64), rng.getrandbits(20), 64])
-        client.write(SUBMIT_TAIL, tail)
-        try:
-            requests = client.server.receive()
-        except ProtocolError:
-            outcomes["refused"] += 1
-            is_over = True
-        else:
-            outcomes["requests"] += len(requests)
-            payloads = b"".join(request.payload for request in requests)
-            assert len(payloads) <= tail - written
-            assert all(request.payload in raw for request in requests)
-            written = tail
-            is_over = written > abi.RING_BYTES // 2 or case % 20 == 19
-        if is_over:
-            client.close()
-            client, written = Client(), 0
-    client.close()
-    assert outcomes["requests"] > 1_250
-    assert outcomes["refused"] > 1_250
-
-
-def random_submission(rng: random.Random) -> bytes:
-    match rng.randrange(4):
-        case 0:
-            return rng.randbytes(64 * rng.randrange(1, 8))
-        case 1:
-            return frame(rng.randbytes(rng.randrange(200)), op=rng.choice([0, 13, 19, 20, 65535]))
-        case 2:
-            return frame(rng.randbytes(64), size=rng.choice([0, 64, 65, 128, 129, rng.getrandbits(32)]))
-        case _:
-            return b"".join(frame(rng.randbytes(rng.randrange(100))) for _ in range(rng.randrange(1, 4)))
 
 
 def test_replies_that_find_no_room_wait_in_order(client: Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import signal
 import struct
 import threading
 from array import array
@@ -31,14 +30,6 @@ from tests.libsym.interrupts import ends_before
 
 def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes = b"") -> Stream:
     return client.stream(Call(Op.PING, flags=MANY | flags, args=(count, 0, 0, 0), payload=payload))
-
-
-def test_other_calls_go_on_between_the_replies(client: ClientChannel) -> None:
-    first, second = stream(client, 300), stream(client, 300)
-    for number in range(300):
-        assert first.next().args[0] == number
-        assert client.call(Op.PING, payload=b"between").payload == b"between"
-        assert second.next().args[0] == number
 
 
 def test_a_stream_that_is_dropped_is_cancelled_at_the_daemon(client: ClientChannel) -> None:
@@ -91,20 +82,6 @@ def test_threads_that_stream_and_threads_that_call_share_a_connection(client: Cl
 
     run_threads(talk, 8)
     assert wrong == []
-
-
-def test_ctrl_c_while_waiting_loses_no_reply_of_a_stream(daemon: Daemon, client: ClientChannel) -> None:
-    observer = daemon.client()
-    found = stream(client, 2, flags=HOLD)
-    assert found.next().args[0] == 0
-    timer = threading.Timer(0.0, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the wait has begun
-        timer.start()
-        found.next()
-    timer.join()
-    observer.call(Op.PING, flags=RELEASE)
-    assert found.next().args[0] == 1
-    observer.close()
 
 
 def part(handle: int, *tokens: int) -> bytes:

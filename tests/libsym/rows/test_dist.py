@@ -58,12 +58,6 @@ def test_topk_is_sorted_and_breaks_ties_by_number(size: int, k: int) -> None:
     assert [found[i][1] for i in sample] == pytest.approx([dist.logprob(int(order[i])) for i in sample])
 
 
-def test_the_lowest_of_equals_is_the_argmax() -> None:
-    for size in (1, 7, 8, 9, 1000):
-        assert Dist.of([1.5] * size).argmax() == 0
-    assert Dist.of([0.0, 3.0, 1.0, 3.0, 3.0]).argmax() == 1
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 3, 8])
 def test_rows_without_meaning_are_refused(bad: float, place: int) -> None:
