@@ -1,7 +1,5 @@
 """Patches of our own code that nothing calls: a test whose patch has lost its target proves nothing."""
 
-from __future__ import annotations
-
 import functools
 import types
 from typing import Any

@@ -3,8 +3,6 @@
 One build for the module: an sdist, and the wheel of that, as `python -m build` makes them.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

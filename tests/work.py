@@ -5,8 +5,6 @@ array, or on a part of it, counts the places that it reads or writes; a slice al
 Functions in C count the pages that they are told, and the words and blocks of free pages that they look at.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A small bench for decoders: files with shuffled pages over an arena, and steps over them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +26,6 @@ class File:
 
 @dataclass
 class Call:
-    """Entries of one `pred()` in a step."""
-
     file: File
     tokens: Sequence[int]
     rows: str = "all"
@@ -80,7 +76,6 @@ class Bench:
         return file
 
     def no_mass(self, num_entries: int) -> Floats:
-        """Zeros: nothing is attended to yet."""
         return np.zeros((self.config.num_layers, self.config.num_kv_heads, num_entries), np.float32)
 
     def prefill(self, tokens: Sequence[int], piece: int | None = None, *, reserve: int = 0) -> tuple[File, Floats]:

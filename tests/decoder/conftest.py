@@ -1,7 +1,5 @@
 """Fixtures: benches, each with a decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +16,6 @@ from tests.decoder.reference import ReferenceDecoder
 
 @pytest.fixture
 def cpu_bench() -> Iterator[Callable[..., Bench]]:
-    """Makes benches with a CPU decoder each. Other keyword arguments go to the config."""
     decoders: list[CpuDecoder] = []
 
     def make(
@@ -45,8 +42,6 @@ def cpu_bench() -> Iterator[Callable[..., Bench]]:
 
 @pytest.fixture
 def reference_bench() -> Callable[..., Bench]:
-    """Makes benches with a reference decoder each."""
-
     def make(*, weights: Weights | None = None, num_pages: int = 64, seed: int = 0, **shape: Any) -> Bench:
         config = tiny_config(**shape)
         arena = Arena(config, num_pages)

@@ -1,14 +1,11 @@
 """Threads of this process that C started."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path
 
 
 def foreign_threads() -> set[int]:
-    """Return the ids of threads that Python did not start."""
     tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}
     return tasks - {thread.native_id for thread in threading.enumerate()}
 

@@ -1,7 +1,5 @@
 """Models of transformers around weights of our checkpoints, which are read once for both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Tests compare both backends with it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,7 +37,6 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> None:
-        """Make a forward pass: KV goes into the batch's pages, logits into its rows."""
         for source, target, _ in batch.copies:
             self.arena.writable(target)[:] = self.arena.view(source)
         for chunk in batch.chunks:
@@ -79,11 +76,9 @@ class ReferenceDecoder:
         return linear(self._attend(chunk, index, q), layer["o"])
 
     def _split(self, x: Tensor) -> Tensor:
-        """[rows, heads * dim] as [heads, rows, dim]."""
         return x.view(len(x), -1, self.config.head_dim).transpose(0, 1)
 
     def _rope(self, positions: IntArray, local: bool) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of both halves, [rows, dim]."""
         angles = np.asarray(positions, dtype=np.float64)[:, None] * inverse_frequencies(self.config, local)
         both, factor = torch.from_numpy(np.tile(angles, 2)), rotation_factor(self.config, local)
         return (both.cos() * factor).float(), (both.sin() * factor).float()

@@ -1,7 +1,5 @@
 """Small checkpoints of both kinds, written by the libraries that others write theirs with."""
 
-from __future__ import annotations
-
 import json
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -40,7 +38,6 @@ CONFIG = tiny_config(vocab_size=VOCAB_SIZE, tie_embeddings=False)
 
 
 def small_library() -> Tokenizer:
-    """The small vocabulary as a tokenizer.json would have it."""
     vocabulary = {token: i for i, token in enumerate(small_vocabulary())}
     library = Tokenizer(
         models.BPE(vocabulary, [(left, right) for left, _, right in (merge.partition(" ") for merge in MERGES)])
@@ -52,7 +49,6 @@ def small_library() -> Tokenizer:
 
 
 def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows in llama.cpp's order, as its converter writes Q and K."""
     halves = matrix.reshape(num_heads, 2, -1, matrix.shape[1])
     return halves.swapaxes(1, 2).reshape(matrix.shape)
 

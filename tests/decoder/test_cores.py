@@ -1,7 +1,5 @@
 """Cores by affinity and by the quotas of control groups, on made-up trees."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

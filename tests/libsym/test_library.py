@@ -1,7 +1,5 @@
 """The library as a whole: what importing it costs, its errors, its paths, its C."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -50,25 +48,30 @@ def test_errors_survive_pickling_and_print_as_one_line(cls: type[sym.SymError]) 
     assert type(error_for(cls.code, "x")).code == cls.code
 
 
-def test_the_default_socket_is_where_it_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SYMPHONY_SOCKET", "/named/by.sock")
-    assert default_socket() == Path("/named/by.sock")
-    monkeypatch.delenv("SYMPHONY_SOCKET")
-    monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert default_socket() == Path("/run/symphony/symphony.sock")
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory for a user of whom the environment says nothing."""
+    for name in ("SYMPHONY_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("user")
+def test_the_default_socket_is_where_it_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_socket() == Path("/tmp/symphony-54321/symphony.sock")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/54321")
     assert default_socket() == Path("/run/user/54321/symphony.sock")
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert default_socket() == Path("/tmp/symphony-54321/symphony.sock")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert default_socket() == Path("/run/symphony/symphony.sock")
+    monkeypatch.setenv("SYMPHONY_SOCKET", "/named/by.sock")
+    assert default_socket() == Path("/named/by.sock")
 
 
-def test_a_user_without_a_daemon_finds_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own, system = tmp_path / "symphony.sock", tmp_path / "system.sock"
-    monkeypatch.delenv("SYMPHONY_SOCKET", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 54_321)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_user_without_a_daemon_finds_the_systems(monkeypatch: pytest.MonkeyPatch, user: Path) -> None:
+    own, system = user / "symphony.sock", user / "system.sock"
     monkeypatch.setattr(paths, "_SYSTEM_SOCKET", system)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(user))
     assert find_socket() == own
     system.touch()
     assert find_socket() == system
@@ -76,14 +79,9 @@ def test_a_user_without_a_daemon_finds_the_systems(monkeypatch: pytest.MonkeyPat
     assert find_socket() == own
 
 
-def test_a_user_whose_place_another_has_taken_finds_the_systems_and_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    taken, system = tmp_path / "taken", tmp_path / "system.sock"
+def test_a_user_whose_place_another_has_taken_finds_the_systems_and_is_told(monkeypatch, user, caplog):
+    taken, system = user / "taken", user / "system.sock"
     taken.mkdir(mode=0o777)
-    monkeypatch.delenv("SYMPHONY_SOCKET", raising=False)
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 54_321)
     monkeypatch.setattr(paths, "shared_name", lambda _uid: taken)
     monkeypatch.setattr(paths, "_SYSTEM_SOCKET", system)
     with pytest.raises(sym.NoAccess, match=f"it is uid {taken.stat().st_uid}'s"):

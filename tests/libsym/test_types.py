@@ -1,7 +1,5 @@
 """Type checking of programs: the package declares that it is typed, so a checker sees every name."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A program that uses all of libsym, for a type checker alone (see test_types.py): what has no type is a defect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, assert_type
 

@@ -29,6 +29,7 @@ def run(script, *words, status=0):
     return done.stdout
 
 
+@pytest.mark.slow
 @needs_mount
 @needs_root
 @pytest.mark.parametrize("name", ATTACKS)
@@ -36,6 +37,7 @@ def test_an_attack_fails(name):
     assert run(f"attacks/{name}.py", "--quick").startswith("held: ")
 
 
+@pytest.mark.slow
 @needs_mount
 @needs_root
 def test_how_long_attacks_held_the_main_thread_is_told():
@@ -88,7 +90,6 @@ def rows():
 
 
 def resolve(name):
-    """The value of a dotted name, also of a class's attribute or annotation."""
     parts = name.strip("`").split(".")
     for at in range(len(parts) - 1, 0, -1):
         try:

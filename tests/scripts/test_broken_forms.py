@@ -14,8 +14,6 @@ pytestmark = MARKS
 
 @dataclass(frozen=True)
 class Broken:
-    """A way to break a script's quick form, and the words that the script says then."""
-
     says: str
     plant: str = ""
     """Python that runs first, in the script's process. Nothing: the daemon is killed in the middle."""
@@ -28,19 +26,11 @@ GONE = (
 )
 """Words of a script whose daemon was killed; where the script was at that moment decides which."""
 BROKEN = {
-    "bench/crowd.py": Broken(GONE),
-    "bench/branching.py": Broken(GONE),
-    "bench/calls.py": Broken(GONE),
     "bench/ceiling.py": Broken(
         "the decoder does not sleep",
         "import branching as it\nserved = it.served\nit.served = lambda *a, tree, symphony: served(*a, tree=tree)",
     ),
-    "bench/launches.py": Broken(GONE, words=("--quick", "--only=kills")),
-    "bench/fleet.py": Broken(f"{GONE}|no connection to first|first does not answer"),
-    "bench/disk.py": Broken(GONE, words=("--quick", "--only=small,decoding", "--model=tiny")),
-    "bench/mount.py": Broken(f"{GONE}|No such file", words=("--calls", "20000")),
     "bench/steps.py": Broken(GONE, words=STREAMS),
-    "conformance/odd_programs.py": Broken(GONE),
     "fuzz/frames.py": Broken("the daemon ended"),
     "fuzz/core.py": Broken(
         "FAILED seed 1",
@@ -70,7 +60,6 @@ BROKEN = {
         "nothing is withheld",
         "from scheduler.batch.policy import Policy\nplan = Policy.plan\nPolicy.plan = lambda *a: 0 * plan(*a)",
     ),
-    "soak/forks.py": Broken(GONE, words=("--count", "1000000")),  # 1000 are over too soon
     "soak/powercuts.py": Broken(
         r"--first 0 --steps 60, \d+: cut at",
         "import shutil\nfrom tests.disk import powercut as it\nmake = it.materialize\n"

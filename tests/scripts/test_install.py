@@ -4,8 +4,6 @@ The wheel is made of the tree as it lies here, without compiling (tests/test_pac
 needs from the environment of the tests. What takes systemd is shown by scripts/boot.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -79,7 +77,6 @@ class Release:
 
 
 def run(*words: object, status: int = 0, **environment: str) -> str:
-    """Run a command, and return its output on both streams."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHON": sys.executable}
     done = subprocess.run(
         [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd="/",

@@ -24,7 +24,6 @@ def test_a_quick_form_prints_its_whole_table(place, name):
 
 
 def test_every_script_has_a_quick_form():
-    """Modules without one belong to a script."""
     folders = ("soak", "fuzz", "mutants", "bench", "bench/workloads")
     paths = [path for folder in folders for path in (ROOT / "scripts" / folder).glob("*.py")]
     scripts = {str(path.relative_to(ROOT / "scripts")) for path in paths if path.read_text().startswith("#!")}

@@ -29,7 +29,6 @@ def executable(path, text):
 
 
 def lib(source, **how):
-    """Run lines of bash with the functions of scripts/lib.sh."""
     options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "check": False} | how
     command = ["bash", "-c", f"set -euo pipefail; . scripts/lib.sh; {source}"]
     return subprocess.run(command, **options)  # noqa: PLW1510 - it is in `options`

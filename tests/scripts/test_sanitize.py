@@ -58,9 +58,8 @@ def test_the_fuzzer_of_calls_finds_nothing_in_some_seconds():
         ("memory", OVERRUN, "signed integer overflow"),
         ("memory", LEAK, "detected memory leaks"),
         ("threads", RACE, "data race"),
-        ("memory", "int main(void) { return shared; }", ""),
     ],
-    ids=["overflow", "overrun", "leak", "race", "no fault"],
+    ids=["overflow", "overrun", "leak", "race"],
 )
 def test_a_fault_in_a_program_ends_the_sanitizers_with_a_status(tmp_path, what, program, says):
     (tmp_path / "program.c").write_text(HEAD + program)
@@ -71,5 +70,5 @@ def test_a_fault_in_a_program_ends_the_sanitizers_with_a_status(tmp_path, what, 
     environment = os.environ | {"CC": str(compiler), "PLACE": str(tmp_path)}
     command = [SCRIPTS / "sanitize", "--quick", what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode != 0) == bool(says), done.stdout + done.stderr
+    assert done.returncode != 0, done.stdout + done.stderr
     assert says in done.stderr

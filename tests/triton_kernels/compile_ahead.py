@@ -38,8 +38,6 @@ CAPABILITIES = (90, 80)
 
 
 class AbsentGpu:
-    """The part of Triton's driver that compiling asks."""
-
     def __init__(self, capability: int) -> None:
         self.capability = capability
 
@@ -150,7 +148,6 @@ def _compile_task(task: tuple[str, int, bool]) -> tuple[str, int, dict[str, dict
 
 
 def faults(taken: dict, before: dict | None) -> list[str]:
-    """Return the faults in a kernel's resources, beside those that were recorded of it."""
     found = []
     if taken["spilled"] and not taken["may_spill"]:
         found.append("SPILLS")

@@ -36,8 +36,6 @@ def mixed(z: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Settings of one row, as both sides take them."""
-
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

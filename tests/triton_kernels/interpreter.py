@@ -89,8 +89,6 @@ class _PatchOnce:
 
 
 class _NumpyTypes:
-    """Cache of numpy's types by the name of the elements' type."""
-
     def __init__(self, look_up) -> None:
         self._look_up, self._found = look_up, dict[str, object]()
 

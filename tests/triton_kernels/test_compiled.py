@@ -32,7 +32,6 @@ def in_a_process_of_its_own(cache: Path, module: str, *arguments) -> subprocess.
 
 @pytest.fixture(scope="module")
 def compiled(cache):
-    """`(exit status, output, figures)`."""
     done = in_a_process_of_its_own(cache, "compile_ahead", "--default", "--json", cache / "figures")
     assert (cache / "figures").exists(), done.stderr
     return done.returncode, done.stdout, json.loads((cache / "figures").read_text())
@@ -74,7 +73,7 @@ def test_half_precision_attention_runs_on_one_matrix_instruction(compiled):
     """Another one for decode than for prefill would be another order of additions."""
     _, _, figures = compiled
     files = ("paged_decode_attention", "paged_prefill_attention", "shared_prefix_attention")
-    for sm, instruction, least in (("sm_90", "wgmma", 10), ("sm_80", "mma", 3)):
+    for sm, instruction, least in (("sm_90", "wgmma", 7), ("sm_80", "mma", 3)):
         attend = [figures[file][sm] for file in files]
         taken = [figure["matrix"] for report in attend for name, figure in report.items() if name.startswith("attend")]
         assert len(taken) >= least

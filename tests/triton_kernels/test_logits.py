@@ -106,7 +106,6 @@ def test_a_row_that_is_no_distribution_or_has_nothing_possible_is_refused_alone(
 
 
 def nucleus(row: np.ndarray, top_p: float) -> int:
-    """How many of the likeliest entries hold so much of the mass."""
     weights = np.sort(np.exp(row.astype(np.float64)))[::-1]
     return int(np.searchsorted(np.cumsum(weights), top_p * weights.sum())) + 1
 

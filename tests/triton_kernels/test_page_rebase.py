@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.cpu.rebase import PageShape, Rebaser
-from decoder.rope import inverse_frequencies
-from decoder.tiny import tiny_config
 from libsym.abi import PAGE_ENTRIES
 from triton_kernels.page_rebase import assemble_pages
 
@@ -38,7 +35,6 @@ def random_lists(seed: int, targets, counts, frames, shifts) -> dict[str, np.nda
 
 
 def reference(pages: torch.Tensor, lists, frequencies, kinds) -> torch.Tensor:
-    """Return all pages after the rebase, in float64."""
     before = pages.cpu().float().double().numpy()
     after, half = before.copy(), pages.shape[5] // 2
     for index, target in enumerate(lists["targets"]):
@@ -99,23 +95,3 @@ def test_a_target_of_minus_one_is_left_out(device):
     lists = random_lists(4, [-1], [32], [0], [5])
     assemble_pages(pages, **lists, frequencies=[plain_frequencies(16)], layer_kinds=[0] * LAYERS)
     assert torch.equal(pages, before)
-
-
-def test_it_equals_the_rebase_of_the_cpu(device):
-    sliding = (True, False, True)
-    config = tiny_config(num_layers=LAYERS, window=32, sliding_layers=sliding, local_rope_theta=1e6)
-    shape = PageShape(config, 1)
-    pages = random_pages(4, config.head_dim, torch.float32, device)
-    arena = np.zeros((4, *config.page_shape), dtype=np.float32)
-    for frame in range(4):
-        shape.keys(arena[frame])[..., 0] = pages[frame, :, 0].cpu().transpose(2, 3)
-        shape.values(arena[frame])[..., 0] = pages[frame, :, 1].cpu()
-    lists = random_lists(5, [3], [19], [0, 1, 2], [0, 3, -1000])
-    filled = (lists[name][0, :19] for name in ("sources", "slots", "shifts"))
-    Rebaser(config, shape).fill(arena[3], arena, *filled)
-    frequencies = [inverse_frequencies(config, local) for local in (False, True)]
-    assemble_pages(pages, **lists, frequencies=frequencies, layer_kinds=[int(local) for local in sliding])
-    keys = torch.from_numpy(shape.keys(arena[3])[..., 0]).transpose(2, 3)
-    # The products may be rounded once less than on the CPU.
-    torch.testing.assert_close(pages[3, :, 0].cpu(), keys, rtol=0, atol=1e-6)
-    assert np.array_equal(pages[3, :, 1].cpu().numpy(), shape.values(arena[3])[..., 0])

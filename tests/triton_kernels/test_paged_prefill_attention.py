@@ -46,11 +46,6 @@ def test_a_masked_token_has_the_same_bits_in_any_chunk(device, dtype):
     assert torch.equal(chunks.attend_as([(0, 0, 7), (0, 7, 1), (0, 8, 12)]), whole)
 
 
-def test_a_token_behind_a_long_prefix_has_the_bits_of_a_decode_step(device):
-    chunks = Chunks(SMALL, [(4090, 7)], torch.float32, device)
-    assert torch.equal(chunks.decode((0, 6))[0], chunks.attend()[6])
-
-
 def test_padding_tiles_and_rows_of_no_tile_leave_the_output_alone(device):
     chunks = Chunks(SMALL, [(0, 5)], torch.float32, device)
     out = torch.full((8, SMALL.num_heads, SMALL.head_dim), 7.0, device=device)

@@ -1,7 +1,5 @@
 """The model families, as transformers configures small models of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GGUF files of every family beside transformers, what is read from them, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -111,7 +109,6 @@ def test_a_file_without_optional_keys_gets_llama_cpps_defaults(tmp_path):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> dict[str, Any]:
-    """A file of each architecture whose metadata and tensors may be changed in memory."""
     directory = tmp_path_factory.mktemp("files")
     paths = {case: converted(model_of(case), directory / f"{case}.gguf") for case in ("qwen2", "gemma2", "gemma3")}
     return {case: read_gguf(path) for case, path in {**paths, "llama": write_gguf(directory / "a.gguf")}.items()}

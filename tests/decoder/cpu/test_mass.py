@@ -1,7 +1,5 @@
 """The mass of attention that a chunk may ask for: as the reference has it, and nothing else changes by asking."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ ISAS = ["avx512", "avx2", "plain"]
 
 
 def masses(bench: Bench, prompt: list[int], pieces: list[int], *, rows: str = "last") -> np.ndarray:
-    """Return the attention mass of a whole prompt, whose pieces are computed in separate steps."""
     file, mass = bench.file(len(prompt)), bench.no_mass(len(prompt))
     for piece in pieces:
         bench.step(Call(file, prompt[file.length : file.length + piece], rows, mass=mass))

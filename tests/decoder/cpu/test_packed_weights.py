@@ -1,7 +1,5 @@
 """Weights as the step has them: rounded once, or the codes of a file themselves; and those that do not fit."""
 
-from __future__ import annotations
-
 import errno
 
 import gguf
@@ -23,7 +21,6 @@ from tests.decoder.cpu.quantized import blocks_of, quantized, replaced
 
 
 def unpacked(packed, row: int, size: int) -> np.ndarray:
-    """A row of the packed embedding."""
     out = np.empty(size, np.float32)
     lib.sym_unpack_row(packed.embed, row, size, ffi.cast("float *", out.ctypes.data))
     return out

@@ -1,15 +1,9 @@
 """Entries that move: what a page assembled of others holds, and that it computes what it would have computed there."""
 
-from __future__ import annotations
-
-from dataclasses import fields
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from decoder.cpu.arena import Arena
-from decoder.model import load_model
 from decoder.model_config import RopeScaling
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
@@ -51,8 +45,6 @@ def plain_entries(arena, config, page):
 
 @pytest.fixture(params=["F32", "BF16"])
 def filled_arena(request):
-    """Makes an arena full of random numbers, of either type."""
-
     def make(config):
         arena = Arena(config, 6, request.param)
         values = np.random.default_rng(5).standard_normal(arena.pages.shape, dtype=np.float32)
@@ -106,12 +98,11 @@ def test_a_page_can_be_put_together_of_itself(filled_arena):
 
 
 def errors(expected, got):
-    """The largest error of a row's logits relative to its largest logit, the mean KL divergence, the same choices."""
+    """The largest error of a row's logits relative to its largest logit, and the mean KL divergence."""
     expected, got = expected.astype(np.float64), got.astype(np.float64)
     worst = (np.abs(got - expected).max(axis=1) / np.abs(expected).max(axis=1)).max()
     logs = [logits - np.logaddexp.reduce(logits, axis=1, keepdims=True) for logits in (expected, got)]
-    kl = (np.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=1).mean()
-    return worst, kl, (expected.argmax(axis=1) == got.argmax(axis=1)).mean()
+    return worst, (np.exp(logs[0]) * (logs[0] - logs[1])).sum(axis=1).mean()
 
 
 def rebased(bench, tokens, start, length):
@@ -137,32 +128,10 @@ def test_rebased_entries_serve_as_if_computed_there(cpu_bench, shape, precision)
     got = bench.step(Call(file, tokens[80:]))[0]
     fresh, _ = bench.prefill(tokens[:80], reserve=40)
     expected = bench.step(Call(fresh, tokens[80:]))[0]
-    worst, kl, _ = errors(expected, got)
+    worst, kl = errors(expected, got)
     assert worst < PRECISIONS[precision][0]
     assert kl < PRECISIONS[precision][1]
     stale = bench.file(120)  # the test can tell: the same entries, not turned
     bench.step(Call(stale, tokens[:80], "none", range(1000, 1080)))
     wrong = bench.step(Call(stale, tokens[80:], "all", range(80, 120)))[0]
     assert errors(expected, wrong)[0] > 10 * worst
-
-
-TEXT = Path(__file__).parents[3] / "LICENSE"
-REAL_PRECISIONS = {"float32": (3e-5, 1e-9, 1.0), "bf16": (0.08, 2e-3, 0.9)}
-"""The same, and the share of rows whose greedy token stays. Measured: 4e-6, 2e-11, all; 0.028, 3.4e-4, 97 %."""
-
-
-@pytest.mark.slow  # the real model, twice 320 tokens in each precision
-@pytest.mark.parametrize("precision", REAL_PRECISIONS)
-def test_the_real_model_hardly_notices_that_its_context_was_moved(cpu_bench, precision):
-    model = load_model(None)
-    shape = {field.name: getattr(model.config, field.name) for field in fields(model.config)}
-    bench = cpu_bench(precision=precision, weights=model.weights, **shape)
-    tokens = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:320]
-    file = rebased(bench, tokens, 5000, 256)
-    got = bench.step(Call(file, tokens[256:]))[0]
-    fresh, _ = bench.prefill(tokens[:256], reserve=64)
-    worst, kl, same = errors(bench.step(Call(fresh, tokens[256:]))[0], got)
-    bounds = REAL_PRECISIONS[precision]
-    assert worst < bounds[0]
-    assert kl < bounds[1]
-    assert same >= bounds[2]

@@ -1,7 +1,5 @@
 """Fixtures of the cuda backend in Triton's interpreter, or on a GPU with TRITON_INTERPRET=0."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +24,6 @@ def device() -> Device:
 
 @pytest.fixture
 def mended(device, monkeypatch) -> None:
-    """Makes the interpreter compute bfloat16 and float8 as a GPU does."""
     if not device.is_gpu:
         mend_bfloat16(monkeypatch)
         mend_float8(monkeypatch)
@@ -34,7 +31,6 @@ def mended(device, monkeypatch) -> None:
 
 @pytest.fixture
 def cuda_bench(device) -> Iterator[Callable[..., Any]]:
-    """Makes benches with a decoder each. Other keyword arguments go to the configuration."""
     decoders: list[CudaDecoder] = []
 
     def make(

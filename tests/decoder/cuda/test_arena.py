@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import mmap
 import threading
 
@@ -32,7 +30,6 @@ def new_arena(device):
 
 
 def compute(arena: CudaArena, page: int, value: float, *, blank: bool = False) -> None:
-    """Write a whole page, as a step does."""
     taken = arena.take(ints(page), written=ints(page), blank=ints(page) if blank else ints())
     arena.frames[int(arena.frames_of(ints(page))[0])] = value
     arena.release(taken)
@@ -112,18 +109,6 @@ def test_expected_pages_are_there_before_they_are_taken(new_arena):
     taken = arena.take(ints(0), written=ints(), blank=ints())
     assert arena.traffic.num_in == before
     arena.release(taken)
-
-
-def test_a_hint_about_a_page_that_is_another_files_now_is_dropped(new_arena, monkeypatch):
-    arena = new_arena(num_frames=2)
-    for page in range(3):
-        compute(arena, page, float(page + 1))
-    with arena._changed:  # the hint cannot be followed before the page is somebody else's
-        arena.expect(ints(0))
-        arena.writable(0)[:1] = b"x"
-    arena.close()
-    assert arena.traffic.num_in == 0
-    assert bytes(arena.view(0)[:1]) == b"x"
 
 
 @pytest.mark.parametrize(("num_layers", "dtype"), [(1, "F8_E4M3"), (3, "BF16"), (2, "F32")])

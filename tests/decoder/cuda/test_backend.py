@@ -1,7 +1,5 @@
 """The whole step: as the CPU backend computes it, and the same bits whatever is beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -52,7 +50,6 @@ NEAR: dict[str, tuple[dict, dict, float]] = {  # configuration, what else the ba
 
 
 def held(bench, file) -> bytes:
-    """The KV of a file."""
     full, rest = divmod(file.length, 32)
     pages = [bytes(bench.arena.view(int(page))) for page in file.pages[:full]]
     return b"".join(pages) + (bench.arena.masked(bench.arena.view(int(file.pages[full])), rest) if rest else b"")
@@ -74,7 +71,6 @@ def test_every_family_and_type_gives_the_cpus_logits_and_greedy_tokens(cuda_benc
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [{}, GEMMA_2], ids=["llama", "windows and caps"])
 def test_a_batch_of_everything_gives_the_cpus_logits_and_mass_whoever_asks(cuda_bench, cpu_bench, mended, shape):
-    """Decodes, prefills, masks, positions and silent calls."""
     mask = np.tri(6, 6 + 40, 40, dtype=np.bool_)
     mask[:, 3:37] = False
     outs: list[list] = []

@@ -1,7 +1,5 @@
 """The step as a loop in C has it called."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from tests.scheduler.through_c import ThroughC, mixed_calls
 def test_through_c_the_step_gives_its_own_bits(cuda_bench, request):
     outs, pages = [], []
     for is_through_c in (False, True):
-        bench = cuda_bench()
+        bench = cuda_bench(num_layers=1)
         calls = mixed_calls(bench)
         if is_through_c:
             bench.decoder = ThroughC(bench.decoder.step, bench.config)

@@ -1,7 +1,5 @@
 """Passes of decodes laid out ahead: nothing differs from laying them out anew, and little is left to do then."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from decoder.batch import Chunk
@@ -14,8 +12,6 @@ NUM_PAGES = 2000
 
 
 class File:
-    """A length, and pages that it may grow into."""
-
     def __init__(self, pages, length: int) -> None:
         self.pages, self.length = np.asarray(pages, np.int32), length
 

@@ -2,8 +2,6 @@
 calls.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

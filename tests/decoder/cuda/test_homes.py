@@ -1,7 +1,5 @@
 """Homes are frames of a pool whose pages go to disk and come back: a home holds another page tomorrow."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,7 +45,6 @@ class House:
         raise AssertionError((page, len(data), num_entries))
 
     def put_out(self, page: int) -> None:
-        """Into its slot, from where it is, and out of memory."""
         frame = int(self.pool.store.of[page])
         self.disk[page] = bytes(self.arena.view(frame))
         self.pool.on_disk.kept[page] = PAGE_ENTRIES
@@ -86,7 +83,6 @@ class House:
         self.pool.unpin(pinned)
 
     def expect(self, pages: Sequence[int]) -> None:
-        """A hint for a call that may be given up before anybody follows it."""
         self.arena.expect(self.pool.store.frames_of(ints(*pages)))
 
     def here(self) -> list[int]:
@@ -180,21 +176,4 @@ def test_pages_keep_their_bytes_whatever_goes_down_and_comes_back(house: House, 
         is_over.set()
         watcher.join()
     assert not problems
-    house.check()
-
-
-def test_what_is_page_locked_is_no_more_than_the_homes_however_many_pages_pass_through(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked: list[int] = []
-    monkeypatch.setattr(house.arena.device, "pin", lambda memory: locked.append(memory.numel()))
-    for value in range(NUM_PAGES):
-        page = house.make(ANN)
-        house.compute([page], page, float(value), is_new=True)
-        house.put_out(page)
-    for page in house.model:
-        house.bring(page)
-        house.compute([page], page, 1.0)
-        house.put_out(page)
-    assert 0 < sum(locked) <= NUM_HOMES * house.arena.page_bytes
     house.check()

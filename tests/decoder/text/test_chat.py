@@ -1,7 +1,5 @@
 """Chat templates beside `apply_chat_template` of transformers, and what they object to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

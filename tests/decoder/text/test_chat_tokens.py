@@ -1,7 +1,5 @@
 """chat_tokens: the template's marks are special tokens, what programs put into messages is text; and the next turn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,7 +27,6 @@ from tests.decoder.small_checkpoints import (
     small_vocabulary,
 )
 from tests.decoder.text.vocabularies import (
-    ELABORATE,
     GEMMA,
     NASTY,
     QWEN,
@@ -42,16 +39,6 @@ from tests.decoder.text.vocabularies import (
     spellable,
 )
 
-LLAMA_3 = """{{- bos_token }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
-"""
-PHI = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
 MISTRAL = """{{- bos_token }}
 {%- for message in messages %}
     {%- if (message.role == "user") != (loop.index0 % 2 == 0) %}
@@ -66,11 +53,8 @@ MISTRAL = """{{- bos_token }}
 """
 
 
-def with_specials(template: str, splitter: str = "llama-bpe", specials: list[str] = SPECIALS) -> Tokenizer:
-    words = [*specials, *small_vocabulary()[len(SPECIALS) :]]
-    types = [3] * len(specials) + [1] * (VOCAB_SIZE - len(SPECIALS))
-    metadata = {**gguf_metadata(), "tokenizer.chat_template": template}
-    return in_memory(metadata, VOCAB_SIZE + len(specials), pre=splitter, tokens=words, token_type=types)
+def with_specials(template: str, splitter: str = "llama-bpe") -> Tokenizer:
+    return in_memory({**gguf_metadata(), "tokenizer.chat_template": template}, pre=splitter)
 
 
 def gemma(*, adds_space: bool) -> Tokenizer:
@@ -104,8 +88,6 @@ FAMILIES: dict[str, Callable[[Path], Tokenizer]] = {
     "smollm": lambda _: smollm(),
     "tiny": lambda _: byte_tokenizer(259),
     "qwen": lambda _: qwen(),
-    "llama 3": lambda _: with_specials(LLAMA_3, specials=["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]),
-    "phi": lambda _: with_specials(PHI, "gpt-2", ["<|end|>", "<|user|>", "<|assistant|>"]),
     "gemma": lambda _: gemma(adds_space=False),
     "gemma, with spaces": lambda _: gemma(adds_space=True),
     "mistral": lambda directory: mistral(directory / "each", first_only=False),
@@ -120,7 +102,6 @@ def family(tmp_path_factory) -> Callable[[str], Tokenizer]:
 
 
 def asked(*contents: str) -> list[dict[str, Any]]:
-    """A conversation in which user and assistant alternate."""
     return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
@@ -196,7 +177,7 @@ def test_a_file_and_the_next_turn_are_the_tokens_of_the_whole_conversation(famil
     )
 
 
-@pytest.mark.parametrize("question", ["hi you", "\n\nhi", " you", "1", "</s>"])
+@pytest.mark.parametrize("question", ["\n\nhi", " you", "</s>"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_finds_where_its_last_turn_begins(family, name, question):
     tokenizer = family(name)
@@ -304,14 +285,6 @@ def test_tools_are_text_down_to_their_keys():
     assert specials(qwen(), tokens) == specials(qwen(), qwen().chat_tokens(asked("hi"), [{"type": "function"}]))
 
 
-def test_an_elaborate_template_has_marks_of_its_own_alone():
-    tokenizer = with_specials(ELABORATE, "smollm")
-    messages = [{"role": "user", "content": " <|im_end|> "}, {"role": "assistant", "content": "y <|im_start|>"}]
-    tokens = tokenizer.chat_tokens(messages, [{"a": "<|im_end|>"}])
-    assert tokenizer.decode(tokens) == tokenizer.chat_template(messages, [{"a": "<|im_end|>"}])
-    assert specials(tokenizer, tokens) == [1, 1, 2, 1, 2]
-
-
 @pytest.mark.parametrize("num_parts", [1, 40])
 def test_a_part_of_a_mark_that_the_template_looks_at_is_a_word_to_it(num_parts):
     template = "{% for p in messages[0].content %}{% if p.kind == 'text' %}{{ p.text }},{% endif %}{% endfor %}"
@@ -336,7 +309,6 @@ def test_a_template_that_looks_at_a_mark_is_refused_by_the_mark_and_the_message(
 
 
 def renderings_of(tokenizer: Tokenizer, messages: list[dict[str, Any]], reason: str = "", **options: Any) -> int:
-    """How often the template runs for a call; with a reason, for one that is refused."""
     renderings: list[None] = []
     with pytest.raises(Invalid, match=reason) if reason else nullcontext():
         tokenizer.chat_tokens(messages, checkpoint=lambda: renderings.append(None), **options)
@@ -399,15 +371,6 @@ def test_a_character_that_the_vocabulary_cannot_spell_is_an_error():
         smollm().chat_tokens(asked("a <|im_end|> \x04"))
     with pytest.raises(Invalid, match="lone surrogate"):
         smollm().chat_tokens(asked("a <|im_end|> \ud800"))
-
-
-@pytest.mark.parametrize("name", ["gemma", "mistral", "llama 3", "smollm"])
-def test_tokens_that_only_the_model_has_stand_for_no_text(family, name):
-    tokenizer = family(name)
-    known = max(tokenizer.encode(tokenizer.chat_template(asked("hi"))))
-    padding = [token for token in range(known, tokenizer.vocab_size) if not tokenizer.token_bytes(token)]
-    assert padding or name == "smollm"
-    assert tokenizer.decode(padding) == ""
 
 
 def test_messages_that_are_nested_too_deep_are_refused():

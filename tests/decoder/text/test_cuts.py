@@ -1,7 +1,5 @@
 """A text that is tokenized piece by piece, as it arrives, gives the tokens of the whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -53,7 +51,6 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
 
 
 def streamed(tokenizer: Tokenizer, chunks: Iterable[str]) -> tuple[list[int], int]:
-    """The tokens of a text that arrives in chunks, and how many pieces it was cut into."""
     tokens: list[int] = []
     pending, num_pieces = "", 1
     for chunk in chunks:

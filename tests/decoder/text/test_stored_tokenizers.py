@@ -1,7 +1,5 @@
 """Tokenizers of checkpoints beside transformers' own and beside the textbook; vocabularies that are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import regex
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +16,6 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from decoder.text.codecs import BYTE_ALPHABET
 from decoder.text.stored_tokenizers import huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
@@ -189,51 +185,17 @@ def test_every_word_behind_a_special_token_gets_a_space_of_its_own_and_so_does_t
         assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == expected.encode()
 
 
-GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SPLITS: dict[str, Callable[[str], list[str]]] = {
-    "gpt-2": lambda text: regex.findall(GPT_2, text),
-    # llama.cpp's two expressions: each number character alone, then GPT-2's.
-    "smollm": lambda text: [word for part in regex.split(r"(\p{N})", text) for word in regex.findall(GPT_2, part)],
-}
+SPLIT = {name: cache(lambda name=name: PAIRS[name](Path())) for name in ("smollm", "gpt-2")}
 
 
-class Textbook:
-    """Byte-pair encoding as it is described, one merge at a time."""
-
-    def __init__(self, split: Callable[[str], list[str]]) -> None:
-        self.ids = {token: i for i, token in enumerate(vocabulary())}
-        merges = smollm_file().texts("tokenizer.ggml.merges")
-        self.ranks = {tuple(merge.split(" ")): i for i, merge in enumerate(merges)}
-        self.special = re.compile("(" + "|".join(map(re.escape, vocabulary()[:17])) + ")")
-        self.split = split
-
-    def encode(self, text: str) -> list[int]:
-        tokens = []
-        for i, part in enumerate(self.special.split(text)):
-            words = (
-                [[part]] if i % 2 else [self._merge([BYTE_ALPHABET[b] for b in w.encode()]) for w in self.split(part)]
-            )
-            tokens += [self.ids[piece] for word in words for piece in word]
-        return tokens
-
-    def _merge(self, pieces: list[str]) -> list[str]:
-        while True:
-            ranked = [(self.ranks.get(pair, 1 << 60), i) for i, pair in enumerate(pairwise(pieces))]
-            rank, i = min(ranked, default=(1 << 60, 0))
-            if rank == 1 << 60:
-                return pieces
-            pieces = [*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :]]
-
-
-textbook = cache(lambda name: Textbook(SPLITS[name]))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text(max_size=60).filter(spellable) | st.sampled_from(NASTY), st.sampled_from(sorted(SPLITS)))
-def test_any_text_is_split_and_merged_as_in_the_textbook_and_comes_back(text, name):
-    tokens = with_pre_tokenizer(name).encode(text)
-    assert tokens == textbook(name).encode(text)
-    assert with_pre_tokenizer(name).decode(tokens) == text
+@pytest.mark.parametrize("name", SPLIT)
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=60).filter(spellable))
+def test_any_text_is_split_and_merged_as_in_transformers_and_comes_back(text, name):
+    ours, encode, *_ = SPLIT[name]()
+    tokens = ours.encode(text)
+    assert tokens == encode(text)
+    assert ours.decode(tokens) == text
 
 
 def textbook_pieces(text: str) -> list[str]:

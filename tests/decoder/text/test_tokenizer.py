@@ -1,7 +1,5 @@
 """A tokenizer before odd texts, tokens out of range and several threads."""
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The system calls by their names, as a LIP uses them."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import gc
@@ -125,9 +123,7 @@ def test_too_many_live_dists_are_no_buffers_and_dropping_one_helps() -> None:
         sym.pred(kv, [1] * 1025, rows="all")
 
 
-def test_after_the_daemons_death_only_connect_goes_on_and_rows_stay_readable(
-    start_daemon: Callable[..., Daemon], connected: Daemon
-) -> None:
+def test_after_the_daemons_death_only_connect_goes_on_and_rows_stay_readable(start_daemon, connected):
     doomed = start_daemon()
     sym.connect(doomed.path)
     kv = sym.kv_create()
@@ -146,9 +142,7 @@ def test_after_the_daemons_death_only_connect_goes_on_and_rows_stay_readable(
     assert dist.argmax() == 42
 
 
-def test_no_daemon_is_one_clear_line_and_the_next_call_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Daemon
-) -> None:
+def test_no_daemon_is_one_clear_line_and_the_next_call_tries_again(tmp_path, monkeypatch, connected):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
     with pytest.raises(sym.NotConnected) as caught:
         sym.tokenize("x")

@@ -1,7 +1,5 @@
 """Messages, advice and lines of input on the program's side: the requests on the wire, and the possible replies."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -26,7 +24,6 @@ subscribe_script = script_of(sym.subscribe)
 
 
 def answered(script: Any, args: tuple[int, ...] = (0, 0, 0, 0), payload: bytes = b"") -> Any:
-    """Give what a script of one call returns for a reply."""
     next(script)
     with pytest.raises(StopIteration) as over:
         script.send(SimpleNamespace(args=list(args), payload=payload, claim=int))

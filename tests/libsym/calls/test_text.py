@@ -1,7 +1,5 @@
 """Text that arrives in pieces is the text that arrives at once."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -12,7 +10,6 @@ TEXT = "Grüße, 世界! 👩‍👩‍👧 naïve … fin"
 
 
 def decode_bytes(tokens: list[int]) -> str:
-    """A byte tokenizer, as byte-level BPE decodes."""
     return bytes(tokens).decode("utf-8", "replace")
 
 

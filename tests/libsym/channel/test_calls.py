@@ -1,10 +1,7 @@
 """Calls from threads, and from tasks under trio and asyncio: what holds for all of them."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -26,8 +23,8 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 @pytest.mark.parametrize("num_calls", [1, pytest.param(1500, marks=pytest.mark.slow)])
 def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_are_under_way(
-    client: ClientChannel, observer: ClientChannel, face: Face, num_calls: int
-) -> None:
+    client, observer, face, num_calls
+):
     """1,024 are under way in a process; the others are sent as those end."""
     done: dict[int, bytes] = {}
 
@@ -79,9 +76,7 @@ def test_a_full_ring_makes_callers_wait_and_loses_nothing(daemon: Daemon, face: 
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_every_wait_ends_when_the_daemon_is_killed_or_the_connection_closed(
-    start_daemon: Callable[..., Daemon], daemon: Daemon, face: Face, is_killed: bool
-) -> None:
+def test_every_wait_ends_when_the_daemon_is_killed_or_the_connection_closed(start_daemon, daemon, face, is_killed):
     doomed = start_daemon() if is_killed else daemon
     client, observer = doomed.client(), doomed.client()
     errors: list[SymError] = []
@@ -144,9 +139,7 @@ def test_streams_come_reply_by_reply(client: ClientChannel, face: Face) -> None:
     face.run(program)
 
 
-def test_only_one_caller_at_a_time_waits_for_a_stream(
-    client: ClientChannel, observer: ClientChannel, face: Face
-) -> None:
+def test_only_one_caller_at_a_time_waits_for_a_stream(client, observer, face):
     """The others are told so: one that found the end taken from under it would have nothing to return."""
     found: list[int] = []
     refused: list[str] = []

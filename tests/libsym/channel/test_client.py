@@ -1,7 +1,5 @@
 """Calls between real processes: the routing of replies, and the effects of processes that go away."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
@@ -17,7 +15,7 @@ from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, SymError, TooLarge
-from tests.libsym.echo_client import ENVIRONMENT, Daemon, statistics, wait_until
+from tests.libsym.echo_client import ENVIRONMENT, statistics, wait_until
 from tests.libsym.echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
 from tests.libsym.faces import is_true_in_a_child, run_threads
 
@@ -62,9 +60,7 @@ def test_a_storm_of_interrupted_threads_leaves_nothing_behind(client: ClientChan
     assert statistics(client)["num_cancelled"] == 12 * 30
 
 
-def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(
-    daemon: Daemon, observer: ClientChannel
-) -> None:
+def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon, observer):
     """Held calls whose answers are 6 MiB together are released at once; nobody reads while the client is stopped."""
     script = f"""
 import sys, threading
@@ -104,9 +100,7 @@ def interrupter(observer: ClientChannel) -> Iterator[threading.Thread]:
 
 
 @pytest.mark.usefixtures("interrupter")
-def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(
-    client: ClientChannel, observer: ClientChannel
-) -> None:
+def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(client, observer):
     handle = client.call(Op.KV_CREATE).claim()
     with pytest.raises(KeyboardInterrupt):
         client.call(Op.PRED, flags=ROWS_LAST | HOLD, handle=handle, args=(1, 0, 0, 0), payload=b"\1\0\0\0")
@@ -117,9 +111,7 @@ def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
 @pytest.mark.parametrize("num_forks", [0, 1, 3])
-def test_files_of_a_reply_that_nobody_took_are_closed_again(
-    client: ClientChannel, observer: ClientChannel, request: pytest.FixtureRequest, num_forks: int, is_interrupted: bool
-) -> None:
+def test_files_of_a_reply_that_nobody_took_are_closed_again(client, observer, request, num_forks, is_interrupted):
     source = client.call(Op.KV_CREATE).claim()
     fork = Call(Op.KV_FORK, HOLD if is_interrupted else 0, source, (0, num_forks, 0, 0))
     if is_interrupted:
@@ -133,9 +125,7 @@ def test_files_of_a_reply_that_nobody_took_are_closed_again(
     assert statistics(client)["closed"] == [source + number for number in range(1, max(num_forks, 1) + 1)]
 
 
-def test_a_signal_whose_handler_returns_does_not_disturb_the_call(
-    client: ClientChannel, observer: ClientChannel, request: pytest.FixtureRequest
-) -> None:
+def test_a_signal_whose_handler_returns_does_not_disturb_the_call(client, observer, request):
     seen: list[int] = []
 
     def note(number: int, _frame: object) -> None:

@@ -1,7 +1,5 @@
 """Calls from tasks, under trio and under asyncio, alone and beside threads."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import os
@@ -34,21 +32,16 @@ def num_descriptors() -> int:
 
 def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None:
     async def program() -> None:
-        assert (await sym.aio.model_info()).name == "echo"
         assert await sym.aio.detokenize(await sym.aio.tokenize("hello")) == "hello"
         async with await sym.aio.kv_create() as kv:
             assert (await sym.aio.pred(kv, [5, 7])).argmax() == 7
-            assert await sym.aio.kv_write(kv, [8]) == 3
-            assert (await sym.aio.kv_read(kv))[0] == [5, 7, 8]
-            async with await sym.aio.kv_fork(kv) as fork:
-                await sym.aio.kv_truncate(fork, 1)
-                assert (await sym.aio.kv_stat(fork)).tokens == 1
-            async with await sym.aio.kv_lock(kv) as held:
+            async with await sym.aio.kv_fork(kv) as fork, await sym.aio.kv_lock(kv) as held:
                 assert held is kv
+                assert await sym.aio.kv_write(fork, [8]) == 3
+                assert (await sym.aio.kv_read(fork))[0] == [5, 7, 8]
         assert kv.closed
         stat = await sym.aio.daemon_stat()
-        assert stat["open"] == []
-        assert not stat["locked"]
+        assert (stat["open"], stat["locked"]) == ([], False)
         text = sym.aio.Detokenizer()
         assert "".join([await text.add(ord(c)) for c in "abc"]) + text.flush() == "abc"
         with pytest.raises(sym.BadHandle, match="closed"):
@@ -69,9 +62,7 @@ def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
         assert inspect.iscoroutinefunction(getattr(sym.aio, name))
 
 
-def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
+def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(client, observer, backend):
     async def program() -> None:
         answers: list[bytes] = []
 
@@ -93,9 +84,7 @@ def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(
     anyio.run(program, backend=backend)
 
 
-def test_what_a_cancelled_task_had_no_room_to_send_is_never_sent(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
+def test_what_a_cancelled_task_had_no_room_to_send_is_never_sent(client, observer, backend):
     """Not even by the task that reads when there is room: the call may be gone by then."""
 
     async def program() -> None:
@@ -142,9 +131,7 @@ def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, b
     wait_until(client, "held_slots", 0)
 
 
-def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(
-    client: ClientChannel, observer: ClientChannel, backend: str
-) -> None:
+def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(client, observer, backend):
     async def program() -> None:
         stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
         assert (await stream.next()).args[0] == 0

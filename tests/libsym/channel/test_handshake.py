@@ -1,7 +1,5 @@
 """How a program finds its way in when the daemon has its hands full."""
 
-from __future__ import annotations
-
 import errno
 import socket
 import threading
@@ -87,9 +85,7 @@ def test_a_refusal_is_read_even_if_the_daemon_hung_up_before_it_was_greeted(list
         (+2, "newer than this program's libsym (ABI version {}, here {}): install the libsym of the daemon's release"),
     ],
 )
-def test_a_daemon_of_another_release_is_told_in_one_line_that_says_what_to_do(
-    tmp_path: Path, ahead: int, words: str
-) -> None:
+def test_a_daemon_of_another_release_is_told_in_one_line_that_says_what_to_do(tmp_path, ahead, words):
     path, version = str(tmp_path / "socket"), abi.ABI_VERSION + ahead
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

@@ -1,7 +1,5 @@
 """Reaching a daemon that is not there yet, or not any more."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,9 +99,7 @@ def test_a_wait_that_is_no_time_is_invalid(wait: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_task_waits_for_a_daemon_without_its_loop(
-    place: Place, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_a_task_waits_for_a_daemon_without_its_loop(place, monkeypatch, backend):
     pauses = Pauses(place.start)
 
     async def sleep(seconds: float) -> None:

@@ -1,7 +1,5 @@
 """The daemon's half against clients that break every rule."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import mmap
@@ -88,8 +86,8 @@ def test_requests_come_out_as_they_were_written(client: Client) -> None:
 
 
 def test_a_bounded_receive_leaves_the_rest_for_the_next_and_nothing_that_was_taken_can_be_changed(
-    client: Client,
-) -> None:
+    client,
+):
     client.submit(frame(b"good") + frame(b"fine") + frame(b"last"))
     requests = client.server.receive(2)
     client.submit(3 * frame(b"evil"), tail=384)
@@ -122,9 +120,7 @@ def test_a_malformed_frame_is_refused_for_good(client: Client, raw: bytes) -> No
 
 
 @pytest.mark.parametrize("op", [0, 999, 2**16 - 1])
-def test_an_operation_that_there_is_not_is_answered_with_ENOSYS_and_its_neighbours_are_served(
-    client: Client, op: int
-) -> None:
+def test_an_operation_that_there_is_not_is_answered_with_ENOSYS_and_its_neighbours_are_served(client, op):
     client.submit(frame(b"1") + frame(b"2", op=op) + frame(b"3"))
     assert [request.payload for request in client.server.receive()] == [b"1", b"3"]
     size, code, call_id = struct.unpack_from("=IiQ", client.region, COMPLETE_RING)

@@ -1,13 +1,10 @@
 """Calls with many replies, batches, and who owns the slots that they bring."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import struct
 import threading
 from array import array
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +19,7 @@ from libsym.channel.event_loop import perform
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import NotConnected, ProtocolError, SymError
-from tests.libsym.echo_client import Daemon, statistics, wait_until
+from tests.libsym.echo_client import statistics, wait_until
 from tests.libsym.echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
 from tests.libsym.faces import run_threads
 from tests.libsym.interrupts import ends_before
@@ -54,8 +51,8 @@ def test_a_cancelled_stream_gives_what_was_sent_and_then_its_end(client: ClientC
 
 
 def test_what_came_before_the_daemon_died_can_be_read_and_then_the_stream_is_over(
-    start_daemon: Callable[..., Daemon],
-) -> None:
+    start_daemon,
+):
     daemon = start_daemon()
     client = daemon.client()
     found = stream(client, 100, flags=HOLD)
@@ -95,9 +92,7 @@ def batch(client: ClientChannel, *frames: bytes, flags: int = 0) -> Reply:
 
 
 @pytest.mark.parametrize("reads_tokens", [False, True])
-def test_ctrl_c_at_any_moment_loses_nothing_of_a_stream_and_repeats_nothing(
-    client: ClientChannel, reads_tokens: bool
-) -> None:
+def test_ctrl_c_at_any_moment_loses_nothing_of_a_stream_and_repeats_nothing(client, reads_tokens):
     whole, payload = ([5] * 4, array("i", [5]).tobytes()) if reads_tokens else ([0, 1, 2], b"")
     moment, is_done = 0, False
     while not is_done:
@@ -177,9 +172,7 @@ def test_each_part_of_a_batch_owns_its_own_rows_and_one_that_failed_says_so(clie
 
 
 @pytest.mark.parametrize("take", [lambda reply: reply, lambda reply: reply.parts()], ids=["reply", "parts"])
-def test_a_batch_whose_rows_nobody_asks_for_gives_them_back(
-    client: ClientChannel, take: Callable[[Reply], object]
-) -> None:
+def test_a_batch_whose_rows_nobody_asks_for_gives_them_back(client, take):
     handle = client.call(Op.KV_CREATE).claim()
     whole = take(batch(client, part(handle, 5), part(handle, 6)))
     assert statistics(client)["held_slots"] == 2

@@ -1,7 +1,5 @@
 """The arithmetic over distributions, against numpy in double precision."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

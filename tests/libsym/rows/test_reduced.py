@@ -1,7 +1,5 @@
 """Rows answered by numbers say what the whole row says."""
 
-from __future__ import annotations
-
 import errno
 import struct
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The one sampler: against its definition in numpy, on every set of instructions, and with forged blocks."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import math
@@ -104,9 +102,7 @@ numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_m
 
 @tried(max_examples=200, deadline=None)
 @given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
-def test_every_draw_is_what_the_definition_says(
-    row: np.ndarray, setting: dict[str, Any], u: float, impossible: float
-) -> None:
+def test_every_draw_is_what_the_definition_says(row, setting, u, impossible):
     hidden = np.random.default_rng(1).random(len(row)) < impossible
     hidden[len(row) // 2] = False
     row = np.where(hidden, np.float32(-np.inf), row)
@@ -171,7 +167,6 @@ def test_nothing_beyond_the_row_is_read(instructions: int) -> None:
 
 
 def adjusted(row: np.ndarray, sampler: Sampler, before: list[int], generated: list[int]) -> np.ndarray:
-    """Bias, then penalties, the slow way."""
     result = row.copy()
     for token, bias in sampler.logit_bias.items():
         result[token] += np.float32(bias)
@@ -493,9 +488,7 @@ def test_shaped_draws_are_those_of_their_definition(instructions: int, settings:
     window=st.none() | st.integers(0, 70),
     breakers=st.sampled_from([(), ("c",), ("a", "bb")]),
 )
-def test_dry_finds_the_longest_repetition_before_each_token(
-    history: list[int], allowed_length: int, window: int | None, breakers: tuple[str, ...]
-) -> None:
+def test_dry_finds_the_longest_repetition_before_each_token(history, allowed_length, window, breakers):
     """Every token's penalty: the least bias that makes up for it."""
     dry = sym.Dry(1.0, 2.0, allowed_length, window, breakers)
     found = {token for token, text in enumerate([b"a", b"bb", b"c"]) if any(x.encode() in text for x in breakers)}
@@ -568,9 +561,7 @@ PARTS: list[tuple[type[object], str, object, str]] = [
 
 
 @pytest.mark.parametrize(("part", "name", "value", "words"), PARTS)
-def test_parts_without_meaning_are_named_when_they_are_made(
-    part: type[object], name: str, value: object, words: str
-) -> None:
+def test_parts_without_meaning_are_named_when_they_are_made(part, name, value, words):
     with pytest.raises(Invalid, match=words) as told:
         part(**{name: value})
     assert "\n" not in str(told.value)

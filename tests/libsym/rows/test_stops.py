@@ -1,7 +1,5 @@
 """Texts that end a generation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -21,7 +19,6 @@ def watch(texts: Sequence[str], token_texts: Sequence[bytes] = LETTERS) -> StopT
 
 
 def tokens_until_found(stops: StopTexts, tokens: Iterable[int]) -> int | None:
-    """How many tokens it took; None: never."""
     for count, token in enumerate(tokens, 1):
         if stops.add(token):
             return count
@@ -69,7 +66,6 @@ def test_c_that_is_given_the_address_watches_with_the_same() -> None:
 
 
 def plainly(texts: Sequence[bytes], pieces: Iterable[bytes]) -> tuple[int, int] | None:
-    """After how many pieces the first stop text is complete, and its number."""
     so_far = b""
     for count, piece in enumerate(pieces, 1):
         so_far += piece
@@ -89,9 +85,7 @@ letters = st.text("abé", min_size=1, max_size=7)  # so few that texts overlap t
     vocabulary=st.lists(st.text("abé", max_size=4).map(str.encode) | st.sampled_from([b"\xc3", b"\xa9"]), min_size=1),
     data=st.data(),
 )
-def test_any_texts_in_any_tokens_are_found_where_a_plain_search_finds_them(
-    texts: list[str], vocabulary: list[bytes], data: st.DataObject
-) -> None:
+def test_any_texts_in_any_tokens_are_found_where_a_plain_search_finds_them(texts, vocabulary, data):
     tokens = data.draw(st.lists(st.integers(0, len(vocabulary) - 1), max_size=40))
     stops = watch(texts, vocabulary)
     count = tokens_until_found(stops, tokens)
@@ -101,9 +95,7 @@ def test_any_texts_in_any_tokens_are_found_where_a_plain_search_finds_them(
 
 @settings(max_examples=100, deadline=None)
 @given(text=letters, times=st.integers(1, 300), cuts=st.sets(st.integers(0, 2000), max_size=30), before=letters)
-def test_long_texts_that_repeat_themselves_are_found_however_they_are_cut(
-    text: str, times: int, cuts: set[int], before: str
-) -> None:
+def test_long_texts_that_repeat_themselves_are_found_however_they_are_cut(text, times, cuts, before):
     stop, whole = text * times, (before + text * (times + 2)).encode()
     ends = sorted({cut for cut in cuts if cut < len(whole)} | {len(whole)})
     pieces = [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]

@@ -1,7 +1,5 @@
 """The arguments of a program: what is of no use ends it in one line with status 2, and its docstring is its help."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,9 +52,7 @@ REFUSED: list[tuple[Added, str, str]] = [
 
 
 @pytest.mark.parametrize(("added", "given", "why"), REFUSED)
-def test_what_is_of_no_use_ends_the_program_in_one_line(
-    added: Added, given: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_of_no_use_ends_the_program_in_one_line(added, given, why, monkeypatch, capsys):
     shipped = Path(sym.__file__).resolve().parents[1] / "lips" / "beam.py"
     monkeypatch.setattr(sys, "argv", [str(shipped), "--", given])
     with pytest.raises(SystemExit) as ended:

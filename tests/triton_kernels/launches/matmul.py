@@ -11,7 +11,7 @@ LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096
 SMOLLM2 = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 ROWS = (1, 16, 17, 33, 64, 100, 300, 2048)
 ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-DEFAULT = {"4096x4096 rows 16 bf16", "4096x4096 rows 64 bf16", "28672x4096 rows 2048 bf16", "4096x4096 rows 2048 bf16"}
+DEFAULT = {"4096x4096 rows 16 bf16", "4096x4096 rows 64 bf16", "28672x4096 rows 2048 bf16"}
 
 
 def multiply(rows: int, num_outputs: int, num_inputs: int, dtype: torch.dtype, *, bias: bool = False) -> None:
