@@ -106,17 +106,7 @@ def write_gguf(
     """A GGUF file; matrices are quantised to `encoding`, vectors stay float32."""
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in (gguf_metadata() if metadata is None else metadata).items():
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case list():
-                writer.add_array(key, value)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     kind = gguf.GGMLQuantizationType[encoding]
     for name, array in (gguf_tensors() if tensors is None else tensors).items():
         if array.ndim == 1 or encoding == "F32":

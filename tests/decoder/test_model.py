@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from decoder.checkpoints.weights import Weights
 from decoder.cpu.arena import Arena
 from decoder.image_facts import Facts
 from decoder.model import load_model
-from decoder.model_config import ModelConfig
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, SymError
 
@@ -33,22 +33,9 @@ def test_the_tiny_model_is_always_the_same():
 
 
 def test_the_tiny_models_sizes_can_be_given():
-    model = load_model("tiny:layers=3,kv_heads=1,heads=2,head_dim=32,hidden=48,ffn=80,vocab=300,positions=64")
-    assert model.config == ModelConfig(
-        name="tiny:layers=3,kv_heads=1,heads=2,head_dim=32,hidden=48,ffn=80,vocab=300,positions=64",
-        architecture="llama",
-        vocab_size=300,
-        hidden_size=48,
-        num_layers=3,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=32,
-        ffn_size=80,
-        rope_theta=10_000.0,
-        rms_eps=1e-5,
-        max_positions=64,
-        tie_embeddings=True,
-    )
+    model = load_model(spec := "tiny:layers=3,kv_heads=1,heads=2,head_dim=32,hidden=48,ffn=80,vocab=300,positions=64")
+    sizes = {"num_layers": 3, "num_kv_heads": 1, "num_heads": 2, "head_dim": 32, "hidden_size": 48, "ffn_size": 80}
+    assert model.config == replace(load_model("tiny").config, name=spec, vocab_size=300, max_positions=64, **sizes)
     assert sum(name.endswith("up_proj.weight") for name in model.weights.names()) == 3
     assert model.identity["model"] != load_model("tiny").identity["model"]
 

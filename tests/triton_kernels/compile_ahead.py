@@ -7,14 +7,13 @@ that names a GPU and launches nothing: so what is compiled is what a decoder on 
 down to which arguments Triton finds to be multiples of 16. A launch function that waited for the device
 would fail here, since a tensor without memory has no value to wait for.
 
-Which launches there are: `launches/<kernel file>.py`, whose `launches()` yields them. What they took when
-they were last recorded: `recorded/<kernel file>.json`, written by `scripts/compile_kernels --record`.
+Which launches there are: `launches/`. What they took when they were last recorded: `recorded/<kernel file>.json`,
+written by `scripts/compile_kernels --record`.
 
 Needs a process without TRITON_INTERPRET: Triton decides at its import which of the two it does.
 """
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -30,10 +29,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from tests.triton_kernels.launches import Launch
+from tests.triton_kernels.launches import attention, rows
 
 HERE = Path(__file__).resolve().parent
-KERNEL_FILES = tuple(sorted(path.stem for path in (HERE / "launches").glob("[!_]*.py")))
+LAUNCHES = attention.LAUNCHES | rows.LAUNCHES
+KERNEL_FILES = tuple(sorted(LAUNCHES))
 CAPABILITIES = (90, 80)
 
 
@@ -49,10 +49,6 @@ class AbsentGpu:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.capability, 32)
-
-
-def launches_of(kernel_file: str) -> Iterator[Launch]:
-    return importlib.import_module(f"tests.triton_kernels.launches.{kernel_file}").launches()
 
 
 def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str, dict]:
@@ -72,7 +68,7 @@ def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str,
 
     JITFunction.run = compile_only
     try:
-        for launch in launches_of(kernel_file):
+        for launch in LAUNCHES[kernel_file]():
             if capability < launch.least_capability or not (every or launch.default):
                 continue
             if not every and report and capability != CAPABILITIES[0]:

@@ -1,4 +1,4 @@
-"""The launches that the decoder makes, a file for each kernel file: `launches()` yields them.
+"""The launches that the decoder makes: `LAUNCHES` of each module has them by kernel file.
 
 Each is a call of a launch function on tensors without memory, which `compile_ahead.py` compiles.
 """
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,6 @@ class Launch:
     """GPUs before it have not got what it takes: float8 needs 89."""
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     """A tensor without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
