@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_the_tiny_model_is_always_the_same():
 
 def test_the_tiny_models_sizes_can_be_given():
     model = load_model(spec := "tiny:layers=3,kv_heads=1,heads=2,head_dim=32,hidden=48,ffn=80,vocab=300,positions=64")
-    sizes = {"num_layers": 3, "num_kv_heads": 1, "num_heads": 2, "head_dim": 32, "hidden_size": 48, "ffn_size": 80}
+    sizes: Any = {"num_layers": 3, "num_kv_heads": 1, "num_heads": 2, "head_dim": 32, "hidden_size": 48, "ffn_size": 80}
     assert model.config == replace(load_model("tiny").config, name=spec, vocab_size=300, max_positions=64, **sizes)
     assert sum(name.endswith("up_proj.weight") for name in model.weights.names()) == 3
     assert model.identity["model"] != load_model("tiny").identity["model"]

@@ -66,11 +66,10 @@ FORMS = {
     "bench/calls.py": Form(
         table=(
             *(
-                rf"empty call, {load} daemon, {num} threads +[\d.]+ us .*daemon [\d.]+ us, program [\d.]+"
+                rf"empty call, {load} daemon, 8 threads +[\d.]+ us .*daemon [\d.]+ us, program [\d.]+"
                 for load in ("idle", "busy")
-                for num in (1, 8)
             ),
-            *(rf"round trip of {call} +[\d.]+ us" for call in ("fork", "close", "truncate", r"fork_n\(32\)")),
+            r"round trip of fork_n\(32\) +[\d.]+ us",
             r"fork_n\(32\) and closed +[\d.]+ forks/s",
             r"a token by own loop +[\d.]+ us",
             *(rf"a token by {way} +[\d.]+ us .* own loop [\d.]+, ratio [\d.]+" for way in ("pred", "generate")),
@@ -109,9 +108,7 @@ FORMS = {
         table=tuple(
             rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"
             for what in (
-                *("create and close", "stat", "open, read, close", "list 100 names", "unlink", "sync"),
-                *(f"{call}, MiB" for call in ("new", "first read after a sync", "read again", "overwrites")),
-                *(f"4 KiB {call}" for call in ("overwrites after a sync", "overwrites again", "appends")),
+                *("create and close", "list 100 names", "first read after a sync, MiB", "4 KiB appends"),
                 *("random 4 KiB reads", r"write an image of [\d.]+ MB", r"read an image of [\d.]+ MB", "fork of .*"),
             )
         )

@@ -70,13 +70,9 @@ def test_the_demonstration_forks_continues_and_removes_a_conversation(run, place
 @pytest.mark.slow
 def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(run, place, tmp_path):
     environment, options = place
-    how: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "start_new_session": True,
-    }
-    with subprocess.Popen([ROOT / "scripts/run", *options], env=environment, **how) as script:
+    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [ROOT / "scripts/run", *options]
+    with subprocess.Popen(command, env=environment, text=True, start_new_session=True, **out) as script:
         assert script.stdout is not None
         lines = iter(script.stdout.readline, "")
         stays = f"symphony: {tmp_path}/kv stays mounted; Ctrl-C ends the daemon and unmounts it\n"

@@ -51,27 +51,12 @@ def test_a_value_that_is_not_finite_is_noticed_wherever_it_is(bad):
     assert not decoded("F32", values.view(np.uint8))[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("string", "grüße\n"),
-        ("bool", True),
-        ("uint8", 200),
-        ("int8", -3),
-        ("uint16", 60_000),
-        ("int16", -9),
-        ("uint32", 7),
-        ("int32", -70_000),
-        ("uint64", 1 << 40),
-        ("int64", -1),
-        ("float32", 0.25),
-        ("float64", 1 / 3),
-        ("array", ["a", "", "🎉"]),
-        ("array", [-1, 2, 3]),
-        ("array", [0.5, -2.0]),
-        ("array", [True, False]),
-    ],
-)
+NUMBERS = {"uint8": 200, "int8": -3, "uint16": 60_000, "int16": -9, "uint32": 7, "int32": -70_000, "uint64": 1 << 40}
+OTHERS = {"int64": -1, "float32": 0.25, "float64": 1 / 3, "bool": True, "string": "grüße\n"}
+ARRAYS = (["a", "", "🎉"], [-1, 2, 3], [0.5, -2.0], [True, False])
+
+
+@pytest.mark.parametrize(("kind", "value"), [*(NUMBERS | OTHERS).items(), *(("array", each) for each in ARRAYS)])
 def test_metadata_of_every_type_is_read_back(tmp_path, kind, value):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     getattr(writer, f"add_{kind}")("before", value)

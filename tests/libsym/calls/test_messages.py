@@ -5,6 +5,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,26 +60,21 @@ def test_a_recv_says_how_long_it_may_take() -> None:
     assert next(recv_script("t", timeout=0)).payload == b"t"
 
 
+NAN, INF = float("nan"), float("inf")
+SENT: list[tuple[Any, Any]] = [
+    *((to, "x") for to in (0, -1, 1 << 31, True, 1.5, "", "\udcff")),
+    *((7, what) for what in ("\udcff", {1, 2}, NAN)),
+]
+TIMEOUTS: list[Any] = [-1, NAN, INF, "1"]
+OTHERS: list[Any] = [(recv_script, ""), (subscribe_script, 7), (advise_script, "a.kv", 7)]
+
+
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda: send_script(0, "x"),
-        lambda: send_script(-1, "x"),
-        lambda: send_script(1 << 31, "x"),
-        lambda: send_script(True, "x"),
-        lambda: send_script(1.5, "x"),  # type: ignore[arg-type]
-        lambda: send_script("", "x"),
-        lambda: send_script("\udcff", "x"),
-        lambda: send_script(7, "\udcff"),
-        lambda: send_script(7, {1, 2}),
-        lambda: send_script(7, float("nan")),
-        lambda: recv_script(timeout=-1),
-        lambda: recv_script(timeout=float("nan")),
-        lambda: recv_script(timeout=float("inf")),
-        lambda: recv_script(timeout="1"),  # type: ignore[arg-type]
-        lambda: recv_script(""),
-        lambda: subscribe_script(7),  # type: ignore[arg-type]
-        lambda: advise_script("a.kv", 7),  # type: ignore[arg-type]
+        *(partial(send_script, *each) for each in SENT),
+        *(partial(recv_script, timeout=seconds) for seconds in TIMEOUTS),
+        *(partial(*each) for each in OTHERS),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_it_is_sent(begin: Callable[[], Any]) -> None:

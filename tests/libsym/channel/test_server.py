@@ -97,20 +97,9 @@ def test_a_bounded_receive_leaves_the_rest_for_the_next_and_nothing_that_was_tak
     assert client.server.arm()
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        frame(size=0),
-        frame(size=63),
-        frame(size=128),
-        frame(size=abi.MAX_FRAME_BYTES + 1),
-        frame(size=2**32 - 1),
-        frame(zero=1),
-    ],
-    ids=["empty", "short", "beyond the tail", "too long", "wild length", "reserved"],
-)
-def test_a_malformed_frame_is_refused_for_good(client: Client, raw: bytes) -> None:
-    client.submit(raw)
+@pytest.mark.parametrize("size", [0, 63, 128, abi.MAX_FRAME_BYTES + 1, 2**32 - 1, None])
+def test_a_malformed_frame_is_refused_for_good(client: Client, size: int | None) -> None:
+    client.submit(frame(zero=1) if size is None else frame(size=size))  # what is reserved is zero
     for _ in range(2):
         with pytest.raises(ProtocolError):
             client.server.receive()

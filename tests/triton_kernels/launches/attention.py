@@ -15,6 +15,7 @@ from triton_kernels.paged_prefill_attention import paged_prefill_attention
 from triton_kernels.shared_prefix_attention import SharedPrefixes, attend_shared_prefixes
 
 Shape = tuple[int, int, int]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 # Query heads, KV heads, head_dim: SmolLM2-135M, Llama-3-8B, Qwen2's groups of 7, Gemma 3's and Gemma 2's widest heads.
 SHAPES: tuple[Shape, ...] = ((9, 3, 64), (32, 8, 128), (28, 4, 128), (4, 1, 256), (8, 4, 256))
 ELEMENTS = {"bf16": BF16, "fp16": FP16, "fp32": torch.float32}
@@ -26,10 +27,11 @@ def ints(*sizes: tuple[int, ...]) -> list[torch.Tensor]:
     return [meta(*size, dtype=torch.int32) for size in sizes]
 
 
-def inputs(shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> tuple[torch.Tensor, ...]:
+def inputs(shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> Inputs:
     """Query, keys, values, page tables and lengths of decodes."""
     pages = meta(4096, 32, 2, shape[1], PAGE_ENTRIES, shape[2], dtype=kv_dtype or dtype)
-    return meta(BATCH, *shape[::2], dtype=dtype), *layer_pages(pages, 1, shape[2]), *ints((BATCH, 132), (BATCH,))
+    tables, lengths = ints((BATCH, 132), (BATCH,))
+    return meta(BATCH, *shape[::2], dtype=dtype), *layer_pages(pages, 1, shape[2]), tables, lengths
 
 
 def prefixes() -> SharedPrefixes:
@@ -37,15 +39,13 @@ def prefixes() -> SharedPrefixes:
 
 
 def decode(shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, **options) -> None:
-    query, *lists = inputs(shape, dtype, kv_dtype)
-    paged_decode_attention(query, *lists, **options)
+    paged_decode_attention(*inputs(shape, dtype, kv_dtype), **options)
 
 
 def decode_shared(shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, **options) -> None:
     rows = BATCH * shape[0] * 32
     scratch = meta(rows * shape[2], dtype=torch.float32), meta(rows, dtype=torch.float32)
-    query, *lists = inputs(shape, dtype, kv_dtype)
-    attend_shared_prefixes(query, *lists, prefixes(), *scratch, **options)
+    attend_shared_prefixes(*inputs(shape, dtype, kv_dtype), prefixes(), *scratch, **options)
 
 
 def prefill(shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, **options) -> None:
