@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(400),  # nearly all of it is done in two fixtures, and the machine may have other work
 ]
 
-NUM_NEW = 30
+NUM_NEW = 16
 
 
 @pytest.fixture(scope="module")

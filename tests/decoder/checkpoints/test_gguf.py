@@ -175,7 +175,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
+def test_hundreds_of_random_mutations_load_or_are_refused_without_harm(tmp_path):
     path = write_gguf(tmp_path / "small.gguf")
     assert load_model(str(path)).name == "small"
     whole = path.read_bytes()
@@ -183,7 +183,7 @@ def test_a_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
     rng = np.random.default_rng(5)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for _ in range(1000):
+    for _ in range(400):
         damaged = bytearray(whole)
         for _ in range(rng.integers(1, 5)):
             at = int(rng.integers(0, data_start if rng.random() < 0.9 else len(whole)))
@@ -195,7 +195,7 @@ def test_a_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
             refused += 1
             assert str(path) in str(error)  # noqa: PT017 - loading may also succeed
             assert "\n" not in str(error)  # noqa: PT017
-    assert 100 < refused < 1000
+    assert 40 < refused < 400
     # A model of 1 MB: nothing that a header claims may have been allocated.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 200 << 10
 
