@@ -1,4 +1,4 @@
-"""Rules that make operations fail, fall short or hang, and the count of the operations."""
+"""Rules that make operations fail or hang, and the count of the operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum, auto
 from fnmatch import fnmatchcase
 
 _FILE_CHANGES = frozenset({"write", "truncate", "allocate", "punch", "setattr", "fsync", "fsyncdir"})
-_NAME_CHANGES = frozenset({"create", "mkdir", "symlink", "link", "unlink", "rmdir", "rename"})
+_NAME_CHANGES = frozenset({"create", "mkdir", "unlink", "rmdir", "rename"})
 CHANGES = _FILE_CHANGES | _NAME_CHANGES
 """Operations that change what is on the disk: `any` in a rule. Beside them there are open and read."""
 
@@ -17,8 +17,6 @@ OPERATIONS = CHANGES | {"open", "read"}
 
 class Effect(Enum):
     FAIL = auto()
-    SHORT = auto()
-    """Half of a write or read is done."""
     HANG = auto()
 
 

@@ -38,14 +38,10 @@ class Opcode(IntEnum):
     FORGET = 2
     GETATTR = 3
     SETATTR = 4
-    READLINK = 5
-    SYMLINK = 6
-    MKNOD = 8
     MKDIR = 9
     UNLINK = 10
     RMDIR = 11
     RENAME = 12
-    LINK = 13
     OPEN = 14
     READ = 15
     WRITE = 16
@@ -63,8 +59,6 @@ class Opcode(IntEnum):
     DESTROY = 38
     BATCH_FORGET = 42
     FALLOCATE = 43
-    RENAME2 = 45
-    LSEEK = 46
 
 
 UNANSWERED = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.DESTROY})

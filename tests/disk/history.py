@@ -10,7 +10,6 @@ from tests.disk.log import (
     Allocated,
     Changed,
     FileChange,
-    Linked,
     Log,
     Made,
     NameChange,
@@ -70,7 +69,7 @@ def history_of(log: Log) -> History:
     reader = _Reader()
     for place, operation in enumerate(log.operations):
         match operation:
-            case Made() | Linked() | Removed() | Renamed():
+            case Made() | Removed() | Renamed():
                 reader.name(place, operation)
             case Written() | Resized() | Allocated() | Punched() | Changed():
                 reader.file(place, operation)
@@ -125,10 +124,10 @@ class _Reader:
     def sync(self, place: int, sync: Synced) -> None:
         for pending in (self._unsynced, self._unsynced_names):
             places = pending.get(sync.file, [])
-            first, last = bisect_left(places, sync.first), bisect_left(places, sync.start)
-            left_out = [place for place in places[first:last] if sync.data_only and place in self._modes]
-            self._cover([place for place in places[first:last] if place not in left_out], place)
-            places[first:last] = left_out
+            last = bisect_left(places, sync.start)
+            left_out = [each for each in places[:last] if sync.data_only and each in self._modes]
+            self._cover([each for each in places[:last] if each not in left_out], place)
+            places[:last] = left_out
         named = self._named.get(sync.file, [])
         number = bisect_left(named, (sync.start, 0))
         if number:

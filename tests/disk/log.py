@@ -27,33 +27,24 @@ class _OfName(_OfFile):
 
 @dataclass(frozen=True, slots=True)
 class Made(_OfName):
-    """A new file, directory, symbolic link (to `target`), socket or FIFO, as the type in `mode` says."""
+    """A new file or directory, as the type in `mode` says."""
 
     mode: int
     uid: int
     gid: int
-    target: str = ""
-
-
-class Linked(_OfName):
-    __slots__ = ()
 
 
 class Removed(_OfName):
-    """A name is gone, by unlink or rmdir. The file lives on while it has others, or is open."""
+    """A name is gone, by unlink or rmdir. The file lives on while it is open."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Renamed(_OfName):
-    """`other` had the new name before: it has lost it, or has the old one now if the two were exchanged."""
-
     new_path: str
     new_parent: int
     new_name: str
-    other: int | None = None
-    exchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +92,11 @@ class Synced(_OfFile):
     """fsync, fdatasync or fsync of a directory is over.
 
     It covers what stands before `start` in the log: an operation that came while the sync was under way is not covered.
-    Nor is what stands before `first`: of a write through O_DSYNC, that write alone is covered.
     """
 
     start: int
     data_only: bool = False
     failed: bool = False
-    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +111,7 @@ class Marked:
     label: str
 
 
-NameChange = Made | Linked | Removed | Renamed
+NameChange = Made | Removed | Renamed
 FileChange = Written | Resized | Allocated | Punched | Changed
 Operation = NameChange | FileChange | Synced | Settled | Marked
 

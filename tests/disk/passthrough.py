@@ -6,18 +6,15 @@ anything the rules look at it. Nothing is synced below: a power cut is simulated
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import os
 import stat
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.disk.allocation import KEEP_SIZE, PUNCH_HOLE, allocate
-from tests.disk.faults import Effect, Faults, Rule
+from tests.disk.faults import Effect, Faults
 from tests.disk.fuse import (
     DIRECT_IO,
     PARALLEL_DIRECT_WRITES,
@@ -31,7 +28,6 @@ from tests.disk.fuse import (
 from tests.disk.log import (
     Allocated,
     Changed,
-    Linked,
     Made,
     Operation,
     Punched,
@@ -47,17 +43,11 @@ from tests.disk.tree import BLOCK_BYTES, Node, Tree
 _SETATTR = struct.Struct("<IIQQQQQQIIIIIIII")
 _READ = struct.Struct("<QQIIQII")  # also of a write
 _FALLOCATE = struct.Struct("<QQQII")
-_LSEEK = struct.Struct("<QQII")
 _STATFS = struct.Struct("<QQQQQIIII24x")
 _OPENED = struct.Struct("<QIi")
 
 _SETS_MODE, _SETS_UID, _SETS_GID, _SETS_SIZE = 1, 2, 4, 8
-_SETS_ATIME, _SETS_MTIME, _ATIME_NOW, _MTIME_NOW = 16, 32, 128, 256
-_NOREPLACE, _EXCHANGE = 1, 2
 _SECTOR = 512
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
 
 class Hung(Exception):
@@ -82,7 +72,8 @@ class PassThrough:
             for code in Opcode
             if code not in UNANSWERED and code not in {Opcode.INIT, Opcode.FLUSH}
         }
-        self._record_what_is_there()
+        assert not any(lower.iterdir()), "a log has all that is there"
+        self._record(Settled())
 
     @property
     def used_bytes(self) -> int:
@@ -104,13 +95,13 @@ class PassThrough:
             for place in range(count):
                 self._tree.forget(*struct.unpack_from("<QQ", request.body, 8 + 16 * place))
 
-    def _gate(self, request: Request, operation: str, *paths: str) -> Rule | None:
-        """Let the rules act on this operation: OSError, Hung, or a rule that wants it short."""
+    def _gate(self, request: Request, operation: str, *paths: str) -> None:
+        """Let the rules act on this operation: OSError or Hung."""
         if request.released:
-            return None
+            return
         rule = self.faults.look_at(operation, paths)
-        if rule is None or rule.effect is Effect.SHORT:
-            return rule
+        if rule is None:
+            return
         if rule.effect is Effect.HANG:
             self.hung.append((request.kept(), operation, paths))
             raise Hung
@@ -127,43 +118,7 @@ class PassThrough:
         self.data_bytes += len(data)
 
     def _record_made(self, path: str, parent: Node, name: str, node: Node, status: os.stat_result) -> None:
-        target = os.readlink("", dir_fd=node.descriptor) if stat.S_ISLNK(status.st_mode) else ""
-        self._record(Made(path, node.number, parent.number, name, status.st_mode, status.st_uid, status.st_gid, target))
-
-    def _record_what_is_there(self) -> None:
-        seen: set[int] = set()
-        parents = [self._tree.nodes[1]]
-        known = []
-        while parents:
-            parent = parents.pop()
-            for name in sorted(entry.name for entry in Path(parent.lower).iterdir()):
-                node, status = self._tree.look_up(parent, name)
-                known.append(node.number)
-                path = self._tree.path(parent, name)
-                if node.number in seen:
-                    self._record(Linked(path, node.number, parent.number, name))
-                    continue
-                seen.add(node.number)
-                self._record_made(path, parent, name, node, status)
-                if stat.S_ISDIR(status.st_mode):
-                    parents.append(node)
-                elif stat.S_ISREG(status.st_mode):
-                    self._record_content(path, node, status.st_size)
-        for number in known:
-            self._tree.forget(number, 1)
-        self._record(Settled())
-
-    def _record_content(self, path: str, node: Node, size: int) -> None:
-        descriptor = os.open(node.lower, os.O_RDONLY)
-        try:
-            for start, end in _data_of(descriptor, size):
-                for offset in range(start, end, 1 << 20):
-                    data = os.pread(descriptor, min(1 << 20, end - offset), offset)
-                    self._tree.take(node.number, self._tree.needs(node.number, offset, len(data)))
-                    self._record_bytes(path, node.number, offset, data)
-        finally:
-            os.close(descriptor)
-        self._record(Resized(path, node.number, size))
+        self._record(Made(path, node.number, parent.number, name, status.st_mode, status.st_uid, status.st_gid))
 
     # Requests: names
 
@@ -194,19 +149,10 @@ class PassThrough:
         self._record_made(path, parent, name, node, status)
         return entry_reply(status, node.number)
 
-    def _mknod(self, request: Request) -> bytes:
-        mode, device = struct.unpack_from("<II", request.body)
-        (name,) = request.names(16)
-        return self._make(request, "create", name, lambda parent: os.mknod(name, mode, device, dir_fd=parent))
-
     def _mkdir(self, request: Request) -> bytes:
         (mode,) = struct.unpack_from("<I", request.body)
         (name,) = request.names(8)
         return self._make(request, "mkdir", name, lambda parent: os.mkdir(name, mode, dir_fd=parent))
-
-    def _symlink(self, request: Request) -> bytes:
-        name, target = request.names()
-        return self._make(request, "symlink", name, lambda parent: os.symlink(target, name, dir_fd=parent))
 
     def _create(self, request: Request) -> bytes:
         flags, mode = struct.unpack_from("<II", request.body)
@@ -217,16 +163,6 @@ class PassThrough:
 
         entry = self._make(request, "create", name, make)
         return entry + self._opened(self._tree.nodes[struct.unpack_from("<Q", entry)[0]], flags)
-
-    def _link(self, request: Request) -> bytes:
-        (number,) = struct.unpack_from("<Q", request.body)
-        (name,) = request.names(8)
-        parent, node = self._node(request), self._tree.nodes[number]
-        path = self._tree.path(parent, name)
-        self._gate(request, "link", path)
-        os.link(node.lower, name, dst_dir_fd=parent.descriptor, follow_symlinks=True)
-        self._record(Linked(path, number, parent.number, name))
-        return self._entry(parent, name)
 
     def _unlink(self, request: Request) -> bytes:
         return self._remove(request, "unlink", os.unlink)
@@ -254,27 +190,14 @@ class PassThrough:
 
     def _rename(self, request: Request) -> bytes:
         (new_parent,) = struct.unpack_from("<Q", request.body)
-        return self._renamed(request, new_parent, *request.names(8), flags=0)
-
-    def _rename2(self, request: Request) -> bytes:
-        new_parent, flags = struct.unpack_from("<QI", request.body)
-        return self._renamed(request, new_parent, *request.names(16), flags=flags)
-
-    def _renamed(self, request: Request, new_parent: int, name: str, new_name: str, *, flags: int) -> bytes:
+        name, new_name = request.names(8)
         parent, target = self._node(request), self._tree.nodes[new_parent]
         path, new_path = self._tree.path(parent, name), self._tree.path(target, new_name)
         self._gate(request, "rename", path, new_path)
-        if flags & ~(_NOREPLACE | _EXCHANGE):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         number, other = self._number_at(parent, name), self._number_at(target, new_name)
-        names = os.fsencode(name), os.fsencode(new_name)
-        if _libc.renameat2(parent.descriptor, names[0], target.descriptor, names[1], flags) < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        os.rename(name, new_name, src_dir_fd=parent.descriptor, dst_dir_fd=target.descriptor)
         assert number is not None
-        if number == other:
-            return b""  # two names of one file: nothing happens
-        exchanged = bool(flags & _EXCHANGE)
-        self._record(Renamed(path, number, parent.number, name, new_path, target.number, new_name, other, exchanged))
+        self._record(Renamed(path, number, parent.number, name, new_path, target.number, new_name))
         if other is not None:
             self._tree.name_lost(other)
         return b""
@@ -298,19 +221,10 @@ class PassThrough:
             os.chown(node.lower, uid if valid & _SETS_UID else -1, gid if valid & _SETS_GID else -1)
         if valid & _SETS_MODE:
             Path(node.lower).chmod(stat.S_IMODE(mode))
-        if valid & (_SETS_ATIME | _SETS_MTIME):
-            now, old = time.time_ns(), node.status()
-            given = fields[5] * 10**9 + fields[8], fields[6] * 10**9 + fields[9]
-            atime = now if valid & _ATIME_NOW else given[0] if valid & _SETS_ATIME else old.st_atime_ns
-            mtime = now if valid & _MTIME_NOW else given[1] if valid & _SETS_MTIME else old.st_mtime_ns
-            os.utime(node.lower, ns=(atime, mtime))
         status = node.status()
         if valid & (_SETS_UID | _SETS_GID | _SETS_MODE):
             self._record(Changed(path, node.number, status.st_mode, status.st_uid, status.st_gid))
         return attributes_reply(status, node.number)
-
-    def _readlink(self, request: Request) -> bytes:
-        return os.fsencode(os.readlink("", dir_fd=self._node(request).descriptor))
 
     def _statfs(self, request: Request) -> bytes:
         below = os.statvfs(self._tree.lower)
@@ -343,26 +257,23 @@ class PassThrough:
 
     def _read(self, request: Request) -> bytes:
         handle, offset, size, _, _, flags, _ = _READ.unpack_from(request.body)
-        rule = self._gate(request, "read", self._tree.path(self._node(request)))
+        self._gate(request, "read", self._tree.path(self._node(request)))
         _check_alignment(flags, offset, size)
-        return os.pread(handle, _half(size) if rule else size, offset)
+        return os.pread(handle, size, offset)
 
     def _write(self, request: Request) -> bytes:
         handle, offset, size, _, _, flags, _ = _READ.unpack_from(request.body)
         node = self._node(request)
         path = self._tree.path(node)
-        rule = self._gate(request, "write", path)
+        self._gate(request, "write", path)
         _check_alignment(flags, offset, size)
-        room = self._room_for(node, offset, _half(size) if rule else size)
+        room = self._room_for(node, offset, size)
         if size and not room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         data = request.body[_READ.size : _READ.size + room]
         _write_all(handle, data, offset)
         self._tree.take(node.number, self._tree.needs(node.number, offset, room))
         self._record_bytes(path, node.number, offset, data)
-        if flags & os.O_DSYNC:
-            number = len(self.operations)
-            self._record(Synced(path, node.number, number, data_only=True, first=number - 1))
         return struct.pack("<II", room, 0)
 
     def _room_for(self, node: Node, offset: int, size: int) -> int:
@@ -394,10 +305,6 @@ class PassThrough:
             self._tree.take(node.number, self._tree.needs(node.number, offset, size))
             self._record(Allocated(path, node.number, offset, size, bool(mode & KEEP_SIZE)))
         return b""
-
-    def _lseek(self, request: Request) -> bytes:
-        handle, offset, whence, _ = _LSEEK.unpack_from(request.body)
-        return struct.pack("<Q", os.lseek(handle, offset, whence))
 
     def _fsync(self, request: Request) -> bytes:
         return self._sync(request, "fsync")
@@ -453,11 +360,6 @@ class PassThrough:
         return b""
 
 
-def _half(size: int) -> int:
-    """Return the size of a short write or read: whole sectors, if there are two."""
-    return size // 2 // _SECTOR * _SECTOR or max(1, size // 2)
-
-
 def _check_alignment(flags: int, offset: int, size: int) -> None:
     if flags & os.O_DIRECT and (offset | size) % _SECTOR:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -467,13 +369,3 @@ def _write_all(descriptor: int, data: memoryview | bytes, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], offset + done)
-
-
-def _data_of(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """The ranges of a file that are not holes."""
-    end = 0
-    with contextlib.suppress(OSError):  # ENXIO: nothing but a hole is left
-        while end < size:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
-            end = os.lseek(descriptor, start, os.SEEK_HOLE)
-            yield start, end

@@ -1,7 +1,7 @@
 """States that a disk may hold after a power cut: trees that the operations of a log allow.
 
     for state in states(disk.log(), seed=1, count=100):
-        materialize(state, directory)          # base / "lower", for another Disk(base) and another power cut
+        materialize(state, directory)
         ...                                    # start on that directory, and expect what state.marks say was promised
 
 A state is a log, a place where it is cut, and a seed; the same three give the same tree. Of the operations before the
@@ -42,11 +42,9 @@ from tests.disk.log import (
     Allocated,
     Changed,
     FileChange,
-    Linked,
     Log,
     Made,
     Marked,
-    NameChange,
     Punched,
     Removed,
     Renamed,
@@ -125,7 +123,6 @@ class _Materialization:
         self._history = history_of(state.log)
         self._random = Random(state.seed)
         self._holes_are_garbage = state.holes == "garbage" or (state.holes == "either" and self._random.random() < 0.5)
-        self._first_paths: dict[int, Path] = {}
 
     def run(self) -> None:
         self._make_directory(ROOT, self._target, self._entries(), set())
@@ -137,29 +134,16 @@ class _Materialization:
         names, cut = self._history.names, self._state.cut
         number, floor = bisect_left(names, cut, key=lambda change: change[0]), self._history.name_floor(cut)
         entries: dict[int, dict[str, int]] = {}
-        linked: set[int] = set()
         for _, change in names[: self._prefix(number - floor) + floor]:
-            self._apply_name(entries, linked, change)
+            match change:
+                case Made():
+                    entries.setdefault(change.parent, {})[change.name] = change.file
+                case Removed():
+                    del entries[change.parent][change.name]
+                case Renamed():
+                    del entries[change.parent][change.name]
+                    entries.setdefault(change.new_parent, {})[change.new_name] = change.file
         return entries
-
-    def _apply_name(self, entries: dict[int, dict[str, int]], linked: set[int], change: NameChange) -> None:
-        """Earlier changes may be missing, so the names may not be what they were."""
-        match change:
-            case Made():
-                entries.setdefault(change.parent, {})[change.name] = change.file
-            case Linked():
-                linked.add(change.file)
-                entries.setdefault(change.parent, {})[change.name] = change.file
-            case Removed():
-                directory = entries.setdefault(change.parent, {})
-                if directory.get(change.name) == change.file:
-                    del directory[change.name]
-            case Renamed():
-                _take_name(entries, change.parent, change.name, change.file, anywhere=change.file not in linked)
-                if change.exchanged and change.other is not None:
-                    _take_name(entries, change.new_parent, change.new_name, change.other, anywhere=False)
-                    entries.setdefault(change.parent, {})[change.name] = change.other
-                entries.setdefault(change.new_parent, {})[change.new_name] = change.file
 
     def _make_directory(self, number: int, path: Path, entries: dict[int, dict[str, int]], above: set[int]) -> None:
         for name, file in entries.get(number, {}).items():
@@ -167,24 +151,14 @@ class _Materialization:
             if made is None or file in above:
                 continue
             here = path / name
-            if file in self._first_paths:
-                os.link(self._first_paths[file], here, follow_symlinks=False)
-            elif stat.S_ISDIR(made.mode):
+            if stat.S_ISDIR(made.mode):
                 here.mkdir()
                 self._make_directory(file, here, entries, above | {file})
                 self._finish(here, made, self._play(file, None))
             else:
-                self._first_paths[file] = here
                 self._make_file(here, made)
 
     def _make_file(self, path: Path, made: Made) -> None:
-        if stat.S_ISLNK(made.mode):
-            path.symlink_to(made.target)
-            return
-        if not stat.S_ISREG(made.mode):
-            os.mknod(path, made.mode)
-            self._finish(path, made, self._play(made.file, None))
-            return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             changed = self._play(made.file, descriptor)
@@ -310,14 +284,3 @@ class _Materialization:
 
     def _prefix(self, length: int) -> int:
         return round(self._share() * length)
-
-
-def _take_name(entries: dict[int, dict[str, int]], parent: int, name: str, file: int, *, anywhere: bool) -> None:
-    """Take the name from the file; if an earlier rename is missing, the one that it has instead."""
-    directory = entries.setdefault(parent, {})
-    if directory.get(name) == file:
-        del directory[name]
-    elif anywhere:
-        for other in entries.values():
-            for old in [old for old, number in other.items() if number == file]:
-                del other[old]

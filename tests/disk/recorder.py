@@ -8,10 +8,10 @@
 
 `disk.path` is a mount of a FUSE file system, served by a process of its own from the directory `disk.lower`. Every read
 and write goes there: there is no page cache in between, and a write is recorded when write(2) returns. So O_DIRECT,
-fallocate (also with PUNCH_HOLE), flock and POSIX locks work; a shared mapping does not (ENODEV), nor do extended
-attributes and O_TMPFILE. O_DIRECT wants offsets and sizes that are multiples of 512. The kernel cuts what is longer
-than 1 MiB into several writes. sync(2) and syncfs(2) are not seen. Nothing is synced below, for that costs time and no
-test cuts the power of the machine.
+fallocate (also with PUNCH_HOLE), flock and POSIX locks work; a shared mapping does not (ENODEV), nor do links, devices,
+times, extended attributes, O_DSYNC and O_TMPFILE. O_DIRECT wants offsets and sizes that are multiples of 512. The
+kernel cuts what is longer than 1 MiB into several writes. sync(2) and syncfs(2) are not seen. Nothing is synced below,
+for that costs time and no test cuts the power of the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def available() -> str:
 
 
 class Disk:
-    """Mounted at `base`/disk over `base`/lower, which may have files already: the log begins with them."""
+    """Mounted at `base`/disk over `base`/lower, which is empty."""
 
     def __init__(self, base: Path, *, timeout_s: float = 60) -> None:
         self.path = base / "disk"
@@ -136,18 +136,15 @@ class Disk:
         after: int = 0,
         times: int | None = 1,
         errno: int = errno_names.EIO,
-        short: bool = False,
     ) -> None:
         """Let `after` such operations pass and fail the next `times`; None: all that follow.
 
-        `op` is one of write, truncate, allocate, punch, create, mkdir, symlink, link, unlink, rmdir, rename, setattr,
-        fsync (of a file, also fdatasync), fsyncdir; any, which is all of these; open, read. `path` is a glob for the
-        path below the mount; without a slash, for its last name. With `short`, a write or read does half instead.
-        What fails has not happened. After an fsync that failed, no later fsync covers what this one would have.
+        `op` is one of write, truncate, allocate, punch, create, mkdir, unlink, rmdir, rename, setattr, fsync (of a
+        file, also fdatasync), fsyncdir; any, which is all of these; open, read. `path` is a glob for the path below the
+        mount; without a slash, for its last name. What fails has not happened. After an fsync that failed, no later
+        fsync covers what this one would have.
         """
-        effect = Effect.SHORT if short else Effect.FAIL
-        assert not short or op in ("read", "write"), f"{op} can't be short"
-        self._command("add_rule", Rule(effect, _known(op), path, after, times, errno))
+        self._command("add_rule", Rule(Effect.FAIL, _known(op), path, after, times, errno))
 
     def heal(self) -> None:
         """Forget all rules but rules that hang."""

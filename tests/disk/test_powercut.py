@@ -1,7 +1,6 @@
 """After a power cut everything is there that was synced, and of the rest whatever a disk may keep."""
 
 import os
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.disk.allocation import punch
 from tests.disk.log import (
     ROOT,
     Allocated,
@@ -49,10 +49,10 @@ class Script:
     def log(self) -> Log:
         return Log(tuple(self._operations), memoryview(bytes(self._data)))
 
-    def make(self, path: str, mode: int = stat.S_IFREG | 0o600, target: str = "") -> None:
+    def make(self, path: str, mode: int = stat.S_IFREG | 0o600) -> None:
         above, _, name = path.rpartition("/")
         self._files[path] = ROOT + 1 + sum(isinstance(operation, Made) for operation in self._operations)
-        self._add(Made(path, self._files[path], self._files[above], name, mode, os.getuid(), os.getgid(), target))
+        self._add(Made(path, self._files[path], self._files[above], name, mode, os.getuid(), os.getgid()))
 
     def mkdir(self, path: str) -> None:
         self.make(path, stat.S_IFDIR | 0o700)
@@ -78,15 +78,12 @@ class Script:
         self._add(Changed(path, self._files[path], stat.S_IFREG | int(mode, 8), os.getuid(), os.getgid()))
 
     def sync(self, path: str, how: str = "") -> None:
-        number = len(self._operations)
-        first = number - 1 if how == "last" else 0
-        self._add(Synced(path, self._files[path], number, how == "data", how == "fails", first))
+        self._add(Synced(path, self._files[path], len(self._operations), how == "data", how == "fails"))
 
     def rename(self, path: str, new: str) -> None:
         (above, _, name), (new_above, _, new_name) = path.rpartition("/"), new.rpartition("/")
-        other = self._files.get(new)
         file = self._files[new] = self._files.pop(path)
-        self._add(Renamed(path, file, self._files[above], name, new, self._files[new_above], new_name, other))
+        self._add(Renamed(path, file, self._files[above], name, new, self._files[new_above], new_name))
 
     def remove(self, path: str) -> None:
         above, _, name = path.rpartition("/")
@@ -136,9 +133,6 @@ X, HOLE = "x" * 24, "x" * 8 + "0" * 8 + "x" * 8
         ("make a, write a 0 --, sync a, write a 0 1, write a 1 2", {"--", "1-", "-2", "12"}),
         # A version that was overwritten does not come back over a newer one.
         ("make a, write a 0 1, write a 0 2, write a 0 3, sync a, write a 0 4", {"3", "4"}),
-        # A write that syncs itself covers no other.
-        ("make a, write a 0 --, sync a, write a 0 1, write a 1 2, sync a last", {"-2", "12"}),
-        ("make a, write a 0 --, sync a, write a 0 1, write a 1 2, sync a last, sync a", {"12"}),
         # After a sync that failed a good one covers only what is new.
         ("make a, write a 0 --, sync a, write a 0 1, sync a fails, write a 1 2, sync a", {"-2", "12"}),
         ("make a, write a 0 --, sync a, write a 0 1, sync a fails, write a 1 2, sync a, write a 0 1, sync a", {"12"}),
@@ -217,16 +211,6 @@ def test_a_truncation_that_is_lost_takes_what_was_written_behind_it_along(tmp_pa
     assert all("1" not in str(value) or value == "123" for value in seen)
 
 
-def test_links_and_other_kinds_of_files_come_back(tmp_path):
-    script = Script("make a")
-    script.make("l", stat.S_IFLNK | 0o777, "a/b")
-    script.make("pipe", stat.S_IFIFO | 0o600)
-    script.sync("")
-    materialize(State(script.log, len(script.log), 0), tmp_path / "after")
-    assert (tmp_path / "after" / "l").readlink() == Path("a/b")
-    assert (tmp_path / "after" / "pipe").is_fifo()
-
-
 def test_the_same_seed_gives_the_same_states_and_trees(tmp_path):
     log = Script(
         ", ".join(f"make {name}, write {name} 0 123, sync {name}, write {name} 1 456" for name in "abcdef")
@@ -246,109 +230,39 @@ def test_cuts_lie_behind_the_mark():
     assert all(state.marks == ["ready"] for state in states(log, 0, 20, after="ready"))
 
 
-def sqlite_keeps_its_word(tmp_path: Path, *, synchronous: str) -> bool:
-    """Whether every commit that it acknowledged is there after 50 power cuts."""
-    with Disk(tmp_path) as disk:
-        index = sqlite3.connect(disk.path / "index.db", isolation_level=None)
-        index.execute("PRAGMA locking_mode = EXCLUSIVE")
-        index.execute("PRAGMA journal_mode = WAL")
-        index.execute(f"PRAGMA synchronous = {synchronous}")
-        index.execute("PRAGMA wal_autocheckpoint = 10")
-        index.execute("CREATE TABLE t (a INTEGER, b BLOB)")
-        disk.mark("0")
-        for number in range(1, 60):
-            index.execute("BEGIN")
-            index.execute("DELETE FROM t WHERE a < ?", (number - 20,))
-            index.execute("INSERT INTO t VALUES (?, ?)", (number, os.urandom(3000)))
-            index.execute("COMMIT")
-            disk.mark(str(number))
-        index.close()
-        log = disk.log()
-    for state in states(log, 7, 50):
-        materialize(state, tmp_path / "after")
-        if not is_whole(tmp_path / "after" / "index.db", max((int(mark) for mark in state.marks), default=-1)):
-            return False
-    return True
-
-
-def is_whole(path: Path, promised: int) -> bool:
-    index = sqlite3.connect(path, isolation_level=None)
-    try:
-        if index.execute("PRAGMA integrity_check").fetchall() != [("ok",)]:
-            return False
-        if promised < 0:
-            return True
-        (last,) = index.execute("SELECT coalesce(max(a), 0) FROM t").fetchone()
-        rows = index.execute("SELECT a FROM t ORDER BY a").fetchall()
-        return last in (promised, promised + 1) and rows == [(a,) for a in range(max(1, last - 20), last + 1)]
-    except sqlite3.DatabaseError:
-        return False
-    finally:
-        index.close()
-
-
-@needs_disk
-@pytest.mark.parametrize("synchronous", ["FULL", "NORMAL", "OFF"])
-def test_sqlite_keeps_every_commit_that_it_acknowledged_and_is_caught_if_it_does_not_sync(tmp_path, synchronous):
-    """SQLite's word is as good as any, so this is a test of the power cuts: they lose nothing that a disk may not."""
-    assert sqlite_keeps_its_word(tmp_path, synchronous=synchronous) == (synchronous == "FULL")
-
-
 @needs_disk
 @pytest.mark.parametrize("slip", ["", "no sync of the file", "no sync of the directory", "synced behind the rename"])
-def test_a_wrong_way_to_replace_a_file_is_caught(tmp_path, slip):
-    assert replaced_wrongly(tmp_path, slip) == bool(slip)
-
-
-def replaced_wrongly(tmp_path: Path, slip: str) -> bool:
+def test_a_wrong_way_to_replace_a_file_is_caught_and_what_loses_nothing_is_what_lies_below(tmp_path, slip):
     """Whether some state has neither the last content that was acknowledged nor the next one."""
-    contents = [os.urandom(6000) for _ in range(10)]
-
-    def replace(path: Path, content: bytes) -> None:
-        with (path / "a.new").open("wb", buffering=0) as file:
-            file.write(content)
-            if slip not in ("no sync of the file", "synced behind the rename"):
-                os.fsync(file)
-            (path / "a.new").rename(path / "a")
-            if slip == "synced behind the rename":
-                os.fsync(file)
-        if slip != "no sync of the directory":
-            directory = os.open(path, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
-
+    contents = [os.urandom(6000) for _ in range(6)]
     with Disk(tmp_path) as disk:
         for number, value in enumerate(contents):
-            replace(disk.path, value)
+            with (disk.path / "a.new").open("wb", buffering=0) as file:
+                file.write(value)
+                if slip not in ("no sync of the file", "synced behind the rename"):
+                    os.fsync(file)
+                (disk.path / "a.new").rename(disk.path / "a")
+                if slip == "synced behind the rename":
+                    os.fsync(file)
+            if slip != "no sync of the directory":
+                directory = os.open(disk.path, os.O_RDONLY)
+                os.fsync(directory)
+                os.close(directory)
             disk.mark(str(number))
+        with (disk.path / "other").open("w+b", buffering=0) as file:
+            for size in (9000, 200):
+                file.write(os.urandom(size))
+                file.truncate(7000)
+                os.posix_fallocate(file.fileno(), 0, 12000)
+                punch(file.fileno(), 4096, 4096)
         log = disk.log()
-    for state in states(log, 3, 100, after="0"):
+    path = tmp_path / "after" / "a"
+
+    def is_right(state: State) -> bool:
         materialize(state, tmp_path / "after")
         last = int(state.marks[-1])
-        path = tmp_path / "after" / "a"
-        if not path.exists() or path.read_bytes() not in contents[last : last + 2]:
-            return True
-    return False
+        return path.exists() and path.read_bytes() in contents[last : last + 2]
 
-
-@needs_disk
-def test_a_state_that_loses_nothing_is_what_lies_below(tmp_path):
-    """The log is whole: played to its end it gives the directory that it was recorded from."""
-    with Disk(tmp_path) as disk:
-        (disk.path / "d").mkdir()
-        for number in range(20):
-            path = disk.path / "d" / f"{number}"
-            with path.open("w+b", buffering=0) as file:
-                for place in range(5):
-                    file.seek(place * 3000)
-                    file.write(os.urandom(2000 + number))
-                file.truncate(9000 + number)
-                os.posix_fallocate(file.fileno(), 0, 12000)
-            if number % 3 == 0:
-                path.rename(disk.path / f"r{number}")
-            elif number % 3 == 1:
-                (disk.path / f"l{number}").hardlink_to(path)
-        (disk.path / "d" / "2").rename(disk.path / "d" / "5")
-        log = disk.log()
+    assert all(map(is_right, states(log.until(log.place_of("5") + 1), 3, 60, after="0"))) == (not slip)
     materialize(State(log, len(log), 1, keep="all"), tmp_path / "after")
     assert whole_tree(tmp_path / "after") == whole_tree(tmp_path / "lower")
