@@ -33,6 +33,11 @@ def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
+def append(path: Path) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(b"x")
+
+
 def page(byte: bytes, size: int = 4096) -> mmap.mmap:
     """Memory that O_DIRECT takes."""
     memory = mmap.mmap(-1, size)
@@ -152,7 +157,7 @@ def test_a_rule_fails_the_operation_that_it_means_and_no_other(disk):
         ("rename", lambda path: (path / "a").rename(path / "d" / "new")),
         ("truncate", lambda path: os.truncate(path / "a", 0)),
         ("setattr", lambda path: (path / "a").chmod(0o600)),
-        ("write", lambda path: os.pwrite(os.open(path / "a", os.O_WRONLY), b"x", 0)),
+        ("write", lambda path: append(path / "a")),
         ("open", lambda path: (path / "a").open().close()),
         ("read", lambda path: (path / "a").read_text()),
         ("fsyncdir", sync_directory),
