@@ -29,10 +29,6 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def names(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir())
-
-
 def append(path: Path) -> None:
     with path.open("ab", buffering=0) as file:
         file.write(b"x")
@@ -49,36 +45,6 @@ def refused(code: int):
     return pytest.raises(OSError, match=rf"\[Errno {code}\]")
 
 
-def test_a_disk_is_a_directory_like_any_other(disk):
-    data, above = os.urandom(3_000_001), disk.path / "d"
-    above.mkdir()
-    (disk.path / "a").write_bytes(data)
-    assert (disk.path / "a").read_bytes() == (disk.lower / "a").read_bytes() == data
-    (disk.path / "a").rename(above / "b")
-    (above / "b").chmod(0o604)
-    assert ((above / "b").stat().st_mode, (above / "b").stat().st_size) == (0o100604, len(data))
-    with (above / "b").open("ab") as file:
-        os.truncate(above / "b", 4)
-        (above / "b").unlink()
-        file.write(b"more")
-    above.rmdir()
-    for number in range(300):
-        (disk.path / f"a file with a rather long name, number {number}").touch()
-    assert len(set(names(disk.path))) == 300
-
-
-def test_o_direct_wants_whole_sectors_as_a_disk_does(disk):
-    descriptor = os.open(disk.path / "slots", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
-    assert os.pwritev(descriptor, [page(b"a"), page(b"b")], 4096) == 8192
-    into = page(b"-")
-    assert os.preadv(descriptor, [into], 8192) == 4096
-    assert into[:] == b"b" * 4096
-    for data, offset in (b"odd", 0), (page(b"c"), 100):
-        with refused(errno.EINVAL):
-            os.pwrite(descriptor, data, offset)
-    os.close(descriptor)
-
-
 def test_a_hole_is_punched_and_space_is_allocated(disk):
     descriptor = os.open(disk.path / "slots", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(descriptor, 0, 16384)
@@ -89,16 +55,6 @@ def test_a_hole_is_punched_and_space_is_allocated(disk):
     assert os.pread(descriptor, 16384, 0) == b"x" * 4096 + bytes(8192) + b"x" * 4096
     assert disk.used() == 8192
     os.close(descriptor)
-
-
-def test_a_disk_that_is_closed_lets_go_of_those_who_wait(tmp_path):
-    with Disk(tmp_path) as disk, ThreadPoolExecutor() as threads:
-        disk.hang("create")
-        waiting = threads.submit((disk.path / "a").touch)
-        disk.wait_hung()
-        disk.close()
-        with pytest.raises(OSError):
-            waiting.result()
 
 
 def test_every_change_is_recorded_in_order_with_its_bytes(disk):
@@ -209,23 +165,6 @@ def test_a_sync_that_hangs_covers_what_was_written_before_it_began(disk):
     *_, written, made, synced = disk.log()
     assert (type(written), type(made), type(synced)) == (Written, Made, Synced)
     assert synced.start == len(disk.log()) - 2
-
-
-def test_commands_get_through_while_clients_never_stop(disk):
-    with ThreadPoolExecutor() as threads, (disk.path / "a").open("wb", buffering=0) as file:
-
-        def write_until_it_fails() -> None:
-            while True:
-                os.pwrite(file.fileno(), b"x", 0)
-
-        waiting = [threads.submit(write_until_it_fails) for _ in range(4)]
-        while disk.count("write") < 100:
-            pass
-        disk.mark("seen")
-        disk.fail("write", times=None)
-        for one in waiting:
-            with refused(errno.EIO):
-                one.result()
 
 
 def test_a_disk_has_a_limit(disk):

@@ -165,12 +165,6 @@ def test_names_that_were_synced_are_there_and_others_may_be(steps, left, tmp_pat
     assert ends(Script(steps).log, tree, tmp_path) == left
 
 
-def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path):
-    script = Script("make a, write a 0 1, sync a, make a.new, write a.new 0 2, sync a.new, sync , rename a.new a")
-    found = ends(script.log, lambda top: (letters(top), tree(top)), tmp_path)
-    assert found == {("1", "a a.new"), ("2", "a")}
-
-
 def test_a_mode_is_like_bytes(tmp_path):
     steps = "make a, sync a, chmod a 640"
     for sync, modes in ("", {0o600, 0o640}), (", sync a data", {0o600, 0o640}), (", sync a", {0o640}):
@@ -209,18 +203,6 @@ def test_a_truncation_that_is_lost_takes_what_was_written_behind_it_along(tmp_pa
     seen = ends(log, letters, tmp_path, holes="zeros")
     assert {"123", "456", ""} <= seen
     assert all("1" not in str(value) or value == "123" for value in seen)
-
-
-def test_the_same_seed_gives_the_same_states_and_trees(tmp_path):
-    log = Script(
-        ", ".join(f"make {name}, write {name} 0 123, sync {name}, write {name} 1 456" for name in "abcdef")
-    ).log
-    first, second = list(states(log, 1, 20)), list(states(log, 1, 20))
-    assert first == second != list(states(log, 2, 20))
-    for state in first:
-        for name in ("one", "two"):
-            materialize(state, tmp_path / name)
-        assert whole_tree(tmp_path / "one") == whole_tree(tmp_path / "two")
 
 
 def test_cuts_lie_behind_the_mark():

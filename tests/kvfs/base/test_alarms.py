@@ -16,18 +16,6 @@ def alarms() -> Alarms:
 
 
 @while_alarms_go_off
-async def test_alarms_go_off_in_the_order_of_their_times(alarms: Alarms) -> None:
-    seen: list[tuple[str, float]] = []
-    began_s = trio.current_time()
-    for name, delay_s in (("late", 30.0), ("early", 10.0), ("same", 10.0), ("between", 20.0)):
-        alarms.set(delay_s, lambda name=name: seen.append((name, trio.current_time() - began_s)))  # type: ignore[misc]
-    await trio.sleep(31)
-    assert [name for name, _ in seen] == ["early", "same", "between", "late"]
-    assert [when for _, when in seen] == pytest.approx([10, 10, 20, 30])
-    assert len(alarms) == 0
-
-
-@while_alarms_go_off
 async def test_an_earlier_alarm_wakes_the_task_that_sleeps_for_a_later_one(alarms: Alarms) -> None:
     seen: list[str] = []
     alarms.set(1000, lambda: seen.append("late"))

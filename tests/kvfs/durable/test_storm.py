@@ -11,14 +11,14 @@ from tests.kvfs.durable.storm import Storm
 
 def test_nothing_is_lost_between_memory_and_disk_whatever_is_done(tmp_path):
     storm = Storm(tmp_path / "state", 1)
-    trio.run(storm.lives, 4000, 3)
-    assert min(storm.counts["num_in"], storm.counts["num_out"], storm.counts["num_waits"]) > 200
+    trio.run(storm.lives, 2400, 3)
+    assert min(storm.counts["num_in"], storm.counts["num_out"], storm.counts["num_waits"]) > 100
 
 
 def test_nobody_is_refused_whose_pages_fit_into_memory_while_nothing_is_pinned_and_the_disk_has_room(tmp_path):
     storm = Storm(tmp_path / "state", 2, without=("pin", "limit", "assemble"))
-    trio.run(storm.lives, 3000, 2)
-    assert storm.counts["num_waits"] > 200
+    trio.run(storm.lives, 1500, 2)
+    assert storm.counts["num_waits"] > 100
     assert not [name for name in storm.counts if name.startswith("errno")]
 
 
@@ -26,6 +26,6 @@ def test_nobody_is_refused_whose_pages_fit_into_memory_while_nothing_is_pinned_a
 def test_nothing_is_lost_on_a_disk_that_fails_hangs_and_is_full(tmp_path, caplog):
     with Disk(tmp_path) as disk:
         storm = Storm(disk.path / "state", 3, disk)
-        trio.run(storm.lives, 2000, 2)
-    assert storm.counts["num_in"] > 50
+        trio.run(storm.lives, 1200, 2)
+    assert storm.counts["num_in"] > 30
     assert sum(count for name, count in storm.counts.items() if name.startswith("trouble")) > 1

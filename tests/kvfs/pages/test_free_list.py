@@ -57,7 +57,7 @@ def test_a_free_list_agrees_with_the_model_over_random_moves(num_pages: int):
     rng = random.Random(num_pages)
     free, model = FreeList(num_pages), Model(num_pages)
     counts = [0, 1, 1, 2, 3, 7, 40, 64, 65, 130, BLOCK, BLOCK + 1, 2 * BLOCK + 70, num_pages // 2]
-    for move in range(300):
+    for move in range(300 if num_pages <= BLOCK else 60):
         num_free = int(model.free.sum())
         if rng.random() < 0.5:
             count = min(rng.choice(counts), num_free)

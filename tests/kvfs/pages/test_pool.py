@@ -17,7 +17,7 @@ from kvfs.pages.digest import digest
 from kvfs.pages.pool import NO_ARENA, PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
-from tests.kvfs.fakes import FakeStore, allocate, commit_all
+from tests.kvfs.fakes import FakeStore, commit_all
 
 ANN, BOB = 1001, 1002
 MARKER = b"the secret of ann"
@@ -48,20 +48,6 @@ def test_what_the_pool_has_not_or_has_back_already_is_refused_in_words(pool: Pag
         pool.release(pages[:1], ANN)
 
 
-def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore) -> None:
-    pages = allocate(pool, 1, ANN)
-    store.writable(int(pages[0]))[: len(MARKER)] = MARKER
-    pool.release(pages, ANN)
-    pool.release(pool.allocate(1, BOB), BOB)  # given up before anything was overwritten
-    pool.release(allocate(pool, 1, BOB), BOB)
-    assert MARKER not in bytes(store.view(0, store.num_pages))
-    assert store.num_zeroed == 1
-    pool.claim(pool.allocate(1, ANN), ANN)
-    pool.release(pages, ANN)
-    allocate(pool, 1, ANN)
-    assert store.num_zeroed == 1
-
-
 def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: PagePool, store: FakeStore) -> None:
     pages = pool.allocate(2, ANN)
     pool.fill[pages] = 32
@@ -76,12 +62,12 @@ def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: P
     assert pool.digests_of(again)[:32] == digest(bytes([9]) * store.page_bytes)
 
 
-@pytest.mark.parametrize("held", [(), (0,), (0, 1, 2), (0, 0, 1)])
-def test_the_check_finds_references_that_nobody_accounts_for(pool: PagePool, held: tuple[int, ...]):
+def test_the_check_finds_references_that_nobody_accounts_for(pool: PagePool):
     assert pool.allocate(2, ANN).tolist() == [0, 1]
     pool.check([Held(0)], [Held(1)])
-    with pytest.raises(AssertionError, match="references"):
-        pool.check([Held(*held)])
+    for held in ([], [0], [0, 1, 2], [0, 0, 1]):
+        with pytest.raises(AssertionError, match="references"):
+            pool.check([Held(*held)])
 
 
 @pytest.mark.parametrize(

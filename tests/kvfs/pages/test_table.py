@@ -1,4 +1,4 @@
-"""Page tables: what no walk reaches. Walks: core/test_core.py; the bytes in the pages: test_books.py."""
+"""Page tables: what no walk reaches. Walks: core/test_core.py; the bytes in the pages: durable/test_storm.py."""
 
 from __future__ import annotations
 
@@ -22,74 +22,11 @@ def table(pool: PagePool) -> PageTable:
     return PageTable(pool, ANN)
 
 
-def test_a_table_says_where_it_ends_and_what_it_alone_holds(table: PageTable, decoder: FakeDecoder) -> None:
-    assert table.next_position == 0
-    assert [array.tolist() for array in table.read()] == [[], []]
-    decoder.append(table, [1, 2], position=40)
-    decoder.append(table, range(40), position=7)
-    assert (table.next_position, table.exclusive_pages) == (47, 2)
-    assert [array.tolist() for array in table.read(1, 3)] == [[2, 0], [41, 7]]
-    fork = table.fork(BOB)
-    assert (fork.owner, fork.exclusive_pages, table.exclusive_pages) == (BOB, 0, 0)
-    decoder.append(fork, [5])
-    table.truncate(1)
-    assert (fork.exclusive_pages, table.exclusive_pages) == (1, 0)
-
-
-def test_a_tail_is_copied_as_far_as_it_is_filled_and_whole_over_bytes_of_others(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder
-):
-    anns, bobs = PageTable(pool, ANN), PageTable(pool, BOB)
-    decoder.append(anns, [1, 2, 3])
-    fork = anns.fork()
-    decoder.append(anns, [6])
-    reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies().tolist() == [0, 1, 3]
-    reservation.abort()
-    decoder.append(bobs, range(100, 132))
-    bobs.close()
-    reservation = fork.reserve([4], [3])
-    assert reservation.frame_copies().tolist() == [0, 1, 32]
-    decoder.step(reservation)
-    assert (store.entries[1, :, :, :, 4:] == store.entries[0, :, :, :, 4:]).all(), "nothing is left of bob's"
-
-
-def test_the_source_of_a_copy_outlives_its_other_users_until_the_step_is_over(
-    table: PageTable, decoder: FakeDecoder, pool: PagePool
-):
+def test_truncating_to_a_length_that_is_not_there_says_so(table: PageTable, decoder: FakeDecoder):
     decoder.append(table, [1, 2, 3])
-    fork = table.fork()
-    decoder.append(table, [4])
-    held = decoder.entries(fork.pages, 3).tolist()
-    reservation = fork.reserve([5], [3])
-    table.close()
-    stranger = PageTable(pool, BOB)  # takes whatever is free while the step has not begun
-    decoder.append(stranger, range(32 * 14))
-    decoder.step(reservation)
-    commit_all(reservation)
-    assert decoder.entries(fork.pages, 3).tolist() == held
-    pool.check([fork, stranger])
-    assert pool.num_pages - pool.num_free == 15
-
-
-@pytest.mark.parametrize("length", [-1, 4])
-def test_truncating_to_a_length_that_is_not_there_says_so(table: PageTable, decoder: FakeDecoder, length: int):
-    decoder.append(table, [1, 2, 3])
-    with pytest.raises(Invalid, match=f"can't truncate to {length} entries: the file has 3"):
-        table.truncate(length)
-    assert table.length == 3
-
-
-def test_a_full_page_that_is_cut_and_rewritten_gets_a_new_digest(
-    table: PageTable, decoder: FakeDecoder, pool: PagePool
-):
-    decoder.append(table, range(32))
-    old = pool.digests_of(table.pages)
-    table.truncate(16)
-    decoder.append(table, range(500, 516))
-    assert table.pages.tolist() == [0]  # in place
-    assert pool.digests_of(table.pages) != old
-    pool.check([table])
+    for length in (-1, 4):
+        with pytest.raises(Invalid, match=f"can't truncate to {length} entries: the file has 3"):
+            table.truncate(length)
 
 
 def test_a_table_and_its_one_reservation_end_once(table: PageTable, pool: PagePool):
@@ -138,11 +75,9 @@ class NoBytesStore(FakeStore):
 def test_forking_a_gibibyte_touches_no_page():
     facts = FakeFacts(layers=4, kv_heads=4, head_dim=8)
     store = NoBytesStore(facts, num_pages=33_000)
-    assert store.page_bytes == 32 << 10
     pool = PagePool(store)
     table = PageTable(pool, ANN)
     commit_all(table.reserve(np.zeros(1 << 20, np.int32), np.arange(1 << 20)))
-    assert len(table.pages) == 32_768
     free = pool.num_free
     forks = [table.fork() for _ in range(10)]
     assert pool.num_free == free

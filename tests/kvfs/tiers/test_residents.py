@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
@@ -36,24 +37,21 @@ def new() -> tuple[Residents, Clock, int]:
     return residents, clock, residents.add(PageTable(pool, 0))
 
 
-def test_regular_gaps_foretell_the_next_use() -> None:
+@pytest.mark.parametrize(
+    ("gaps_s", "next_s"),
+    [
+        pytest.param([2.0, 2.5, 2.2, 2.4], (2.0, 2.5), id="regular"),
+        pytest.param([0.1, 2.0, 2.5, 2.2, 2.4], (2.0, 2.5), id="one unlike the others"),
+        pytest.param([5.0, 90.0, 20.0, 700.0, 45.0], None, id="people"),
+    ],
+)
+def test_regular_gaps_foretell_the_next_use(gaps_s: list[float], next_s: tuple[float, float] | None) -> None:
     residents, clock, row = new()
-    used(residents, clock, row, [2.0, 2.5, 2.2, 2.4])
-    assert residents.expected_s(row) == (clock.now_s + 2.0, clock.now_s + 2.5)
-
-
-def test_one_gap_that_is_unlike_the_others_changes_nothing() -> None:
-    residents, clock, row = new()
-    used(residents, clock, row, [0.1, 2.0, 2.5, 2.2, 2.4])
+    used(residents, clock, row, gaps_s)
     expected = residents.expected_s(row)
-    assert expected is not None
-    np.testing.assert_allclose(expected, (clock.now_s + 2.0, clock.now_s + 2.5))
-
-
-def test_people_are_not_foretold() -> None:
-    residents, clock, row = new()
-    used(residents, clock, row, [5.0, 90.0, 20.0, 700.0, 45.0])
-    assert residents.expected_s(row) is None
+    assert (expected is None) == (next_s is None)
+    if expected is not None and next_s is not None:
+        np.testing.assert_allclose(np.array(expected) - clock.now_s, next_s)
 
 
 def test_a_file_with_few_gaps_is_taken_to_be_like_all_others_if_those_are_alike() -> None:
