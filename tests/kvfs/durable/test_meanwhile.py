@@ -44,45 +44,6 @@ async def test_a_slot_that_is_written_while_the_file_is_about_to_be_cut_stays(tm
         assert house.is_right(await house.open("new.kv"))
 
 
-async def test_bytes_that_the_daemon_before_has_not_synced_are_synced_by_the_next(tmp_path):
-    synced: list[int] = []
-    disk = Disk(fdatasync=synced.append)
-    async with running(House(tmp_path, disk=disk)) as house:
-        house.make_plain("note", b"text")
-        house.create("other.kv", range(3))
-        await house.sync("other.kv")
-        assert not synced
-    async with running(House(tmp_path, disk=disk)) as house:
-        await house.sync("note")
-        assert synced
-        synced.clear()
-        await house.sync("note")
-        assert not synced, "once is enough"
-
-
-async def test_a_sync_of_all_covers_bytes_that_were_written_just_before_a_commit(tmp_path):
-    fails = False
-
-    def fdatasync(number: int) -> None:
-        if fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        os.fdatasync(number)
-
-    async with running(House(tmp_path, disk=Disk(fdatasync=fdatasync))) as house:
-        content = plain_of(house.make_plain("note", b"text"))
-        house.create("other.kv", range(3))
-        await house.sync("other.kv")  # the row of the file, and nothing of its bytes
-        assert content.is_dirty
-        await house.keeper.sync_all()
-        assert not content.is_dirty
-        house.make_plain("bad", b"text")
-        fails = True
-        for _ in range(2):
-            with pytest.raises(SymError):
-                await house.keeper.sync_all()
-        assert house.keeper.unsynced_names() == ["/bad"]
-
-
 async def test_a_plain_file_that_becomes_a_kv_file_while_it_is_synced_is_kept_as_that(tmp_path):
     async with running(House(tmp_path)) as house:
         source = house.create("source.kv", range(40))
@@ -175,3 +136,26 @@ async def test_a_drain_that_is_cut_short_keeps_what_has_waited_longest_and_names
     assert num_kept > OTHERS_A_CUT / 2
     assert left == names[num_kept:]
     assert {*names[:num_kept]} <= {*names_after(tmp_path)}
+
+
+async def test_a_sync_of_all_covers_bytes_that_were_written_just_before_a_commit(tmp_path):
+    fails = False
+
+    def fdatasync(number: int) -> None:
+        if fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fdatasync(number)
+
+    async with running(House(tmp_path, disk=Disk(fdatasync=fdatasync))) as house:
+        content = plain_of(house.make_plain("note", b"text"))
+        house.create("other.kv", range(3))
+        await house.sync("other.kv")  # the row of the file, and nothing of its bytes
+        assert content.is_dirty
+        await house.keeper.sync_all()
+        assert not content.is_dirty
+        house.make_plain("bad", b"text")
+        fails = True
+        for _ in range(2):
+            with pytest.raises(SymError):
+                await house.keeper.sync_all()
+        assert house.keeper.unsynced_names() == ["/bad"]

@@ -11,7 +11,6 @@ from kvfs.facts import xattrs
 from kvfs.facts.xattrs import put
 from kvfs.fs import OpenKv
 from kvfs.names.domains import QUOTA, QUOTA_FILES
-from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.turns import fitting
 from libsym.abi import PAGE_ENTRIES, Advice
 from libsym.errors import Invalid, NotPermitted, OverQuota
@@ -98,33 +97,6 @@ async def test_forks_share_their_pages_in_memory_and_on_disk_as_before(tmp_path)
         house.fs.kv_fork(ROOT, one, "fork.kv")
         await house.keeper.sync_all()
         assert (num_slots(house), house.fs.pool.num_free_frames) == (5, 64 - 5)
-
-
-async def test_a_quota_holds_as_before(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        house.fs.kv_mkdir(ROOT, "d", 0o755)
-        put(house.volume, house.fs.find(ROOT, "d"), QUOTA, b"12K", 0)
-        put(house.volume, house.fs.find(ROOT, "d"), QUOTA_FILES, b"2", 0)
-        house.create("d/a.kv", range(64))
-    async with running(House(tmp_path), drain=True) as house:
-        file = await house.open("d/a.kv", write=True)
-        house.append(file, range(32))
-        with pytest.raises(OverQuota):
-            house.append(file, [1])
-        house.create("d/b.kv")
-        with pytest.raises(OverQuota):
-            house.create("d/c.kv")
-
-
-async def test_who_has_more_than_he_may_have_by_now_keeps_it_and_gets_no_more(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        file = house.create("a.kv", range(100))
-        house.volume.change_owner(file.inode, 1000)
-    async with running(House(tmp_path, limits=AccountLimits(4096, None)), drain=True) as house:
-        file = await house.open("a.kv", write=True)
-        assert house.is_right(file)
-        with pytest.raises(OverQuota):
-            house.append(file, range(40))
 
 
 async def test_files_that_end_in_one_page_at_different_places_are_what_they_were(tmp_path):
@@ -264,21 +236,6 @@ async def test_an_anonymous_file_and_one_whose_names_are_gone_end_with_the_daemo
         assert house.keeper.slots[1].num_used == 0
 
 
-async def test_an_append_that_copies_the_last_page_takes_nothing_from_what_was_synced(tmp_path):
-    async with running(House(tmp_path)) as house:
-        one = house.create("one.kv", range(40))
-        two = house.fs.kv_fork(ROOT, one, "two.kv")
-        house.tree.link(two.inode, house.tree.root, b"three.kv")
-        await house.keeper.sync_all()
-        house.append(one, [1])
-        house.append(two, [2])  # its last page is a copy, of which nothing is on disk
-        house.fs.kv_remove(ROOT, "three.kv")  # and this has a commit write about it
-        await house.keeper.sync(house.tree.root)
-    async with running(House(tmp_path)) as house:
-        assert house.tokens(await house.open("two.kv")) == list(range(40))
-        assert house.fs.kv_stat(ROOT, "two.kv").lost_tokens == 1
-
-
 async def test_entries_that_something_else_computed_are_marked_in_forks_and_in_files_made_of_them(tmp_path):
     async with running(House(tmp_path, bits="cpu avx512"), drain=True) as house:
         house.create("a.kv", range(40))
@@ -355,3 +312,34 @@ async def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are
             house.fs.kv_remove(ROOT, f"{number}.kv")
     House(tmp_path).keeper.close()
     assert told() == []
+
+
+async def test_a_quota_holds_as_before(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
+        house.fs.kv_mkdir(ROOT, "d", 0o755)
+        put(house.volume, house.fs.find(ROOT, "d"), QUOTA, b"12K", 0)
+        put(house.volume, house.fs.find(ROOT, "d"), QUOTA_FILES, b"2", 0)
+        house.create("d/a.kv", range(64))
+    async with running(House(tmp_path), drain=True) as house:
+        file = await house.open("d/a.kv", write=True)
+        house.append(file, range(32))
+        with pytest.raises(OverQuota):
+            house.append(file, [1])
+        house.create("d/b.kv")
+        with pytest.raises(OverQuota):
+            house.create("d/c.kv")
+
+
+async def test_an_append_that_copies_the_last_page_takes_nothing_from_what_was_synced(tmp_path):
+    async with running(House(tmp_path)) as house:
+        one = house.create("one.kv", range(40))
+        two = house.fs.kv_fork(ROOT, one, "two.kv")
+        house.tree.link(two.inode, house.tree.root, b"three.kv")
+        await house.keeper.sync_all()
+        house.append(one, [1])
+        house.append(two, [2])  # its last page is a copy, of which nothing is on disk
+        house.fs.kv_remove(ROOT, "three.kv")  # and this has a commit write about it
+        await house.keeper.sync(house.tree.root)
+    async with running(House(tmp_path)) as house:
+        assert house.tokens(await house.open("two.kv")) == list(range(40))
+        assert house.fs.kv_stat(ROOT, "two.kv").lost_tokens == 1

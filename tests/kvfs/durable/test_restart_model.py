@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 import hypothesis.strategies as st
-import pytest
 import trio
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -136,5 +135,3 @@ def cases(machine: type[Restarts], max_examples: int, step_count: int) -> type:
 
 TestRestarts = cases(Restarts, 15, 40)
 TestSlicedRestarts = cases(SlicedRestarts, 15, 40)
-TestManyRestarts = pytest.mark.slow(cases(Restarts, 30, 60))
-TestManySlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 30, 60))

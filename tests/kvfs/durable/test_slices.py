@@ -19,7 +19,7 @@ from tests.kvfs.durable.house import ROOT, House, failing, names_after, running
 from tests.kvfs.durable.test_cut import Plant
 from tests.kvfs.durable.test_overtaking import hold_back_names
 
-MANY = 3 * OPERATIONS_A_SLICE
+MANY = 2 * OPERATIONS_A_SLICE + OPERATIONS_A_SLICE // 8
 
 
 class Cuts:

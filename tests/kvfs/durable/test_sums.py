@@ -246,18 +246,6 @@ async def test_a_daemon_that_ends_keeps_the_sums_that_it_knows(tmp_path):
         assert unchecked(plain_of(programs.house.fs.find(ROOT, "note"))) == [0, 1]
 
 
-async def test_appends_of_another_daemon_are_summed_when_the_file_is_quiet(noted):
-    async with programs_on(noted) as programs:
-        note = programs.house.fs.find(ROOT, "note")
-        content = plain_of(note)
-        await programs.write(note, len(BYTES), b"more")
-        await programs.house.keeper.sync(note)
-        assert content.sums.size == len(BYTES), "the sum of what was there before stays"
-        await programs.house.keeper.summer.sum(content)
-        assert (content.sums.size, unchecked(content)) == (len(BYTES) + 4, [])
-    assert fsck(noted).findings == ()
-
-
 async def test_quiet_files_are_summed_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr("kvfs.durable.sums.QUIET_S", 0.01)
     async with programs_on(tmp_path) as programs:

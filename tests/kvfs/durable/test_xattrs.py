@@ -128,21 +128,6 @@ async def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_rem
     assert caplog.text.count("attributes and links must leave") == 1, "the log says once why"
 
 
-async def test_chown_moves_attributes_and_names_or_nothing(tmp_path):
-    async with running(House(tmp_path, limits=AccountLimits(num_bytes=8192)), drain=True) as house:
-        inode, before = file(house, "a"), charged(house, BOB)
-        put(house, inode, "x", bytes(5000))
-        file(house, "theirs", BOB, x=bytes(6000))
-        sums = charged(house), charged(house, BOB)
-        with pytest.raises(OverQuota):
-            house.volume.change_owner(inode, BOB)
-        assert (charged(house), charged(house, BOB)) == sums
-        assert inode.uid == ANN
-        house.tree.unlink(house.tree.root, b"theirs")
-        house.volume.change_owner(inode, BOB)
-        assert (charged(house), charged(house, BOB)) == (0, before + sums[0])
-
-
 async def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_path):
     async with running(House(tmp_path), drain=True) as house:
         for name in ("a", "b"):
@@ -207,19 +192,6 @@ async def test_a_file_that_is_unlinked_and_open_keeps_its_large_attributes_until
     assert is_clean(fsck(tmp_path))
     House(tmp_path).keeper.close()
     assert rows(tmp_path) == []
-
-
-async def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        inode = file(house, "a", x=LARGE)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(house.keeper.sync_all)
-            while not house.keeper._committing.xattrs:
-                await trio.lowlevel.checkpoint()
-            put(house, inode, "y", b"later")
-        assert not inode.xattrs.is_away
-        await house.keeper.sync_all()
-        assert await noted(house, inode) == {b"user.x": LARGE, b"user.y": b"later"}
 
 
 async def test_attributes_that_are_brought_twice_at_once_are_those_of_the_last_commit(tmp_path, monkeypatch):
@@ -405,3 +377,16 @@ def test_an_index_of_an_older_release_is_written_anew_once_unless_it_is_large(tm
     monkeypatch.undo()
     assert mode() == 2
     assert (tmp_path / "index.db").stat().st_size < size
+
+
+async def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path):
+    async with running(House(tmp_path), drain=True) as house:
+        inode = file(house, "a", x=LARGE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.keeper.sync_all)
+            while not house.keeper._committing.xattrs:
+                await trio.lowlevel.checkpoint()
+            put(house, inode, "y", b"later")
+        assert not inode.xattrs.is_away
+        await house.keeper.sync_all()
+        assert await noted(house, inode) == {b"user.x": LARGE, b"user.y": b"later"}

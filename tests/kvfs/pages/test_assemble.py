@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.assemble import Assembly, SourceRanges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import RANGE_END
-from libsym.errors import Invalid, NoSpace
+from libsym.errors import Invalid, NoSpace, OverQuota
 from tests.kvfs.fakes import FakeDecoder, assemble
 
 OWNER, OTHER = 1000, 1001
@@ -70,6 +71,13 @@ def test_what_can_not_be_made_is_refused_in_words(pool: PagePool, source: PageTa
     merged = assemble(pool, OWNER, [], rebase=True, max_positions=1000)
     assert merged.length == 0
     merged.close()
+
+
+def test_whoever_has_no_room_for_what_would_be_shared_is_charged_for_nothing(pool: PagePool, source: PageTable) -> None:
+    free, pool.accounts.of(OTHER).limits = pool.num_free, AccountLimits(num_bytes=3 * pool.page_bytes)
+    with pytest.raises(OverQuota):
+        picked(pool, source, (0, 96), (1, 33), rebase=False)  # three pages that are there, and a new one
+    assert pool.num_free == free
 
 
 def test_whoever_stops_a_long_one_gets_everything_back(pool: PagePool, source: PageTable) -> None:
