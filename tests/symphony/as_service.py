@@ -74,8 +74,7 @@ def main() -> None:
     call(libc.unshare, CLONE_NEWNS)
     mount("none", "/", "none", MS_REC | MS_SLAVE)
     open_python_to_all()
-    if path != "-":
-        listen(path)
+    listen(path)
     give_all_up(int(uid))
     os.execvp(command[0], command)
 

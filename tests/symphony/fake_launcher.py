@@ -38,7 +38,6 @@ class FakeLauncher:
         self._directory = directory
         self._answers: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._number = 0
-        self._reads = True
         self._lock = threading.Lock()
         self._listening: list[socket.socket] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -79,10 +78,6 @@ class FakeLauncher:
     def answer(self, asked: dict[str, Any], **fields: Any) -> None:
         self.connection.send(json.dumps({"d": asked["d"], **fields}).encode())
 
-    def stop_reading(self) -> None:
-        """Stop reading, from the message after the next on."""
-        self._reads = False
-
     def close(self) -> None:
         """Close all sockets, as if the launcher was killed."""
         for each in (self.connection, *self._listening):
@@ -100,7 +95,7 @@ class FakeLauncher:
                 self.request("connect", id=number, fd=connection.fileno())
 
     def _read(self) -> None:
-        while self._reads:
+        while True:
             try:
                 data = self.connection.recv(MAX_BYTES)
             except OSError:

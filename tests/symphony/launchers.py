@@ -31,13 +31,13 @@ def started(command: list[Any], **how: Any) -> Any:
 class Launchers:
     """The directory of launchers, a daemon's end, and programs."""
 
-    def __init__(self, directory: Path, runtime: Path, real: Path | None = None) -> None:
+    def __init__(self, directory: Path, runtime: Path) -> None:
         """`runtime`: a short path, for there are sockets below it."""
         self.directory = directory
         self.runtime = self.outside = runtime
         """`outside`: a place for files that no sandbox shows unasked."""
         self.socket = runtime / "d.sock"
-        self.daemon = ProgramsSocket(self.socket, real)
+        self.daemon = ProgramsSocket(self.socket)
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(runtime),

@@ -2,21 +2,17 @@
 
 import array
 import json
-import os
 import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-from libsym.channel.handshake import GREETING_BYTES
-
 
 class ProgramsSocket:
-    """Beside `path`, the daemon's socket. Connections of programs are relayed to the daemon that `real` names."""
+    """Beside `path`, the daemon's socket. Connections of programs are closed, or kept."""
 
-    def __init__(self, path: Path, real: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._real = real
         self.told: list[dict] = []
         """Messages of launchers, in order."""
         self.refusals: dict[str, str] = {}
@@ -28,7 +24,6 @@ class ProgramsSocket:
         """Connections of programs, if they are kept."""
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
-        self._kept: list[socket.socket] = []
         self._answers: dict[int, dict] = {}
         self._last_number = 0
         self._listening: socket.socket | None = None
@@ -51,10 +46,9 @@ class ProgramsSocket:
         """Close all sockets, as if the daemon had been killed."""
         listening, self._listening = self._listening, None
         Path(f"{self.path}.programs").unlink()
-        for each in [*self._connections, *self._kept]:
-            _hang_up(each)
-        self._connections.clear()
-        self._kept.clear()
+        while self._connections:
+            with suppress(OSError):
+                self._connections.pop().shutdown(socket.SHUT_RDWR)
         while self.passed:
             self.passed.pop().close()
         if listening is not None:
@@ -107,7 +101,11 @@ class ProgramsSocket:
                 if "n" in message:
                     self._answer(connection, message)
                 for fd in fds:
-                    self._spawn(self._relay, socket.socket(fileno=fd))
+                    program = socket.socket(fileno=fd)
+                    if self.keep_connections:
+                        self.passed.append(program)
+                    else:
+                        program.close()
 
     def _answer(self, connection: socket.socket, message: dict) -> None:
         words: dict[str, object] = {"ok": True}
@@ -117,26 +115,6 @@ class ProgramsSocket:
         with suppress(OSError):
             connection.send(json.dumps({"n": message["n"], **words}).encode())
 
-    def _relay(self, program: socket.socket) -> None:
-        """Relay a handshake; all further traffic is shared memory. The end of either side ends the other."""
-        if self.keep_connections:
-            self.passed.append(program)
-            return
-        if self._real is None:
-            program.close()
-            return
-        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        daemon.connect(str(self._real))
-        with program, daemon:
-            self._kept += [program, daemon]
-            daemon.sendall(program.recv(GREETING_BYTES, socket.MSG_WAITALL))
-            raw, fds, _, _ = socket.recv_fds(daemon, 8192, 3)
-            socket.send_fds(program, [raw], fds)
-            for fd in fds:
-                os.close(fd)
-            with suppress(OSError):
-                program.recv(1)
-
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     try:
@@ -144,8 +122,3 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
     except OSError:
         return None
     return (raw, list(array.array("i", fds))) if raw else None
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

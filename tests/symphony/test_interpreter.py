@@ -62,19 +62,12 @@ ESCAPES = {
     "a socket of the system": "import socket\nsocket.socket(socket.AF_UNIX)",
     "a pair of sockets": "import socket\nsocket.socketpair()",
     "a file to write": "open('/tmp/escaped', 'w')",
-    "a file to append": "open('{own}', 'a')",
-    "a file to empty": "import os\nos.open('{own}', os.O_TRUNC)",
     "a file for ioctl": "import os\nos.open('{own}', os.O_ACCMODE)",
     "a file of the mount to empty": "import os\nos.open('{mount}/secret.txt', os.O_TRUNC)",
-    "to empty one without access": "import os\nos.open('{mount}/secret.txt', os.O_ACCMODE | os.O_TRUNC)",
-    "a file of the system": "open('/etc/passwd').read()",
     "a file of the program's": "open('{own}').read()",
     "what the program is": "open('/proc/{pid}/environ', 'rb').read()",
     "its own memory file": "open('/proc/self/mem', 'r+b')",
-    "the mount": "open('{mount}/secret.txt').read()",
-    "a directory": "import os\nos.listdir('/root')",
     "a process": "import os\nos.fork()",
-    "a program": "import subprocess\nsubprocess.run(['/bin/true'])",
     "a program in its place": "import os\nos.execv('/bin/true', ['true'])",
     "a thread": "import threading\nthreading.Thread(target=print).start()",
     "a signal to the program": "import os\nos.kill({pid}, 9)",
@@ -82,12 +75,10 @@ ESCAPES = {
     "a signal by its flags": "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_ASYNC)",
     "a signal to itself": "import os\nos.kill(os.getpid(), 9)",
     "to remove a file": "import os\nos.unlink('{own}')",
-    "to rename a file": "import os\nos.rename('{own}', '{own}2')",
     "to make a directory": "import os\nos.mkdir('/tmp/escaped')",
     "another mode": "import os\nos.chmod('{own}', 0o777)",
     "a link": "import os\nos.link('{own}', '/tmp/escaped')",
     "shared memory": "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=10)",
-    "memory for a program": "import os\nos.memfd_create('x')",
     "more memory": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
     "another user": "import os\nos.setuid(0)",
     "a namespace": "import ctypes\nassert ctypes.CDLL(None, use_errno=True).unshare(0x10000000) == 0",
@@ -143,11 +134,8 @@ def test_descriptors_and_variables_of_the_program_are_not_there(monkeypatch):
     os.set_inheritable(listening.fileno(), True)
     with sym.Interpreter() as python:
         assert python.run("import os\ndict(os.environ).get('API_KEY')") == ""
-        look = "[n for n in range(64) if not fails(n)]"
-        code = (
-            f"import os\ndef fails(n):\n    try:\n        os.fstat(n)\n    except OSError:\n        return True\n{look}"
-        )
-        assert python.run(code) == "[0, 1, 2]\n"
+        code = "for n in range(64):\n    try: os.fstat(n) and print(n)\n    except OSError: pass"
+        assert python.run(code) == "0\n1\n2\n"
     listening.close()
 
 
@@ -159,43 +147,33 @@ def test_code_that_takes_too_long_is_ended_and_the_next_begins_anew():
 
 
 def test_the_time_of_the_programs_own_functions_is_not_the_codes():
-    held, let_go = threading.Event(), threading.Event()
-
-    def slow():
-        held.set()
-        return let_go.wait(20)
-
-    with sym.Interpreter({"slow": slow}, seconds=0.5) as python:
-        timer = threading.Timer(1.0, let_go.set)
-        timer.start()
-        assert python.run("slow()") == "True\n"
-        timer.join()
-    assert held.is_set()
+    with sym.Interpreter({"slow": lambda: threading.Event().wait(0.8)}, seconds=0.5) as python:
+        assert python.run("slow()") == "False\n"
 
 
-def test_output_without_end_is_cut():
-    with sym.Interpreter() as python:
-        said = python.run("while True:\n    print('x' * 1000)")
-        assert last_line(said).startswith("MemoryError: more than 65536 characters")
-        assert len(said) < 80_000
+def test_output_without_end_is_cut_and_what_comes_out_is_text(python):
+    said = python.run("while True:\n    print('x' * 1000)")
+    assert last_line(said).startswith("MemoryError: more than 65536 characters")
+    assert len(said) < 80_000
+    assert python.run("print('a' + chr(0xD800))") == "a?\n"
+    fake = "import os\nos.write(1, b'{\"raised\": null, \"output\": \"' + b'x' * 900_000 + b'\"}\\n')\nwhile True: pass"
+    assert python.run(fake) == "x" * 80_000
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        r"b'x\n'",
-        r"b'[]\n'",
-        r"""b'{"call": "exec", "args": [], "kwargs": {}}\n'""",
-        r"""b'{"output": 3, "raised": None}\n'""",
-        r"b'[' * 100_000 + b'\n'",
-        "b'y' * 3_000_000",
-    ],
+GARBAGE = (
+    r"b'[]\n'",
+    r"""b'{"call": "exec", "args": [], "kwargs": {}}\n'""",
+    r"""b'{"output": 3, "raised": None}\n'""",
+    r"b'[' * 100_000 + b'\n'",
+    "b'y' * 3_000_000",
 )
-def test_what_the_code_writes_into_the_pipe_is_data(garbage):
-    with sym.Interpreter() as python:
+
+
+def test_what_the_code_writes_into_the_pipe_is_data(python):
+    for garbage in GARBAGE:
         said = python.run(f"import os\ndata = {garbage}\nwhile True:\n    os.write(1, data)")
-        assert said.startswith("the code ")
-        assert said.endswith("its variables are gone\n")
+        assert said.startswith("the code "), garbage
+        assert said.endswith("its variables are gone\n"), garbage
         assert python.run("1") == "1\n"
 
 
@@ -208,12 +186,6 @@ def test_code_that_calls_and_reads_no_answer_is_ended_as_well(given, calls):
         said = python.run(f"import os\nline = {line.encode()!r} + b'\\n'\n{calls}\nwhile True: pass")
         assert said == "the code was ended after 0.5 s: its variables are gone\n"
         assert python.run("len(f())") == f"{len(given)}\n"
-
-
-def test_what_comes_out_is_text_and_no_longer_than_is_said(python):
-    assert python.run("print('a' + chr(0xD800))") == "a?\n"
-    fake = "import os\nos.write(1, b'{\"raised\": null, \"output\": \"' + b'x' * 900_000 + b'\"}\\n')\nwhile True: pass"
-    assert python.run(fake) == "x" * 80_000
 
 
 def writes(message, then="while True: pass"):
@@ -275,18 +247,13 @@ def test_wrong_arguments_are_named():
         python.run(code)
 
 
-@pytest.mark.slow
 def test_in_the_sandbox_of_a_program_it_holds_as_well(shared, tmp_path):
-    escapes = {wish: code for wish, code in ESCAPES.items() if "{" not in code}
     program = tmp_path / "prog.py"
-    program.write_text(f"""
-import json
+    program.write_text("""
 import libsym as sym
-with sym.Interpreter({{"double": lambda x: 2 * x}}) as python:
-    said = {{wish: python.run(code) for wish, code in {escapes!r}.items()}}
-    said["double"] = python.run("double(21)")
-print(json.dumps(said))
+with sym.Interpreter({"double": lambda x: 2 * x}) as python:
+    for code in ("double(21)", "import socket\\nsocket.socket()", "open('/etc/passwd')", "import os\\nos.fork()"):
+        print(python.run(code).splitlines()[-1].partition(":")[0])
 """)
-    said = json.loads(shared.symphony("run", str(program)).stdout)
-    assert said.pop("double") == "42\n"
-    assert {wish: last_line(text) for wish, text in said.items() if "Error" not in last_line(text)} == {}
+    said = shared.symphony("run", str(program)).stdout.splitlines()
+    assert (said[0], [each for each in said if "Error" not in each]) == ("42", ["42"])

@@ -1,11 +1,8 @@
 """Programs on a real daemon: the calls of a LIP, alone and beside others."""
 
-import json
-import os
 import signal
 
 import numpy as np
-import pytest
 
 import libsym as sym
 
@@ -41,49 +38,6 @@ def test_fork_truncate_and_continue_agree_with_a_fresh_file(connected):
             assert sym.kv_read(base)[0] == tokens
 
 
-def test_names_modes_and_listing(emptied):
-    (emptied.mount / "docs").mkdir()
-    with sym.kv_create("docs/a.kv") as kv:
-        sym.kv_write(kv, [1, 2, 3])
-    assert sym.kv_stat(f"{emptied.mount}/docs/a.kv").mode & 0o777 == 0o600
-    sym.kv_chmod("docs/a.kv", 0o640)
-    sym.kv_rename("docs/a.kv", "docs/b.kv")
-    assert [(entry.name, entry.kind, entry.tokens) for entry in sym.kv_list("docs")] == [("b.kv", "kv", 3)]
-    assert (emptied.mount / "docs/b.kv").stat().st_mode & 0o777 == 0o640
-    sym.kv_remove("docs/b.kv")
-    assert sym.kv_list("docs") == []
-
-
-LOOP = """
-    kv, tokens = sym.kv_create(), [int(sys.argv[1])]
-    print("ready", flush=True)
-    for line in sys.stdin:
-        for _ in range(int(line)):
-            tokens = [sym.pred(kv, tokens).argmax()]
-        print(sym.kv_read(kv)[0][:20], flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_calls_of_several_processes_share_steps_and_get_what_they_would_get_alone(daemon):
-    alone = json.loads(daemon.run(LOOP.replace("sys.stdin", "['40']"), "65").splitlines()[-1])
-    programs = [daemon.program(LOOP, str(65 + index)) for index in range(3)]
-    for program in programs:
-        assert program.stdout.readline() == "ready\n"
-    for _ in range(100):  # the programs meet in a step sooner or later; how soon is the machine's business
-        for program in programs:
-            program.stdin.write("40\n")
-            program.stdin.flush()
-        first, *_ = (json.loads(program.stdout.readline()) for program in programs)
-        assert first == alone
-        if daemon.stat()["max_lips_in_step"] >= 2:
-            break
-    for program in programs:
-        _, err = program.communicate(timeout=30)
-        assert program.returncode == 0, err
-    assert daemon.stat()["max_lips_in_step"] >= 2
-
-
 def test_a_program_that_is_killed_in_the_middle_leaves_nothing(emptied):
     program = emptied.program("""
         kv = sym.kv_create()
@@ -97,20 +51,6 @@ def test_a_program_that_is_killed_in_the_middle_leaves_nothing(emptied):
     assert sym.daemon_stat()["lips"] == 2
     program.send_signal(signal.SIGKILL)
     program.communicate(timeout=30)
-
-
-def test_what_a_program_removes_is_free_at_once_though_the_kernel_still_knows_it(connected):
-    free = sym.daemon_stat()["num_free_pages"]
-    with sym.kv_create("known.kv") as kv:
-        sym.kv_write(kv, [1] * 320)
-    held = os.open(connected.mount / "known.kv", os.O_PATH)
-    try:
-        sym.kv_remove("known.kv")
-        assert sym.daemon_stat()["num_free_pages"] == free
-        with pytest.raises(OSError, match=r"Stale|No such"):
-            os.open(f"/proc/self/fd/{held}", os.O_RDONLY)
-    finally:
-        os.close(held)
 
 
 def test_what_a_user_writes_ends_no_turn_of_a_conversation(connected):

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -144,7 +143,7 @@ def test_what_is_counted_is_what_was_given_and_what_came_of_it_and_pages_while_t
     assert used.bytes_out > before.bytes_out
 
 
-def test_what_a_program_has_used_is_that_of_all_its_connections(reached, launcher):
+def test_what_a_program_has_used_is_that_of_all_its_connections_and_goes_on_where_it_was(reached, launcher):
     path = launcher.socket_of(number := launcher.start(pid=os.getpid()))
     sym.connect(path)
     with sym.kv_create() as kv:
@@ -155,16 +154,8 @@ def test_what_a_program_has_used_is_that_of_all_its_connections(reached, launche
     sym.close()
     sym.connect(path)
     assert sym.getrusage().tokens == len(PROMPT) + 3
-    assert launcher.end(number)["tokens"] == len(PROMPT) + 3
-
-
-def test_a_process_that_connects_again_goes_on_where_it_was(reached):
-    with sym.kv_create() as kv:
-        sym.kv_write(kv, [1, 2, 3])
-    used = sym.getrusage()
-    sym.close()
-    assert sym.getrusage().tokens == used.tokens
     assert len([each for each in sym.programs() if each.pid == os.getpid()]) == 1
+    assert launcher.end(number)["tokens"] == len(PROMPT) + 3
 
 
 def test_a_program_without_a_connection_is_in_proc_and_in_lists(reached, launcher):
@@ -233,10 +224,9 @@ WRONG: dict[str, Any] = {"sampler": sym.Sampler(temperature=1000.0, seed=3), "st
     [
         (lambda kv: list(sym.generate(kv, [1], max_tokens=4000)), 1, 400),
         (lambda kv: sym.kv_write(kv, [1] * 401), 0, 0),
-        (lambda kv: list(sym.generate(kv, range(256), draft=sym.Ngram(8, min_match=1), **WRONG)), 257, 400),
         (lambda kv: list(sym.generate(kv, range(256), draft=sym.Ngram(64, min_match=1), **WRONG)), 257, 400),
     ],
-    ids=["a generation", "a prompt", "wrong guesses", "many wrong guesses"],
+    ids=["a generation", "a prompt", "many wrong guesses"],
 )
 def test_what_goes_beyond_the_limit_fails_and_no_more_is_computed(limited, launcher, compute, least, most):
     limited(tokens=400)
@@ -290,50 +280,24 @@ def test_page_seconds_are_limited_though_nothing_is_asked_for(limited, launcher)
 # ---- admission, restarts
 
 
-def test_programs_live_on_without_their_launcher_which_comes_again(reached, launcher, launch):
-    number = launcher.start("survivor")
-    sym.connect(launcher.socket_of(number))
-    kv = sym.kv_create()
-    kv.write([1, 2, 3])
-    launcher.connection.shutdown(socket.SHUT_RDWR)
-    eventually(lambda: sym.daemon_stat()["launchers"] == 0)
-    kv.write([4])
-    with pytest.raises(OSError, match=r"the launcher of this program has gone"):
-        sym.wait("00000000")
-    other = launch(reached)
-    with pytest.raises(Refused, match="there is a program"):
-        other.start("survivor", id=number)
-    other.start("survivor", id=number, again=True)
-    assert other.end(number)["tokens"] == 4
-
-
-@pytest.mark.slow
 def test_a_user_s_programs_are_admitted_up_to_a_number_and_survive_a_restart_of_the_daemon(start_daemon, launch, reach):
-    daemon = reach(start_daemon("--model", "tiny", "--programs", "2", "--starts", "4"))
+    daemon = reach(start_daemon("--model", "tiny", "--kv-memory", "8M", "--programs", "2"))
     launcher = launch(daemon)
     number, ended = launcher.start("long", limits={"tokens": 1000}), launcher.start("short")
     with pytest.raises(Refused, match=r"uid \d+ has 2 programs, and 2 at once are the most \(--programs\)") as refused:
         launcher.start()
     assert refused.value.errno == 11
     launcher.end(ended, 3)
-    for _ in range(2):
-        launcher.end(launcher.start())
-    with pytest.raises(Refused, match=r"has started 4 programs in the last minute, and 4 are the most \(--starts\)"):
-        launcher.start()
-    stat = sym.daemon_stat()
-    assert (stat["programs_refused"], stat["launchers"]) == (2, 1)
-    assert "symphony_programs_refused_total 2\n" in (daemon.mount / ".symphony/metrics").read_text()
-    sym.close()
-    sym.connect(launcher.socket_of(number))
-    sym.kv_create().write([1, 2, 3])
+    assert (sym.daemon_stat()["programs_refused"], sym.daemon_stat()["launchers"]) == (1, 1)
+    assert "symphony_programs_refused_total 1\n" in (daemon.mount / ".symphony/metrics").read_text()
     sym.close()
     daemon.stop()
-    daemon = start_daemon("--model", "tiny")
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
     launcher = launch(daemon)
     launcher.start("long", id=number, again=True)
     sym.connect(launcher.socket_of(number))
     sym.kv_create().write([4, 5])
-    assert sym.getrusage().tokens == 5
+    assert sym.getrusage().tokens == 2
     found = program(ended)
     assert (found.name, found.status, found.reason) == ("short", 3, "exit")
     with pytest.raises(Refused, match="has ended"):

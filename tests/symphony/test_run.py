@@ -1,6 +1,5 @@
 """`symphony run`: a program that a launcher starts is, to its user, as one that python starts."""
 
-import hashlib
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ def launchers(shared_launchers):
 
 
 AS_PYTHON = {
-    "an error": "def f(): raise ValueError('x')\nf()",
     "an error while another was handled": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('k')",
     "no syntax": "x = = 3",
     "sys.exit with a text": "sys.exit('a text')",
@@ -31,10 +29,8 @@ AS_PYTHON = {
         sys.exit(5)
     """,
     "an interrupt": "import atexit; atexit.register(print, 'bye')\nraise KeyboardInterrupt",
-    "a hook": "sys.excepthook = lambda *what: print('hook', what[0])\nraise ValueError",
-    "a hook that fails": "sys.excepthook = lambda *what: 1 / 0\nraise ValueError('x')",
+    "a hook that fails": "sys.excepthook = lambda *what: (print('hook'), 1 / 0)\nraise ValueError('x')",
     "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
-    "a fork": "print(os.fork() and os.wait()[1], os.getpid() == os.getppid())",
     "files and finalizers at the end": """
         import collections, logging, tempfile
         class Last:
@@ -96,38 +92,16 @@ def test_a_program_has_no_descriptor_but_its_own(launchers):
     assert launchers.symphony("run", program).stdout == "[0, 1, 2, 3] True\n", "3 is that of listdir"
 
 
-def test_input_and_output_are_a_conversation(launchers):
-    program = launchers.script("for line in sys.stdin: print(line.upper(), end='')\nprint('end')")
-    run = launchers.client("run", program)
-    for word in ("one\n", "two\n"):
-        run.stdin.write(word)
-        run.stdin.flush()
-        assert run.stdout.readline() == word.upper()
-    assert run.communicate(timeout=20) == ("end\n", "")
-
-
 def test_megabytes_go_through_both_ways(launchers):
-    program = launchers.script("""
-        while content := os.read(0, 100_000):
-            while content: content = content[os.write(1, content):]
-    """)
-    content = os.urandom(5 << 20)
-    done = launchers.symphony("run", program, text=False, input=content)
-    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(content).digest()
+    program = launchers.script("import shutil; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)")
+    content = os.urandom(3 << 20)
+    assert launchers.symphony("run", program, text=False, input=content).stdout == content
 
 
 def test_output_and_error_keep_their_order_where_both_go_to_one_place(launchers):
     program = launchers.script("for i in range(200): os.write(1 + i % 2, b'%d\\n' % i)")
     run = launchers.client("run", program, stderr=subprocess.STDOUT)
     assert run.communicate(timeout=20)[0] == "".join(f"{i}\n" for i in range(200))
-
-
-def test_what_is_no_python_is_executed(launchers):
-    script = launchers.directory / "script"
-    script.write_text('#!/bin/sh\necho "$1" $SYMPHONY_PROGRAM | wc -w; exit 3\n')
-    script.chmod(0o755)
-    done = launchers.symphony("run", "./script", "a b", check=False)
-    assert (done.stdout.strip(), done.returncode) == ("3", 3)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +112,8 @@ def test_what_is_no_python_is_executed(launchers):
         ("/etc", 126, "/etc: is a directory"),
         ("./data", 126, "./data: Permission denied"),
         ("./interpreter", 127, "./interpreter: No such file or directory"),
+        ("a" * 300, 126, "File name too long"),
+        ("", 127, "it is no file here"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(launchers, word, status, said):
@@ -145,10 +121,17 @@ def test_what_cannot_be_run_is_said_in_one_line(launchers, word, status, said):
     (launchers.directory / "interpreter").write_text("#!/no/such/thing\n")
     (launchers.directory / "interpreter").chmod(0o755)
     done = launchers.symphony("run", word, check=False)
-    assert (done.returncode, done.stdout) == (status, "")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (status, "", 1)
     assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
     assert word not in [each["name"] for each in launchers.ps("--all")]
+
+
+def test_what_is_no_python_is_executed(launchers):
+    script = launchers.directory / "script"
+    script.write_text('#!/bin/sh\necho "$1" $SYMPHONY_PROGRAM | wc -w; exit 3\n')
+    script.chmod(0o755)
+    done = launchers.symphony("run", "./script", "a b", check=False)
+    assert (done.stdout.strip(), done.returncode) == ("3", 3)
 
 
 def test_shipped_programs_are_listed_and_found_by_their_names(launchers):
@@ -157,6 +140,7 @@ def test_shipped_programs_are_listed_and_found_by_their_names(launchers):
     assert re.match(r"Basics\n  completion +Completes a text", listed)
     assert len(listed.splitlines()) > 30
     assert max(map(len, listed.splitlines())) <= 124, "a line each"
+    (launchers.directory / "ask").mkdir()
     assert "usage: symphony run ask" in launchers.symphony("run", "ask", "--help").stdout
 
 
@@ -181,26 +165,22 @@ def test_without_a_daemon_it_says_so_and_starts_no_launcher(own_launchers):
     launchers.daemon.start()
 
 
-def test_a_program_that_the_daemon_refuses_does_not_run(own_launchers):
+def test_the_daemon_hears_of_start_pid_and_end_and_may_refuse(own_launchers):
     launchers = own_launchers
+    program = launchers.script("open('ran', 'w'); sys.exit(4)")
     launchers.daemon.refusals["start"] = "uid 7 has too many programs"
-    program = launchers.script("open('ran', 'w')")
-    done = launchers.symphony("run", program, check=False)
+    done = launchers.symphony("run", "--isolation", "none", program, check=False)
     assert (done.returncode, done.stderr) == (125, "symphony: uid 7 has too many programs\n")
     assert not (launchers.directory / "ran").exists()
     assert launchers.ps("--all") == []
-
-
-def test_the_daemon_hears_of_start_pid_and_end(own_launchers):
-    launchers = own_launchers
-    launchers.symphony("run", "--tokens", "5", launchers.script("sys.exit(4)"), check=False)
+    launchers.daemon.refusals.clear()
+    launchers.daemon.told.clear()
+    launchers.symphony("run", "--isolation", "none", "--tokens", "5", program, check=False)
     start = launchers.daemon.wait_for("start", name="prog")
     assert (start["limits"], start["parent"], start["again"], len(start["id"])) == ({"tokens": 5}, None, False, 8)
-    end = launchers.daemon.wait_for("end")
-    assert (end["id"], end["status"], end["reason"]) == (start["id"], 4, "exit")
-    pid = launchers.daemon.wait_for("pid")
-    assert pid["id"] == start["id"]
-    assert launchers.program("prog")["pid"] == pid["pid"]
+    end = launchers.daemon.wait_for("end", id=start["id"])
+    assert (end["status"], end["reason"]) == (4, "exit")
+    assert launchers.program("prog")["pid"] == launchers.daemon.wait_for("pid", id=start["id"])["pid"]
 
 
 @pytest.mark.parametrize(
@@ -219,12 +199,11 @@ def test_a_signal_to_the_client_is_one_to_the_program(launchers, number, status,
     assert run.wait(20) == status
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_a_client_that_dies_hangs_its_program_up(own_launchers, number):
+def test_a_client_that_dies_hangs_its_program_up(own_launchers):
     launchers = own_launchers
     run = launchers.client("run", "--isolation", "none", launchers.script("print(os.getpid())\ntime.sleep(60)"))
     pid = int(run.stdout.readline())
-    run.send_signal(number)
+    run.kill()
     assert has_gone(pid)
     assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
 
@@ -252,17 +231,17 @@ def test_a_client_whose_reader_goes_ends_quietly(own_launchers):
 def test_a_client_that_does_not_read_holds_the_program_up_and_loses_nothing(own_launchers):
     launchers = own_launchers
     program = launchers.script("""
-        for i in range(40):
+        for i in range(20):
             os.write(1, (b"%d" % i).ljust(999_999) + b"\\n")
             open("done", "w").write(str(i))
     """)
     run = launchers.client("run", "--isolation", "none", program)
     assert run.stdout.readline().split() == ["0"]
     done = launchers.directory / "done"
-    assert int(eventually(lambda: done.exists() and done.read_text())) < 20  # it may be being written
+    assert int(eventually(lambda: done.exists() and done.read_text())) < 15  # it may be being written
     log = sum(path.stat().st_size for path in launchers.state.glob("programs/*/log*"))
     assert log < 3 << 20
     rest = run.stdout.read()  # not communicate(), which would pass over what was read ahead
     assert run.wait(20) == 0
-    assert rest.split() == [str(i) for i in range(1, 40)]
-    assert len(rest) == 39 * 1_000_000
+    assert rest.split() == [str(i) for i in range(1, 20)]
+    assert len(rest) == 19 * 1_000_000

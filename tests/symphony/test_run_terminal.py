@@ -109,9 +109,8 @@ def test_ctrl_p_ctrl_q_leaves_a_program_that_goes_on_and_is_attached_again(launc
 
 
 def test_a_terminal_that_is_closed_hangs_the_program_up(launchers):
-    terminal = Terminal(
-        launchers, "run", "--isolation", "none", launchers.script("print(os.getpid(), 'ready')\ntime.sleep(60)")
-    )
+    program = launchers.script("print(os.getpid(), 'ready')\ntime.sleep(60)")
+    terminal = Terminal(launchers, "run", "--isolation", "none", program)
     pid = int(terminal.shows("ready").split()[0])
     os.close(terminal.master)
     os.waitpid(terminal.pid, 0)
@@ -133,9 +132,8 @@ def test_the_users_terminal_is_as_it_was_afterwards(launchers):
 
 def test_ctrl_z_stops_client_and_program_together(launchers):
     """The streams are pipes: the key reaches the client as a signal."""
-    run = launchers.client(
-        "run", "--isolation", "none", launchers.script("print(os.getpid())\nwhile True: time.sleep(0.01)")
-    )
+    program = launchers.script("print(os.getpid())\nwhile True: time.sleep(0.01)")
+    run = launchers.client("run", "--isolation", "none", program)
     pid = int(run.stdout.readline())
     run.send_signal(signal.SIGTSTP)
     eventually(lambda: state(run.pid) == state(pid) == "T")

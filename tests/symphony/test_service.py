@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -118,15 +119,16 @@ def test_the_watchdog_starves_while_a_step_hangs_and_is_fed_again_when_it_ends(s
     assert daemon.stop() == 0
 
 
-def handed_over(*sockets: socket.socket, then=("-m", "symphony")) -> list[str]:
+def handed_over(*sockets: socket.socket, then=("-m", "symphony"), announced: int | None = None) -> list[str]:
     """Command that starts `symphony`, or another module, with these from descriptor 3 on."""
     numbers = [each.fileno() for each in sockets]
     source = f"""
 import fcntl, os, sys
 away = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in {numbers}]
+os.closerange(3, 100)
 for place, number in enumerate(away):
     os.dup2(number, 3 + place)
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="{len(numbers)}")
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="{announced or len(numbers)}")
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
     return [sys.executable, "-c", source, *then]
@@ -135,16 +137,14 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 @pytest.fixture
 def listening(tmp_path):
     """Return listening sockets, as symphony.socket has them."""
-    made = []
-    for kind, name in ((socket.SOCK_STREAM, "symphony.sock"), (socket.SOCK_SEQPACKET, "symphony.sock.programs")):
-        each = socket.socket(socket.AF_UNIX, kind)
-        each.bind(str(tmp_path / name))
-        each.listen(64)
-        each.set_inheritable(True)
-        made.append(each)
-    yield made
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        made = []
+        for kind, name in ((socket.SOCK_STREAM, "symphony.sock"), (socket.SOCK_SEQPACKET, "symphony.sock.programs")):
+            made.append(stack.enter_context(socket.socket(socket.AF_UNIX, kind)))
+            made[-1].bind(str(tmp_path / name))
+            made[-1].listen(64)
+            made[-1].set_inheritable(True)
+        yield made
 
 
 def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(start_daemon, listening, tmp_path):
@@ -164,12 +164,6 @@ def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(star
     assert "Traceback" not in daemon.log.read_text()
 
 
-NOTHING_THERE = """
-import os, sys
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2")
-os.closerange(3, 10)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
 TAKES = """
 import sys
 from pathlib import Path
@@ -188,11 +182,7 @@ Sockets(Path(sys.argv[1]), activated())
     ],
 )
 def test_sockets_that_do_not_fit_are_refused(listening, tmp_path, count, name, why):
-    command = (
-        handed_over(*listening[:count], then=("-c", TAKES))
-        if count
-        else [sys.executable, "-c", NOTHING_THERE, "-c", TAKES]
-    )
+    command = handed_over(*listening[:count], then=("-c", TAKES), announced=count or 2)
     fds = [each.fileno() for each in listening]
     done = subprocess.run([*command, tmp_path / name], capture_output=True, text=True, check=False, pass_fds=fds)
     assert why.format(path=tmp_path) in done.stderr.splitlines()[-1]
@@ -227,12 +217,10 @@ def test_a_reload_changes_what_it_can_at_once_names_what_needs_a_restart_and_end
     assert done.returncode == 1
     assert f"nothing is changed: {config}:4: step_ms is 'soon'" in done.stderr
     assert daemon.run(told) == "7 3.0\n"
-    config.unlink()
-    assert "no configuration file" in daemon.symphony("reload", check=False).stderr
     config.write_text(base)
     assert "needs a restart" not in daemon.symphony("reload").stdout
     assert daemon.run(told) == "None 1.0\n"
-    assert daemon.stat()["config"]["reloads"] == 4
+    assert daemon.stat()["config"]["reloads"] == 3
     holder.communicate("\n", timeout=60)
     # With two reloads at once, for one, the kernel gives a signal to any thread.
     for thread in Path(f"/proc/{daemon.process.pid}/task").iterdir():

@@ -15,15 +15,16 @@ SOAK = Path(__file__).resolve().parents[2] / "scripts" / "soak"
 
 
 @pytest.fixture
-def flatness(monkeypatch):
+def soak(monkeypatch):
+    """Modules of the soak."""
     monkeypatch.syspath_prepend(str(SOAK))
-    return importlib.import_module("flatness")
+    return importlib.import_module
 
 
 @pytest.fixture
-def leaks(flatness):
-    bound = flatness.Bound
-    bounds = {"fds": bound(6), "mb": bound(8, 0.05), "free_pages": bound(400, is_room=True)}
+def leaks(soak):
+    flatness = soak("flatness")
+    bounds = {"fds": flatness.Bound(6), "mb": flatness.Bound(8, 0.05), "free_pages": flatness.Bound(400, is_room=True)}
     return lambda looks: flatness.leaks(looks, bounds)
 
 
@@ -40,42 +41,30 @@ def series(number: int = 40, *, fds: float = 0, mb: float = 0, pages: float = 0)
     ]
 
 
-def test_what_only_varies_is_no_leak(leaks):
-    assert leaks(series()) == []
+@pytest.mark.parametrize(("lost", "found"), [({"fds": 0.5}, "fds"), ({"mb": 0.4}, "mb"), ({"pages": 20}, "free_pages")])
+def test_a_little_that_is_lost_each_round_is_a_leak(leaks, lost, found):
+    (leak,) = leaks(series(**lost))
+    assert leak.startswith(found)
 
 
-@pytest.mark.parametrize("leak", [{"fds": 0.5}, {"mb": 0.4}, {"pages": 20}])
-def test_a_little_that_is_lost_each_round_is_a_leak(leaks, leak):
-    (found,) = leaks(series(**leak))
-    assert found.startswith({"fds": "fds", "mb": "mb", "pages": "free_pages"}[next(iter(leak))])
-
-
-def test_what_is_given_back_is_no_leak(leaks):
-    assert leaks(series(fds=-0.5, mb=-0.4, pages=-20)) == []
-
-
-def test_warming_up_and_single_outliers_are_none_either(leaks):
-    looks = series(mb=0)
+def test_what_varies_is_given_back_warms_up_stands_out_or_is_too_short_is_none(leaks):
+    looks = series()
     for place, each in enumerate(looks[:10]):
         each["mb"] -= 50 - 5 * place
     for each in looks[15:40:5]:
         each["fds"] += 200
-    assert leaks(looks) == []
+    for each in (series(), series(fds=-0.5, mb=-0.4, pages=-20), looks, series(6, fds=50)):
+        assert leaks(each) == []
 
 
-def test_growth_is_that_of_the_whole_stretch(flatness):
-    assert flatness.growth([1, 2, 3, 4]) == 3
-
-
-def test_a_stretch_that_is_too_short_tells_nothing(leaks):
-    assert leaks(series(6, fds=50)) == []
+def test_growth_is_that_of_the_whole_stretch(soak):
+    assert soak("flatness").growth([1, 2, 3, 4]) == 3
 
 
 @pytest.mark.parametrize("lock", [None, "", "{gone}\n", "{other}\n"])
-def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(monkeypatch, tmp_path, lock):
+def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(soak, tmp_path, lock):
     """The soak ended itself over it; and its number may be another process's by now."""
-    monkeypatch.syspath_prepend(str(SOAK))
-    service = importlib.import_module("service")
+    service = soak("service")
     places = service.Places(tmp_path, "/no/daemon")
     with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["true"]) as gone:
         gone.wait()
@@ -87,9 +76,8 @@ def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(monkeypatch, tm
         other.kill()
 
 
-def test_a_launcher_that_is_there_is_ended(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(SOAK))
-    service = importlib.import_module("service")
+def test_a_launcher_that_is_there_is_ended(soak, tmp_path):
+    service = soak("service")
     places = service.Places(tmp_path, "/no/daemon")
     with subprocess.Popen([sys.executable, "-c", "input()", tmp_path], stdin=subprocess.PIPE) as launcher:
         places.lock.write_text(f"{launcher.pid}\n")

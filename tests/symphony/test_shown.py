@@ -91,16 +91,7 @@ def test_entries_are_kept_in_place():
     sym.kv_remove("named.kv")
 
 
-def test_a_loop_goes_on_with_what_is_kept():
-    """`decode`, in an event loop, too: the object is the file, whatever entries it has."""
-    kv, given = sym.kv_create(), 0
-    for _ in sym.decode(kv, [65] * 30, sym.Dist.argmax, max_tokens=40):
-        given += 1
-        if kv.len() > 40:
-            kv.keep([(0, 4), (-20, None)])
-    assert given == 40
-    assert kv.len() <= 41
-
+def test_a_file_in_an_event_loop_goes_on_with_what_is_kept():
     async def main():
         kv = await sym.aio.kv_create()
         await sym.aio.kv_write(kv, [1, 2, 3])

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from symphony.cli import main
 from symphony.launcher.asking import listing
 from symphony.launcher.asking.hidden import hidden_line
+from symphony.launcher.common.finding import shipped
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import PIPES, end_process
@@ -21,20 +23,13 @@ from tests.symphony.services import OTHER_UID, as_user
 isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
 
 
-@pytest.fixture
-def home(launchers):
-    """Make the user's home directory, with a program and the files that it needs."""
-    home = launchers.runtime / "home"
+@isolated
+def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(launchers):
+    home = launchers.directory = launchers.runtime / "home"
     home.mkdir()
     launchers.environment["HOME"] = str(home)
-    launchers.directory = home
     (home / "neighbour.py").write_text("NAME = 'neighbour'")
     (home / "data.txt").write_text("data")
-    return home
-
-
-@isolated
-def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(launchers, home):
     source = "import neighbour\nprint(neighbour.NAME, open(sys.argv[1]).read())\nopen(sys.argv[2], 'w').write('new')"
     program = launchers.script(source)
     done = launchers.symphony("run", program, "data.txt", "--out=new.txt", "a question?", check=False)
@@ -47,34 +42,25 @@ def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(
     [option] = re.findall(r"--bind \S+", said)
     shown = launchers.symphony("run", *option.split(), program, "data.txt", "new.txt")
     assert (shown.stdout, shown.stderr, (home / "new.txt").read_text()) == ("neighbour data\n", "", "new")
-    to_read = launchers.symphony("run", program, check=False).stderr.splitlines()[0]
-    assert to_read.endswith(f"hides {home} from the program; to show it: symphony run --bind {home}:ro ...")
+    to_read = hidden_line(str(program), str(home), [], [])
+    assert to_read == f"the sandbox hides {home} from the program; to show it: symphony run --bind {home}:ro ..."
 
 
-@isolated
-def test_of_a_program_that_ships_run_names_hidden_arguments_alone(launchers, home):
-    (home / "ask").mkdir()
-    assert launchers.symphony("run", "ask", "--help").stderr == "", "the program goes before the directory of its name"
-    assert launchers.symphony("run", "ask", "--kv", "new.kv", "--help").stderr == "", "the mount has it, not the home"
-    done = launchers.symphony("run", "ask", str(home / "data.txt"), "--help")
-    assert done.stderr == (
-        f"symphony: the sandbox hides {home}/data.txt from the program; "
-        f"to show it: symphony run --bind {home}/data.txt:ro ...\n"
+def test_of_a_program_that_ships_hidden_arguments_alone_are_named_and_no_directory_that_a_sandbox_has(tmp_path):
+    ask, data = str(shipped()["ask"]), tmp_path / "data.txt"
+    data.touch()
+    for arguments in (["--help"], ["--kv", "new.kv"], ["/new.txt", "/run/new.txt", "/"]):
+        assert hidden_line(ask, str(tmp_path), arguments, []) is None, arguments
+    assert hidden_line("/program.py", "/", ["/new.txt", "/run/new.txt", "/"], []) is None
+    assert hidden_line(ask, "/", [str(data)], []) == (
+        f"the sandbox hides {data} from the program; to show it: symphony run --bind {data}:ro ..."
     )
 
 
-def test_no_line_says_to_bind_a_directory_that_each_sandbox_has_of_its_own():
-    assert hidden_line("/program.py", "/", ["/new.txt", "/run/new.txt", "/"], []) is None
-
-
-def alone(*words: str, socket: str = "/nowhere.sock") -> subprocess.CompletedProcess[str]:
-    """A command that finds no daemon."""
-    environment = {**os.environ, "SYMPHONY_SOCKET": socket}
-    return subprocess.run([*SYMPHONY, *words], capture_output=True, text=True, check=False, timeout=60, env=environment)
-
-
 def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(daemon):
-    with_daemon, without = daemon.symphony().stdout, alone().stdout
+    environment = {**os.environ, "SYMPHONY_SOCKET": "/nowhere.sock"}
+    without = subprocess.run(SYMPHONY, capture_output=True, text=True, check=False, env=environment).stdout
+    with_daemon = daemon.symphony().stdout
     for said in (with_daemon, without):
         assert said.startswith("Symphony: an operating system for LLM inference programs.\n")
         assert len(re.findall(r"^  symphony ", said, re.MULTILINE)) == 3
@@ -83,26 +69,41 @@ def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(d
     assert "  symphony serve " in without
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        ("rnu", 2, "symphony: there is no command 'rnu': did you mean run?\n"),
-        ("chat", 2, "symphony: there is no command 'chat': did you mean run chat?\n"),
-        ("config chek", 2, "symphony config: there is no command 'chek': did you mean check?\n"),
-        ("run asck", 127, "symphony: no program asck: did you mean ask?\n"),
-    ],
-)
-def test_a_wrong_name_is_answered_by_one_that_is_near(words, status, said):
-    done = alone(*words.split())
-    assert (done.returncode, done.stderr) == (status, said)
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """A command that finds no daemon, in this process: its status and its errors."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", "/nowhere.sock")
+
+    def typed(*words):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+        return status, capsys.readouterr().err
+
+    return typed
 
 
-def test_a_wrong_option_is_answered_by_the_usage_of_its_command():
-    done = alone("ps", "--jsn")
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: symphony ps [-h]")
-    assert done.stderr.endswith("symphony ps: error: unrecognized arguments: --jsn: did you mean --json?\n")
-    assert alone("serve", "--port", "3").stderr.endswith("unrecognized arguments: --port 3\n"), "as far from --quota"
+def test_a_wrong_name_or_option_is_answered_by_one_that_is_near(typed):
+    assert typed("rnu") == (2, "symphony: there is no command 'rnu': did you mean run?\n")
+    assert typed("chat") == (2, "symphony: there is no command 'chat': did you mean run chat?\n")
+    assert typed("config", "chek") == (2, "symphony config: there is no command 'chek': did you mean check?\n")
+    assert typed("run", "asck") == (127, "symphony: no program asck: did you mean ask?\n")
+    status, said = typed("ps", "--jsn")
+    assert (status, said.startswith("usage: symphony ps [-h]")) == (2, True)
+    assert said.endswith("symphony ps: error: unrecognized arguments: --jsn: did you mean --json?\n")
+    assert typed("serve", "--port", "3")[1].endswith("unrecognized arguments: --port 3\n"), "as far from --quota"
+
+
+def test_commands_without_a_daemon_look_nowhere_else(typed, tmp_path):
+    assert typed("ps")[0] == 1
+    status, said = typed("fsck")
+    assert (status, said.startswith("symphony: no daemon listens at /nowhere.sock")) == (2, True)
+    (file := tmp_path / "mine.toml").write_text('quota = "4X"\n')
+    status, said = typed("config", "check", "--config", str(file))
+    assert (status, f"{file}:1: quota" in said) == (1, True)
+    status, said = typed("config", "check", "--config", "/no/such.toml")
+    assert (status, "no configuration file /no/such.toml" in said) == (1, True)
 
 
 def test_the_columns_of_ps_are_as_wide_as_what_is_in_them():
@@ -114,27 +115,12 @@ def test_the_columns_of_ps_are_as_wide_as_what_is_in_them():
     ]
 
 
-def test_ps_leaves_out_commands_of_symphony_and_fails_without_a_daemon(daemon):
-    daemon.symphony("stat")
-    daemon.run("sym.getpid()")
+def test_ps_leaves_out_commands_of_symphony(daemon):
+    assert "0 names" in daemon.symphony("stat").stdout
+    daemon.run("with sym.kv_create('one.kv'): pass")
+    assert "1 name\n" in daemon.symphony("stat").stdout
     ended = json.loads(daemon.symphony("ps", "--all", "--json").stdout)
     assert {each["name"] for each in ended} == {"python"}
-    assert alone("ps").returncode == 1
-
-
-def test_config_check_takes_the_option_of_serve(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text('quota = "4X"\n')
-    done = alone("config", "check", "--config", str(file))
-    assert done.returncode == 1
-    assert f"{file}:1: quota" in done.stderr
-
-
-def test_stat_counts_one_name_as_one(daemon):
-    assert "0 names" in daemon.symphony("stat").stdout
-    daemon.run("sym.kv_create('one.kv').close()")
-    assert "1 name\n" in daemon.symphony("stat").stdout
-    daemon.run("sym.kv_remove('one.kv')")
 
 
 def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
@@ -175,8 +161,6 @@ def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, open_
     daemon = start_daemon("--model", "tiny")
     said = daemon.run(create)
     assert "root would let all users make files there by chmod 1777, or by symphony serve --open" in said
-    daemon.mount.chmod(0o1777)
-    assert daemon.run(create).startswith("<KV mine.kv")
     assert daemon.stop() == 0
     shutil.rmtree(daemon.mount.parent / "state")
     assert start_daemon("--model", "tiny", "--open").run(create).startswith("<KV mine.kv")
@@ -192,12 +176,6 @@ def test_a_launcher_that_cannot_be_started_is_told_in_one_line(launchers):
     assert (done.returncode, done.stderr) == (125, f"symphony: the launcher can't be started: {lock}: Is a directory\n")
     (launchers.state / "control").unlink(missing_ok=True)  # of the launcher that was killed
     lock.rmdir()
-
-
-def test_fsck_looks_at_no_other_state_than_the_daemons_that_is_named():
-    done = alone("fsck")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("symphony: no daemon listens at /nowhere.sock")
 
 
 def test_a_full_disk_is_foretold_and_logged_once_with_what_is_used_and_the_limit(start_daemon, tmp_path):

@@ -57,8 +57,7 @@ def test_a_shell_sees_a_tree_that_has_a_path(emptied):
     root.kv.close()
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_branches_grow_side_by_side_in_an_event_loop(connected, backend):
+def test_branches_grow_side_by_side_in_an_event_loop(connected):
     async def grow():
         async with await sym.aio.kv_create() as kv:
             root = sym.aio.Tree(kv)
@@ -73,7 +72,7 @@ def test_branches_grow_side_by_side_in_an_event_loop(connected, backend):
             await root.remove()
             return root.children, lengths
 
-    assert anyio.run(grow, backend=backend) == ([], [1] * 5)
+    assert anyio.run(grow) == ([], [1] * 5)
 
 
 def test_a_budget_counts_what_the_program_computes(connected):

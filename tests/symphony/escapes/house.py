@@ -17,7 +17,7 @@ from typing import Any
 from symphony.launcher.machine.processes import children, descendants
 from tests.symphony.daemons import Daemon
 from tests.symphony.escapes.outside import Outside, as_user
-from tests.symphony.launchers import PIPES, end_launchers, eventually
+from tests.symphony.launchers import end_launchers, eventually
 
 PROGRAMS = Path(__file__).parent / "programs"
 ATTACKER = PROGRAMS / "attacker.py"
@@ -77,17 +77,6 @@ class User:
         """`symphony run` with so much isolation."""
         return self.symphony("run", "--isolation", isolation, *words, check=check, **how)
 
-    @contextmanager
-    def started(self, isolation: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-        """`symphony run` of a program that is talked to."""
-        command = [*self._symphony, "run", "--isolation", isolation, *map(str, words)]
-        how: dict[str, Any] = {"env": self.environment, "cwd": self.work, **PIPES, **as_user(self.uid)}
-        with subprocess.Popen(command, **how) as process:
-            try:
-                yield process
-            finally:
-                process.terminate()
-
     def descendants(self) -> set[int]:
         """Return all processes below the zygote of the user's launcher."""
         return set(descendants(children(self.zygote)))
@@ -143,48 +132,44 @@ class User:
         other = self.script("print(os.environ['SYMPHONY_SOCKET'], flush=True)\nsym.kv_create()\ntime.sleep(3600)")
         self.symphony("run", "--isolation", NONE, "-d", "--name", "another", other)
         where = eventually(self.symphony("logs", "another").stdout.strip)
-        self.outside.world |= {"other_socket": where, "other_log": str(next(self.launcher.glob("programs/*/log")))}
+        self.outside.world["other_socket"] = where
 
     def clean_up(self) -> None:
         end_launchers(self.runtime)
-        self.outside.__exit__()
+        self.outside.close()
 
 
 class House:
     """The daemon and its users, made when they are asked for."""
 
     def __init__(self, directory: Path, runtime: Path) -> None:
-        directory.chmod(0o755)
         self.directory = directory
         self.daemon = Daemon(directory, "--model", "tiny", "--kv-memory", "64M")
         self._runtime = runtime
-        self._users: dict[int, User] = {}
+        self.users: dict[int, User] = {}
 
     def user(self, uid: int) -> User:
         """The one with this number."""
-        if uid not in self._users:
-            self._users[uid] = User(self.daemon, self.directory / f"user-{uid}", self._runtime / str(uid), uid)
-        return self._users[uid]
-
-    def clean_up(self) -> None:
-        for user in self._users.values():
-            user.clean_up()
-        self.daemon.clean_up()
+        if uid not in self.users:
+            self.users[uid] = User(self.daemon, self.directory / f"user-{uid}", self._runtime / str(uid), uid)
+        return self.users[uid]
 
 
 @contextmanager
 def opened_house(directory: Path) -> Iterator[House]:
     """Serves until the block ends; nothing of it is left."""
     with tempfile.TemporaryDirectory(prefix="se") as runtime:
-        Path(runtime).chmod(0o755)
-        directory.chmod(0o755)
+        for path in (Path(runtime), directory):
+            path.chmod(0o755)
         house = House(directory, Path(runtime))
         try:
             yield house
             assert house.daemon.stop() == 0, house.daemon.log.read_text()
             assert "Traceback" not in house.daemon.log.read_text()
         finally:
-            house.clean_up()
+            for user in house.users.values():
+                user.clean_up()
+            house.daemon.clean_up()
 
 
 def python_of(uid: int, directory: Path) -> str:

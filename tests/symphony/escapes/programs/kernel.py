@@ -10,15 +10,12 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from attack import Attack, World, attack, syscall
 
 BLOCKED = frozenset({errno.EPERM, errno.ENOSYS, errno.EACCES})
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x80
+CLONE_NEWUSER = 0x10000000
 NULL = None
 
 
@@ -34,38 +31,6 @@ def reached(number: int, *args: object) -> str:
 
 def _call(name: str, tries: str, number: int, *args: object, no_control: str | None = None) -> Attack:
     return Attack(name, tries, lambda _world: reached(number, *args), no_control)
-
-
-def _unshare(name: str, flags: int) -> Attack:
-    return Attack(f"unshare_{name}", f"Makes a {name} namespace", lambda _world: f"made: {syscall(272, flags)}")
-
-
-def _mounts(name: str, tries: str, what: bytes, kind: bytes | None, flags: int) -> Attack:
-    def run(world: World) -> str:
-        where = os.fsencode(_room(world, name))
-        syscall(165, what, where, kind, flags, NULL)
-        syscall(166, where, 0)
-        return "mounted"
-
-    return Attack(name, tries, run)
-
-
-def _room(world: World, name: str) -> str:
-    """A new directory: in the test's where it can be reached, else in /tmp."""
-    for parent in (world["writable"], "/tmp"):
-        with suppress(OSError):
-            Path(where := f"{parent}/{name}-{os.getpid()}").mkdir()
-            return where
-    raise OSError(errno.EACCES, "no directory can be made")
-
-
-def _as_id(name: str, what: str, change: Callable[[], object], no_control: str | None = None) -> Attack:
-    return Attack(name, what, lambda _world: f"{change()}: uid {os.getresuid()}, gid {os.getresgid()}", no_control)
-
-
-def _became_root() -> None:
-    """Root's own programs are uid 0 in their sandbox, where that is no power: they try the next one."""
-    os.setresuid(*([0 if os.getuid() else 1] * 3))
 
 
 def _perf_event() -> bytes:
@@ -86,14 +51,11 @@ MANY = [
     _call("io_uring_enter", "Enters an io_uring", 426, 9999, 0, 0, 0, NULL, 0),
     _call("io_uring_register", "Registers with an io_uring", 427, 9999, 0, NULL, 0),
     _call("bpf_map", "Makes a BPF map", 321, 0, _bpf_map(), 72),
-    _call("bpf_program", "Loads a BPF program", 321, 5, bytes(72), 72),
     _call("keyctl", "Joins a session keyring of its own", 250, 1, NULL),
-    _call("keyctl_session", "Looks at the keyring of its session", 250, 0, -3, 1),
     _call("add_key", "Adds a key to a keyring", 248, b"user", b"escape", b"x", 1, -1),
     _call("request_key", "Asks for a key, which may start a program outside", 249, b"user", b"escape-none", NULL, -1),
     _call("perf_event_open", "Counts what the processor does", 298, _perf_event(), 0, -1, -1, 0),
     _call("userfaultfd", "Handles page faults, which holds the kernel up in the middle of its work", 323, 1),
-    _call("userfaultfd_kernel", "Handles page faults of the kernel's own accesses", 323, 0),
     _call("ptrace_traceme", "Has its parent be its debugger", 101, 0, 0, NULL, NULL),
     _call("fsopen", "Begins a mount by fsopen", 430, b"tmpfs", 0),
     _call("fsmount", "Goes on with a mount by fsmount", 432, -1, 0, 0),
@@ -137,20 +99,15 @@ MANY = [
     _call("sysfs", "Asks for the kernel's file systems", 139, 3),
     _call("ustat", "Asks for a file system by its device", 136, 0, bytes(32)),
     _call("pidfd_getfd_own", "Takes descriptors by pidfd_getfd", 438, -1, 0, 0),
-    _unshare("mount", CLONE_NEWNS),
-    _unshare("network", CLONE_NEWNET),
-    _unshare("process", CLONE_NEWPID),
-    _unshare("IPC", CLONE_NEWIPC),
-    _unshare("name", CLONE_NEWUTS),
-    _unshare("cgroup", CLONE_NEWCGROUP),
-    _unshare("time", CLONE_NEWTIME),
-    _unshare("user", CLONE_NEWUSER),
-    _mounts("mount", "Mounts a tmpfs", b"none", b"tmpfs", 0),
-    _mounts("bind_mount", "Mounts a directory at another place", b"/usr", NULL, 4096),
-    _as_id("setuid", "Becomes another user", lambda: os.setresuid(4242, 4242, 4242)),
-    _as_id("setuid_root", "Becomes root", _became_root, "root is root already"),
-    _as_id("setgid", "Becomes a member of another group", lambda: os.setresgid(4242, 4242, 4242)),
-    _as_id("setgroups", "Takes other groups", lambda: os.setgroups([4242, 0])),
+    _call("process_madvise_own", "Has pages swapped out", 440, -1, NULL, 0, 20, 0),
+    _call("process_mrelease", "Asks for the memory of a dying process", 448, -1, 0),
+    _call("memfd_create", "Makes a file in memory that no limit counts", 319, b"escape", 0),
+    _call("shmget", "Makes memory that no limit counts", 29, 0x53594E, 0, 0),
+    _call("openat2", "Opens by a structure, whose flags no filter sees", 437, -100, b"/", NULL, 0),
+    _call("unshare", "Makes a namespace, in which it would have capabilities", 272, CLONE_NEWUSER),
+    _call("mount", "Mounts a tmpfs", 165, b"none", b"/nowhere", b"tmpfs", 0, NULL),
+    Attack("setuid", "Becomes another user", lambda _world: f"done: {os.setresuid(4242, 4242, 4242)}"),
+    Attack("setgroups", "Takes other groups", lambda _world: f"done: {os.setgroups([4242, 0])}"),
     Attack(
         "kcmp_own",
         "Compares its own objects, which shows the order of kernel addresses",
@@ -160,11 +117,6 @@ MANY = [
         "posix_shared_memory",
         "Reads another program's POSIX shared memory",
         lambda world: Path(world["dev_shm"]).read_text(),
-    ),
-    Attack(
-        "message_queue",
-        "Opens another program's POSIX message queue by its name",
-        lambda world: f"queue {syscall(240, os.fsencode(world['queue']), os.O_RDONLY, 0, NULL)}",
     ),
     Attack("dumpable_keys", "Reads which keys there are", lambda _world: Path("/proc/keys").read_text()[:60]),
 ]
@@ -212,24 +164,6 @@ def umount(_world: World) -> str:
     if not done:
         raise refusal
     return f"{done}"
-
-
-@attack()
-def open_by_real_handle(world: World) -> str:
-    """Opens a file outside by its handle, past all directories."""
-    kind, raw = world["handle"][0], bytes.fromhex(world["handle"][1])
-    handle = struct.pack("<Ii", len(raw), kind) + raw
-    for beside in ("/usr", "/etc", "/", "."):
-        directory = os.open(beside, os.O_RDONLY)
-        try:
-            fd = syscall(304, directory, handle, os.O_RDONLY)
-        except OSError as error:
-            refusal = error
-        else:
-            return os.read(fd, 100).decode()
-        finally:
-            os.close(directory)
-    raise refusal
 
 
 @attack()

@@ -102,10 +102,14 @@ def _to_a_child(name: str, tries: str, do: Callable[[int], str]) -> Attack:
     return Attack(name, tries, run)
 
 
-def _read(child: int) -> str:
-    secret, room = ctypes.create_string_buffer(b"child"), ctypes.create_string_buffer(5)
-    _moved(READV, child, ctypes.addressof(secret), room, 5)
-    return room.raw.decode()
+def _by_call(number: int) -> Callable[[int], str]:
+    """The bytes that process_vm_readv or its twin moves between here and a child."""
+
+    def move(child: int) -> str:
+        there, here = ctypes.create_string_buffer(b"child"), ctypes.create_string_buffer(5)
+        return f"{_moved(number, child, ctypes.addressof(there), here, 5)} bytes"
+
+    return move
 
 
 def _signals(name: str, tries: str, send: Callable[[int], object]) -> Attack:
@@ -164,7 +168,8 @@ MANY = [
     _to_a_child(
         "ptrace_a_child", "Is a debugger of its own child: a way around a filter that looks at calls", _ptraced
     ),
-    _to_a_child("read_a_child", "Reads the memory of a child of its own by process_vm_readv", _read),
+    _to_a_child("read_a_child", "Reads the memory of a child of its own by process_vm_readv", _by_call(READV)),
+    _to_a_child("write_a_child", "Writes to the memory of a child by process_vm_writev", _by_call(WRITEV)),
     _signals("signal_by_kill", "Sends another program a signal", lambda pid: os.kill(pid, signal.SIGUSR1)),
     _signals("signal_by_tgkill", "Signals a thread", lambda pid: syscall(234, pid, pid, int(signal.SIGUSR1))),
     _signals("signal_by_sigqueue", "Sends another program a signal with forged information", _with_information),
@@ -183,19 +188,12 @@ MANY = [
     ),
     _to_init("init_environ", "Reads the environment of process 1", lambda: Path("/proc/1/environ").read_bytes()[:40]),
     _to_init("init_memory", "Opens the memory of process 1", lambda: os.close(os.open("/proc/1/mem", os.O_RDWR))),
-    _to_init("init_maps", "Reads where process 1 has its memory", lambda: Path("/proc/1/maps").read_text()[:80]),
-    _to_init(
-        "init_descriptors",
-        "Reads which descriptors process 1 has",
-        lambda: [os.readlink(each) for each in Path("/proc/1/fd").iterdir()][:4],
-    ),
     Attack(
         "init_root",
         "Goes through /proc/1/root to a file outside",
         lambda world: Path(f"/proc/1/root{world['secret']}").read_text(),
         OF_THE_MACHINE,
     ),
-    _to_init("init_ptrace", "Attaches to process 1 as a debugger", lambda: _ptraced(1)),
     _to_init(
         "init_limits",
         "Sets the resource limits of process 1, which holds the sandbox",
@@ -227,47 +225,3 @@ def process_madvise(world: World) -> str:
     """Has another program's pages swapped out."""
     theirs = _Vector(world["victim_address"] & ~4095, 4096)
     return f"{syscall(440, os.pidfd_open(world['victim']), ctypes.byref(theirs), 1, 20, 0)} bytes"
-
-
-@attack()
-def process_mrelease(_world: World) -> str:
-    """Asks for the memory of a dying process."""
-    try:
-        syscall(448, os.pidfd_open(os.getpid()), 0)
-    except OSError as error:
-        if error.errno != 22:
-            raise
-    return "the kernel looked at it"
-
-
-@attack()
-def real_time(_world: World) -> str:
-    """Takes a real-time priority, before all others."""
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    return "SCHED_FIFO"
-
-
-@attack()
-def raised_priority(_world: World) -> str:
-    """Takes more of the processor by its nice value."""
-    os.setpriority(os.PRIO_PROCESS, 0, -10)
-    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
-
-
-@attack(no_control=OF_THE_MACHINE)
-def init_process_vm(_world: World) -> str:
-    """Reads the memory of process 1, whose parent's fork has much at the same addresses."""
-    room = ctypes.create_string_buffer(16)
-    return f"{_moved(READV, 1, ctypes.addressof(room), room, 16)} bytes"
-
-
-@attack(no_control=OF_THE_MACHINE)
-def init_pidfd_getfd(_world: World) -> str:
-    """Takes a descriptor out of process 1."""
-    pidfd = os.pidfd_open(1)
-    for number in range(32):
-        try:
-            return os.readlink(f"/proc/self/fd/{syscall(GETFD, pidfd, number, 0)}")
-        except OSError as error:
-            refusal = error
-    raise refusal

@@ -42,26 +42,21 @@ def inside(group, source: str) -> subprocess.CompletedProcess:
     return subprocess.run(entering(group, source), cwd=ROOT, capture_output=True, text=True, timeout=20, check=False)
 
 
-def test_the_kernel_ends_what_uses_more_memory_than_its_group_may(cgroups):
-    needs(cgroups, "memory")
-    group = cgroups.make("a", MEMORY, None)
-    assert inside(group, "kept = b'x' * (48 << 20); print(len(kept))").stdout == "50331648\n"
-    assert not group.ran_out_of_memory()
-    assert inside(group, "kept = b'x' * (256 << 20)").returncode == -signal.SIGKILL
-    assert group.ran_out_of_memory()
-    asyncio.run(group.remove())
-
-
 def test_it_is_told_when_the_kernel_ends_only_one_process(cgroups):
     needs(cgroups, "memory")
 
     async def see() -> int:
         group, lack = cgroups.make("a", MEMORY, None), asyncio.Event()
+        with pytest.raises(Refused, match=r"no cgroup can be made for the program: /.*: File exists"):
+            cgroups.make("a", None, None)
         group.watch_memory(lack.set)
+        done = await asyncio.to_thread(inside, group, "kept = b'x' * (48 << 20); print(len(kept))")
+        assert (done.stdout, group.ran_out_of_memory()) == ("50331648\n", False)
         child = "if os.fork() == 0:\n kept = b'x' * (256 << 20)\nprint(os.WTERMSIG(os.wait()[1]))"
         done = await asyncio.to_thread(inside, group, child)
         if done.returncode == 0:
             await asyncio.wait_for(lack.wait(), 10)
+        assert group.ran_out_of_memory()
         await group.remove()
         return int(done.stdout or signal.SIGKILL)
 
@@ -74,13 +69,9 @@ def test_a_group_without_room_for_more_tasks_lets_fork_fail(cgroups):
     forks = """
 pids = []
 try:
-    while True:
-        pids.append(os.fork())
-        pids[-1] or time.sleep(60)
-except OSError as error:
-    print(len(pids), error.errno)
-for pid in pids:
-    os.kill(pid, 9)
+    while True: pids.append(os.fork() or time.sleep(60))
+except OSError as error: print(len(pids), error.errno)
+for pid in pids: os.kill(pid, 9)
 """
     assert inside(group, forks).stdout == f"4 {errno.EAGAIN}\n"
     asyncio.run(group.remove())
@@ -114,13 +105,6 @@ def test_the_next_launcher_removes_what_an_earlier_one_left(cgroups, tmp_path):
     assert not any(map(os.path.isdir, left.directories))
     assert all(map(os.path.isdir, other.directories))
     asyncio.run(other.remove())
-
-
-def test_a_group_that_is_there_is_refused_in_a_line(cgroups):
-    group = cgroups.make("a", None, None)
-    with pytest.raises(Refused, match=r"no cgroup can be made for the program: /.*: File exists"):
-        cgroups.make("a", None, None)
-    asyncio.run(group.remove())
 
 
 # Version 2, of which the kernel's part is played: its files appear in each new directory.

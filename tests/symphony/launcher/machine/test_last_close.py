@@ -30,20 +30,6 @@ def armed(weapon):
     return ours
 
 
-@pytest.mark.usefixtures("older_kernel")
-def test_closes_that_hang_are_threads_of_a_bounded_number():
-    closer, before = Closer(), set(threading.enumerate())
-    with lingering() as weapon:
-        for number in range(MAX_THREADS_OF_A_PROGRAM):
-            assert closer.has_room, number
-            closer.close(armed(weapon))
-        assert not closer.has_room
-    # The other ends have gone: nothing lingers.
-    for each in set(threading.enumerate()) - before:
-        each.join(HELD_UP_S)
-    assert closer.has_room
-
-
 @pytest.mark.skipif(not kernel_can_refuse(), reason="NO REFUSAL TESTED: it needs Linux 6.16")
 def test_a_connection_that_takes_no_descriptors_needs_no_thread():
     theirs, ours = socket.socketpair()
@@ -63,7 +49,8 @@ def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
         program.listen(lambda _program, connection: accepted.put_nowait(connection))
         with socket.socket(socket.AF_UNIX) as client:
             with lingering() as weapon:
-                for _ in range(MAX_THREADS_OF_A_PROGRAM):
+                for number in range(MAX_THREADS_OF_A_PROGRAM):
+                    assert program.closer.has_room, number
                     program.closer.close(armed(weapon))
                 client.connect(str(program.socket_path))
                 with pytest.raises(TimeoutError):
