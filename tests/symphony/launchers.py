@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,8 @@ class Launchers:
 
 def cgroups_of(key: str) -> list[Path]:
     """The groups that a launcher has, or left. Others' come and go meanwhile, which `Path.rglob` can't bear."""
-    return [
-        Path(parent, name)
-        for parent, names, _ in os.walk("/sys/fs/cgroup")
-        for name in names
-        if name.startswith(f"symphony-{key}-")
-    ]
+    there = (Path(parent, name) for parent, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return [path for path in there if path.name.startswith(f"symphony-{key}-")]
 
 
 def _is_removed(group: Path) -> bool:
@@ -138,17 +135,9 @@ def end_launchers(runtime: Path) -> None:
 
 def end_process(pid: int, number: int = signal.SIGKILL) -> None:
     """Ends a process that is no child of ours, and waits until it has gone."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-        assert select.select([pidfd], [], [], 20)[0], f"process {pid} does not end"
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(pidfd)
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+    assert has_gone(pid), f"process {pid} does not end"
 
 
 def has_gone(pid: int, within_s: float = 20) -> bool:

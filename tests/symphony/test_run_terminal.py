@@ -15,13 +15,13 @@ from tests.symphony.launchers import SYMPHONY, eventually, has_gone
 class Terminal:
     """A command on a pseudo-terminal of its own, as a shell would start it."""
 
-    def __init__(self, launchers, *words: str, size=(30, 100)) -> None:
+    def __init__(self, launchers, *words: str, size=(30, 100), command=SYMPHONY) -> None:
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             os.chdir(launchers.directory)
             signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite may run under nohup
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
-            os.execve(SYMPHONY[0], [*SYMPHONY, *map(str, words)], launchers.environment)
+            os.execvpe(command[0], [*command, *map(str, words)], launchers.environment)
         self.shown = ""
 
     def shows(self, text: str) -> str:

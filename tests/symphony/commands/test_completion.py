@@ -1,13 +1,10 @@
 """`symphony completion`, in real shells: the completions of beginnings of words."""
 
 import os
-import pty
-import re
-import select
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +13,7 @@ from symphony.cli import main
 from symphony.commands.completing import MODELS, WORDS
 from symphony.settings.loading import load
 from tests.symphony.launchers import ROOT
+from tests.symphony.test_run_terminal import Terminal
 
 FUNCTION = """\
 symphony() {
@@ -51,37 +49,6 @@ LINES = {
 OF_PROGRAMS = {"run --detach ask --resume --max-tokens": "run --det\task --res\t--max-t\t"}
 
 
-class Shell:
-    """A shell on a terminal; it ends with the test."""
-
-    def __init__(self, command, directory: Path, environment: dict[str, str]) -> None:
-        self.shown = ""
-        self.pid, self.terminal = pty.fork()
-        if self.pid == 0:
-            os.chdir(directory)
-            os.execvpe(command[0], command, environment)
-        self.reads(re.escape(PROMPT))
-
-    def reads(self, pattern: str) -> re.Match[str]:
-        """Read until the pattern appears, and return its match."""
-        while not (found := re.search(pattern, self.shown)):
-            assert select.select([self.terminal], [], [], 60)[0], self.shown
-            self.shown += os.read(self.terminal, 4096).decode(errors="replace")
-        self.shown = self.shown[found.end() :]
-        return found
-
-    def types(self, line: str) -> str:
-        """The words that the line became."""
-        os.write(self.terminal, line.encode() + b"\r")
-        found = self.reads(r"\ntyped: (.*?) *\.\r")[1]
-        self.reads(re.escape(PROMPT))
-        return found
-
-    def end(self) -> None:
-        os.close(self.terminal)  # it gets SIGHUP
-        os.waitpid(self.pid, 0)
-
-
 @pytest.fixture(scope="module")
 def place(daemon, tmp_path_factory):
     """Make a directory with names to complete, and the environment of shells in it."""
@@ -98,7 +65,8 @@ def place(daemon, tmp_path_factory):
         script = daemon.symphony("completion", shell).stdout
         (directory / {"zsh": "_symphony"}.get(shell, f"symphony.{shell}")).write_text(script)
     places = {"HOME": str(directory), "ZDOTDIR": str(directory), "PATH": f"{commands}:{os.environ['PATH']}"}
-    yield directory, {**daemon.environment, **places, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+    environment = {**daemon.environment, **places, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+    yield SimpleNamespace(directory=directory, environment=environment)
     daemon.symphony("kill", "-s", "KILL", "ticker")
 
 
@@ -112,38 +80,34 @@ def need(shell: str) -> None:
 def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
     """Behind the name of a program bash completes the program's own options."""
     need(name)
-    directory, environment = place
     head = f"PS1='{PROMPT}'\n{HEADS[name]}{FUNCTION}"
-    (directory / {"bash": "head", "zsh": ".zshrc"}[name]).write_text(head)
-    shell = Shell(COMMANDS[name], directory, environment)
-    lines = LINES | (OF_PROGRAMS if name == "bash" else {})
+    (place.directory / {"bash": "head", "zsh": ".zshrc"}[name]).write_text(head)
+    shell = Terminal(place, command=COMMANDS[name])
+    shell.shows(PROMPT)
     try:
-        found = {words: shell.types(f"symphony {typed}") for words, typed in lines.items()}
+        for words, typed in (LINES | (OF_PROGRAMS if name == "bash" else {})).items():
+            shell.types(f"symphony {typed}\r".encode())
+            shell.shows("\ntyped: ")
+            assert shell.shows(".\r").removesuffix(".\r").rstrip() == words
+            shell.shows(PROMPT)
     finally:
-        shell.end()
-    assert found == {words: words for words in lines}
-    assert not (directory / "evil").exists(), "a file's name was expanded"
+        os.close(shell.master)  # it gets SIGHUP
+        os.waitpid(shell.pid, 0)
+    assert not (place.directory / "evil").exists(), "a file's name was expanded"
 
 
 @pytest.mark.slow
 def test_fish_completes_commands_options_choices_and_names(place):
     need("fish")
-    directory, environment = place
     starts = [words[:-1] for words in LINES]
     asked = "\n".join(f"complete -C 'symphony {start}'; echo ==" for start in starts)
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", f"source symphony.fish\n{asked}"],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    command = ["fish", "--no-config", "-c", f"source symphony.fish\n{asked}"]
+    how = {"cwd": place.directory, "env": place.environment, "timeout": 100}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, **how)
     answers = [answer.splitlines() for answer in done.stdout.split("==\n")][:-1]
     found = [[line.partition("\t")[0] for line in answer] for answer in answers]
     assert found == [[words.split()[-1]] for words in LINES]
-    assert not (directory / "evil").exists(), "a file's name was expanded"
+    assert not (place.directory / "evil").exists(), "a file's name was expanded"
 
 
 def test_the_words_of_options_are_those_that_a_daemon_takes():

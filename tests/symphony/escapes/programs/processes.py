@@ -59,13 +59,6 @@ def proc_mem(world: World) -> str:
 
 
 @attack()
-def proc_environ(world: World) -> str:
-    """Reads another program's environment."""
-    raw = Path(f"/proc/{world['victim']}/environ").read_bytes().split(b"\0")
-    return next(each.decode() for each in raw if world["canary"].encode() in each)
-
-
-@attack()
 def process_list(world: World) -> str | None:
     """Finds programs of others in /proc."""
     found = []
@@ -88,28 +81,17 @@ def _ptraced(pid: int) -> str:
     return f"stopped process {pid}"
 
 
-def _to_a_child(name: str, tries: str, do: Callable[[int], str]) -> Attack:
-    def run(_world: World) -> str:
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        try:
-            return do(child)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-    return Attack(name, tries, run)
-
-
-def _by_call(number: int) -> Callable[[int], str]:
-    """The bytes that process_vm_readv or its twin moves between here and a child."""
-
-    def move(child: int) -> str:
-        there, here = ctypes.create_string_buffer(b"child"), ctypes.create_string_buffer(5)
-        return f"{_moved(number, child, ctypes.addressof(there), here, 5)} bytes"
-
-    return move
+@attack()
+def ptrace_a_child(_world: World) -> str:
+    """Is a debugger of its own child: a way around a filter that looks at calls."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        return _ptraced(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def _signals(name: str, tries: str, send: Callable[[int], object]) -> Attack:
@@ -134,6 +116,10 @@ def _as_owner(pid: int) -> None:
     os.write(writing, b"x")
 
 
+def _reads(name: str, tries: str, path: str) -> Attack:
+    return Attack(name, tries, lambda world: Path(f"/proc/{world['victim']}/{path}".format(**world)).read_text())
+
+
 def _to_victim(name: str, tries: str, do: Callable[[int], object]) -> Attack:
     return Attack(name, tries, lambda world: f"done: {do(world['victim'])}")
 
@@ -142,34 +128,18 @@ def _to_init(name: str, tries: str, do: Callable[[], object]) -> Attack:
     return Attack(name, tries, lambda _world: f"done: {do()}", OF_THE_MACHINE)
 
 
-def _limits(pid: int) -> list[int]:
+def _limits(pid: int, new: object = None) -> list[int]:
     room = (ctypes.c_uint64 * 2)()
-    syscall(302, pid, RLIMIT_NOFILE, None, room)
+    syscall(302, pid, RLIMIT_NOFILE, new, room)
     return list(room)
 
 
 MANY = [
-    Attack(
-        "proc_fd",
-        "Opens a file again that another program has open, by /proc/PID/fd",
-        lambda world: Path(f"/proc/{world['victim']}/fd/{world['victim_fd']}").read_text(),
-    ),
-    Attack(
-        "proc_root",
-        "Goes through /proc/PID/root of another program to a file",
-        lambda world: Path(f"/proc/{world['victim']}/root{world['secret']}").read_text(),
-    ),
-    Attack(
-        "proc_cwd",
-        "Goes through /proc/PID/cwd of another program",
-        lambda world: os.listdir(f"/proc/{world['victim']}/cwd"),
-    ),
+    _reads("proc_environ", "Reads another program's environment", "environ"),
+    _reads("proc_fd", "Opens a file again that another program has open, by /proc/PID/fd", "fd/{victim_fd}"),
+    _reads("proc_root", "Goes through /proc/PID/root of another program to a file", "root{secret}"),
+    _to_victim("proc_cwd", "Goes through /proc/PID/cwd of another program", lambda pid: os.listdir(f"/proc/{pid}/cwd")),
     _to_victim("ptrace", "Attaches to another program as a debugger", _ptraced),
-    _to_a_child(
-        "ptrace_a_child", "Is a debugger of its own child: a way around a filter that looks at calls", _ptraced
-    ),
-    _to_a_child("read_a_child", "Reads the memory of a child of its own by process_vm_readv", _by_call(READV)),
-    _to_a_child("write_a_child", "Writes to the memory of a child by process_vm_writev", _by_call(WRITEV)),
     _signals("signal_by_kill", "Sends another program a signal", lambda pid: os.kill(pid, signal.SIGUSR1)),
     _signals("signal_by_tgkill", "Signals a thread", lambda pid: syscall(234, pid, pid, int(signal.SIGUSR1))),
     _signals("signal_by_sigqueue", "Sends another program a signal with forged information", _with_information),
@@ -195,15 +165,9 @@ MANY = [
         OF_THE_MACHINE,
     ),
     _to_init(
-        "init_limits",
-        "Sets the resource limits of process 1, which holds the sandbox",
-        lambda: syscall(302, 1, RLIMIT_NOFILE, (ctypes.c_uint64 * 2)(3, 3), None),
+        "init_limits", "Limits process 1", lambda: syscall(302, 1, RLIMIT_NOFILE, (ctypes.c_uint64 * 2)(3, 3), None)
     ),
-    _to_init(
-        "init_oom_score",
-        "Has the kernel kill process 1 first when memory is short",
-        lambda: Path("/proc/1/oom_score_adj").write_text("1000"),
-    ),
+    _to_init("init_oom_score", "Has process 1 killed first", lambda: Path("/proc/1/oom_score_adj").write_text("1000")),
 ]
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from symphony.launcher.common import places
-from symphony.launcher.common.places import Refused, find_places, make
+from symphony.launcher.common.places import Places, Refused, find_places, make
 
 
 @pytest.fixture
@@ -43,3 +43,9 @@ def test_a_launcher_whose_place_is_taken_has_one_among_all_users(monkeypatch, tm
     first.mkdir(mode=0o700)
     os.chown(first, uid, uid)
     assert find_places("/socket").directory.parent == first
+
+
+def test_a_directory_that_others_may_enter_is_no_launchers(tmp_path):
+    (tmp_path / "symphony").mkdir(mode=0o755)
+    with pytest.raises(Refused, match=r"is not a directory of yours alone \(0700\)"):
+        make(Places(tmp_path / "symphony/a", "/socket"))
