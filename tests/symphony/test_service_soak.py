@@ -53,8 +53,8 @@ def test_what_varies_is_given_back_warms_up_stands_out_or_is_too_short_is_none(l
         each["mb"] -= 50 - 5 * place
     for each in looks[15:40:5]:
         each["fds"] += 200
-    for each in (series(), series(fds=-0.5, mb=-0.4, pages=-20), looks, series(6, fds=50)):
-        assert leaks(each) == []
+    for seen in (series(), series(fds=-0.5, mb=-0.4, pages=-20), looks, series(6, fds=50)):
+        assert leaks(seen) == []
 
 
 def test_growth_is_that_of_the_whole_stretch(soak):

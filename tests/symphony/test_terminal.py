@@ -76,7 +76,7 @@ def typed(monkeypatch, capsys):
 
     def typed(*words):
         try:
-            status = main(words)
+            status: object = main(words)
         except SystemExit as end:
             status = end.code
         return status, capsys.readouterr().err

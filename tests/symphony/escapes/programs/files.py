@@ -102,7 +102,7 @@ def devices(_world: World) -> str | None:
 
 
 @attack()
-def set_uid_bit(_world: World) -> str:
+def set_uid_bit(_world: World) -> str | None:
     """Makes a program of its own that runs as its user for others, or a directory whose files do."""
     path, made = f"/tmp/suid-{os.getpid()}", []
     Path(path).touch()

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from attack import Attack, World, attack, syscall
@@ -31,6 +32,10 @@ def reached(number: int, *args: object) -> str:
 
 def _call(name: str, tries: str, number: int, *args: object, no_control: str | None = None) -> Attack:
     return Attack(name, tries, lambda _world: reached(number, *args), no_control)
+
+
+def _does(name: str, tries: str, change: Callable[[], object]) -> Attack:
+    return Attack(name, tries, lambda _world: f"done: {change()}")
 
 
 def _perf_event() -> bytes:
@@ -108,8 +113,8 @@ MANY = [
     _call("openat2", "Opens by a structure, whose flags no filter sees", 437, -100, b"/", NULL, 0),
     _call("unshare", "Makes a namespace, in which it would have capabilities", 272, CLONE_NEWUSER),
     _call("mount", "Mounts a tmpfs", 165, b"none", b"/nowhere", b"tmpfs", 0, NULL),
-    Attack("setuid", "Becomes another user", lambda _world: f"done: {os.setresuid(4242, 4242, 4242)}"),
-    Attack("setgroups", "Takes other groups", lambda _world: f"done: {os.setgroups([4242, 0])}"),
+    _does("setuid", "Becomes another user", lambda: os.setresuid(4242, 4242, 4242)),
+    _does("setgroups", "Takes other groups", lambda: os.setgroups([4242, 0])),
     _call("kcmp_own", "Compares its own objects, which shows the order of kernel addresses", 312, 1, 1, 0, 0, 1),
     Attack("posix_shared_memory", "Reads another's shared memory", lambda world: Path(world["dev_shm"]).read_text()),
     Attack("dumpable_keys", "Reads which keys there are", lambda _world: Path("/proc/keys").read_text()[:60]),
