@@ -115,7 +115,7 @@ MANY = [
     _call("mount", "Mounts a tmpfs", 165, b"none", b"/nowhere", b"tmpfs", 0, NULL),
     _does("setuid", "Becomes another user", lambda: os.setresuid(4242, 4242, 4242)),
     _does("setgroups", "Takes other groups", lambda: os.setgroups([4242, 0])),
-    _call("kcmp_own", "Compares its own objects, which shows the order of kernel addresses", 312, 1, 1, 0, 0, 1),
+    _does("kcmp_own", "Compares its objects, as addresses", lambda: reached(312, os.getpid(), os.getpid(), 0, 0, 1)),
     Attack("posix_shared_memory", "Reads another's shared memory", lambda world: Path(world["dev_shm"]).read_text()),
     Attack("dumpable_keys", "Reads which keys there are", lambda _world: Path("/proc/keys").read_text()[:60]),
 ]
