@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from symphony.launcher.sandbox.enter import clone
-from symphony.launcher.sandbox.probe import probe
 from tests.symphony.launchers import SYMPHONY, end_process, has_gone
+from tests.symphony.sandboxes import needs_sandbox
 
-pytestmark = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
+pytestmark = needs_sandbox
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from symphony.launcher.sandbox.probe import probe
 from tests.symphony.launchers import PIPES, SYMPHONY
+from tests.symphony.sandboxes import needs_sandbox
 
 pytestmark = [
-    pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}"),
+    needs_sandbox,
     pytest.mark.skipif(os.getuid() != 0, reason="NO REMOUNT TESTED: only root mounts"),
 ]
 LOOKS = """

@@ -15,11 +15,11 @@ import pytest
 
 from libsym.errors import NotConnected
 from symphony.checks.doctor import check_helper, check_service, mounted_kind
-from symphony.launcher.sandbox.probe import probe
 from symphony.service.mount_helper import MAX_CONNECTIONS
 from symphony.service.mounting import ANSWER_TIMEOUT_S, HelpersMount
 from tests.scheduler.weapons import kernel_can_refuse
 from tests.symphony.launchers import eventually
+from tests.symphony.sandboxes import needs_sandbox
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
 
 AT_ONCE_S = ANSWER_TIMEOUT_S - 5
@@ -113,7 +113,7 @@ def test_a_user_has_files_that_other_users_can_not_read(service):
     assert service.run(as_user(OTHER_UID + 1, "print(len(sym.kv_open('mine.kv')))")) == "3\n"
 
 
-@pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
+@needs_sandbox
 def test_a_program_in_a_sandbox_has_the_mount_of_the_helper(service, tmp_path):
     program = tmp_path / "p.py"
     program.write_text("import libsym as sym\nkv = sym.kv_create('boxed.kv')\nsym.pred(kv, [1])\nprint(len(kv))\n")

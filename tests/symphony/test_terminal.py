@@ -15,15 +15,13 @@ from symphony.cli import main
 from symphony.launcher.asking import listing
 from symphony.launcher.asking.hidden import hidden_line
 from symphony.launcher.common.finding import shipped
-from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import PIPES, end_process
+from tests.symphony.sandboxes import needs_sandbox
 from tests.symphony.services import OTHER_UID, as_user
 
-isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
 
-
-@isolated
+@needs_sandbox
 def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(launchers):
     home = launchers.directory = launchers.runtime / "home"
     home.mkdir()
