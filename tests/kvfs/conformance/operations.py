@@ -36,31 +36,19 @@ def _opened(path: str, flags: int, *mode: int) -> Iterator[int]:
         os.close(handle)
 
 
-def _directory(path: str, how: int = os.O_PATH) -> Any:
-    return _opened(path, how | os.O_DIRECTORY)
-
-
-def _at(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The call relative to a directory, which is its first argument."""
-
-    def run(directory: str, *arguments: Any) -> Any:
-        with _directory(directory) as at:
-            return call(*arguments, dir_fd=at, **options)
-
-    return run
-
-
 def _make(kind: str, path: str) -> None:
     """A file of a kind, as most cases need one."""
-    makers: dict[str, Callable[[], None]] = {
-        "none": lambda: None,
-        "regular": lambda: _open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK, 0o644),
-        "dir": lambda: os.mkdir(path, 0o755),
-        "symlink": lambda: os.symlink("test", path),
-        "socket": lambda: _bind(path),
-    }
-    kinds = {"fifo": stat.S_IFIFO, "block": stat.S_IFBLK, "char": stat.S_IFCHR}
-    makers.get(kind, lambda: os.mknod(path, kinds[kind] | 0o644, os.makedev(1, 2)))()
+    match kind:
+        case "regular":
+            _open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+        case "dir":
+            os.mkdir(path, 0o755)
+        case "symlink":
+            os.symlink("test", path)
+        case "socket":
+            _bind(path)
+        case "fifo" | "block" | "char":
+            os.mknod(path, {"fifo": stat.S_IFIFO, "block": stat.S_IFBLK, "char": stat.S_IFCHR}[kind] | 0o644, 0x102)
 
 
 def _open(path: str, flags: int, mode: int = 0o777) -> None:
@@ -90,31 +78,8 @@ def _write(path: str, data: str, flags: int = 0) -> None:
         os.write(handle, data.encode())
 
 
-def _openat(directory: str, name: str, flags: int, how: int = 0, mode: int = 0o777) -> None:
-    with _directory(directory, how) as at:
-        os.close(os.open(name, flags, mode, dir_fd=at))
-
-
-def _symlinkat(target: str, directory: str, name: str) -> None:
-    with _directory(directory) as at:
-        os.symlink(target, name, dir_fd=at)
-
-
-def _both_at(call: Callable[..., None], **options: Any) -> Callable[[str, str, str, str], None]:
-    def run(old: str, old_name: str, new: str, new_name: str) -> None:
-        with _directory(old) as source, _directory(new) as target:
-            call(old_name, new_name, src_dir_fd=source, dst_dir_fd=target, **options)
-
-    return run
-
-
-def _flink(handle: int, path: str) -> None:
-    source = os.fsencode(f"/proc/self/fd/{handle}")
-    _check(_libc.linkat(_AT_FDCWD, source, _AT_FDCWD, os.fsencode(path), 0x400))
-
-
-def _utimens(path: str, atime: str, mtime: str, *, flags: int = 0, dir_fd: int = _AT_FDCWD) -> None:
-    _check(_libc.utimensat(dir_fd, os.fsencode(path), _timespecs(atime, mtime), flags))
+def _utimens(path: str, atime: str, mtime: str, flags: int = 0) -> None:
+    _check(_libc.utimensat(_AT_FDCWD, os.fsencode(path), _timespecs(atime, mtime), flags))
 
 
 def _timespecs(*words: str) -> Any:
@@ -130,8 +95,7 @@ def _timespecs(*words: str) -> Any:
 
 
 OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
-    # p a path, e an entry's name, m a mode in octal, i a number, u a user or group, f flags, t a type, s a word, h a
-    # handle's name
+    # p a path, m a mode in octal, i a number, u a user or group, f flags, t a type, s a word, h a handle's name
     "make": ("sp", _make),
     "open": ("pfm", _open),
     "mkdir": ("pm", os.mkdir),
@@ -149,7 +113,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "lchown": ("puu", os.lchown),
     "truncate": ("pi", os.truncate),
     "utimens": ("pss", _utimens),
-    "lutimens": ("pss", lambda path, *times: _utimens(path, *times, flags=_AT_SYMLINK_NOFOLLOW)),
+    "lutimens": ("pss", lambda path, *times: _utimens(path, *times, _AT_SYMLINK_NOFOLLOW)),
     "stat": ("p", os.stat),
     "lstat": ("p", os.lstat),
     "readlink": ("p", os.readlink),
@@ -161,21 +125,6 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "setxattr": ("pss", lambda path, name, value: os.setxattr(path, name, value.encode())),
     "getxattr": ("ps", os.getxattr),
     "umask": ("m", os.umask),
-    # relative to an open directory
-    "openat": ("peffm", _openat),
-    "mkdirat": ("pem", _at(os.mkdir)),
-    "mkfifoat": ("pem", _at(os.mkfifo)),
-    "mknodat": ("petm", lambda at, name, kind, mode: _at(os.mknod, device=os.makedev(1, 2))(at, name, kind | mode)),
-    "symlinkat": ("spe", _symlinkat),
-    "linkat": ("pepe", _both_at(os.link, follow_symlinks=False)),
-    "unlinkat": ("pe", _at(os.unlink)),
-    "rmdirat": ("pe", _at(os.rmdir)),
-    "renameat": ("pepe", _both_at(os.rename)),
-    "fchmodat": ("pem", _at(os.chmod)),
-    "fchownat": ("peuu", _at(os.chown, follow_symlinks=False)),
-    "fstatat": ("pe", _at(os.stat)),
-    "readlinkat": ("pe", _at(os.readlink)),
-    "utimensat": ("pess", _at(_utimens, flags=_AT_SYMLINK_NOFOLLOW)),
     # of a handle that stays open until the script ends
     "hold": ("spfm", lambda _handle, path, flags, mode=0o777: os.open(path, flags, mode)),
     "release": ("h", os.close),
@@ -188,7 +137,6 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "fchown": ("huu", os.fchown),
     "futimens": ("hss", lambda handle, *times: _check(_libc.futimens(handle, _timespecs(*times)))),
     "seek": ("hii", os.lseek),
-    "flink": ("hp", _flink),
     "flist": ("h", lambda handle: sorted(os.listdir(handle))),
     "copy": ("hhi", os.copy_file_range),
     "fsync": ("h", os.fsync),

@@ -5,26 +5,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kvfs.conformance.kinds import ALL, USERS
+from tests.kvfs.conformance.kinds import ALL, FILES
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
 HOW = "O_RDONLY; O_WRONLY; O_RDWR"
-EXTRA = """0; O_CREAT; O_CREAT,O_EXCL; O_TRUNC; O_CREAT,O_TRUNC; O_CREAT,O_EXCL,O_TRUNC; O_APPEND; O_DIRECTORY;
-    O_CREAT,O_DIRECTORY; O_NOFOLLOW; O_CREAT,O_NOFOLLOW; O_DIRECTORY,O_NOFOLLOW; O_PATH; O_PATH,O_NOFOLLOW; O_SYNC;
-    O_DSYNC,O_CREAT; O_NOATIME"""
+EXTRA = "0; O_CREAT; O_CREAT,O_EXCL; O_TRUNC; O_CREAT,O_TRUNC; O_APPEND; O_DIRECTORY; O_NOFOLLOW; O_PATH; O_SYNC"
 DIGITS = "make regular f\n write f 0123456789\n"
 OLD = DIGITS + "utimens f 5 6\n"
 
 
 def test_every_flag_on_every_kind(twins: Twins) -> None:
-    kinds = (*ALL, "none")
     twins.compare(
         "umask 022\n make {kind} f\n open f {how},O_NONBLOCK,{extra} 0666 -> *",
         "umask 022\n make {kind} f\n symlink f l\n open l {how},O_NONBLOCK,{extra} 0666 -> *\n lstat f -> *",
-        kind=kinds,
+        kind=(*FILES, "none"),
         how=HOW,
         extra=EXTRA,
     )
@@ -50,17 +47,11 @@ def test_truncating(twins: Twins) -> None:
         start + "truncate f {size} -> ok\n stat f -> ok\n read f -> *",
         start + "hold h f O_RDWR\n ftruncate h {size} -> ok\n fstat h -> ok\n pread h 20 0 -> ok",
         start + "hold h f O_WRONLY\n unlink f\n ftruncate h {size} -> ok\n fstat h -> ok",
-        size="0; 3; 10; 12345; 1048577",
+        size="0; 3; 10; 1048577",
     )
     twins.compare(
         start + "hold h f O_RDONLY\n ftruncate h 5 -> EINVAL\n fstat h -> ok",
-        start + "hold h f O_RDWR\n ftruncate h -1 -> EINVAL",
-        start + "truncate f -1 -> EINVAL",
         "mkdir d 0755\n truncate d 0 -> EISDIR",
-        "mkdir d 0755\n hold h d O_RDONLY\n ftruncate h 0 -> EINVAL",
-        "mkfifo d 0755\n truncate d 0 -> EINVAL",
-        "bind d\n truncate d 0 -> *",
-        start + "ann: hold h f O_RDONLY\n ann: ftruncate h 0 -> EINVAL\n ann: truncate f 0 -> EACCES",
     )
 
 
@@ -85,32 +76,24 @@ def test_a_handle_keeps_the_rights_it_was_opened_with(twins: Twins) -> None:
         ann: fchown h ann ann -> EPERM
         ann: futimens h 1 1 -> EPERM
         ann: futimens h null null -> EACCES""",
-        "umask 0\n hold h f O_CREAT,O_RDWR 0\n pwrite h 0 abc -> 3\n fstat h -> ok",
         "chmod . 0777\n ann: hold h f O_CREAT,O_RDWR 0\n ann: pwrite h 0 abc -> 3\n ann: open f O_RDONLY -> EACCES",
     )
 
 
 def test_times(twins: Twins) -> None:
     """Times lie between long before 1970 and long after 2^33, to the nanosecond. Those after 2262 are cut."""
-    times = "0; 1; 0.999999999; 1900000000.123456789; 2147483648.5; 4294967296.000000001; 9200000000.1; -1; -2147483649"
-    words = "omit; now; 7"
-    for line in ("utimens f {a} {m}", "lutimens f {a} {m}", "utimensat . f {a} {m}"):
-        kinds = [kind for kind in ALL if kind != "symlink" or not line.startswith("utimens f")]
-        twins.compare(f"make {{kind}} f\n {line} -> ok", kind=kinds, a=words, m=words)
-        for atime, mtime in (("0.999999999; 1900000000.123456789", times), (times, words)):
-            twins.compare(f"make regular f\n {line} -> ok", a=atime, m=mtime)
-    twins.compare("make {kind} f\n lutimens f null null -> ok", kind=ALL)
-    none = "make regular f\n utimens f {a} {m} -> EINVAL"
-    twins.compare(none, a="0.1000000000; 5.-1", m="1; omit")
-    twins.compare(none, a="1; now; omit", m="0.2000000000")
+    times = "0; 0.999999999; 2147483648.5; 4294967296.000000001; 9200000000.1; -1; -2147483649"
+    twins.compare("make {kind} f\n lutimens f {a} {m} -> ok", kind=ALL, a="omit; now; 7", m="omit; now; 7")
+    twins.compare("make regular f\n utimens f {a} 1900000000.123456789 -> ok", a=times)
+    twins.compare("make regular f\n utimens f 0.999999999 {m} -> ok", m=times)
+    twins.compare("make {kind} f\n lutimens f null null -> ok", kind=FILES)
 
 
 def test_who_may_set_which_times(twins: Twins) -> None:
     """Now takes write permission, anything else takes the owner."""
     script = "make {kind} f\n chown f ann ann\n chmod f {mode}\n {user}: utimens f {a} {m} -> *"
     some = "omit; now; 7"
-    twins.compare(script, kind="regular", mode="0444; 0666", user=USERS, a=some, m=some)
-    twins.compare(script, kind="dir; fifo", mode="0444; 0666", user=USERS, a="now", m=some)
+    twins.compare(script, kind="regular; dir", mode="0444; 0666", user="ann; bob; root", a=some, m=some)
 
 
 def test_what_changes_which_time(twins: Twins) -> None:
@@ -130,7 +113,6 @@ def test_what_changes_which_time(twins: Twins) -> None:
 def test_reserving_room(twins: Twins) -> None:
     start = DIGITS + "hold h f O_RDWR\n"
     twins.compare(start + "fallocate h {at} {size} -> ok\n fstat h -> ok", at="5; 100", size="10; 5000")
-    twins.compare(start + "fallocate h {at} {size} -> EINVAL", at="-1; 0", size="0; -1")
     twins.compare(
         start + "ftruncate h 0\n fallocate h 0 3000000 -> ok\n fstat h -> ok\n pread h 5 2999998 -> ok",
         start + "fallocate h 0 10 -> ok",  # the room is there: the times are set all the same
@@ -146,7 +128,6 @@ def test_copying_a_range_and_seeking(twins: Twins) -> None:
         start + "seek a 100 0 -> 100\n copy a b 3 -> 0\n seek b 20 0\n seek a 0 0\n copy a b 3 -> 3\n fstat b -> ok",
         start + "hold c f O_WRONLY\n copy c b 3 -> EBADF\n hold d g O_RDONLY\n copy a d 3 -> EBADF",
         start + "hold c g O_WRONLY,O_APPEND\n copy a c 3 -> EBADF",
-        start + "seek a -1 0 -> EINVAL\n seek a -3 2 -> 7\n seek a 5 1 -> 12\n seek a -100 1 -> EINVAL",
         start + "seek a 0 3 -> 0\n seek a 0 4 -> 10\n seek a 10 3 -> ENXIO\n seek a 11 4 -> ENXIO",
         "mkdir d 0755\n make regular g\n hold a d O_RDONLY\n hold b g O_RDWR\n copy a b 3 -> EISDIR\n copy b a 3 -> *",
     )
@@ -155,13 +136,13 @@ def test_copying_a_range_and_seeking(twins: Twins) -> None:
 def test_extended_attributes(twins: Twins) -> None:
     start = "make {kind} f\n chown f ann ann\n chmod f {mode}\n"
     kinds = "regular; dir"
+    users = "ann; bob; root"
     script = start + "setxattr f user.x y\n {user}: getxattr f user.x -> *"
-    twins.compare(script, kind=kinds, mode="0644; 0600", user=USERS)
-    twins.compare(start + "{user}: setxattr f user.x y -> *", kind=kinds, mode="0644; 0666", user=USERS)
+    twins.compare(script, kind=kinds, mode="0644; 0600", user=users)
+    twins.compare(start + "{user}: setxattr f user.x y -> *", kind=kinds, mode="0644; 0666", user=users)
     twins.compare("make {kind} f\n setxattr f user.x y -> EPERM", kind="fifo; socket")
     twins.compare(
         "make regular f\n getxattr f user.none -> ENODATA",
         "make regular f\n setxattr f user. y -> EINVAL",
         "make regular f\n setxattr f bad y -> EOPNOTSUPP",
-        "make regular f\n setxattr f %xattr256 y -> ERANGE",
     )

@@ -1,11 +1,10 @@
-# ruff: noqa: E501 - a script reads best on one line
 """Renames: every kind over every kind, with and without flags; and what may not move where."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES
+from tests.kvfs.conformance.kinds import FILES
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
@@ -22,8 +21,7 @@ def test_every_kind_over_every_kind(twins: Twins) -> None:
     assert len(found) == len(FILES) * len(targets) * 5
     within = OVER.replace(" f", " d/f").replace(" t", " e/t")
     twins.compare("mkdir d 0755\n mkdir e 0755\n" + within, source=FILES, target=targets, line="rename d/f e/t")
-    twins.compare(OVER, source=DEVICES, target=(*ALL, "none"), line=RENAMES)
-    twins.compare(OVER, source=FILES, target=DEVICES, line=RENAMES)
+    twins.compare(OVER, source="char; dir", target="block; symlink", line=RENAMES)
 
 
 def test_directories_over_directories(twins: Twins) -> None:
@@ -34,9 +32,6 @@ def test_directories_over_directories(twins: Twins) -> None:
         "mkdir d 0755\n mkdir d/e 0755\n mkdir d/e/f 0755\n rename d d/e/f -> EINVAL\n rename d d/e/f/g -> EINVAL",
         "mkdir d 0755\n mkdir d/e 0755\n rename d/e d -> ENOTEMPTY\n renameat2 d/e d EXCHANGE -> *",
         "mkdir d 0755\n mkdir d/e 0755\n renameat2 d d/e EXCHANGE -> EINVAL\n renameat2 d/e . EXCHANGE -> *",
-        "mkdir d 0755\n rename d . -> *\n rename d .. -> *\n rename . d -> *\n rename .. d -> *",
-        "mkdir d 0755\n rename d/. e -> *\n rename d/.. e -> *\n rename d e/. -> *\n rename d/ e/ -> ok\n lstat e -> ok",
-        "make regular f\n rename f/ g -> ENOTDIR\n rename f g/ -> ENOTDIR\n mkdir d 0755\n rename f d/ -> *",
     )
 
 
@@ -46,7 +41,6 @@ def test_names_of_one_file(twins: Twins) -> None:
         "make regular f\n link f g\n rename f g -> ok\n lstat f -> ok\n lstat g -> ok\n rename f f -> ok",
         "make regular f\n link f g\n renameat2 f g EXCHANGE -> ok\n renameat2 f g NOREPLACE -> EEXIST",
         "symlink t l\n link l m\n rename l m -> ok\n lstat l -> ok",
-        "make regular f\n symlink f l\n rename l f -> ok\n lstat f -> ok\n readlink f -> f",
         "make regular f\n symlink f l\n rename f l -> ok\n lstat l -> ok\n lstat f -> ENOENT",
     )
 

@@ -36,9 +36,7 @@ class Twins:
         answers = self._ask(wanted)
         doubted = [i for i, case in enumerate(wanted) if _complaint(case, *answers[i])]
         told: list[str] = []
-        for (
-            i
-        ) in doubted:  # tmpfs takes some times from a coarse clock: what is too quick for it seems to change nothing
+        for i in doubted:  # tmpfs takes some times from a coarse clock: what is too quick seems to change nothing
             [answers[i]] = self._ask([wanted[i]], patient=True)
             told += filter(None, [_complaint(wanted[i], *answers[i])])
             if len(told) == _ENOUGH:

@@ -2,21 +2,21 @@
 """A process that runs scripts on two file systems and tells what happened on each.
 
 Root's real user stays; the effective one is the step's, which is what the kernel goes by (but for access(2)). Requests
-are pickled: cases, and whether to be patient with coarse clocks. Answers are lists of pairs of lists of `Outcome`.
+are pickled: cases, and whether to be patient with coarse clocks. Answers are lists of `Outcome`, two for each case.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
-import shutil
 import stat
 import sys
 import time
 from typing import Any, BinaryIO
 
 from tests.kvfs.conformance.operations import OPERATIONS
-from tests.kvfs.conformance.script import OK, USERS, Case, Observation, Outcome, Step, User, name_of
+from tests.kvfs.conformance.script import OK, USERS, Case, Outcome, Step, User, name_of
 
 _CLOCK_REALTIME_COARSE = 5
 _DAY_NS = 86_400 * 10**9
@@ -35,8 +35,7 @@ class Run:
     """Run of a case on one file system, in the current directory."""
 
     def __init__(self, case: Case, *, patient: bool) -> None:
-        self._case = case
-        self._patient = patient
+        self._case, self._patient = case, patient
         self._handles: dict[str, int] = {}
         self._seen: dict[int, tuple[int, int, int]] = {}  # times by inode number
         self._start_ns = time.time_ns()
@@ -81,10 +80,8 @@ class Run:
             return result
         return OK
 
-    # What is there
-
-    def _observe(self) -> Observation:
-        found: Observation = {}
+    def _observe(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         first_path: dict[int, str] = {}
         for path in self._case.paths:
             try:
@@ -134,33 +131,20 @@ def run_in(directory: str, number: int, case: Case, *, patient: bool) -> list[Ou
         os.chdir("/")
 
 
-def run_table(
-    number: int, cases: list[Case], right: str, mount: str, *, patient: bool
-) -> list[tuple[list[Outcome], list[Outcome]]]:
-    """Run cases on both file systems. Their directory on the mount stays: removing it one by one takes too long."""
-    directories = [os.path.join(root, f"table{number}") for root in (right, mount)]
-    for directory in directories:
-        os.mkdir(directory, 0o755)
-    try:
-        return [
-            (run_in(directories[0], i, case, patient=patient), run_in(directories[1], i, case, patient=patient))
-            for i, case in enumerate(cases)
-        ]
-    finally:
-        shutil.rmtree(directories[0])
-
-
-def main(answers: BinaryIO, right: str, mount: str) -> None:
-    """Serve until standard input ends."""
+def main(answers: BinaryIO, *roots: str) -> None:
+    """Serve until standard input ends. The directories of the cases stay: removing them one by one takes too long."""
     os.umask(0)
-    number = 0
-    while True:
+    for number in itertools.count():
         try:
             cases, patient = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        number += 1
-        pickle.dump(run_table(number, cases, right, mount, patient=patient), answers)
+        directories = [os.path.join(root, f"table{number}") for root in roots]
+        for directory in directories:
+            os.mkdir(directory, 0o755)
+        pickle.dump(
+            [[run_in(d, i, case, patient=patient) for d in directories] for i, case in enumerate(cases)], answers
+        )
         answers.flush()
 
 
