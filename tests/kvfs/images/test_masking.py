@@ -12,7 +12,7 @@ from kvfs.images.masking import masked
 from tests.kvfs.fakes import FakeFacts, FakeStore
 
 
-@pytest.mark.parametrize("num_entries", [0, 1, 7, 16, 31, 32])
+@pytest.mark.parametrize("num_entries", [0, 7, 31])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_it_masks_as_the_arena_of_the_cpu_does(dtype: str, num_entries: int) -> None:
     config = tiny_config()
@@ -22,9 +22,7 @@ def test_it_masks_as_the_arena_of_the_cpu_does(dtype: str, num_entries: int) -> 
     assert masked(memoryview(page), facts, num_entries) == arena.masked(memoryview(page), num_entries)
 
 
-@pytest.mark.parametrize("num_entries", [0, 5, 32])
-def test_it_masks_entry_after_entry(num_entries: int) -> None:
-    facts = FakeFacts()
-    store = FakeStore(facts, 1)
+def test_it_masks_entry_after_entry() -> None:
+    store = FakeStore(FakeFacts(), 1)
     store.pages[:] = np.random.default_rng(1).random(store.pages.shape)
-    assert masked(store.view(0), facts, num_entries) == store.masked(store.view(0), num_entries)
+    assert masked(store.view(0), FakeFacts(), 5) == store.masked(store.view(0), 5)
