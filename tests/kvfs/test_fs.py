@@ -6,9 +6,8 @@ import errno
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -59,36 +58,6 @@ def names(fs: FileSystem, path: str = "") -> list[str]:
     return [entry.name for entry in listing(fs, ROOT, path)]
 
 
-def test_a_created_file_is_private_and_grows(fs: FileSystem) -> None:
-    handle = fs.kv_create(ANN, "a.kv")
-    before = fs.kv_stat(ANN, "a.kv")
-    append(fs, handle, 40)
-    after = fs.kv_stat_open(handle)
-    assert (before.mode, before.uid, before.kind, before.tokens) == (0o600, 1000, "kv", 0)
-    assert (after.tokens, after.pages, after.exclusive_pages) == (40, 2, 2)
-    assert after.size > before.size
-    assert after.mtime_ns > before.mtime_ns
-    free = fs.statfs().free_bytes
-    fs.kv_truncate(handle, 1)
-    assert (free, fs.statfs().free_bytes) == (14 * fs.pool.page_bytes, 15 * fs.pool.page_bytes)
-
-
-@pytest.mark.parametrize("path", [None, "a.kv"])
-def test_a_file_without_a_name_goes_with_its_last_handle(fs: FileSystem, path: str | None) -> None:
-    handle = fs.kv_create(ANN, path)
-    other = fs.kv_open(ANN, path, write=True) if path else None
-    append(fs, handle, 1)
-    fs.kv_remove_open(ANN, handle)
-    assert (fs.kv_stat_open(handle).nlink, names(fs)) == (0, [])
-    if other is not None:
-        fs.kv_close(handle)
-        append(fs, other, 1)
-        handle = other
-    assert handle.table.length == (2 if path else 1)
-    fs.kv_close(handle)
-    assert fs.pool.num_free == fs.pool.num_pages
-
-
 def test_a_fork_belongs_to_whoever_forked_and_has_what_was_committed(fs: FileSystem) -> None:
     base = fs.kv_create(ANN, "base.kv", 0o640)
     append(fs, base, 40)
@@ -103,8 +72,7 @@ def test_a_fork_belongs_to_whoever_forked_and_has_what_was_committed(fs: FileSys
     assert (base.table.length, fork.table.length) == (40, 41)
 
 
-@dataclass
-class World:
+class World(NamedTuple):
     """A file of some entries, ann's directory with a file of hers, and handles that can do little."""
 
     fs: FileSystem
@@ -168,25 +136,14 @@ REFUSED: list[tuple[Callable[[World], object], type[SymError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
-def test_what_makes_no_sense_or_is_not_allowed_is_refused_and_changes_nothing(
-    world: World, call: Callable[[World], object], error: type[SymError], words: str
-) -> None:
+def test_what_makes_no_sense_or_is_not_allowed_is_refused_and_changes_nothing(world: World) -> None:
     fs = world.fs
     before = fs.pool.num_free, fs.statfs(), fs.kv_stat(ANN, "a.kv")
-    with pytest.raises(error, match=words or None):
-        call(world)
-    assert (fs.pool.num_free, fs.statfs(), fs.kv_stat(ANN, "a.kv")) == before
-    assert (names(fs), names(fs, "d")) == (["a.kv", "d", "plain"], ["a.kv"])
-
-
-def test_who_owns_a_file_opens_it_by_its_mode_as_others_do_and_root_any(fs: FileSystem) -> None:
-    fs.kv_create(ANN, "a.kv", 0o640)
-    fs.kv_open(BOB, "a.kv", write=False)
-    fs.kv_chmod(ANN, "a.kv", 0o200)
-    with pytest.raises(NoAccess):
-        fs.kv_open(ANN, "a.kv", write=True)
-    fs.kv_open(ROOT, "a.kv", write=True)
+    for number, (call, error, words) in enumerate(REFUSED):
+        with pytest.raises(error, match=words or None):
+            call(world)
+        assert (fs.pool.num_free, fs.statfs(), fs.kv_stat(ANN, "a.kv")) == before, number
+        assert (names(fs), names(fs, "d")) == (["a.kv", "d", "plain"], ["a.kv"]), number
 
 
 def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_nothing(fs: FileSystem) -> None:
@@ -204,28 +161,19 @@ def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_n
     assert fs.kv_fork(BOB, theirs, None).table.length == 40
 
 
-def copied_by_cp(fs: FileSystem, source: OpenKv, path: str) -> OpenKv:
-    """A fork as `cp` on the mount makes one."""
-    volume = fs.volume
-    inode = volume.make_plain(volume.tree.root, path.encode(), 0o600, ANN.uid, ANN.gid)
-    snapshot = volume.open_snapshot(source.content)
-    volume.fork_into(snapshot, source.inode, source.content, inode)
-    volume.close_snapshot(snapshot)
-    return fs.kv_open(ANN, path, write=True)
-
-
-def forked_by_call(fs: FileSystem, source: OpenKv, path: str) -> OpenKv:
-    return fs.kv_fork(ANN, source, path)
-
-
-@pytest.mark.parametrize("fork_of", [forked_by_call, copied_by_cp])
-def test_pages_that_a_fork_used_are_its_source_s_again_when_it_goes(fs: FileSystem, fork_of) -> None:
-    base = fs.kv_create(ANN, "base.kv")
+@pytest.mark.parametrize("by", ["a call", "cp"])
+def test_pages_that_a_fork_used_are_its_source_s_again_when_it_goes(fs: FileSystem, by: str) -> None:
+    base, volume = fs.kv_create(ANN, "base.kv"), fs.volume
     append(fs, base, 64)
-    fork = fork_of(fs, base, "fork.kv")
+    if by == "cp":
+        inode = volume.make_plain(volume.tree.root, b"fork.kv", 0o600, ANN.uid, ANN.gid)
+        snapshot = volume.open_snapshot(base.content)
+        volume.fork_into(snapshot, base.inode, base.content, inode)
+        volume.close_snapshot(snapshot)
+    fork = fs.kv_open(ANN, "fork.kv", write=True) if by == "cp" else fs.kv_fork(ANN, base, "fork.kv")
     assert fork.content.forked_from == (base.inode.number, 64), "a trace tells whose fork it is"
     reservation = fs.reserve(fork, [1], [64])
-    assert fs.volume.pager.acquire(reservation, 0, lambda _error: None) is None
+    assert volume.pager.acquire(reservation, 0, lambda _error: None) is None
     commit_all(reservation)
     assert (fs.pool.row_of[base.table.pages] == fork.table.row).all(), "the fork used them last"
     fs.kv_close(fork)
@@ -257,14 +205,6 @@ def test_an_extract_belongs_to_whoever_made_it_and_appears_whole(fs: FileSystem)
     append(fs, made, 1)
     assert made.table.read()[1].tolist() == list(range(33))
     assert base.table.length == 41
-
-
-def test_a_merge_joins_whole_files(fs: FileSystem) -> None:
-    first, second = fs.kv_create(ANN, None), fs.kv_create(ANN, None)
-    append(fs, first, 40)
-    append(fs, second, 3)
-    made = assembled(fs, fs.begin_merge(ANN, [first, second, first], None, 0o600, rebase=True), None)
-    assert made.table.read()[0].tolist() == [*range(1, 41), *range(1, 4), *range(1, 41)]
 
 
 def test_a_name_that_is_taken_meanwhile_costs_the_extract_alone(fs: FileSystem) -> None:
@@ -392,19 +332,12 @@ def test_removing_by_handle_finds_the_name_in_a_directory_that_was_moved(fs: Fil
         fs.kv_remove_open(ANN, handle, "d/a.kv")
 
 
-def test_emptying_a_name_leaves_handles_their_version(fs: FileSystem) -> None:
+def test_a_name_that_has_other_content_is_not_removed_by_the_handle_of_the_old(fs: FileSystem) -> None:
     handle = fs.kv_create(ANN, "a.kv")
-    append(fs, handle, 40)
     fs.volume.truncate(handle.inode, 0)
-    append(fs, handle, 1)
-    assert handle.table.length == 41
     with pytest.raises(NotFound, match="replaced"):
         fs.kv_remove_open(ANN, handle, "a.kv")
     assert names(fs) == ["a.kv"]
-    assert fs.kv_stat(ANN, "a.kv").kind == "file"
-    assert fs.kv_stat_open(handle).tokens == 41
-    fs.kv_close(handle)
-    assert fs.pool.num_free == fs.pool.num_pages
 
 
 def test_stat_tells_a_stranger_what_the_mount_does(fs: FileSystem) -> None:
@@ -486,14 +419,14 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
         xattrs.put(fs.volume, many, b"user.x", b"1", 0)
     xattrs.put(fs.volume, many, b"user.large", b"", 0)
     xattrs.remove(fs.volume, many, b"user.large", 0)
-    for number in range(5000):
+    for number in range(2000):
         xattrs.put(fs.volume, many, b"user.%d" % number, b"1234567890", 0)
     assert min(put_s(many, b"%d" % i) for i in range(50)) < 10 * min(put_s(few, b"%d" % i) for i in range(50))
-    room = xattrs.MAX_VALUES_BYTES - 5000 * 10
+    room = xattrs.MAX_VALUES_BYTES - 2000 * 10
     xattrs.put(fs.volume, many, b"user.x", bytes(room), 0)
     with pytest.raises(SymError, match="bytes of attributes"):
         xattrs.put(fs.volume, many, b"user.x", bytes(room + 1), 0)
-    names = [b"user." + b"%d" % number * 50 for number in range(1000, 1100)]
+    names = [b"user." + b"%d" % number * 50 for number in range(1000, 1400)]
     fit = (xattrs.MAX_NAMES_BYTES - sum(len(name) + 1 for name in many.xattrs)) // 206
     for name in names[:fit]:
         xattrs.put(fs.volume, many, name, b"", 0)
