@@ -13,10 +13,7 @@ from kvfs.mount.eager import LEFT, Eager, Mutex
 
 
 def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        trio.run(test, Eager())
-
-    return run
+    return lambda: trio.run(test, Eager())
 
 
 @in_trio

@@ -14,7 +14,7 @@ from tests.kvfs.mounted import Mount, mounted, needs_mount, opened, wait_until
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
-DEADLINE_S = 2.0
+DEADLINE_S = 0.7
 
 
 @pytest.fixture

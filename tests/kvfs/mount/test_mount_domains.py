@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -67,19 +65,16 @@ def test_no_file_of_any_kind_is_made_beyond_the_quota(mount: Mount) -> None:
     mount.sh("chmod 755 .; rm d/4; " + "; ".join(f"{make}; rm -r d/5" for make in makes))
 
 
-@pytest.mark.parametrize(
-    ("make", "remove"),
-    [(Path.touch, Path.unlink), (Path.mkdir, Path.rmdir), (lambda new: new.symlink_to("x"), Path.unlink)],
-)
-def test_at_the_quota_a_file_is_made_as_soon_as_one_was_removed(
-    mount: Mount, make: Callable[[Path], None], remove: Callable[[Path], None]
-) -> None:
+def test_at_the_quota_a_file_is_made_as_soon_as_one_was_removed(mount: Mount) -> None:
     mount.sh("touch d/1 d/2 d/3")
     name = mount.path / "d/4"
-    make(name)
-    for _ in range(50):
-        remove(name)
-        make(name)
+    for _ in range(20):
+        name.touch()
+        name.unlink()
+        name.mkdir()
+        name.rmdir()
+        name.symlink_to("x")
+        name.unlink()
 
 
 def test_the_quota_is_its_owners_to_set(mount: Mount) -> None:
@@ -115,10 +110,7 @@ def test_no_byte_of_a_plain_file_is_written_beyond_the_quota(mount: Mount) -> No
     mount.sh("head -c 30000 /dev/zero > $OUT/f")
     for command in (
         "dd if=/dev/zero of=d/f bs=1k count=50",
-        "dd if=/dev/zero of=d/f bs=1M count=5",
-        "truncate -s 50M d/f",
         "truncate -s 1T d/f",
-        "cp $OUT/f d/f",
         "cat $OUT/f $OUT/f | tee d/f > /dev/null",
     ):
         denied(mount, command)

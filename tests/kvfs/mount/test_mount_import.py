@@ -85,17 +85,6 @@ def test_a_file_that_is_restored_in_pieces_is_closed_between_them(
     mount.sh("cmp a.kv b.kv")
 
 
-def test_a_file_that_was_restored_wrong_says_so_at_its_last_piece(mount: Mount, whole: bytes) -> None:
-    fd = os.open(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY)
-    os.pwrite(fd, whole[:5000], 0)
-    os.pwrite(fd, whole[6000:], 6000)
-    os.close(os.dup(fd))
-    os.pwrite(fd, b"x" * 1000, 5000)
-    with pytest.raises(OSError, match="Invalid argument"):
-        os.close(fd)
-    assert kind(mount) == "file"
-
-
 def test_the_last_of_two_writers_is_told(mount: Mount, whole: bytes) -> None:
     first, second = (os.open(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY) for _ in range(2))
     os.write(first, whole[:5000])
@@ -103,12 +92,6 @@ def test_the_last_of_two_writers_is_told(mount: Mount, whole: bytes) -> None:
     os.close(first)
     with pytest.raises(OSError, match="Invalid argument"):
         os.close(second)
-
-
-def test_what_does_not_claim_to_be_an_image_is_a_plain_file(mount: Mount) -> None:
-    mount.sh("head -c 300000 /dev/urandom > $OUT/r; cp $OUT/r r; cmp $OUT/r r; : > empty; echo > nl")
-    mount.sh("truncate -s 1M sparse; [ $(stat -c %s sparse) = 1048576 ]; cmp -n 1048576 sparse /dev/zero")
-    assert {kind(mount, name) for name in ("r", "empty", "nl", "sparse")} == {"file"}
 
 
 def test_a_full_pool_says_so_and_loses_nothing(mount: Mount) -> None:
@@ -134,5 +117,5 @@ def test_an_image_whose_pages_are_there_needs_no_room(mount: Mount) -> None:
 
 def test_imports_into_one_name_at_once_leave_a_whole_file(mount: Mount) -> None:
     a_kv_file(mount, count=32 * 100)
-    mount.sh("cp a.kv $OUT/x; for i in 1 2 3 4 5 6; do cp $OUT/x b.kv & ls -l > /dev/null; done; wait; cmp $OUT/x b.kv")
+    mount.sh("cp a.kv $OUT/x; for i in 1 2 3; do cp $OUT/x b.kv & ls -l > /dev/null; done; wait; cmp $OUT/x b.kv")
     assert kind(mount) == "kv"

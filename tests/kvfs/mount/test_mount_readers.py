@@ -62,7 +62,7 @@ def test_readers_beside_an_appending_lip_always_see_a_whole_image(mount: Mount) 
 
     with ThreadPoolExecutor(2) as readers:
         reading = [readers.submit(lengths) for _ in range(2)]
-        for i in range(150):
+        for i in range(60):
             mount.call("append", handle, 1, i)
         stop.set()
     assert len(reading[0].result() | reading[1].result()) > 1, "the readers saw the file grow"

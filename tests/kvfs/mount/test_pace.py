@@ -95,7 +95,7 @@ def test_what_one_user_leaves_the_others_get(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_however_many_users_there_are_their_bursts_are_bounded(machine: Machine) -> None:
-    users, wanted = 4 * MAX_BUCKETS, BURST + QUANTUM
+    users, wanted = MAX_BUCKETS + 100, BURST + QUANTUM
     admitted = sum(machine.admitted(wanted, uid) for uid in range(100_000, 100_000 + users))
     assert admitted == (MAX_BUCKETS + 1) * BURST
     machine.now_s += 1
