@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,14 +21,12 @@ import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.mount.session import serve_mount
-from kvfs.names.tree import Credentials
-from kvfs.names.walk import Paths
+from kvfs.names.inode import Credentials, Inode
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import SymError
-from tests.kvfs.disks import TroubledDisk
-from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all, listing
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +39,10 @@ def facts_for(page_bytes: int) -> FakeFacts:
 class Server:
     """The file system, and handles by number for the commands."""
 
-    def __init__(self, backing_dir: Path, num_pages: int, page_bytes: int, disk_deadline_s: float) -> None:
+    def __init__(self, backing_dir: Path, num_pages: int, page_bytes: int) -> None:
         facts = facts_for(page_bytes)
         self.store = FakeStore(facts, num_pages)
-        self.trouble = TroubledDisk(disk_deadline_s, threading.current_thread())
-        self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid(), self.trouble.disk)
+        self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid())
         self.creds = Credentials(os.getuid(), os.getgid())
         self.handles: dict[int, OpenKv] = {}
         self.busy = False
@@ -160,10 +155,6 @@ class Server:
     def _number(self, path: str) -> int:
         return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
 
-    def mend_disk(self) -> None:
-        self.trouble.mend()
-        self.trouble.go_on()
-
     def break_model(self) -> None:
         """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
         self._model, self.fs.volume.model = self.fs.volume.model, Defect()
@@ -171,73 +162,16 @@ class Server:
     def mend_model(self) -> None:
         self.fs.volume.model = self._model
 
-    def populate(self, entries: list[tuple[str, str, int, int, int, str]]) -> None:
-        """Make directories, links and empty KV files, whoever may: (path, kind, mode, uid, gid, target) of each."""
-        tree = self.fs.volume.tree
-        for path, kind, mode, uid, gid, target in entries:
-            head, _, name = path.rpartition("/")
-            directory = Paths(tree).resolve(Credentials(0, 0), head or ".")
-            file_type = {"dir": stat.S_IFDIR, "link": stat.S_IFLNK}.get(kind, stat.S_IFREG)
-            inode = tree.make(directory, name.encode(), file_type, mode=mode, uid=uid, gid=gid)
-            inode.mode = mode  # whatever the directory's setgid bit adds
-            inode.target = target.encode()
-            inode.charge(len(target))
-            if kind == "kv":
-                assert inode.account is not None
-                inode.content = self.fs.volume.new_kv(PageTable(self.fs.pool, inode.account.number))
-
-    def everything(self) -> dict[str, tuple[int, int, int]]:
-        """Mode, uid and gid of every name, by path."""
-        found = {}
-        pending = [(self.fs.volume.tree.root, "")]
-        while pending:
-            directory, where = pending.pop()
-            for name, inode in directory.entries.items():
-                path = f"{where}{os.fsdecode(name)}"
-                found[path] = inode.file_type | inode.mode, inode.uid, inode.gid
-                pending.append((inode, f"{path}/"))
-        return found
-
-    def clear(self) -> None:
+    def clear(self, directory: Inode | None = None) -> None:
         """Remove every name: sooner than through the mount."""
         tree = self.fs.volume.tree
-        for path in reversed(list(self.everything())):  # what is below a directory comes after it
-            head, _, name = os.fsencode(path).rpartition(b"/")
-            directory = tree.root
-            for part in head.split(b"/") if head else ():
-                directory = directory.entries[part]
-            remove = tree.rmdir if directory.entries[name].is_directory else tree.unlink
-            remove(directory, name)
-
-    def attempts(self, uid: int, gid: int, groups: list[int], calls: list[list[Any]]) -> list[int]:
-        """The errno, or 0, that a LIP of that user gets from each call, made one after another."""
-        creds = Credentials(uid, gid, frozenset(groups))
-        return [self._attempt(creds, *call) for call in calls]
-
-    def _attempt(self, creds: Credentials, call: str, *arguments: Any) -> int:
-        calls: dict[str, Callable[..., Any]] = {
-            "open_or_make": self._open_or_make,
-            "list": partial(listing, self.fs),
-            "open_to_read": partial(self.fs.kv_open, write=False),
-            "open_to_write": partial(self.fs.kv_open, write=True),
-        }
-        try:
-            opened = (calls.get(call) or getattr(self.fs, f"kv_{call}"))(creds, *arguments)
-        except SymError as error:
-            return error.errno or -1
-        if isinstance(opened, OpenKv):
-            self.fs.kv_close(opened)
-        return 0
-
-    def _open_or_make(self, creds: Credentials, path: str, mode: int = 0o600) -> OpenKv:
-        """Open a KV file or make it, as KV_CLAIM and KV_NAME do."""
-        found = self.fs.kv_open_or_claim(creds, path, write=False)
-        if isinstance(found, OpenKv):
-            return found
-        self.fs.claims.acquire_nowait(found.key, found, exclusive=True)
-        made = self.fs.kv_create_claimed(creds, found, mode)
-        self.fs.kv_name(creds, made, write=False)
-        return made
+        above = directory or tree.root
+        for name, inode in tuple(above.entries.items()):
+            if inode.is_directory:
+                self.clear(inode)
+                tree.rmdir(above, name)
+            else:
+                tree.unlink(above, name)
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -253,8 +187,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "num_paced": lambda self: self.num_busy_looks,
     "num_worker_pages": lambda self: self.store.num_worker_pages,
     "num_locks": lambda self: len(self.fs.volume.locks),  # files with a lock, held or waited for
-    "has_stalled": lambda self: self.trouble.entered.acquire(blocking=False),
-    "stall_disk": lambda self, calls, whose: self.trouble.stall(*calls, whose=f"{whose}."),
     "unlock": lambda self, path, owner: self.fs.volume.locks.release(self._number(path), owner),
     "lock": lambda self, path, owner: self.fs.volume.locks.acquire_nowait(self._number(path), owner, exclusive=True),
 }
@@ -285,11 +217,9 @@ async def _commands(server: Server, cancel: trio.CancelScope) -> None:
     cancel.cancel()  # standard input is closed: the end
 
 
-async def main(
-    mountpoint: str, backing_dir: str, num_pages: str, page_bytes: str, allow_other: str, disk_deadline_s: str
-) -> None:
+async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: str, allow_other: str) -> None:
     """Serve until standard input is closed."""
-    server = Server(Path(backing_dir), int(num_pages), int(page_bytes), float(disk_deadline_s))
+    server = Server(Path(backing_dir), int(num_pages), int(page_bytes))
     others = allow_other == "1"
     serve = partial(serve_mount, server.fs, Path(mountpoint), allow_other=others, is_busy=server.is_busy)
     async with trio.open_nursery() as nursery:

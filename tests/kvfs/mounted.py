@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from kvfs.names.disk import DISK_DEADLINE_S
 from kvfs.pages.digest import digest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -34,14 +33,7 @@ class Mount:
     """A server process with its mount. `path` is the mount point, `outside` a scratch directory beside it."""
 
     def __init__(
-        self,
-        base: Path,
-        num_pages: int,
-        page_bytes: int,
-        *,
-        user: int | None = None,
-        allow_other: bool = True,
-        disk_deadline_s: float = DISK_DEADLINE_S,
+        self, base: Path, num_pages: int, page_bytes: int, *, user: int | None = None, allow_other: bool = True
     ) -> None:
         self.path = base / "kv"
         self.outside = base / "outside"
@@ -52,7 +44,6 @@ class Mount:
             [
                 *(sys.executable, "-m", "tests.kvfs.mount_server"),
                 *(str(self.path), str(base / "backing"), str(num_pages), str(page_bytes), str(int(allow_other))),
-                str(disk_deadline_s),
                 str(os.getuid() if user is None else user),
             ],
             stdin=subprocess.PIPE,

@@ -6,7 +6,7 @@ import errno
 import stat
 import time
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import NAME_BYTES, AccountLimits
 from kvfs.pages.assemble import Assembly
+from kvfs.pages.pool import PagePool
 from libsym.abi import Advice
 from libsym.errors import (
     BadHandle,
@@ -36,7 +37,8 @@ from libsym.errors import (
     SymError,
 )
 from tests.kvfs.core.model import FREE_NAMES
-from tests.kvfs.fakes import commit_all, listing
+from tests.kvfs.disks import TroubledDisk
+from tests.kvfs.fakes import FakeFacts, commit_all, listing
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
@@ -432,6 +434,18 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
         xattrs.put(fs.volume, many, name, b"", 0)
     with pytest.raises(SymError, match="bytes of attributes' names"):
         xattrs.put(fs.volume, many, names[fit], b"", 0)
+
+
+def test_an_end_does_not_wait_for_ever_for_a_disk_that_hangs(
+    pool: PagePool, facts: FakeFacts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trouble = TroubledDisk(deadline_s=0.05)
+    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0, trouble.disk)
+    fs.volume.make_plain(fs.volume.tree.root, b"a", 0o600, 0, 0)
+    trouble.stall("unlink")
+    fs.close()
+    trouble.go_on()
+    assert "does not answer: backing files stay there" in caplog.text
 
 
 def test_books_that_do_not_balance_are_an_error_of_one_line_that_says_where(fs: FileSystem) -> None:

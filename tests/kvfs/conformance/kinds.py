@@ -5,6 +5,8 @@ The kernel walks paths for the calls relative to a directory as it does for the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 FILES = ("regular", "dir", "fifo", "socket", "symlink")
 DEVICES = ("block", "char")
 ALL = FILES + DEVICES
@@ -35,3 +37,10 @@ EVERY_PATH_OPERATION = f"{NEEDS_EXISTING};{MAKES}; rename f {{p}}; open {{p}} O_
 def on(operations: str, path: str) -> list[str]:
     """The operations' lines for one path."""
     return [line.strip().replace("{p}", path) for line in operations.split(";")]
+
+
+def modes_of(user: str, digits: Iterable[int] = range(8)) -> tuple[str, ...]:
+    """Modes that give the user's class each of the digits, and the other classes the opposite."""
+    shift = CLASS_SHIFT[user]
+    others = 0o777 & ~(7 << shift)
+    return tuple(f"{digit << shift | (digit ^ 7) * 0o111 & others:04o}" for digit in digits)

@@ -68,6 +68,12 @@ def _renameat2(old: str, new: str, flags: int) -> None:
     _check(_libc.renameat2(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags))
 
 
+def _ls(path: str) -> None:
+    """List a directory with attributes, so that it has to be searchable too."""
+    for name in [".", *os.listdir(path)]:
+        os.lstat(f"{path}/{name}")
+
+
 def _read(path: str) -> bytes:
     with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:  # lest a fifo stops us
         return os.read(handle, 1 << 20)
@@ -119,6 +125,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "readlink": ("p", os.readlink),
     "access": ("pi", lambda path, wanted: os.access(path, wanted, effective_ids=True)),
     "list": ("p", lambda path: sorted(os.listdir(path))),
+    "ls": ("p", _ls),
     "read": ("p", _read),
     "write": ("ps", _write),
     "append": ("ps", lambda path, data: _write(path, data, os.O_APPEND)),

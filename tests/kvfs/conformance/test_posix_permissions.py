@@ -3,24 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from tests.kvfs.conformance.kinds import CLASS_SHIFT, USERS
+from tests.kvfs.conformance.kinds import USERS, modes_of
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
 DIGITS = "make regular f\n write f 0123456789\n"
-
-
-def modes_of(user: str, digits: Iterable[int] = range(8)) -> tuple[str, ...]:
-    """Modes that give the user's class each of the digits, and the other classes the opposite."""
-    shift = CLASS_SHIFT[user]
-    others = 0o777 & ~(7 << shift)
-    return tuple(f"{digit << shift | (digit ^ 7) * 0o111 & others:04o}" for digit in digits)
 
 
 def test_opening(twins: Twins) -> None:

@@ -17,31 +17,6 @@ def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:
 
 
 @in_trio
-async def test_what_waits_for_nothing_is_done_or_raised_at_once(eager: Eager) -> None:
-    async def handler(error: OSError | None = None) -> str:
-        async with Mutex(eager):
-            if error:
-                raise error
-            return "done"
-
-    assert eager.start(handler()) == "done"
-    with pytest.raises(OSError, match="planted"):
-        eager.start(handler(OSError(5, "planted")))
-
-
-@in_trio
-async def test_a_waiter_goes_on_as_a_task(eager: Eager) -> None:
-    async def handler() -> int:
-        await eager.leave()
-        return await trio.to_thread.run_sync(threading.get_ident)
-
-    started = handler()
-    assert eager.start(started) is LEFT
-    assert await eager.finish(started) not in {None, threading.get_ident()}
-    await eager.leave()  # a task has nothing to leave
-
-
-@in_trio
 async def test_waiting_without_leaving_is_a_defect_that_is_named(eager: Eager) -> None:
     async def value() -> int:
         return 3
@@ -91,26 +66,6 @@ async def test_who_gives_up_waiting_for_a_mutex_is_left_out(eager: Eager) -> Non
         await trio.testing.wait_all_tasks_blocked()
     assert order == ["a", "c"]
     assert not mutex.held
-
-
-@in_trio
-async def test_a_long_job_ends_at_its_next_checkpoint(eager: Eager) -> None:
-    at_work, num_steps = threading.Event(), 0
-
-    def job(checkpoint: Callable[[], None]) -> None:
-        nonlocal num_steps
-        while True:
-            checkpoint()
-            num_steps += 1
-            at_work.set()
-
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(eager.long_job, 0, job)
-            await trio.to_thread.run_sync(at_work.wait)
-            scope.cancel()
-    assert scope.cancelled_caught
-    assert num_steps > 0
 
 
 @in_trio

@@ -113,9 +113,3 @@ def test_an_image_whose_pages_are_there_needs_no_room(mount: Mount) -> None:
     mount.sh("cp $OUT/x c.kv; cmp $OUT/x c.kv")
     assert kind(mount, "c.kv") == "kv"
     assert mount.call("free") == 0
-
-
-def test_imports_into_one_name_at_once_leave_a_whole_file(mount: Mount) -> None:
-    a_kv_file(mount, count=32 * 100)
-    mount.sh("cp a.kv $OUT/x; for i in 1 2 3; do cp $OUT/x b.kv & ls -l > /dev/null; done; wait; cmp $OUT/x b.kv")
-    assert kind(mount) == "kv"
