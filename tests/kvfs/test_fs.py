@@ -17,6 +17,7 @@ from kvfs.facts import xattrs
 from kvfs.facts.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import NAME_BYTES, AccountLimits
 from kvfs.pages.assemble import Assembly
@@ -441,7 +442,9 @@ def test_an_end_does_not_wait_for_ever_for_a_disk_that_hangs(
 ) -> None:
     trouble = TroubledDisk(deadline_s=0.05)
     fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0, trouble.disk)
-    fs.volume.make_plain(fs.volume.tree.root, b"a", 0o600, 0, 0)
+    content = fs.volume.make_plain(fs.volume.tree.root, b"a", 0o600, 0, 0).content
+    assert isinstance(content, PlainFile)
+    content.write_at(0, b"text")
     trouble.stall("unlink")
     fs.close()
     trouble.go_on()

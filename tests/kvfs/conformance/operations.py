@@ -84,8 +84,8 @@ def _write(path: str, data: str, flags: int = 0) -> None:
         os.write(handle, data.encode())
 
 
-def _utimens(path: str, atime: str, mtime: str, flags: int = 0) -> None:
-    _check(_libc.utimensat(_AT_FDCWD, os.fsencode(path), _timespecs(atime, mtime), flags))
+def _utimens(path: str, *times: str, flags: int = 0) -> None:
+    _check(_libc.utimensat(_AT_FDCWD, os.fsencode(path), _timespecs(*times), flags))
 
 
 def _timespecs(*words: str) -> Any:
@@ -119,7 +119,7 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     "lchown": ("puu", os.lchown),
     "truncate": ("pi", os.truncate),
     "utimens": ("pss", _utimens),
-    "lutimens": ("pss", lambda path, *times: _utimens(path, *times, _AT_SYMLINK_NOFOLLOW)),
+    "lutimens": ("pss", lambda path, *times: _utimens(path, *times, flags=_AT_SYMLINK_NOFOLLOW)),
     "stat": ("p", os.stat),
     "lstat": ("p", os.lstat),
     "readlink": ("p", os.readlink),

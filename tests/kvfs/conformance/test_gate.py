@@ -13,11 +13,11 @@ pytestmark = [needs_mount, pytest.mark.slow]  # root alone may mount the tmpfs, 
 
 @pytest.mark.parametrize("user", USERS)
 def test_the_mode_of_a_file(gate_twins: Twins, user: str) -> None:
-    script = "make regular f\n chown f {owner} ann\n chmod f {mode}\n symlink f l\n" + f"{user}: {{line}} -> *"
+    script = "make regular f\n chown f {owner} {group}\n chmod f {mode}\n symlink f l\n" + f"{user}: {{line}} -> *"
     lines = "open {p} O_RDONLY; open {p} O_RDWR; stat {p}; chmod {p} 02755; chmod {p} 06711"
     for path in ("f", "l"):
-        gate_twins.compare(script, owner="ann", mode=modes_of(user), line=lines.replace("{p}", path))
-    gate_twins.compare(script, owner="root", mode="0644", line=lines.replace("{p}", "f"))
+        gate_twins.compare(script, owner="ann", group="ann", mode=modes_of(user), line=lines.replace("{p}", path))
+    gate_twins.compare(script, owner="ann; root", group="bob", mode="0644", line=lines.replace("{p}", "f"))
 
 
 IN_A_DIRECTORY = """

@@ -27,14 +27,6 @@ def test_every_flag_on_every_kind(twins: Twins) -> None:
     )
 
 
-def test_a_fifo_needs_a_reader_and_a_socket_is_not_opened(twins: Twins) -> None:
-    twins.compare(
-        "mkfifo f 0644\n open f O_WRONLY,O_NONBLOCK -> ENXIO",
-        "bind f\n open f O_RDWR -> ENXIO",
-        "mkfifo f 0644\n hold h f O_RDONLY,O_NONBLOCK\n append f abc\n pread h 3 0 -> ESPIPE\n fstat h -> *",
-    )
-
-
 def test_truncating_by_opening(twins: Twins) -> None:
     flags = "O_WRONLY,O_TRUNC; O_RDWR,O_TRUNC; O_CREAT,O_WRONLY,O_TRUNC; O_RDONLY,O_TRUNC"
     twins.compare(OLD + "chmod f {mode}\n open f {flags} -> ok\n stat f -> ok", mode="0644; 0777", flags=flags)
@@ -55,31 +47,6 @@ def test_truncating(twins: Twins) -> None:
     )
 
 
-def test_a_handle_keeps_the_rights_it_was_opened_with(twins: Twins) -> None:
-    twins.compare(
-        """make regular f
-        chown f ann ann
-        ann: hold h f O_RDWR
-        chmod f 0 -> ok
-        ann: pwrite h 0 abc -> 3
-        ann: pread h 3 0 -> ok
-        ann: ftruncate h 1 -> ok
-        ann: open f O_RDONLY -> EACCES
-        ann: fchmod h 0600 -> ok
-        ann: open f O_RDONLY -> ok""",
-        """make regular f
-        ann: hold h f O_RDONLY
-        chmod f 0
-        ann: pread h 3 0 -> b''
-        ann: pwrite h 0 a -> EBADF
-        ann: fchmod h 0 -> EPERM
-        ann: fchown h ann ann -> EPERM
-        ann: futimens h 1 1 -> EPERM
-        ann: futimens h null null -> EACCES""",
-        "chmod . 0777\n ann: hold h f O_CREAT,O_RDWR 0\n ann: pwrite h 0 abc -> 3\n ann: open f O_RDONLY -> EACCES",
-    )
-
-
 def test_times(twins: Twins) -> None:
     """Times lie between long before 1970 and long after 2^33, to the nanosecond. Those after 2262 are cut."""
     times = "0; 0.999999999; 2147483648.5; 4294967296.000000001; 9200000000.1; -1; -2147483649"
@@ -87,13 +54,6 @@ def test_times(twins: Twins) -> None:
     twins.compare("make regular f\n utimens f {a} 1900000000.123456789 -> ok", a=times)
     twins.compare("make regular f\n utimens f 0.999999999 {m} -> ok", m=times)
     twins.compare("make {kind} f\n lutimens f null null -> ok", kind=FILES)
-
-
-def test_who_may_set_which_times(twins: Twins) -> None:
-    """Now takes write permission, anything else takes the owner."""
-    script = "make {kind} f\n chown f ann ann\n chmod f {mode}\n {user}: utimens f {a} {m} -> *"
-    some = "omit; now; 7"
-    twins.compare(script, kind="regular; dir", mode="0444; 0666", user="ann; bob; root", a=some, m=some)
 
 
 def test_what_changes_which_time(twins: Twins) -> None:

@@ -50,26 +50,3 @@ def test_what_is_replaced_loses_a_name(twins: Twins) -> None:
         "make {kind} f\n make {kind} t\n link t u\n utimens f 5 6\n rename f t -> ok\n lstat u -> ok\n lstat t -> ok\n"
     )
     twins.compare(start + "rename t u -> ok\n lstat u -> ok", kind="regular; fifo; socket")
-
-
-def test_unknown_flags(twins: Twins) -> None:
-    twins.compare("make regular f\n renameat2 f g {flag} -> EINVAL", flag="8; 0x100")
-
-
-def test_a_moved_tree_is_whole(twins: Twins) -> None:
-    twins.compare(
-        """mkdir a 0755
-        mkdir a/b 0755
-        mkdir a/b/c 0700
-        make regular a/b/c/f
-        symlink ../x a/b/l
-        mkdir z 0755
-        rename a/b z/y -> ok
-        stat z/y/c/f -> ok
-        readlink z/y/l -> ../x
-        stat z/y/.. -> ok
-        list z/y/c/.. -> ok
-        stat a -> ok
-        rename z/y/c a/c -> ok
-        list a/c/.. -> ['c']"""
-    )

@@ -185,18 +185,6 @@ async def test_a_file_that_the_disk_holds_up_can_be_emptied_and_written(bench: B
 
 
 @on_a_bench
-async def test_a_file_that_the_disk_holds_up_can_be_removed(bench: Bench) -> None:
-    handle = await bench.new("a", b"old")
-    bench.hang()
-    await bench.given_up(bench.files.write, handle, 0, bytes(1000))
-    bench.volume.tree.unlink(bench.volume.tree.root, b"a")
-    handle.wrote = False
-    await bench.files.release(handle)
-    assert bench.charged == 0
-    bench.fs.check()
-
-
-@on_a_bench
 async def test_a_cut_that_the_disk_does_not_answer_is_given_up_too(bench: Bench) -> None:
     """The file is cut by name: nobody has it open then."""
     handle = await bench.new("a", b"0123456789")

@@ -74,20 +74,6 @@ def test_what_a_kv_file_is_shows_in_its_attributes(mount: Mount, a: Path) -> Non
     assert os.getxattr(a, "user.kv.exclusive") == b"4"
 
 
-def test_advice_is_set_copied_and_removed(mount: Mount, a: Path) -> None:
-    advice = {"user.kv.pinned": b"1", "user.kv.ttl": b"3600", "user.kv.priority": b"-3"}
-    for name, value in advice.items():
-        assert os.getxattr(a, name) == b"0"
-        os.setxattr(a, name, value)
-        assert os.getxattr(a, name) == value
-    mount.sh("cp -a a.kv kept.kv; cp a.kv new.kv")
-    assert os.getxattr(mount.path / "kept.kv", "user.kv.ttl") == b"3600", "cp -a copies attributes"
-    assert os.getxattr(mount.path / "new.kv", "user.kv.ttl") == b"0"
-    for name in advice:
-        os.removexattr(a, name)
-        assert os.getxattr(a, name) == b"0"
-
-
 def test_attributes_of_users_are_kept_and_others_refused(mount: Mount, a: Path) -> None:
     mount.sh("echo hi > plain; ln -s a.kv link")
     os.setxattr(a, "user.note", b"a note")
@@ -147,6 +133,7 @@ def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
     handle = a_kv_file(mount)
     found = os.stat(mount.path / "a.kv")
     assert found.st_blocks * 512 >= found.st_size, "less would look like a hole to cp"
+    assert found.st_blksize == 1 << 20, "the largest read that the kernel passes on"
     mount.sh(f"truncate -s {FORMAT.image_bytes(40)} a.kv")
     assert mount.call("tokens", handle) == list(range(1, 41))
     mount.sh(f"truncate -s {FORMAT.image_bytes(40) - 1} a.kv; truncate -s +100000 a.kv")

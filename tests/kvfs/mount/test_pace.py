@@ -52,6 +52,13 @@ def test_a_burst_comes_through_while_it_computes_and_then_the_rate(machine: Mach
     assert machine.admitted(10_000, BOB) == BURST, "a storm of one takes nothing of another's burst"
 
 
+def test_waiting_as_long_as_it_says_is_enough(machine: Machine) -> None:
+    machine.admitted(BURST + 1)
+    for _ in range(100):
+        machine.now_s += machine.pace.wait_s(ANN) + 1e-6
+        assert machine.admitted(1000) == QUANTUM, "and then it is worth the wake-up"
+
+
 def test_the_moment_between_two_steps_is_not_rest_and_a_rest_fills_the_bucket(machine: Machine) -> None:
     machine.admitted(BURST)
     machine.is_busy = False
@@ -76,6 +83,14 @@ def test_who_asks_now_and_then_is_not_put_off_beside_a_storm(machine: Machine) -
         machine.now_s += 0.01
         assert machine.admitted(2, BOB) == 2
         machine.admitted(100)
+
+
+def test_what_one_user_leaves_the_others_get(machine: Machine) -> None:
+    machine.admitted(BURST)
+    machine.admitted(1, BOB)
+    machine.now_s += 2 / RATE_PER_S  # Bob's bucket is full again
+    machine.admitted(1000)
+    assert machine.in_a_second(ANN) == [pytest.approx(RATE_PER_S, abs=QUANTUM)]
 
 
 @pytest.mark.slow
