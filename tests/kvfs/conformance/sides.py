@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -175,7 +176,11 @@ class Gate:
             self._prepare(step.operation, *arguments)
             return OK
         creds = Credentials(step.user.uid, step.user.gid, frozenset(step.user.groups))
-        calls = {"open": self._open, "unlink": self._fs.kv_remove, "ls": partial(listing, self._fs)}
+        calls: dict[str, Callable[..., object]] = {
+            "open": self._open,
+            "unlink": self._fs.kv_remove,
+            "ls": partial(listing, self._fs),
+        }
         call = calls.get(step.operation) or getattr(self._fs, f"kv_{step.operation}")
         try:
             call(creds, *arguments)

@@ -83,8 +83,19 @@ def test_a_user_mounts_without_root_and_others_enter_where_the_administrator_all
     if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("NOT TESTED: no mount namespaces here")
     (base / "over").mkdir()
-    enter = ["unshare", "-m", "--propagation", "private", "bash", "-c", _ENTER, "bash", base / "over", configuration]
-    nested = [sys.executable, "-m", __name__, base, configuration]
+    enter = [
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "bash",
+        "-c",
+        _ENTER,
+        "bash",
+        str(base / "over"),
+        configuration,
+    ]
+    nested = [sys.executable, "-m", __name__, str(base), configuration]
     done = subprocess.run([*enter, *nested], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
