@@ -61,7 +61,7 @@ class Twins:
         return None
 
     def _shown(self, result: Any, step: Step) -> Any:
-        """The part of a result that must be alike. The gate may refuse a path that ends in a slash or dots by any number."""
+        """The part of a result that must be alike. The gate may refuse odd ends of paths by another number."""
         if not self.is_brief or not _has_failed(result):
             return OK if self.is_brief else result
         is_odd = any(isinstance(path, str) and path.endswith(("/", "/.", "/..")) for path in step.arguments)
