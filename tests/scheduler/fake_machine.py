@@ -93,7 +93,6 @@ class Machine:
         self.calls: list[Call] = []
         self._has_calls = trio.Event()
         self.num_plans = 0
-        self.service: defaultdict[Account, float] = defaultdict(float)
 
     async def compute(self, call: Call) -> None:
         call.since_ns = call.begun_ns = now_ns()
@@ -173,8 +172,6 @@ class Machine:
         late = [(call, now) for call, now in prefills if now and not (call.since_ns <= begun_ns and now == call.left)]
         num_late = sum(now for _, now in late)
         assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not decodes
-        for each in served:
-            self.service[each[0].account] += self._cost([each])
         return step_ns
 
     def _cost(self, served: list[tuple[Call, int]]) -> float:
