@@ -1,5 +1,5 @@
-/* A daemon without Python, under sanitizers: real steps of a small model, four programs that loop over pred(), two
- * generate() with penalties, a gate and a thread that runs steps, on every set of instructions that this machine has.
+/* A daemon without Python, under sanitizers: real steps of a small model, programs that loop over pred() by real rings, a
+ * gate and a thread that runs steps, on every set of instructions that this machine has.
  *
  * The programs come in by the ring (hot), by the gate (cold, injected, or joining), and sometimes find the ring closed to
  * answers. Every token has to be the one that a plain loop of steps gives. What members may do besides is stress_loop.c's.
@@ -25,8 +25,8 @@ enum { VOCAB = 1000, HIDDEN = 64, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD_DIM 
 #else
 #define NUM_ENTRIES 80
 #endif
-enum { NUM_FILES = 6, NUM_PROGRAMS = 4, FILE_PAGES = (NUM_ENTRIES + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES };
-enum { NUM_THREADS = 3, RUN_ENTRIES = 24 };
+enum { NUM_FILES = 4, FILE_PAGES = (NUM_ENTRIES + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES };
+enum { NUM_THREADS = 3 };
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -129,28 +129,9 @@ static void free_model(struct model *m) {
 static int32_t expected[NUM_FILES][NUM_ENTRIES + 1]; /* [file][0] is its first token */
 static int32_t pages[NUM_FILES][FILE_PAGES];
 
-static size_t sampling_block(int file, char *block) {
-    const struct sym_sampling settings = {.temperature = 0.8,
-                                          .top_p = 0.9,
-                                          .repetition_penalty = 1.3f,
-                                          .frequency_penalty = 0.1f,
-                                          .top_k = file % 2 ? 20 : 0,
-                                          .stream = (uint64_t)file};
-    memcpy(block, &settings, sizeof settings);
-    return sizeof settings;
-}
-
-static sym_sampler *new_sampler(int file) {
-    char block[sizeof(struct sym_sampling)];
-    sym_sampler *sampler = sym_sampler_new(block, sampling_block(file, block), VOCAB, NULL);
-    CHECK(sampler != NULL);
-    return sampler;
-}
-
 static void expect(const struct model *m, const char *isa, int file) {
     sym_decoder *alone = sym_decoder_new(&m->c, 1, isa, 0);
     CHECK(alone != NULL);
-    sym_sampler *sampler = file < NUM_PROGRAMS ? NULL : new_sampler(file);
     float row[VOCAB], *out = row;
     const uint32_t *no_mask = NULL;
     expected[file][0] = file + 1;
@@ -169,14 +150,8 @@ static void expect(const struct model *m, const char *isa, int file) {
                                  .masks = &no_mask,
                                  .out = &out};
         CHECK(sym_step(alone, &batch) == 0);
-        const int64_t token =
-            sampler == NULL ? sym_row_argmax(row, VOCAB, NULL) : sym_sampler_draw(sampler, row, NULL, (uint64_t)i);
-        CHECK(token >= 0);
-        expected[file][i + 1] = (int32_t)token;
-        if (sampler != NULL)
-            CHECK(sym_sampler_note(sampler, (int32_t)token) == 0);
+        expected[file][i + 1] = (int32_t)sym_row_argmax(row, VOCAB, NULL);
     }
-    sym_sampler_free(sampler);
     sym_decoder_free(alone);
 }
 
@@ -185,14 +160,12 @@ static void expect(const struct model *m, const char *isa, int file) {
 /* The gate's, but for rows and for what its member has. */
 struct file {
     int is_pending; /* a call that no member has */
-    int32_t index;  /* of its member; -1 */
+    int32_t index; /* of its member; -1 */
     uint64_t call_id;
     int64_t slot;
     float *row;
     int32_t token, num_entries, share;
-    sym_generation *generation;
-    int32_t logs[NUM_ENTRIES]; /* of its member: it joins with one of this length, whatever its room */
-    int32_t longer_logs[NUM_ENTRIES];
+    int32_t logs[NUM_ENTRIES]; /* of its member */
 };
 
 static struct file files[NUM_FILES];
@@ -224,14 +197,9 @@ static void *run_steps(void *unused) {
     return unused;
 }
 
-static int32_t with_room(int32_t num_entries) {
-    return num_entries + RUN_ENTRIES < NUM_ENTRIES ? num_entries + RUN_ENTRIES : NUM_ENTRIES;
-}
-
 static void join(struct file *file) {
-    const int is_program = file->generation == NULL;
     sym_member member = {.number = file - files,
-                         .kind = is_program ? SYM_PROGRAM : SYM_GENERATION,
+                         .kind = SYM_PROGRAM,
                          .deadline_ns = SYM_NO_DEADLINE,
                          .share = file->share,
                          .program = (int32_t)(file - files),
@@ -244,29 +212,14 @@ static void join(struct file *file) {
                          .num_tokens = 1,
                          .position = file->num_entries,
                          .first = file->num_entries,
-                         .capacity = with_room(file->num_entries),
+                         .capacity = NUM_ENTRIES,
                          .log = file->logs,
                          .num_rows = 1,
-                         .rows = is_program ? &file->row : NULL};
-    if (is_program)
-        member.decode = (sym_decode){.handle = (uint64_t)(file - files) + 1, .slot = file->slot};
-    else
-        member.generation = file->generation;
+                         .rows = &file->row,
+                         .decode = {.handle = (uint64_t)(file - files) + 1, .slot = file->slot}};
     file->is_pending = 0;
     file->index = sym_loop_join(loop, &member);
     CHECK(file->index >= 0);
-}
-
-static void settle_generation(struct file *file, const sym_member *member) {
-    sym_generation *generation = file->generation;
-    CHECK(generation->error == 0 && member->end != SYM_END_STEP);
-    file->is_pending = generation->finish == 0;
-    if (file->is_pending)
-        return;
-    for (; generation->num_unsent > 0; generation->num_unsent--)
-        push(file->call_id, 0, SYM_MORE, 1, file->num_entries,
-             generation->tokens + generation->num_tokens - generation->num_unsent, sizeof(int32_t));
-    push(file->call_id, 0, 0, generation->finish, 0, NULL, 0);
 }
 
 /* What a member that has ended has computed is its file's, and what it could not do is done here. */
@@ -278,9 +231,7 @@ static void settle(struct file *file) {
     for (int32_t i = 0; i < member.num_done; i++)
         CHECK(member.log[i] == expected[file - files][member.first + i]);
     file->num_entries = member.first + member.num_done;
-    if (file->generation != NULL) {
-        settle_generation(file, &member);
-    } else if (member.end == SYM_END_UNSENT) {
+    if (member.end == SYM_END_UNSENT) {
         push(member.call_id, 0, 0, member.decode.slot, 1, NULL, 0);
         sym_server_settle_rows(server, 1);
     } else if (member.num_tokens == 1) {
@@ -319,47 +270,24 @@ static void accept_request(const struct sym_taken *request) {
     }
     CHECK(request->handle >= 1 && request->handle <= NUM_FILES);
     struct file *file = &files[request->handle - 1];
-    if (request->op == SYM_GENERATE) {
-        const uint32_t block_bytes = request->payload_bytes - (uint32_t)sizeof(int32_t);
-        sym_sampler *sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB, NULL);
-        CHECK(sampler != NULL);
-        file->generation = sym_generation_new(sampler);
-        CHECK(file->generation != NULL);
-        file->generation->num_to_emit = NUM_ENTRIES;
-        file->generation->max_sent = 1;
-    } else {
-        file->slot = sym_server_take_rows(server, 1);
-        CHECK(file->slot >= 0);
-        file->row = (float *)(void *)(server->base + server->plan.slots_offset +
-                                      (uint64_t)file->slot * server->plan.slot_bytes);
-    }
+    file->slot = sym_server_take_rows(server, 1);
+    CHECK(file->slot >= 0);
+    file->row =
+        (float *)(void *)(server->base + server->plan.slots_offset + (uint64_t)file->slot * server->plan.slot_bytes);
     file->call_id = request->id;
     memcpy(&file->token, payload, sizeof file->token);
     submit(file, -1);
 }
 
-static struct file *file_at(int32_t index) {
-    for (int i = 0; i < NUM_FILES; i++)
-        if (files[i].index == index)
-            return &files[i];
-    return NULL;
-}
-
-/* A program's file gets more room, a generation's has to leave for it. */
 static void take_news(void) {
     sym_news news[2]; /* fewer than there may be */
     const int32_t count = sym_loop_news(loop, news, 2, 1);
-    for (int32_t i = 0; i < count; i++) {
-        struct file *file = file_at(news[i].index);
-        if (file == NULL)
-            continue;
-        if (news[i].state == SYM_ENDED) {
-            settle(file);
-        } else if (news[i].is_low && file->generation == NULL) {
-            CHECK(news[i].num_done <= NUM_ENTRIES);
-            sym_loop_extend(loop, file->index, pages[file - files], file->longer_logs, NUM_ENTRIES);
-        }
-    }
+    for (int32_t i = 0; i < count; i++)
+        for (int f = 0; f < NUM_FILES; f++)
+            if (files[f].index == news[i].index && news[i].state == SYM_ENDED) {
+                settle(&files[f]);
+                break;
+            }
 }
 
 static void *keep_gate(void *unused) {
@@ -421,26 +349,6 @@ static void *loop_over_pred(void *argument) {
     return NULL;
 }
 
-static void *generate(void *argument) {
-    const int file = (int)(intptr_t)argument;
-    char payload[sizeof(int32_t) + sizeof(struct sym_sampling)];
-    memcpy(payload, &expected[file][0], sizeof(int32_t));
-    const uint32_t bytes = (uint32_t)(sizeof(int32_t) + sampling_block(file, payload + sizeof(int32_t)));
-    sym_call *call = sym_call_new(client, SYM_GENERATE, 0, (uint64_t)file + 1, 0, 0, 0, 0);
-    for (int32_t i = 1;; i++) {
-        sym_answer *answer = wait_answer(call, payload, bytes);
-        const int is_last = (answer->flags & SYM_MORE) == 0;
-        int32_t token;
-        memcpy(&token, answer->payload, is_last ? 0 : sizeof token);
-        CHECK(is_last ? i == NUM_ENTRIES + 1 : token == expected[file][i]);
-        sym_answer_drop(answer);
-        if (is_last)
-            break;
-    }
-    sym_call_drop(call);
-    return NULL;
-}
-
 static void serve_programs(const struct model *m, const char *isa) {
     sym_plan plan;
     CHECK(sym_region_plan(VOCAB, 1u << 20, &plan) == 0);
@@ -476,7 +384,7 @@ static void serve_programs(const struct model *m, const char *isa) {
     pthread_create(&gate, NULL, keep_gate, NULL);
     pthread_create(&runner, NULL, run_steps, NULL);
     for (intptr_t i = 0; i < NUM_FILES; i++)
-        pthread_create(&programs[i], NULL, i < NUM_PROGRAMS ? loop_over_pred : generate, (void *)i);
+        pthread_create(&programs[i], NULL, loop_over_pred, (void *)i);
     for (int i = 0; i < NUM_FILES; i++)
         pthread_join(programs[i], NULL);
     over = 1;
@@ -489,11 +397,6 @@ static void serve_programs(const struct model *m, const char *isa) {
     sym_loop_free(loop);
 
     CHECK(sym_server_held_rows(server) == 0 && sym_server_lent_rows(server) == 0 && sym_server_num_open(server) == 0);
-    for (int i = 0; i < NUM_FILES; i++)
-        if (files[i].generation != NULL) {
-            sym_sampler_free(files[i].generation->sampler);
-            sym_generation_free(files[i].generation);
-        }
     sym_decoder_free(decoder);
     sym_server_close(server);
     sym_client_drop(client);

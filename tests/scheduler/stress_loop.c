@@ -1126,11 +1126,16 @@ static void schedule(void) {
         sleep_until_rung();
 }
 
-static int num_busy(void) {
-    int busy = 0;
-    for (int i = 0; i < NUM_FILES; i++)
-        busy += files[i].index >= 0;
-    return busy;
+/* When no step is under way. Return whether any was there. */
+static int all_leave(void) {
+    int any = 0;
+    for (struct file *file = files; file < files + NUM_FILES; file++)
+        if (file->index >= 0) {
+            file->is_cancelled = any = 1;
+            CHECK(sym_loop_leave(loop, file->index, SYM_LEAVE_NOW) == 1);
+            settle(file);
+        }
+    return any;
 }
 
 /* -- the other threads -- */
@@ -1305,22 +1310,12 @@ int main(void) {
             now.tv_nsec %= 1000000000;
             if (pthread_timedjoin_np(running[i], NULL, &now) == 0)
                 break;
-            for (int f = 0; f < NUM_FILES; f++)
-                if (files[f].index >= 0) {
-                    files[f].is_cancelled = 1;
-                    CHECK(sym_loop_leave(loop, files[f].index, SYM_LEAVE_NOW) == 1); /* no step is under way */
-                    settle(&files[f]);
-                }
+            all_leave();
             for (int s = 0; s < NUM_SERVERS; s++)
                 look(&servers[s]);
         }
-    while (num_busy() > 0)
-        for (int f = 0; f < NUM_FILES; f++)
-            if (files[f].index >= 0) {
-                files[f].is_cancelled = 1;
-                CHECK(sym_loop_leave(loop, files[f].index, SYM_LEAVE_NOW) == 1);
-                settle(&files[f]);
-            }
+    while (all_leave())
+        continue;
     sym_news none[1];
     CHECK(sym_loop_news(loop, none, 1, 1) == 0);
     const sym_counts counts = sym_loop_counts(loop);
