@@ -219,7 +219,7 @@ class Pair:
             account.holdings.core.limit_bytes = -1 if memory is None else memory
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
     pair = Pair(tmp_path, seed)
 
@@ -229,7 +229,7 @@ def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
                 side.nursery = nursery
                 nursery.start_soon(side.batches.run)
                 await trio.testing.wait_all_tasks_blocked()  # the thread sleeps in the first one's core
-            for _ in range(300):
+            for _ in range(130):
                 await pair.step()
             for act in (Side.files, Side.see_off, Side.files):
                 await pair.both(act)
