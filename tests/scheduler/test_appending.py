@@ -23,38 +23,8 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import StepLimits
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import cost_of
-from tests.scheduler.appended import GREEDY, batch, cancel, frame, generate, int32, options, pred
-from tests.scheduler.bench import ME, NUM_SLOTS, VOCAB_SIZE, Bench
-
-
-class Requests(Bench):
-    def send(self, *requests, prepare=lambda _lip: None):
-        """Send requests of one program to its file (handle 1) and to one that it may read (2); their replies."""
-        lip = self.lip()
-        prepare(lip)
-
-        async def scenario():
-            file = self.file()
-            lip.add(file)
-            reading = self.fs.kv_create(ME, "read.kv")
-            lip.add(self.fs.kv_open(ME, "read.kv", write=False))
-            async with trio.open_nursery() as nursery:
-                for request in requests:
-                    self.gate.handle(lip, request, nursery)
-                lip.channel.asked()
-                while len(lip.channel.over) < len({request.id for request in requests}):
-                    await trio.testing.wait_all_tasks_blocked()
-                    await trio.sleep(0.001)
-            self.length = file.table.length
-            assert lip.calls == {}
-            assert lip.channel.num_lent_slots == 0, "every call is answered"
-            assert lip.under_way.num_bytes == 0
-            await self.gate.see_off(lip)
-            self.fs.kv_remove(ME, "read.kv")
-            self.fs.kv_close(reading)
-
-        self.run(scenario)
-        return lip.channel
+from tests.scheduler.appended import GREEDY, Requests, batch, cancel, frame, generate, int32, options, pred
+from tests.scheduler.bench import NUM_SLOTS, VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +96,7 @@ WRONG_PREDS = {
 def test_a_pred_that_is_wrong_is_answered_by_an_error_and_appends_nothing(bench, request_):
     answers = bench.send(request_)
     assert the_error(answers).errno in {errno.EINVAL, errno.EACCES, errno.EBADF, errno.EMSGSIZE}
-    assert (bench.length, len(answers.free)) == (0, NUM_SLOTS)
+    assert (bench.tokens, len(answers.free)) == ([], NUM_SLOTS)
 
 
 GOOD = frame(pred(int32(1)))
@@ -151,7 +121,7 @@ WRONG_BATCHES = {
 def test_a_batch_that_is_no_batch_is_an_error_as_a_whole(bench, request_):
     answers = bench.send(request_)
     assert the_error(answers).errno == errno.EINVAL
-    assert (bench.length, len(answers.free)) == (0, NUM_SLOTS)
+    assert (bench.tokens, len(answers.free)) == ([], NUM_SLOTS)
 
 
 def test_masks_of_calls_that_wait_take_no_more_room_than_they_came_with(bench):
@@ -196,7 +166,7 @@ def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
     assert len(codes) == len(parts)
     assert all(codes[:-1])
     assert codes[-1] == 0
-    assert bench.length == 1
+    assert len(bench.tokens) == 1
     assert answers.num_held_slots == 1
 
 
@@ -269,7 +239,7 @@ def test_a_generation_that_is_wrong_is_answered_by_an_error_and_appends_nothing(
     answers = bench.send(request_)
     assert the_error(answers).errno in {errno.EINVAL, errno.EACCES}
     assert len(answers.replies[1]) == 1
-    assert bench.length == 0
+    assert bench.tokens == []
 
 
 # ---- on the way to the program
@@ -300,8 +270,8 @@ def test_what_was_kept_is_sent_before_an_error(bench):
     payload = int32(*[1] * 2000) + GREEDY + options(stop_at_end=False)
     answers = bench.send(generate(payload, args=(2000, 0, 100, 0)))
     assert the_error(answers).errno == errno.ENOSPC
-    assert sum(map(len, tokens_of(answers))) == bench.length - 2000 + 1
-    assert answers.replies[1][-2][0] == (0, bench.length)
+    assert sum(map(len, tokens_of(answers))) == len(bench.tokens) - 2000 + 1
+    assert answers.replies[1][-2][0] == (0, len(bench.tokens))
 
 
 def test_a_cancelled_generation_says_so_and_where_the_file_is(bench):
@@ -309,19 +279,19 @@ def test_a_cancelled_generation_says_so_and_where_the_file_is(bench):
     args, _, error = bench.send(endless, cancel(6)).replies[5][-1]
     assert error is None or error.errno == errno.ECANCELED
     if error is None:
-        assert args[1:3] == (bench.length, Finish.CANCELLED)
+        assert args[1:3] == (len(bench.tokens), Finish.CANCELLED)
 
 
 def test_a_cancelled_pred_or_batch_appends_nothing_and_gives_its_slots_back(bench):
     asked = pred(int32(*[1] * 40), flags=ROWS_ALL, args=(40, 0, 0, 0), number=5)
     answers = bench.send(asked, cancel(6))
     assert the_error(answers, 5).errno == errno.ECANCELED
-    assert (bench.length, len(answers.free)) == (0, NUM_SLOTS)
+    assert (bench.tokens, len(answers.free)) == ([], NUM_SLOTS)
     answers = bench.send(batch(3, frame(pred(int32(1, 2), args=(2, 0, 0, 0))) * 3, number=5), cancel(6))
     (args, payload, error) = answers.replies[5][0]
     assert (args, error) == ((3,), None), "it is told call by call"
     assert struct.unpack_from("=Ii", payload, 0)[1] == errno.ECANCELED
-    assert (bench.length, len(answers.free)) == (0, NUM_SLOTS)
+    assert (bench.tokens, len(answers.free)) == ([], NUM_SLOTS)
 
 
 def test_a_call_that_ends_early_leaves_nothing_of_its_attention(bench):
@@ -331,7 +301,7 @@ def test_a_call_that_ends_early_leaves_nothing_of_its_attention(bench):
     assert the_error(answers, 5).errno == errno.ECANCELED
     late = asking._replace(args=(2000, 0, 1, 0))
     assert the_error(bench.send(late), 5).errno == errno.ETIMEDOUT
-    assert bench.length == 0
+    assert bench.tokens == []
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is AttentionMass]
 

@@ -180,18 +180,6 @@ async def test_a_sync_or_a_flush_computes_what_is_whole_and_more_text_may_follow
     assert bench.tokens == bench.encode("one <bos> two 世")
 
 
-async def test_what_a_program_has_appended_since_the_flush_is_not_touched(bench):
-    writer = await bench.create()
-    await writer.write("one <b")
-    await writer.flush()
-    file = bench.fs.kv_open(ME, "a", write=True)
-    await bench.submit(file, [7, 8], rows="none").wait()
-    await writer.write("os>")
-    await writer.close()
-    assert bench.tokens == [*b"one <b", 7, 8, *b"os>"]
-    bench.fs.kv_close(file)
-
-
 @pytest.mark.parametrize("has_more", [True, False])
 async def test_what_a_program_put_in_place_of_the_text_is_not_touched(bench, has_more):
     """The file is as long as the writer left it, but the end is not the writer's."""

@@ -131,7 +131,7 @@ async def test_deadlines_hold_while_calls_keep_coming(sleeper):
     calls = threading.Thread(target=keep_calling)
     calls.start()
     try:
-        for _ in range(20):
+        for _ in range(5):
             began_s = time.monotonic()
             await trio.sleep(0.01)
             assert 0.01 <= time.monotonic() - began_s < 1

@@ -46,20 +46,6 @@ def test_steps_that_need_no_interpreter_are_counted(bench):
     assert (bench.batches.statistics.num_steps, bench.batches.statistics.num_steps_in_c) == (1, 1)
 
 
-async def test_a_call_has_the_same_bits_alone_in_a_batch_and_in_chunks(bench):
-    prompt = list(range(5, 105))
-    rows = await bench.submit(bench.file(), prompt, rows="all").wait()  # in chunks of 64 and 36
-    held = await bench.held(lambda: bench.submit(bench.file(), [9]))
-    crowd = [bench.submit(bench.file(), [token]) for token in range(30)]
-    again = bench.submit(bench.file(), prompt)  # in chunks of 16 at first
-    await bench.finish(held, *crowd)
-    assert ((await again.wait())[0] == rows[-1]).all()
-    file = bench.file()
-    for token, row in zip(prompt, rows, strict=True):
-        (single,) = await bench.submit(file, [token]).wait()
-        assert (single == row).all()
-
-
 async def test_calls_and_actions_on_one_file_run_in_the_order_of_their_arrival(bench):
     file = bench.file()
     await bench.submit(file, [1, 2]).wait()
@@ -113,20 +99,6 @@ async def test_a_failed_step_gives_everything_back_and_the_next_one_works(bench)
     assert bench.fs.statfs().num_free_pages == free
     await bench.submit(file, [3]).wait()
     assert file.table.read()[0].tolist() == [1, 2, 3]
-
-
-async def test_a_full_pool_refuses_the_call_at_once_and_loses_nothing(bench):
-    file = bench.file()
-    await bench.submit(file, [1] * (NUM_PAGES - 1) * 32, rows="none").wait()
-    other = bench.file()
-    with pytest.raises(NoSpace):
-        await bench.submit(other, [2] * 33).wait()
-    await bench.submit(other, [2] * 32).wait()
-    with pytest.raises(NoSpace):
-        await bench.submit(file, [3]).wait()
-    assert file.table.length == (NUM_PAGES - 1) * 32
-    bench.fs.kv_close(file)
-    await bench.submit(other, [4]).wait()
 
 
 async def test_a_program_that_goes_away_takes_its_calls_with_it(bench):

@@ -9,14 +9,12 @@ import pytest
 import trio
 import trio.testing
 
-from libsym.abi import ROWS_LAST, Finish, Op
-from libsym.channel.server import Request
-from libsym.errors import SymError, TimedOut
+from libsym.abi import Finish
+from libsym.errors import TimedOut
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.grammar import Grammars
 from scheduler.batch.policy import StepLimits
-from tests.scheduler.appended import GREEDY, batch, frame, generate, int32, options, pred
-from tests.scheduler.bench import Bench
+from tests.scheduler.appended import GREEDY, Requests, batch, frame, generate, int32, options, pred
 
 SOON_S = 0.05
 LATER_S = 1000.0
@@ -106,68 +104,32 @@ async def test_a_call_that_a_step_computes_is_left_alone_or_ends_with_it_if_more
     await bench.submit(long, [5]).wait()
 
 
-async def test_a_call_that_was_cancelled_or_whose_program_goes_misses_no_deadline(bench):
-    held = await bench.held(lambda: bench.submit(bench.file(), [9]))
-    prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(LATER_S))
-    bench.batches.cancel(prefill.call)
-    call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))
-    bench.batches.drop(call.call.caller)
-    assert len(bench.batches._calls.deadlines) == 0
-    bench.steps.gate.set()
-    assert await ended(prefill, SymError, "cancelled") == errno.ECANCELED
-    await held.wait()
-
-
 # ---- through the gate
-
-
-class Asking(Bench):
-    def ask(self, request, before=None):
-        """Send a request for an empty file; `before` it another one."""
-        lip = self.lip()
-
-        async def scenario():
-            file = self.file()
-            lip.add(file)
-            async with trio.open_nursery() as nursery:
-                for each in (before, request):
-                    if each is not None:
-                        self.gate.handle(lip, each, nursery)
-                while request.id not in lip.channel.over:
-                    await trio.testing.wait_all_tasks_blocked()
-                    await trio.sleep(0.001)
-            self.tokens = file.table.read()[0].tolist()
-            await self.gate.see_off(lip)
-
-        self.run(scenario)
-        return lip.channel.replies[request.id]
 
 
 @pytest.fixture
 def asking(tmp_path):
-    return Asking(tmp_path, limits=StepLimits())
+    return Requests(tmp_path, limits=StepLimits())
 
 
 def test_the_deadline_of_a_request_counts_from_when_it_is_taken(asking):
-    ((_, _, error),) = asking.ask(pred(int32(1), args=(1, 0, 1, 0)))
+    ((_, _, error),) = asking.send(pred(int32(1), args=(1, 0, 1, 0))).replies[1]
     assert isinstance(error, TimedOut)
     assert asking.tokens == []
     for deadline_us in (60_000_000, (1 << 63) - 1):  # and what no clock can reach is none
-        ((args, _, error),) = asking.ask(pred(int32(1), args=(1, 0, deadline_us, 0)))
+        ((args, _, error),) = asking.send(pred(int32(1), args=(1, 0, deadline_us, 0))).replies[1]
         assert (args[2], error) == (1, None)
 
 
 def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
     late, kept = pred(int32(1), args=(1, 0, 1, 0)), pred(int32(2), args=(1, 0, 0, 0))
-    ((_, payload, error),) = asking.ask(batch(2, frame(late) + frame(kept)))
+    ((_, payload, error),) = asking.send(batch(2, frame(late) + frame(kept))).replies[1]
     assert error is None
     assert int.from_bytes(payload[4:8], "little") == errno.ETIMEDOUT
     assert asking.tokens == [2]
 
 
 def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
-    ((args, _, error),) = asking.ask(generate(int32(1, 2) + GREEDY + options(deadline_us=1), args=(2, 0, 4, 0)))
-    assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
     step = asking.steps.step
 
     def slow_step(batch):
@@ -175,8 +137,12 @@ def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
         step(batch)
 
     monkeypatch.setattr(asking.steps, "step", slow_step)
+    ((args, _, error),) = asking.send(
+        generate(int32(1, 2) + GREEDY + options(deadline_us=1), args=(2, 0, 4, 0))
+    ).replies[1]
+    assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
     payload = int32(1) + GREEDY + options(deadline_us=300_000, stop_at_end=False)
-    replies = asking.ask(generate(payload, args=(1, 0, 0, 0)))
+    replies = asking.send(generate(payload, args=(1, 0, 0, 0))).replies[1]
     args, _, error = replies[-1]
     assert error is None
     assert args[2] == Finish.DEADLINE
@@ -189,16 +155,7 @@ def test_a_grammar_that_is_being_compiled_does_not_hold_up_a_deadline(asking, mo
     may_end, was_waited_for = threading.Event(), []
     monkeypatch.setattr(Grammars, "compile", lambda *_described: was_waited_for.append(may_end.wait(10)))
     asked = options(grammar={"kind": "json", "source": "{}"}, deadline_us=100_000)
-    ((args, _, error),) = asking.ask(generate(int32(1) + GREEDY + asked))
+    ((args, _, error),) = asking.send(generate(int32(1) + GREEDY + asked)).replies[1]
     assert was_waited_for == []
     may_end.set()
     assert (args, error, asking.tokens) == ((0, 0, Finish.DEADLINE, -1), None, [])
-
-
-def test_the_next_call_on_the_file_goes_on_behind_a_generation_that_is_late(asking):
-    endless = int32(1) + GREEDY + options(deadline_us=100_000, stop_at_end=False)
-    before = generate(endless, args=(1, 0, 0, 0), number=7)
-    ((args, _, error),) = asking.ask(Request(Op.PRED, ROWS_LAST, 1, 1, (1, 0, 0, 0), int32(200)), before)
-    assert error is None
-    assert args[2] == len(asking.tokens)
-    assert asking.tokens[-1] == 200

@@ -293,13 +293,3 @@ def test_a_grammar_that_costs_too_much_is_an_error_of_its_own(grammars):
         go_on()
     other.advance(ord("x"))
     assert ord("x") in allowed(other)
-
-
-def test_grammars_are_compiled_in_several_threads_at_once(grammars):
-    made = []
-    threads = [threading.Thread(target=lambda: made.append(grammars.compile(ANN, "regex", "[ab]c"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [allowed(each) for each in made] == [set(b"ab")] * 8

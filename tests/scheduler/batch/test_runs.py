@@ -26,14 +26,13 @@ from tests.scheduler.standing_bench import Standing
 class Runs(Standing):
     """Steps that compute nothing and are held, and four pages of memory."""
 
-    has_decoder, is_closed = True, False
+    is_closed = False
 
     def __init__(self, directory):
         super().__init__(directory, num_pages=4)
         self.steps = Steps()
         self.steps.hold()
-        steps, native = (self.steps, self.steps.native) if self.has_decoder else (None, None)
-        self.batches = BatchScheduler(self.fs, steps, 2048, VOCAB_SIZE, native=native)
+        self.batches = BatchScheduler(self.fs, self.steps, 2048, VOCAB_SIZE, native=self.steps.native)
         config: Any = self.model.config
         self.predicting = Predicting(self.batches, Limited(config))
 
@@ -47,29 +46,9 @@ class Runs(Standing):
             await trio.lowlevel.checkpoint()
 
 
-class Early(Runs):
-    has_decoder = False
-
-
 @pytest.fixture
 def bench(tmp_path):
     return Runs(tmp_path)
-
-
-@pytest.fixture
-def early(tmp_path):
-    return Early(tmp_path)
-
-
-async def test_calls_that_waited_for_the_decoder_go_on_in_a_run(early):
-    early.decode(early.file(), 1)
-    await trio.testing.wait_all_tasks_blocked()
-    assert early.fs.pool.num_free == 3, "the file of a branch is closed after one call"
-    early.batches.provide(early.steps, early.steps.native)
-    await early.steps.wait_entered()
-    early.steps.gate.set()
-    await early.stepped()
-    assert early.batches.statistics.num_steps == 1
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(96, Reply), (97, NoSpace)])

@@ -225,34 +225,6 @@ async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_too
     assert (await looks.first_calls())[0] == [(3, 1)], "it waited for the other one"
 
 
-async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
-    """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
-    handed_on, other = list[int](), bench.file()
-
-    def submit_other(token):
-        bench.program.stream = 77
-        return bench.submit(other, [token], program=bench.program)
-
-    bench.batches._run.set_cost(ffi.new("sym_cost *", DEAR))
-    handle = bench.decode(bench.file(), 1)
-    await submit_other(1).wait()
-    await trio.sleep(0.1)  # the thread thinks for so long
-    bench.steps.hold()
-    result = submit_other(2)
-    bench.decode_on(handle, 2)
-    await bench.steps.wait_entered()
-    bench.ring(handle, 3, 9)
-    bench.ring(handle + 1, 4, 9)
-    replace("watch", lambda *_: 1)
-    replace("unwatch", lambda *_: noted(handed_on, 1))
-    num_steps = len(bench.steps.batches)
-    bench.steps.gate.set()
-    await result.wait()
-    await bench.until(lambda: handed_on)
-    await submit_other(3).wait()
-    assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
-
-
 async def decoding_again(bench, think_s):
     """A program has thought for so long; its second call is in a step that is held. Return its handle."""
     handle = bench.decode(bench.file(), 1)
@@ -346,19 +318,6 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
 # ---- loops, and others at their files
 
 
-async def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
-    one = await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=6))
-    prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
-    bench.steps.gate.set()
-    await prefill.wait()
-    await bench.settled()
-    assert one.file.table.length == 6
-    assert bench.tokens_of(1) == [6, 7, 8, 9, 10, 11]
-    assert bench.heard[-1][3][2:] == (Finish.LENGTH, -1)
-    assert max(len(chunks) for chunks in bench.steps.batches) == 2, "they shared a step"
-    assert all(1 in [count for _, count in chunks] for chunks in bench.steps.batches), "no step without the decode"
-
-
 async def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
     file = bench.file()
     handle = bench.decode(file, 1)
@@ -377,20 +336,6 @@ async def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
     assert file.table.length == 3, "a program that thinks keeps nobody from its file"
     await bench.settled()
     assert bench.program.channel.num_held_slots == 29, "rows of answered calls stay the program's"
-
-
-async def test_a_call_of_a_loop_that_waits_for_its_slot_is_not_the_runs(bench):
-    """Although a member of the run waits for it: it has no row yet."""
-    channel = bench.program.channel
-    handle = bench.decode(bench.file(), 1)
-    await bench.answered()
-    rest = channel.num_slots - 1
-    first = channel.take_rows(rest)
-    bench.decode_on(handle, 2)
-    assert not bench.replies()
-    bench.program.free_rows(first, rest)
-    ((number, error, _, (_, num_rows, num_entries, _), _),) = await bench.answered()
-    assert (number, error, num_rows, num_entries) == (2, 0, 1, 2)
 
 
 async def both_answered(bench):
@@ -419,21 +364,6 @@ async def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
     assert (mine.table.length, other.table.length) == (1, 1 if limits.is_any else 0)
     handled(bench, Op.PING)
     assert (mine.table.length, other.table.length) == (1, 1)
-
-
-async def test_a_page_that_a_fork_has_copied_is_free_for_all_who_call_after_its_answer(bench):
-    bench.gate.welcome(bench.program)
-    base, mine = bench.file(), bench.file()
-    await bench.submit(base, [1, 2, 3]).wait()
-    fork = bench.fs.kv_fork(ME, base, None)
-    await bench.submit(base, [4]).wait()
-    bench.decode(fork, 1)
-    handle = bench.decode(mine, 2)
-    await both_answered(bench)
-    bench.fs.kv_close(base)
-    before = bench.fs.pool.num_free
-    handled(bench, Op.KV_READ, handle)
-    assert bench.fs.pool.num_free == before + 1
 
 
 async def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
@@ -474,17 +404,6 @@ async def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
     assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
 
 
-async def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
-    file, done = bench.file(), []
-    await bench.held(lambda: bench.submit(file, [1, 2, 3]))
-    bench.decode(file, 1)
-    bench.decode(file, 2, token=8)
-    bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
-    await bench.go_on()
-    assert [number for number, *_ in bench.replies()] == [1, 2]
-    assert done == [[1, 2, 3, 7, 8]]
-
-
 async def test_a_handle_is_closed_when_its_call_is_answered_and_at_once_while_its_program_thinks(bench):
     file, closed, lengths = bench.file(), trio.Event(), []
     await bench.held(lambda: bench.submit(file, [1, 2, 3]))
@@ -503,18 +422,6 @@ async def test_a_handle_is_closed_when_its_call_is_answered_and_at_once_while_it
 
 
 # ---- seats, shares and times
-
-
-@seats(4)
-async def test_beyond_its_seats_a_step_takes_turns(bench):
-    bench.steps.hold()
-    for number in range(1, 11):
-        bench.generate(bench.file(), [number], number, max_tokens=8)
-    await bench.go_on()
-    for number in range(1, 11):
-        assert bench.tokens_of(number) == list(range(number + 1, number + 9))
-    assert max(len(chunks) for chunks in bench.steps.batches) == 4
-    assert len(bench.steps.batches) <= 8 * 10 // 4 + 3, [len(b) for b in bench.steps.batches]
 
 
 @seats(2)
@@ -571,22 +478,6 @@ async def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none
     assert queue_s > 2 * HELD_S, "a step has two seats, and four wanted one"
     assert queue_s + compute_s <= 4 * passed_s
     assert abs(bench.batches.statistics.queue_s - used_by(bench.program).queue_s) < 1e-6
-
-
-async def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
-    handles = [bench.decode(bench.file(), number) for number in (1, 2)]
-    await computes(bench, 2)
-    before, asked_s = used_by(bench.program), time.monotonic()
-    await bench.held(lambda: bench.decode_on(handles[0], 3))
-    bench.decode_on(handles[1], 4)
-    began_s = time.monotonic()
-    await trio.sleep(0.1)
-    waited_s = time.monotonic() - began_s
-    bench.steps.gate.set()
-    await computes(bench, 4)
-    after, passed_s = used_by(bench.program), time.monotonic() - asked_s
-    computed_s = after.compute_s - before.compute_s
-    assert waited_s <= after.queue_s - before.queue_s <= 2 * passed_s - computed_s
 
 
 def beyond(times, seconds):
@@ -804,19 +695,6 @@ async def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(b
     assert (first.file.table.length, later.file.table.length) == (0, 3)
 
 
-async def test_a_call_of_a_loop_that_fails_gives_its_turn_to_the_next_one_on_the_file(bench):
-    file = bench.file()
-    handle = bench.decode(file, 1)
-    await bench.answered()
-    await bench.held(lambda: bench.decode_on(handle, 2))
-    behind = bench.submit(file, [9], program=Program(2))
-    bench.steps.failure = RuntimeError("planted")
-    bench.steps.gate.set()
-    await behind.wait()
-    assert [(number, err) for number, err, *_ in bench.replies()] == [(2, errno.EIO)]
-    assert file.table.read()[0].tolist() == [7, 9]
-
-
 async def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
     began_s = time.monotonic()
@@ -920,17 +798,6 @@ async def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no
     ends = [err for _, err, more, *_ in bench.replies() if not more]
     assert len(ends) == 3
     assert set(ends) <= {0, errno.ENOSPC}
-
-
-async def test_a_guided_generation_that_makes_room_goes_on_where_it_was(bench):
-    grammar = SlowGrammar(20)
-    await bench.held(lambda: bench.generate(bench.file(), [50], 1, max_tokens=3, decide=grammar))
-    prefill = filling(bench, bench.fs.pool.num_free * 32 + 1)  # so a page more: of those that are reserved ahead
-    bench.steps.gate.set()
-    await prefill.wait()
-    await bench.settled()
-    assert bench.tokens_of(1) == [51, 52, 53]
-    assert grammar.asked == [-1, 51, 52]
 
 
 async def test_a_member_is_given_room_once_however_often_its_news_are_taken(bench):

@@ -36,6 +36,7 @@ class Everything(Standing, KeptBench):
         super().__init__(directory, num_pages=NUM_FRAMES, num_on_disk=num_on_disk)
         self.files = [self.file_of(uid) for uid in range(NUM_FILES)]
         self.programs_here = [Program(number) for number in range(1, 4)]
+        self.everybody: list[Any] = [self.program, *self.programs_here]
         self.handles: list[int] = []
         self.calls: list[FileCall] = []
         self.told: list[FileCall] = []
@@ -76,6 +77,7 @@ class Everything(Standing, KeptBench):
             case "drop":
                 self.batches.drop(program)
                 self.programs_here[which % 3] = Program(program.pid)
+                self.everybody.append(self.programs_here[which % 3])
             case "fail":
                 self.steps.failure = RuntimeError("planted")
             case "hold":
@@ -169,6 +171,8 @@ def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch
             assert not illegal
             told = [call for call in bench.told if call.early is not Early.GONE]
             assert sorted(map(id, bench.ended)) == sorted(map(id, told)), "each is answered once, if anybody is there"
+            num_tokens = [each.program.used.tokens for each in bench.everybody]
+            assert sum(num_tokens) == bench.batches.statistics.num_tokens, "every row that was computed is somebody's"
             for call in moved:
                 assert call.state is CallState.OVER
                 assert call.reservation is None

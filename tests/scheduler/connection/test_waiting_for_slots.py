@@ -134,18 +134,6 @@ async def test_a_call_that_gets_slots_as_its_file_is_closed_goes_on(two):
     assert two.tokens == [20]
 
 
-async def test_an_action_on_the_file_waits_for_the_call_that_waits(two):
-    two.hold_all()
-    two.ask(1, 10)
-    two.send(Request(Op.KV_TRUNCATE, 0, 2, 1, (0, 0, 0, 0), b""), of=1)
-    await trio.testing.wait_all_tasks_blocked(0.02)
-    assert two.errors(of=1) == {}
-    two.let_go(5)
-    await two.answered(2, of=1)
-    assert two.errors() == {1: 0}
-    assert two.tokens == []
-
-
 def part(token, handle=1, deadline_us=0, flags=ROWS_LAST):
     return frame(Request(Op.PRED, flags, 0, handle, (1, 0, deadline_us, 0), int32(token)))
 

@@ -89,6 +89,7 @@ REFUSED = [
     (Op.KV_STAT, 0, (0, 0), b".symphony", errno.ENOENT, "symphony"),
     (Op.KV_RENAME, 0, (0, 0), b'["a.kv", ".symphony"]', errno.EPERM, "symphony"),
     (Op.KV_CREATE, 0, NOTHING, b"none/a.kv", errno.ENOENT, "none"),
+    *((Op.KV_CLAIM, 0, (0o600, owner), b"b.kv", errno.EINVAL, "") for owner in (-2, 1 << 32)),
     (Op.KV_FORK, WRITING, NOTHING, b"a.kv", errno.EEXIST, "a.kv"),
     (Op.KV_FORK, WRITING, (0o600, -1), b"", errno.EINVAL, "-1 forks in one call"),
     (Op.KV_FORK, WRITING, (0o600, MAX_FORKS + 1), b"", errno.EINVAL, "forks in one call"),

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from libsym.abi import Op
-from libsym.errors import Invalid, SymError, WouldBlock
+from libsym.errors import Invalid, WouldBlock
 from scheduler.programs import registry
 from scheduler.programs.admission import Admission
 from scheduler.programs.kept import KeptPrograms, record
@@ -290,30 +290,3 @@ async def test_a_launcher_that_can_t_be_told_is_hung_up_on_and_hears_it_when_it_
     again = Link(0, 0)
     started(bench.programs, link=again, again=True)
     assert b'"what": "tokens"' in await again.next()
-
-
-async def test_every_row_that_was_computed_is_somebody_s_whatever_became_of_the_call(bench):
-    async def ended(result):
-        try:
-            await result.wait()
-        except SymError as error:
-            return error.errno
-        return 0
-
-    gone, other = bench.lip(), bench.lip()
-    for lip in (gone, other):
-        bench.gate.welcome(lip)
-    bench.submit(bench.file(), [1] * 200, program=gone)
-    await bench.steps.wait_entered()
-    bench.batches.drop(gone)
-    cancelled = bench.submit(bench.file(), [3] * 300, program=other)
-    await bench.steps.wait_entered()
-    bench.batches.cancel(cancelled.call)
-    assert await ended(cancelled) in {0, errno.ECANCELED}
-    bench.steps.failure = RuntimeError("planted")
-    assert await ended(bench.submit(bench.file(), [2] * 100, program=other)) == errno.EIO
-    assert await ended(bench.submit(bench.file(), [4, 5], program=other)) == 0
-    bench.batches.sync()
-    assert gone.program is other.program
-    assert other.program.used.tokens == bench.batches.statistics.num_tokens > 0
-    assert other.program.user.tokens == other.program.used.tokens

@@ -122,14 +122,6 @@ def test_a_recording_that_is_not_read_loses_what_comes_and_says_how_much():
     assert [block.kind for block in all_of(recording)] == [BlockKind.ANSWERS], "what was lost is told once"
 
 
-def test_blocks_of_single_records_are_bounded_too():
-    recording = Recording()
-    for _ in range(30_000):
-        recording.put(answers(1))
-    assert len(recording._blocks) <= module.MAX_QUEUE_BYTES // module._BLOCK_BYTES
-    assert sum(len(block.records) for block in recording._blocks) + recording._num_lost == 30_000
-
-
 def test_a_file_is_told_of_once_and_again_when_it_has_got_a_name():
     recorder = Recorder()
     recording = recorder.begin(nothing)
