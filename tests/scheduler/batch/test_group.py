@@ -178,6 +178,9 @@ async def test_a_batch_begins_as_a_whole_or_is_the_gates(numberless):
         "one twice": lambda handles: batch(*handles, handles[0]),
         "a file": lambda handles: batch(*handles, 1),
         "no handle": lambda handles: batch(*handles, 9999),
+        "another operation": lambda handles: framed(
+            Op.PRED_BATCH, 0, 3, payload=batch(*handles)[4].replace(bytes([Op.PRED, 0]), bytes([Op.PING, 0]), 1)
+        ),
         "too many": lambda handles: batch(*handles * 22),
         "too long": lambda handles: batch(*handles, tokens=[5] * 33),
         "no token": lambda handles: batch(*handles, tokens=[-1]),
