@@ -225,6 +225,34 @@ async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_too
     assert (await looks.first_calls())[0] == [(3, 1)], "it waited for the other one"
 
 
+async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(bench, replace):
+    """A program computes one call; another thread's next one is in the ring, and is just what the run waits for."""
+    handed_on, other = list[int](), bench.file()
+
+    def submit_other(token):
+        bench.program.stream = 77
+        return bench.submit(other, [token], program=bench.program)
+
+    bench.batches._run.set_cost(ffi.new("sym_cost *", DEAR))
+    handle = bench.decode(bench.file(), 1)
+    await submit_other(1).wait()
+    await trio.sleep(0.1)  # the thread thinks for so long
+    bench.steps.hold()
+    result = submit_other(2)
+    bench.decode_on(handle, 2)
+    await bench.steps.wait_entered()
+    bench.ring(handle, 3, 9)
+    bench.ring(handle + 1, 4, 9)
+    replace("watch", lambda *_: 1)
+    replace("unwatch", lambda *_: noted(handed_on, 1))
+    num_steps = len(bench.steps.batches)
+    bench.steps.gate.set()
+    await result.wait()
+    await bench.until(lambda: handed_on)
+    await submit_other(3).wait()
+    assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
+
+
 async def decoding_again(bench, think_s):
     """A program has thought for so long; its second call is in a step that is held. Return its handle."""
     handle = bench.decode(bench.file(), 1)
