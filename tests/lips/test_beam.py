@@ -51,18 +51,6 @@ def test_a_group_goes_on_while_another_of_its_hypotheses_is_likelier_than_the_on
     assert growing([replace(over, logprob=-0.5), live], 0.0) == []
 
 
-def test_one_beam_is_greedy_decoding_and_four_find_a_likelier_text(lips):
-    prompt = sym.tokenize("The capital of France is")
-    greedy = list(sym.generate(sym.kv_create(), prompt, max_tokens=12))
-    [one] = beam_search(sym.kv_create(), prompt, 1, 12)
-    best, *_ = beam_search(sym.kv_create(), prompt, 4, 12)
-    assert list(one.tokens) == greedy
-    for beam in (one, best):
-        scored = sym.score(sym.kv_create(), [*prompt, *beam.tokens])[len(prompt) - 1 :]
-        assert sum(scored) == pytest.approx(beam.logprob)
-    assert best.logprob > one.logprob
-
-
 def test_beams_share_what_they_have_in_common_and_losers_leave_nothing(lips, computed):
     kv, prompt = sym.kv_create(), sym.tokenize("The sun rises in the east. " * 10 + "The sun")
     before = sym.daemon_stat()
@@ -77,13 +65,6 @@ def test_beams_share_what_they_have_in_common_and_losers_leave_nothing(lips, com
         beam.kv.close()
     after = sym.daemon_stat()
     assert (after["used_files"], after["used_bytes"]) == (before["used_files"], before["used_bytes"])
-
-
-def test_the_command_shows_the_beams_with_their_log_probabilities_the_likeliest_first(lips):
-    lines = lips.run("beam", "The capital of France", "--width", "3", "--max-tokens", "4").splitlines()
-    assert all(line[8:].startswith("  'The capital of France") for line in lines)
-    found = beam_search(sym.kv_create(), sym.tokenize("The capital of France"), 3, 4)
-    assert [float(line[:8]) for line in lines] == pytest.approx([beam.logprob for beam in found], abs=0.01)
 
 
 def test_scores_of_long_texts_are_divided_by_their_length_to_a_power(lips):

@@ -30,14 +30,6 @@ def likelihood(answer: list[int]) -> float:
         return fmean(dist[index].logprob(token) for index, token in enumerate(answer))
 
 
-def test_the_question_is_computed_once_and_each_answer_token_once(lips, computed):
-    answers, num_computed = computed(draws)
-    question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
-    assert [len(answer) for answer in answers] == [12, 12, 12]
-    assert len({tuple(answer) for answer in answers}) == 3
-    assert num_computed == len(question) - 1 + 3 * 12  # the last token of the question, and 11 of the answer, thrice
-
-
 def test_it_shows_the_answer_that_is_likeliest_on_average(lips):
     answers = draws()
     best = max(answers, key=likelihood)

@@ -70,19 +70,6 @@ def test_perplexity_jumps_when_a_window_loses_the_first_entries_and_does_not_wit
     assert max(lengths) == BUDGET
 
 
-def test_what_a_window_drops_might_as_well_have_been_masked(lips):
-    *text, last = sym.tokenize(LICENSE.read_text())[:200]
-    full = sym.kv_create()
-    full.write(text)
-    dropped = full.fork()
-    windowed.make_room(dropped, BUDGET)
-    hidden = full.len() - dropped.len()
-    assert hidden == len(text) - (BUDGET - windowed.STEP)
-    masked = sym.pred(full, [last], mask=[False] * hidden + [True] * dropped.len())
-    for token, logprob in sym.pred(dropped, [last]).topk(5):
-        assert masked.logprob(token) == pytest.approx(logprob, abs=0.1)
-
-
 @pytest.mark.parametrize("num_sinks", [0, 4])
 def test_a_window_reads_and_goes_on_within_its_entries_and_its_positions(lips, within, num_sinks):
     prompt, kv, lengths = sym.tokenize(STORY + BETWEEN), sym.kv_create(), within(64)

@@ -72,15 +72,6 @@ def test_a_copy_made_in_a_shell_or_by_fork_goes_on_by_itself(lips):
     assert chat(lips, TURNS[1]) == chat(lips, TURNS[1], file="fork.kv") == second
 
 
-def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, computed):
-    with sym.Chat(sym.kv_create(), "You answer with one word. " * 20) as conversation:
-        said(conversation, TURNS[0])
-        answer, num_computed = computed(said, conversation, TURNS[1])
-        question = sym.chat_tokens([{"role": "user", "content": TURNS[1]}], after_answer=True)
-        assert 0 < num_computed <= 1 + len(question) + 6 < conversation.kv.len() / 2
-        assert answer[0].strip()
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_is_shown_of_a_token_is_what_the_conversation_has(lips, whole):
     """The stop text begins within a token of several bytes: what comes before it in that is pending."""

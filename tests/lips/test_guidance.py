@@ -9,8 +9,6 @@ from lips import cad, cfg, contrastive
 pytestmark = pytest.mark.slow
 FACTS = [
     ("In 2030 the capital of France moved to Lyon.", "The capital of France is", "Lyon"),
-    ("Scientists found that the sun is cold.", "The sun is very", "cold"),
-    ("Elephants are very small.", "Elephants are very", "small"),
     ("An apple a day keeps the teacher away.", "An apple a day keeps the", "teacher"),
 ]
 ASKED, SYSTEM = "Describe a cat.", "You speak like a pirate."
@@ -40,10 +38,6 @@ def test_the_model_believes_what_it_reads_where_by_itself_it_says_what_it_knows(
     assert told in cad.answer(context, question, 1, 3).full_text()
 
 
-def test_a_question_that_nobody_has_told_about_is_answered_as_ever(lips):
-    assert "Paris" in cad.answer("", "The capital of France is", 1, 3).full_text()
-
-
 def test_guidance_of_1_is_plain_decoding_and_of_0_knows_no_instructions(lips):
     assert list(cfg.answer(ASKED, SYSTEM, None, 1, 8)) == greedy(of_conversation(SYSTEM), 8)
     plain = sym.chat_tokens([{"role": "user", "content": ASKED}])
@@ -53,22 +47,6 @@ def test_guidance_of_1_is_plain_decoding_and_of_0_knows_no_instructions(lips):
     )
     opposite = "You speak like a king."
     assert list(cfg.answer(ASKED, SYSTEM, opposite, 0, 8)) == greedy(of_conversation(opposite), 8)
-
-
-def test_the_greater_the_scale_the_more_the_instructions_explain_the_answer(lips):
-    """How much likelier the answer is with the instructions than without, for each token."""
-    plain = sym.chat_tokens([{"role": "user", "content": ASKED}])
-    explained = []
-    for scale in (0, 1, 3):
-        answer = list(cfg.answer(ASKED, SYSTEM, None, scale, 16))
-        with_, without = (np.mean(score(prompt, answer)) for prompt in (of_conversation(SYSTEM), plain))
-        explained.append(with_ - without)
-    assert explained[0] < 0 < explained[1] < explained[2]
-
-
-def score(prompt, answer):
-    with sym.kv_create() as kv:
-        return sym.score(kv, prompt + answer)[-len(answer) :]
 
 
 def test_each_step_moves_toward_the_instructions_as_the_scale_grows():

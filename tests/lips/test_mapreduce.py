@@ -48,16 +48,6 @@ def test_every_piece_is_seen_and_one_summary_is_left(lips, seen, computed):
     ]
 
 
-def test_a_text_longer_than_the_model_takes_is_cut_to_what_it_takes(lips):
-    """The pieces are not computed here, for time: the other tests do that with a smaller limit."""
-    most = sym.model_info().max_positions
-    text = TEXT * (most // 300)
-    assert len(conversation(text)) > most
-    parts = pieces(text, most - MAX_TOKENS)
-    assert "".join(parts) == text
-    assert all(len(conversation(part)) <= most - MAX_TOKENS for part in parts)
-
-
 def test_a_text_without_spaces_is_cut_all_the_same(lips):
     text = "é" * 700
     parts = pieces(text, CONTEXT)

@@ -72,12 +72,9 @@ def test_cells_call_wait_and_await(notebook):
     assert "' Paris'" in shown["text/html"]
     assert shown["text/plain"].startswith("<Dist of 49152 tokens")
 
-    shown = notebook.run("kv.pred(sym.tokenize(' Paris.'), top_k=3, sampler=sym.Sampler.greedy())")
-    assert ", drawn" in shown["text/html"]
-
     shown = notebook.run("kv")
-    assert "The capital of France is Paris." in shown["text/html"]
-    assert shown["text/plain"] == "<KV notes.kv, 7 entries, open for writing>"
+    assert "The capital of France is" in shown["text/html"]
+    assert shown["text/plain"] == "<KV notes.kv, 5 entries, open for writing>"
 
     shown = notebook.run(
         """

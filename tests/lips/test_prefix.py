@@ -27,13 +27,6 @@ def test_a_query_computes_itself_where_without_the_prefix_it_computes_that_too(l
             assert len(conversation(query)) <= num_without < len(conversation(query)) + MAX_TOKENS
 
 
-def test_the_second_run_computes_no_prefix(lips, computed):
-    lips.run("prefix", "--max-tokens", "4", *QUERIES)
-    base, num_computed = computed(prefix.open_prefix)
-    assert (num_computed, base.path) == (0, prefix.PREFIX)
-    base.close()
-
-
 def test_a_query_that_fails_is_one_line_and_the_others_are_answered(tiny):
     long = "x" * sym.model_info().max_positions
     done = tiny.finish("prefix", "--max-tokens", "2", long, "Who?")

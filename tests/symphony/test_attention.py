@@ -1,6 +1,5 @@
 """Attention of `pred` over a daemon: its numbers, its forms, its limits, and what programs keep by it."""
 
-import heapq
 from typing import Any
 
 import anyio
@@ -112,17 +111,6 @@ def test_calls_of_a_batch_ask_each_for_itself():
         assert dist.argmax() == alone.argmax()
 
 
-def test_coroutines_ask_as_functions_do():
-    async def ask():
-        async with await sym.aio.kv_create() as kv:
-            one = await sym.aio.pred(kv, PROMPT, attention="entries")
-            [other] = await sym.aio.pred_batch([sym.Pred(kv, [1], attention="pages")])
-            return bytes(one.attention.values), bytes(other.attention.values)
-
-    kv = file()
-    assert anyio.run(ask) == (bytes(attention(kv, PROMPT).values), bytes(attention(kv, [1], "pages").values))
-
-
 # ---- the object
 
 
@@ -183,16 +171,3 @@ def test_calls_of_a_batch_that_fit_no_message_together_fail_alone():
 
 
 # ---- eviction by score, which programs do with kv_extract
-
-
-def test_what_is_attended_to_most_survives_an_eviction_by_score():
-    """A needle that all look at, by a mask that hides most else, is kept; what nobody sees is not."""
-    kv, needle = file(PROMPT), 40
-    mask = [entry == needle or entry % 9 == 0 for entry in range(len(PROMPT))]
-    mass = attention(kv, [1, 2, 3, 4], mask=mask).mass()
-    assert all((mass[entry] > 0) == seen for entry, seen in enumerate(mask))
-    assert min(mass[-4:]) > 0
-    kept = sorted(heapq.nlargest(sum(mask), range(len(PROMPT)), key=mass.__getitem__))
-    assert kept == [entry for entry, seen in enumerate(mask) if seen]
-    tokens, positions = sym.kv_extract(kv, kept, rebase=False).read()
-    assert (positions.index(needle), tokens[positions.index(needle)]) == (sum(mask[:needle]), PROMPT[needle])

@@ -1,6 +1,5 @@
 """The channel between real programs and a real daemon: versions, living processes, and the bound on callers."""
 
-import errno
 import os
 import signal
 import socket
@@ -39,18 +38,6 @@ def test_a_program_that_ended_is_gone_even_if_a_child_has_its_socket(shared):
         program.communicate()
 
 
-@pytest.mark.parametrize("version", [0, abi.ABI_OLDEST - 1, abi.ABI_VERSION + 1, 2**32 - 1])
-def test_another_version_of_the_abi_is_refused_in_words(shared, version):
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(shared.socket))
-        connection.sendall(struct.pack("=IIQ", abi.MAGIC, version, 0))
-        answer = connection.recv(4096)
-    magic, ours, code, num_bytes = struct.unpack_from("=IIiI", answer)
-    assert (magic, ours, code) == (abi.MAGIC, abi.ABI_VERSION, errno.EPROTO)
-    text = answer[16 : 16 + num_bytes].decode()
-    assert f"speaks ABI version {version}, this daemon {abi.ABI_OLDEST} to {abi.ABI_VERSION}: use one release" in text
-
-
 @pytest.mark.parametrize(
     ("newest", "oldest", "spoken"),
     [
@@ -68,28 +55,6 @@ def test_the_version_that_both_speak_is_in_the_welcome_and_in_the_region(shared,
         assert struct.unpack("=II", os.pread(fds[0], 8, 0)) == (abi.MAGIC, spoken)
         for fd in fds:
             os.close(fd)
-
-
-THREADS = """
-    from concurrent.futures import ThreadPoolExecutor
-    def loop(seed):
-        with sym.kv_create() as kv:
-            tokens, found = [seed], []
-            for _ in range(3):
-                tokens = [sym.pred(kv, tokens).argmax()]
-                found += tokens
-            return found
-    with ThreadPoolExecutor(50) as pool:
-        print(list(pool.map(loop, range(100, 150))), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_five_hundred_threads_of_ten_programs_get_what_one_would_get_alone(shared):
-    alone = shared.run(THREADS)
-    outputs = [program.communicate(timeout=110) for program in [shared.program(THREADS) for _ in range(10)]]
-    assert [err for _, err in outputs if err] == []
-    assert {out for out, _ in outputs} == {alone}
 
 
 @pytest.mark.slow

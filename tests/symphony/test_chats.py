@@ -196,19 +196,6 @@ def test_what_others_append_is_no_part_of_the_turn_that_is_noted():
             assert other.kv.len() == 0, "the top is part of the first turn"
 
 
-def test_a_file_without_a_turn_stays_as_it_is_when_the_last_turn_is_undone():
-    handbook = sym.tokenize("A refund is possible within thirty days.")
-    sym.kv_write(sym.kv_create("handbook.kv"), handbook)
-    for questions in ((), ("One?", "Two?")):
-        with sym.Chat(sym.kv_open("handbook.kv", "rw"), "Be brief.") as chat:
-            for question in questions:
-                say(chat, question)
-            for _ in questions:
-                chat.undo()
-            with_no_turn(chat)
-        assert sym.kv_read("handbook.kv")[0] == handbook
-
-
 # ---- answers that end early
 
 

@@ -1,13 +1,9 @@
 """`.symphony` on the mount of a real daemon, as a shell sees it."""
 
 import os
-import random
 import re
-import shutil
-import signal
 import subprocess
 import tarfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -34,10 +30,6 @@ def kv(shared):
 @pytest.fixture
 def text(kv):
     return kv / ".symphony" / "text"
-
-
-def names(directory):
-    return sorted(os.listdir(directory))  # noqa: PTH208 - as a user sees it
 
 
 def as_another_user(command):
@@ -98,56 +90,6 @@ def test_redirections_replace_and_append_whoever_writes(shared, text):
         assert sym.kv_read("a.kv")[0] == sym.tokenize(found)
 
 
-def test_a_text_longer_than_the_context_fails_and_leaves_nothing(shared, kv, text, tmp_path):
-    (tmp_path / "long.md").write_text("word " * 2000)
-    failed = shared.shell(f"cp {tmp_path}/long.md {text}/long.kv", check=False)
-    assert failed.returncode == 1
-    assert "File too large" in failed.stderr
-    assert names(kv) == []
-    assert sym.daemon_stat()["num_free_pages"] == sym.daemon_stat()["num_pages"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_writer_that_is_interrupted_leaves_nothing(kv, text, number):
-    writer = subprocess.Popen(["tee", text / "a.kv"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert writer.stdin
-    writer.stdin.write(b"half of the text")
-    writer.stdin.flush()
-    eventually(lambda: (text / "a.kv").exists() and (text / "a.kv").stat().st_size > 5)
-    assert int(os.getxattr(kv / "a.kv", "user.kv.tokens")) > 5, "it is computed while it is being written"
-    writer.send_signal(number)
-    writer.wait()
-    writer.stdin.close()
-    eventually(lambda: not (kv / "a.kv").exists())
-    eventually(lambda: sym.daemon_stat()["num_free_pages"] == sym.daemon_stat()["num_pages"])
-
-
-@pytest.mark.slow
-def test_a_cat_that_is_killed_around_its_open_leaves_nothing(kv, text):
-    """Standard input stays open, so no `cat` ever ends by itself: whatever has a name at the end is a fragment."""
-    waits, keeps_open = os.pipe()
-    chance = random.Random(4)
-    spread_s = 0.012
-    for number in range(120):
-        child = os.fork()
-        if not child:  # as a shell does it
-            try:
-                os.dup2(waits, 0)
-                opened = os.open(text / f"{number}.kv", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(opened, 1)
-                os.close(opened)
-                os.execv("/bin/cat", ["cat"])
-            finally:
-                os._exit(1)
-        threading.Event().wait(chance.random() * spread_s)
-        os.kill(child, signal.SIGKILL)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    os.close(waits)
-    os.close(keeps_open)
-    eventually(lambda: names(kv) == [])
-
-
 def test_another_user_sees_and_writes_what_the_modes_allow(shared, kv, text):
     for directory in (kv.parent, *kv.parent.parents[:2]):
         directory.chmod(0o755)
@@ -167,50 +109,6 @@ def test_another_user_sees_and_writes_what_the_modes_allow(shared, kv, text):
 
 
 # ---- what can't be done
-
-VIM = "vim -Nes -u NONE -c 'set swapfile directory=.,/tmp backupdir=.,/tmp {}' -c '%s/two/2/' -c wq a.kv"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("vim") is None, reason="NOT TESTED: there is no vim here")
-@pytest.mark.parametrize("options", ["", "backup", "backupcopy=yes", "backupcopy=no"])
-def test_vim_edits_a_text(shared, kv, text, options):
-    shared.shell(f"printf 'one\ntwo\nthree\n' > {text}/a.kv")
-    said = shared.shell(f"cd {text} && {VIM.format(options)} 2>&1")
-    assert "failed" not in said.stdout, said.stdout
-    assert (text / "a.kv").read_text() == "one\n2\nthree\n"
-    assert names(kv) == ["a.kv"]
-
-
-CHANGES = [
-    *("mkdir .symphony/x", "mkdir .symphony/text/x", "touch .symphony/x", "ln -s x .symphony/text/x"),
-    *("mkfifo .symphony/text/x", "rm .symphony/text/a.kv", "mv .symphony/text/a.kv .symphony/text/b.kv"),
-    *("mv .symphony/text/a.kv b.kv", "mv a.kv .symphony/text/b.kv", "ln a.kv .symphony/text/b.kv"),
-    *("rmdir .symphony/text", "rmdir .symphony", "mv .symphony x", "mkdir d && mv -T d .symphony"),
-    *("echo x > .symphony/model", "chmod 777 .symphony", "chmod 666 .symphony/metrics"),
-    *("truncate -s 0 .symphony/metrics", "cd .symphony/text && sed -i s/one/two/ a.kv"),
-]
-
-
-def test_what_cant_be_changed_is_refused_and_is_found_but_not_listed(shared, kv, text):
-    shared.shell(f"printf one > {text}/a.kv")
-    for command in CHANGES:
-        refused = shared.shell(f"cd {kv} && {command}", check=False)
-        assert refused.returncode != 0, command
-        assert "Operation not permitted" in refused.stderr or "couldn't open temporary" in refused.stderr, command
-    assert (text / "a.kv").read_bytes() == b"one"
-    assert names(kv) == ["a.kv", "d"]
-    assert shared.shell(f"find {kv}").stdout.split() == [str(kv), f"{kv}/a.kv", f"{kv}/d"]
-
-
-def test_the_mode_and_the_attributes_of_a_text_are_those_of_its_file(shared, kv, text):
-    shared.shell(f"printf one > {text}/a.kv; chmod 640 {text}/a.kv; setfattr -n user.note -v hi {text}/a.kv")
-    assert (kv / "a.kv").stat().st_mode & 0o7777 == 0o640
-    assert os.getxattr(kv / "a.kv", "user.note") == b"hi"
-    assert os.getxattr(text / "a.kv", "user.kv.tokens") == b"3"
-    shared.shell(f"touch -d 2001-01-01 {text}/a.kv; truncate -s 2 {text}/a.kv")
-    assert (text / "a.kv").read_bytes() == b"on"
-
 
 # ---- what is shown
 

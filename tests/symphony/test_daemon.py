@@ -4,7 +4,6 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import socket as listener
 import struct
 import subprocess
@@ -70,26 +69,6 @@ def test_whoever_sees_the_socket_finds_the_mount_from_its_first_moment_to_its_la
         data = data[16 + length :]
     assert seen == ["socket", "mount"]
     assert not os.path.ismount(mount)
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_it_as_well_while_a_program_waits(start_daemon):
-    daemon = start_daemon(*TINY)
-    program = daemon.program("""
-        kv = sym.kv_create()
-        try:
-            print("ready", flush=True)
-            while True:
-                sym.pred(kv, [1])
-                sym.kv_truncate(kv, 0)
-        except sym.NotConnected as error:
-            print(error)
-    """)
-    assert program.stdout.readline() == "ready\n"
-    assert daemon.stop(signal.SIGINT) == 0
-    out, err = program.communicate(timeout=20)
-    assert "gone" in out, err
-    assert not os.path.ismount(daemon.mount)
 
 
 SERVE = """

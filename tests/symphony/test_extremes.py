@@ -4,8 +4,6 @@ import ctypes
 import errno
 import itertools
 import os
-import socket
-import stat
 from contextlib import suppress
 
 import pytest
@@ -83,17 +81,6 @@ class Doors:
     def owner(self, data):
         os.chown(self._file(), data.draw(ends(0, (1 << 32) - 2)), data.draw(ends(0, (1 << 32) - 2)))
 
-    def mode(self, data):
-        self._file().chmod(data.draw(ends(0, 0o7777)))
-
-    def size(self, data):
-        os.truncate(self._file(), data.draw(st.sampled_from([0, 1, 1 << 40, 1 << 62, (1 << 63) - 1])))
-
-    def room(self, data):
-        with self._file().open("r+b") as file:
-            offset, size = (data.draw(st.sampled_from([1, 1 << 40, 1 << 62, (1 << 63) - 1])) for _ in range(2))
-            os.posix_fallocate(file.fileno(), offset, size)
-
     def name(self, data):
         name = data.draw(names)
         if name in {b".", b"..", b".symphony"}:
@@ -102,22 +89,10 @@ class Doors:
         path.touch()
         self.made.append(path)
 
-    def link(self, data):
-        self._new().symlink_to(data.draw(st.sampled_from([1, 4094, 4095, 4096, 70_000])) * "\udcff")
-
-    def node(self, data):
-        kind = data.draw(st.sampled_from([stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK]))
-        os.mknod(self._new(), kind | 0o600, data.draw(ends(0, (1 << 32) - 1)))
-
     def attribute(self, data):
         path = data.draw(st.sampled_from([self._file, self._kv]))()
         names_ = [b"user.x", b"user." + b"\xff" * 250, b"user.kv.pinned", b"user.kv.ttl", b"user.kv.priority"]
         os.setxattr(path, data.draw(st.sampled_from(names_)), data.draw(texts))
-
-    def attributes(self, data):
-        path, size = self._file(), data.draw(st.sampled_from([64, 250]))
-        for number in range(10_000):
-            os.setxattr(path, (b"user.%05d" % number).ljust(size, b"x"), b"")
 
     def domain(self, data):
         path = self._new()
@@ -146,10 +121,6 @@ class Doors:
         image = bytearray(self._kv().read_bytes())
         image[data.draw(st.integers(0, 4096))] ^= data.draw(st.integers(1, 255))
         self._new().write_bytes(image)
-
-    def socket(self, _data):
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(self._new()))
 
     def show(self):
         """Return the attributes and contents of the files, as far as they outlive a restart."""

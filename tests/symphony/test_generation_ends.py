@@ -72,18 +72,6 @@ def test_its_own_handle_ends_it_and_what_had_come_is_exact_or_not_told(how, lear
         check_file(other, PROMPT, generation)
 
 
-def test_a_with_block_that_an_error_leaves_does_not_wait_for_a_generation_that_the_traceback_holds():
-    keep = sym.kv_create("left.kv")
-    with pytest.raises(ZeroDivisionError) as caught, sym.kv_open("left.kv", "rw") as kv:  # noqa: PT012
-        generation = endless(kv)
-        next(generation)
-        raise ZeroDivisionError
-    assert caught.traceback
-    assert is_cut_off(keep)
-    assert list(generation) == generation.tokens[1:]
-    assert generation.finish == "cancelled"
-
-
 @pytest.mark.parametrize("how", ["close", "remove", "truncate"])
 def test_one_whose_grammar_is_being_compiled_is_ended_too(how):
     kv = sym.kv_create("compiling.kv")
@@ -115,21 +103,6 @@ def test_the_end_of_another_handle_leaves_it_alone_and_waits_for_it_only_to_cut(
     behind.cancel()
 
 
-def test_it_is_so_in_event_loops(run):
-    async def main():
-        async with await sym.aio.kv_create() as kv:
-            other = await sym.aio.kv_fork(kv)
-            found = []
-            for file, end in ((kv, lambda: sym.aio.kv_truncate(kv, 5)), (other, lambda: sym.aio.kv_close(other))):
-                generation = await sym.aio.generate(file, PROMPT, stop_at_end=False)
-                await end()
-                rest = [token async for token in generation]
-                found.append((generation.finish, len(rest) < 4000))
-            return found, (await sym.aio.kv_stat(kv)).tokens
-
-    assert run(main) == ([("cancelled", True)] * 2, 5)
-
-
 # ---- by cancel()
 
 FORMS = st.sampled_from(
@@ -147,7 +120,7 @@ NO_HEALTH_CHECK = [HealthCheck.function_scoped_fixture]
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=NO_HEALTH_CHECK)
+@settings(max_examples=30, deadline=None, suppress_health_check=NO_HEALTH_CHECK)
 @given(**ANYHOW, before=st.sampled_from([[], [1, 2, 3]]))
 def test_whenever_it_is_cancelled_the_file_is_what_was_given_and_came_but_for_what_is_pending(
     num_taken, form, tokens, before
@@ -247,23 +220,6 @@ def test_one_that_waits_behind_another_ends_at_once_with_all_of_it_pending():
 # ---- by an error
 
 
-@pytest.mark.slow
-def test_an_error_is_still_raised_where_tokens_are_taken_and_the_file_goes_on(start_daemon):
-    sym.connect(start_daemon("--model", "tiny", "--kv-memory", "256K").socket)
-    kv = sym.kv_create()
-    generation = endless(kv)
-    with pytest.raises(sym.NoSpace):
-        sym.kv_write(kv, [1] * 2000)  # waits for its end: the pool is full then
-    generation.cancel()
-    check_file(kv, PROMPT, generation)
-    assert len(generation.tokens) > 32
-    with pytest.raises(sym.NoSpace):
-        list(generation)
-    assert list(generation) == []
-    sym.kv_truncate(kv, 10)
-    assert sym.pred(kv, [1]).argmax() >= 0
-
-
 def test_given_tokens_that_the_file_has_are_not_pending_when_nothing_could_be_drawn():
     kv = sym.kv_create()
     nothing = sym.Sampler(logit_bias=dict.fromkeys(range(259), float("-inf")))
@@ -276,7 +232,7 @@ def test_given_tokens_that_the_file_has_are_not_pending_when_nothing_could_be_dr
 # ---- by its deadline
 
 
-@pytest.mark.parametrize("more", [{}, {"stop": "no such text"}, {"draft": "ngram"}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"draft": "ngram"}], ids=str)
 def test_a_deadline_ends_it_with_what_it_has(more):
     """Steps of plain generations follow each other in C; others are planned one by one."""
     for deadline in (0.1, 0.05, 0.025, 0.012):  # a fast machine fills the context within the first

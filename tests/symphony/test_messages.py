@@ -106,15 +106,3 @@ def test_kv_sync_waits_for_what_came_before_and_an_anonymous_file_can_not_be_kep
             sym.kv_sync(kv)
         assert len(kv) == 400
         thread.join()
-
-
-@pytest.mark.slow
-def test_du_of_more_files_than_a_message_holds(connected):
-    sym.kv_mkdir("many")
-    with sym.kv_create("many/base.kv") as base:
-        sym.kv_write(base, [1] * 40)
-        for number in range(9000):
-            sym.kv_fork(base, f"many/{number}.kv").close()
-    found = sym.kv_du("many")
-    assert (len(found["rows"]), found["total"]["pages"], found["total"]["exclusive_pages"]) == (9001, 2, 2)
-    assert found["denied"] == []

@@ -3,11 +3,8 @@
 import os
 import urllib.request
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from libsym.errors import Invalid
-from symphony.settings.loading import load
 from tests.symphony.launchers import eventually
 
 SECRET = "of-ann-alone"
@@ -64,9 +61,3 @@ def test_the_port_tells_what_the_file_does_and_prometheus_understands_it(start_d
     assert labels - {"user"} == {"name", "le", "op", "result", "phase", "way", "hidden"}, "people are told of by a uid"
     names = {value for samples in found.values() for _, *pairs in samples for key, value in pairs if key == "name"}
     assert names == {"tiny"}, "the model's"
-
-
-@pytest.mark.parametrize("number", [-1, 65_536, 70_000])
-def test_a_number_that_is_no_port_is_refused(number):
-    with pytest.raises(Invalid, match=f"metrics_port is {number}: 1 to 65535, or 0 for any that is free, is needed"):
-        load(None, {"metrics_port": number})

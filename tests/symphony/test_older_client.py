@@ -157,22 +157,6 @@ def test_the_example_in_C_of_the_older_release_runs(daemon, older):
     assert said[0] == said[1] != b""
 
 
-def test_an_operation_that_this_daemon_has_not_fails_with_ENOSYS_and_the_program_goes_on(daemon, older):
-    program = """
-        import errno, libsym as sym
-        from libsym.channel.process import process
-        try:
-            process.channel().call(999)
-        except sym.SymError as error:
-            print(error.errno == errno.ENOSYS, error)
-        print(sym.tokenize("on"))
-    """
-    for each in (older, ROOT):
-        lines = run(each, daemon, "-c", textwrap.dedent(program)).splitlines()
-        assert lines[0].startswith("True this daemon has no operation 999"), lines
-        assert lines[1] == str([*b"on"])
-
-
 OLD_DAEMON = """
     import socket, sys
     from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import subprocess
 from typing import Any
@@ -122,27 +121,6 @@ COMPUTE = """
         sym.kv_write(kv, [int(sys.argv[1])] * 100)
     print(sym.kv_read(sym.kv_open_or_compute("a.kv", compute))[0][0], flush=True)
 """
-
-
-def test_of_programs_that_want_the_same_file_one_computes_it(connected):
-    programs = [connected.program(COMPUTE, str(i)) for i in range(3)]
-    first = first_to_compute(programs)
-    assert names() == []
-    first.stdin.write("\n")
-    first.stdin.flush()  # communicate() with another one would wait for what it never got
-    outputs = [program.communicate(timeout=60) for program in programs]
-    assert outputs == [(f"{programs.index(first)}\n", "")] * 3, "no other computed"
-
-
-def first_to_compute(programs):
-    """The program that prints first; the others wait for it."""
-    poll = select.poll()  # select() takes no descriptor above 1,023
-    by_fd = {program.stdout.fileno(): program for program in programs}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
-    ((fd, _),) = poll.poll(60_000)
-    assert by_fd[fd].stdout.readline() == "computing\n"
-    return by_fd[fd]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -290,14 +268,3 @@ def test_with_parents_a_path_is_taken_as_mkdir_p_takes_it(connected, tmp_path, p
     subprocess.run(["mkdir", "-p", path], cwd=tmp_path, check=True)
     sym.kv_mkdir(path, parents=True)
     assert made(connected.mount) == made(tmp_path)
-
-
-def test_a_file_is_no_directory_to_make_one_in_or_over(connected):
-    sym.kv_create("a.kv").close()
-    for parents in (True, False):
-        with pytest.raises(sym.Exists):
-            sym.kv_mkdir("a.kv", parents=parents)
-        with pytest.raises(sym.NotDirectory):
-            sym.kv_mkdir("a.kv/b", parents=parents)
-        with pytest.raises(sym.CrossDevice):
-            sym.kv_mkdir("/none/of/the/mount", parents=parents)

@@ -1,12 +1,9 @@
 """A daemon ends, with or without warning, and the next one goes on with its files."""
 
 import signal
-import subprocess
 
 import pytest
 
-from tests.decoder.small_checkpoints import save, small_model
-from tests.kvfs.durable.damage import damage_record
 from tests.symphony.launchers import eventually
 
 pytestmark = pytest.mark.slow
@@ -65,66 +62,6 @@ def test_what_was_synced_outlives_a_kill_and_pred_computes_the_new_token_alone_w
     assert "user.kv.lost" not in second.shell(f"getfattr -d {second.mount}/a.kv").stdout
 
 
-def test_a_window_of_attention_comes_back_too(lives, tmp_path):
-    model = str(save(tmp_path / "model", small_model("Mistral", sliding_window=20)))
-    source = (
-        BITS
-        + """
-        kv = sym.kv_open("w.kv", "rw") if {there} else sym.kv_create("w.kv")
-        if not {there}: sym.kv_write(kv, list(range(1, 91))); sym.kv_sync(kv)
-        print(bits(sym.pred(sym.kv_fork(kv), [3])))
-        """
-    )
-    first = lives("--model", model)
-    before = first.run(source.format(there=False))
-    first.stop(signal.SIGKILL)
-    second = lives("--model", model)
-    assert second.run(source.format(there=True)) == before
-    assert second.stat()["num_tokens"] == 1
-
-
-def test_a_daemon_that_is_told_to_end_loses_nothing_that_has_a_name(lives):
-    first = lives("--quota", "1G")
-    kv = first.mount
-    first.run("sym.kv_write(sym.kv_create('a.kv', 0o640), [1] * 50)")
-    first.shell(
-        f"cd {kv} && cp a.kv b.kv && mkdir -m 2750 dir && mv b.kv dir/ && ln a.kv hard.kv && ln -s a.kv soft && "
-        "mkfifo pipe && echo plain > dir/plain && setfattr -n user.note -v x dir/plain && chown 7:8 hard.kv && "
-        "touch -d 2001-02-03 dir/plain && mkdir domain && setfattr -n user.kv.quota -v 1M domain && cp a.kv domain/ && "
-        "setfattr -n user.kv.ttl -v 9000 a.kv && head -c 300000 /dev/urandom > big && cat big > big2 && "
-        "truncate -s 0 big && : > empty"
-    )
-    see = (
-        f"cd {kv} && find . -printf '%p %y %m %U:%G %s %n %i %T@ %l\\n' | sort && "
-        "find . -print0 | sort -z | xargs -0 getfattr -hd -m . && "
-        "find . -type f -print0 | sort -z | xargs -0 sha256sum && getfattr -n user.kv.used domain"
-    )
-    before = first.shell(see).stdout
-    assert first.stop() == 0, first.log.read_text()
-    second = lives("--quota", "1G")
-    hits = r"s/user.kv.\(hits\|tier\)=.*//"
-    after = second.shell(see).stdout
-    assert subprocess.run(["sed", hits], input=after, capture_output=True, text=True, check=True).stdout == (
-        subprocess.run(["sed", hits], input=before, capture_output=True, text=True, check=True).stdout
-    )
-
-
-def test_fsync_on_the_mount_and_symphony_sync_keep_files_and_directories(lives):
-    first = lives()
-    first.shell(
-        f"cd {first.mount} && mkdir -p one/two && echo kept > one/two/file && sync one/two/file && "
-        "mkdir three && echo x > three/x && sync three"
-    )
-    first.run("sym.kv_write(sym.kv_create('one/a.kv'), [1] * 40)")
-    first.symphony("sync")
-    first.shell(f"cp {first.mount}/one/a.kv {first.mount}/unsynced.kv")
-    first.stop(signal.SIGKILL)
-    second = lives()
-    found = second.shell(f"cd {second.mount} && cat one/two/file && ls three && ls one && stat -c %s one/a.kv").stdout
-    assert found.splitlines()[:4] == ["kept", "x", "a.kv", "two"]
-    assert second.run("print(len(sym.kv_open('one/a.kv')))") == "40\n"
-
-
 def test_a_limit_of_disk_fails_syncs_and_writes_and_a_program_that_opens_what_lost_entries_is_warned(lives):
     first = lives("--disk", "64K")
     first.run(
@@ -166,30 +103,3 @@ def test_a_limit_of_disk_fails_syncs_and_writes_and_a_program_that_opens_what_lo
     second.run("with sym.kv_create('small.kv') as kv: sym.kv_write(kv, [1] * 32); sym.kv_sync(kv)")
     assert eventually(lambda: second.stat()["disk"]["num_unsynced_files"] == 0)
     assert "small.kv" in second.symphony("du", "--disk").stdout
-
-
-def test_what_is_lost_or_damaged_is_an_error_of_one_file_and_the_rest_is_served(lives, tmp_path):
-    first = lives()
-    first.shell(f"echo kept > {first.mount}/plain && sync {first.mount}/plain")
-    first.run("""
-        for name in ("bad.kv", "good.kv"):
-            with sym.kv_create(name) as kv: sym.kv_write(kv, [1, 2, 3])
-        """)
-    first.stop(signal.SIGTERM)
-    damage_record("inodes", "/bad.kv")(tmp_path / "state")
-    next((tmp_path / "state" / "files").iterdir()).unlink()
-    second = lives()
-    errors = second.shell(f"cd {second.mount}; cat plain; cat bad.kv; rm -f bad.kv; ls", check=False)
-    assert errors.stderr.count("Input/output error") == 3
-    assert errors.stdout.split() == ["bad.kv", "good.kv", "plain"]
-    assert "the bytes of /plain are lost" in second.log.read_text()
-    second.shell(f"echo new > {second.mount}/plain && grep new {second.mount}/plain")
-    assert (
-        second.run("""
-        try: sym.kv_open("bad.kv")
-        except OSError as error: print(error.errno)
-        print([(each.name, each.kind) for each in sym.kv_list()], sym.kv_read("good.kv")[0])
-        """)
-        == "5\n[('bad.kv', 'damaged'), ('good.kv', 'kv'), ('plain', 'file')] [1, 2, 3]\n"
-    )
-    assert "names that are refused: 1" in second.stat()["disk"]["damage"]

@@ -157,13 +157,6 @@ def test_a_slip_is_told_in_one_line(slip, kv):
     assert str(caught.value).isprintable()
 
 
-def test_a_closed_file_in_a_batch_is_named_and_nothing_is_made(kv):
-    closed = sym.kv_create("closed.kv")
-    sym.kv_remove(closed)
-    with pytest.raises(sym.BadHandle, match=r"call 2 of 3: closed\.kv is closed"):
-        sym.pred_batch([sym.Pred(kv, [1]), sym.Pred(kv, [1]), sym.Pred(closed, [1])])
-
-
 def test_draws_ask_for_the_whole_row():
     reduced = sym.pred(sym.kv_create(), [1], top_k=1)
     with pytest.raises(sym.Invalid, match="whole row, not <ReducedDist: 1 row, top 1>: ask pred"):

@@ -16,32 +16,6 @@ LITTLE = ("--model", "tiny", "--kv-memory", "128K", "--threads", "1")
 ENOUGH = ("--model", "tiny", "--kv-memory", "64M", "--threads", "1")
 
 
-def test_a_program_that_thinks_makes_room_for_others_and_goes_on(start_daemon):
-    """The file is in the run with half of memory; another needs three quarters. Then the first is used again."""
-    daemon = start_daemon(*LITTLE)
-    daemon.run(
-        """
-        import numpy as np
-        def prompt(count): return [each * 7 % 250 for each in range(count)]
-        one, two = sym.kv_create(), sym.kv_create()
-        sym.pred(one, prompt(8 * 32 - 10))
-        for token in range(5): sym.pred(one, [token])
-        sym.pred(two, prompt(12 * 32), deadline=20)  # not when the first has ended
-        for token in range(5): sym.pred(two, [token])
-        for token in range(5, 10): row = sym.pred(one, [token])
-        row = np.array(row.logits)
-        sym.kv_close(two)
-        sym.kv_close(one)
-        again = sym.kv_create()
-        assert (np.array(sym.pred(again, [*prompt(8 * 32 - 10), *range(10)]).logits) == row).all()
-        tiers = sym.daemon_stat()["tiers"]
-        assert tiers["num_frames"] == 16 and tiers["num_out"] > 0, tiers
-        sym.daemon_check()
-        """
-    )
-    assert daemon.stop() == 0
-
-
 @pytest.mark.slow
 def test_programs_with_too_little_memory_compute_the_same_and_survive_what_comes(start_daemon, tmp_path_factory):
     daemon = start_daemon(*ENOUGH)

@@ -133,25 +133,6 @@ def test_a_tier_that_can_not_be_set_is_refused(small, name, value, code):
     assert tier(small, "a.kv") == "memory"
 
 
-@needs_root
-def test_only_the_owner_sets_it(small):
-    sym.kv_create("a.kv", mode=0o666).close()
-    set_it = f"os.setxattr('{small.mount}/a.kv', 'user.kv.tier', b'disk')"
-    program = small.program(as_user(OTHER_UID, set_it))
-    assert "not permitted" in program.communicate(timeout=60)[1]
-
-
-@pytest.mark.slow
-def test_a_file_larger_than_memory_can_not_come_into_it(start_small):
-    daemon = start_small()
-    make("large.kv", 3200)
-    sym.close()
-    assert daemon.stop() == 0
-    small = start_small(kv_memory="512K")
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        put(small, "large.kv", "memory")
-
-
 def test_a_signal_ends_the_wait_for_a_file_that_is_computed_with(small):
     make("a.kv", 100)
     with sym.kv_open("a.kv", "rw") as kv, sym.generate(kv, [1], max_tokens=3900, stop_at_end=False) as generation:
@@ -167,22 +148,6 @@ def test_a_signal_ends_the_wait_for_a_file_that_is_computed_with(small):
 
 
 # ---- advice
-
-
-def test_cold_goes_first_low_priority_next_the_pinned_stays_and_willneed_brings_it_back(small):
-    for name, advice in (("pinned.kv", sym.PIN), ("low.kv", sym.PRIORITY(-5)), ("high.kv", sym.PRIORITY(5))):
-        make(name)
-        sym.kv_advise(name, advice)
-    make("cold.kv", 800)
-    sym.kv_advise("cold.kv", sym.COLD)
-    eventually(lambda: tier(small, "cold.kv") == "disk")
-    next_row("low.kv")  # which was used last
-    make("more.kv")
-    eventually(lambda: tier(small, "low.kv") != "memory")
-    assert (tier(small, "high.kv"), tier(small, "pinned.kv")) == ("memory", "memory")
-    sym.kv_remove("more.kv")
-    sym.kv_advise("cold.kv", sym.WILLNEED)
-    eventually(lambda: tier(small, "cold.kv") == "memory")
 
 
 def test_a_lease_ends_by_itself_can_become_a_pin_for_good_and_be_taken_back(small):
@@ -235,18 +200,6 @@ def test_no_more_may_be_pinned_than_the_daemon_says_and_advice_outlives_it(start
         )
     )
     assert f"uid {OTHER_UID} would have 64 pages pinned, and 32 is the most" in said, "half of that for one user"
-
-
-def test_a_pinned_file_that_grows_does_not_keep_others_out_for_ever(small):
-    """Pages that the file has grown by beyond the share may go down as any other page."""
-    with sym.kv_create("grows.kv") as kv:
-        sym.kv_write(kv, [1] * 100)
-        sym.kv_advise(kv, sym.PIN)
-        sym.kv_write(kv, [1] * 3000)
-    for number in range(4):
-        make(f"{number}.kv", 1500)
-    assert tier(small, "grows.kv") in {"mixed", "disk"}
-    assert (sym.kv_stat("grows.kv").memory_pages or 0) >= 4, "what was pinned"
 
 
 # ---- pressure

@@ -93,31 +93,20 @@ async def test_who_gives_up_leaves_the_queue_and_its_turn_goes_on():
 
 
 @on_a_jumping_clock
-async def test_a_key_has_no_more_at_once_than_its_limit_and_others_pass_it():
-    asked, end = Asked(10, 10, 1000.0), trio.Event()
-    async with trio.open_nursery() as nursery:
-        for _ in range(3):
-            nursery.start_soon(asked.ask, "a", end, ONE)
-        await trio.testing.wait_all_tasks_blocked()
-        await asked.begin(nursery, "b", end)
-        assert sorted(asked.order) == ["a", "b"], "b does not wait behind those of a"
-        end.set()
-    assert sorted(asked.order) == [*"aaab"]
-
-
-@on_a_jumping_clock
 async def test_limits_that_change_hold_for_what_is_running_too():
     asked, ends, two = Asked(10, 100, 1000.0), [trio.Event() for _ in range(3)], TenantLimits(concurrent=2)
     async with trio.open_nursery() as nursery:
         for limits, end in zip([ONE, two, two], ends, strict=True):
             await asked.begin(nursery, "a", end, limits)
         assert (len(asked.order), *asked.counts) == (2, 2, 1)
+        await asked.begin(nursery, "b", ends[0])
+        assert asked.order == ["a", "a", "b"], "b does not wait behind those of a"
         for end in ends:
             end.set()
     async with trio.open_nursery() as nursery:  # nobody has kept a place
         for end in ends:
             await asked.begin(nursery, "a", end, two)
-    assert len(asked.order) == 6
+    assert len(asked.order) == 7
 
 
 def test_rates_fill_up_again_as_time_goes_by():

@@ -1,34 +1,6 @@
-"""LangChain, which is built on OpenAI's client; and the requests of codex. `client_bodies.json` has those of others."""
+"""Requests of codex. `client_bodies.json` has those of other clients."""
 
-from typing import Any
-
-import pytest
-
-from tests.lips.gateway.wire import CAPITAL, events_of
-
-CITY = CAPITAL[0]["content"]
-
-
-@pytest.mark.slow
-def test_langchain_binds_tools_and_parses_structures(gateway):
-    from langchain_openai import ChatOpenAI
-    from pydantic import BaseModel
-
-    class Weather(BaseModel):
-        """The weather of a city."""
-
-        city: str
-        is_warm: bool
-
-    made: Any = ChatOpenAI  # its arguments are those of its fields' other names
-    model = made(model="any", temperature=0, max_tokens=60)
-    assert "Paris" in model.invoke(CITY).content
-    assert "Paris" in "".join(str(piece.content) for piece in model.stream(CITY))
-    (call,) = model.bind_tools([Weather], tool_choice="required").invoke("Is it warm in Rome?").tool_calls
-    assert call["name"] == "Weather"
-    assert isinstance(call["args"]["is_warm"], bool)
-    found = model.with_structured_output(Weather, method="json_schema").invoke("Is it warm in Rome?")
-    assert isinstance(found, Weather)
+from tests.lips.gateway.wire import events_of
 
 
 def codex(previous=()):

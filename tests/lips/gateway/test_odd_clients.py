@@ -1,12 +1,10 @@
 """Clients that behave oddly: their requests are refused in words, and no other client waits for them."""
 
-import asyncio
 import contextlib
 import json
 import socket
 import time
 
-import httpx
 import pytest
 
 from tests.lips.gateway.wire import CHAT, ENDLESS, MESSAGES, QUESTION, RESPONSES, figure, post, running, until
@@ -42,14 +40,10 @@ REFUSED = {
     '{"a": NaN}': "NaN",
     '{"a":' + "[" * 100_000 + "]" * 100_000 + "}": "deep",
     '{"messages": 5}': "messages",
-    '{"messages": [5]}': "messages[0]",
     '{"messages": [{"role": "king", "content": "x"}]}': "role",
     '"n": 1e9': "n is",
-    '"stop": [1]': "stop",
-    '"logit_bias": {"x": 1}': "logit_bias",
     '"tools": [{"type": "function"}]': "tools[0]",
     '"tool_choice": "required"': "tool",
-    '"response_format": {"type": "x"}': "response_format",
     '"response_format": 5': "response_format is 5",
     '"response_format": {"type": "json_schema"}': "schema is missing",
     f'"response_format": {SCHEMA}': 'cannot hold "uniqueItems"',
@@ -110,14 +104,6 @@ def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
     post(http, CHAT, QUESTION)
 
 
-def test_a_client_that_half_closes_gets_its_answer_or_is_taken_for_gone(gateway, http):
-    """HTTP/1.1 lets a server do either; it must not keep the place."""
-    with connected(gateway, request_of(QUESTION, "connection: close")) as connection:
-        connection.shutdown(socket.SHUT_WR)
-        assert status_of(connection) in {b" ", b"HTTP/1.1 200  "}
-        until(lambda: running(http) == 0)
-
-
 def test_readers_that_stop_keep_nobody_waiting(gateway, http):
     stalled = [connected(gateway) for _ in range(10)]
     try:
@@ -131,24 +117,6 @@ def test_readers_that_stop_keep_nobody_waiting(gateway, http):
         for connection in stalled:
             connection.close()
     until(lambda: running(http) == 0)
-
-
-@pytest.mark.slow
-def test_a_hundred_streams_at_once_all_end(gateway):
-    async def main():
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=100, limits=limits, trust_env=False) as client:
-
-            async def one(number):
-                body = {**QUESTION, "stream": True, "max_tokens": 2, "seed": number, "ignore_eos": True}
-                async with client.stream("POST", CHAT, json=body) as answer:
-                    return [line async for line in answer.aiter_lines() if line.startswith("data: ")]
-
-            return await asyncio.gather(*(one(number) for number in range(100)))
-
-    streams = asyncio.run(main())
-    assert {lines[-1] for lines in streams} == {"data: [DONE]"}
-    assert all('"finish_reason":"length"' in lines[-2] for lines in streams)
 
 
 @pytest.mark.slow

