@@ -9,8 +9,8 @@ import pytest
 
 import libsym as sym
 from lips.chat import Talk, prompted
-from tests.lips.conftest import Lips, a_daemon
-from tests.symphony.daemons import Daemon
+from tests.lips.conftest import Lips
+from tests.symphony.daemons import Daemon, a_daemon
 from tests.symphony.test_run_terminal import Terminal
 
 pytestmark = pytest.mark.slow

@@ -58,6 +58,12 @@ def test_a_module_is_computed_once_and_a_combination_computes_the_question_alone
     assert found.num_joined == head.len() + num_first
 
 
+def test_a_file_that_is_named_twice_is_joined_twice(tiny, tmp_path):
+    (tmp_path / "bees.md").write_text(TEXTS[0])
+    file = str(tmp_path / "bees.md")
+    assert tiny.run("modular", "--max-tokens", "2", "Who?", file, file).startswith("bees.md + bees.md: ")
+
+
 def test_each_combination_is_told_with_what_it_cost(lips, tmp_path):
     for number, text in enumerate([*TEXTS, "Wasps build nests of paper."]):
         (tmp_path / f"{number}.md").write_text(text)

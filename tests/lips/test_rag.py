@@ -1,6 +1,7 @@
 """Answers from documents, and a program's own cache: the most popular documents stay."""
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -50,6 +51,19 @@ def test_a_question_finds_the_document_with_its_rare_words():
     assert find("seeds", {"long.md": "seeds " + "word " * 500, "short.md": "seeds"}) == "short.md"
 
 
+def test_a_word_is_looked_up_once_in_each_passage_however_many_there_are(monkeypatch):
+    looked_up = []
+
+    class Counted(Counter[str]):
+        def __contains__(self, word: object) -> bool:
+            looked_up.append(word)
+            return super().__contains__(word)
+
+    monkeypatch.setattr("lips.rag.Counter", Counted)
+    assert find("word 7", {str(number): f"word {number}" for number in range(50)}) == "7"
+    assert len(looked_up) == 2 * 50
+
+
 def test_the_second_question_on_a_document_computes_the_question_and_the_answer_is_the_same(shelf, computed):
     first, num_first = computed(ask, shelf, "bees.md")
     second, num_second = computed(ask, shelf, "bees.md")
@@ -72,6 +86,11 @@ def test_the_least_asked_goes_first_and_not_the_least_recently_used(lips, comput
     assert kept() == {"bees.md", "wasps.md"}, "of the bees it is longer that somebody asked"
     assert computed(ask, Shelf("rag", 2 * each), "ants.md")[1] > num_tokens(DOCUMENTS["ants.md"])
     assert kept() == {"bees.md", "ants.md"}
+
+
+def test_what_is_in_use_stays_though_it_alone_is_more_than_the_budget(lips):
+    ask(Shelf("rag", 1), "ants.md")
+    assert kept() == {"ants.md"}
 
 
 def test_a_document_that_changes_is_computed_anew_and_what_is_gone_leaves_the_mount(shelf, computed):

@@ -1,7 +1,6 @@
 """Fixtures: a daemon with a tiny model for the tests of a module."""
 
 import gc
-import os
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -10,22 +9,14 @@ from pathlib import Path
 import pytest
 
 import libsym as sym
-from tests.symphony.daemons import Daemon
+from tests.symphony.daemons import Daemon, a_daemon
 from tests.symphony.launchers import Launchers, eventually
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M")
-    try:
+    with a_daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M") as daemon:
         yield daemon
-        assert daemon.stop() == 0, daemon.log.read_text()
-        assert not os.path.ismount(daemon.mount)
-        assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.clean_up()
 
 
 @pytest.fixture
@@ -41,20 +32,12 @@ def connected(daemon, monkeypatch):
 @pytest.fixture(scope="session")
 def shared_daemon(tmp_path_factory):
     """A daemon for all modules whose tests leave it as they found it. In the end nothing of them is left in it."""
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(tmp_path_factory.mktemp("shared"), "--model", "tiny", "--kv-memory", "64M")
-    try:
+    with a_daemon(tmp_path_factory.mktemp("shared"), "--model", "tiny", "--kv-memory", "64M") as daemon:
         yield daemon
         sym.connect(str(daemon.socket))
         eventually(lambda: (stat := sym.daemon_stat())["num_free_pages"] == stat["num_pages"])
         assert sym.daemon_check()["num_locked_files"] == 0
         sym.close()
-        assert daemon.stop() == 0, daemon.log.read_text()
-        assert not os.path.ismount(daemon.mount)
-        assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.clean_up()
 
 
 @pytest.fixture
@@ -67,20 +50,20 @@ def shared(shared_daemon, monkeypatch):
     sym.connect(str(shared_daemon.socket))  # the test may be connected to another one
     sym.daemon_check()
     sym.close()
-    for path in shared_daemon.mount.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    empty(shared_daemon.mount)
+
+
+def empty(directory):
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @pytest.fixture
-def emptied(connected):
-    """The same; whatever the test makes on the mount is removed, and then all pages are free again."""
+def emptied(shared):
+    """The same; after the test all pages are free again."""
     before = sym.daemon_stat()["num_free_pages"]
-    yield connected
-    for path in connected.mount.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    yield shared
+    empty(shared.mount)
     gc.collect()
     eventually(lambda: sym.daemon_stat()["num_free_pages"] == before)
 

@@ -9,16 +9,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from tests.symphony.launchers import PIPES, end_launchers, started
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
-READY_TIMEOUT_S = 60
 
 
 class Daemon:
@@ -35,6 +37,8 @@ class Daemon:
         """`command`: what to start in place of `symphony`; it has a pipe as its standard input. `environment`: beside
         what others have, for the daemon alone. `inherited`: it has their descriptors.
         """
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            pytest.skip("NO DAEMON TESTED: /dev/fuse is missing or not open to this user")
         self.mount = directory / "kv"
         self.socket = directory / "symphony.sock"
         self.log = directory / "daemon.log"
@@ -106,3 +110,16 @@ class Daemon:
             self.process.stdin.close()
         if f" {self.mount} " in Path("/proc/mounts").read_text():
             subprocess.run(["fusermount3", "-uzq", self.mount], check=False)
+
+
+@contextmanager
+def a_daemon(directory: Path, *options: str) -> Iterator[Daemon]:
+    """A daemon that ends in order, and whose log has no traceback."""
+    daemon = Daemon(directory, *options)
+    try:
+        yield daemon
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert not os.path.ismount(daemon.mount)
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.clean_up()

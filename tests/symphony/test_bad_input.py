@@ -3,6 +3,7 @@
 What each operation refuses is in tests/scheduler/operations/test_refusals.py.
 """
 
+import resource
 import socket
 import struct
 from pathlib import Path
@@ -53,3 +54,22 @@ def test_strangers_at_the_socket_are_turned_away_and_leave_no_descriptors(shared
             assert greeting is GREETING or b"version" in stranger.recv(1000) or greeting.startswith(b"GET")
     eventually(lambda: sym.model_info() and len(list(descriptors.iterdir())) <= before)
     assert sym.daemon_stat()["lips"] == 1
+
+
+@pytest.mark.slow
+def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
+    daemon = start_daemon("--model", "tiny")
+    assert daemon.stat()["lips"] == 1, "it has opened what it needs for itself"
+    is_open = Path(f"/proc/{daemon.process.pid}/fd")
+    num_open = next(number for number in range(1000) if not (is_open / str(number)).is_symlink())
+    _, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (num_open, hard))
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(60)]
+    for stranger in strangers:
+        stranger.connect(str(daemon.socket))
+    eventually(lambda: "no connection can be accepted" in daemon.log.read_text())
+    for stranger in strangers:
+        stranger.close()
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    assert daemon.stat()["lips"] == 1
+    assert daemon.stop() == 0

@@ -108,6 +108,15 @@ def test_another_user_sees_and_writes_what_the_modes_allow(shared, kv, text):
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (1234, 1234, 0o600)
 
 
+def test_the_mode_and_the_attributes_of_a_text_are_those_of_its_file(shared, kv, text):
+    shared.shell(f"printf one > {text}/a.kv; chmod 640 {text}/a.kv; setfattr -n user.note -v hi {text}/a.kv")
+    assert (kv / "a.kv").stat().st_mode & 0o7777 == 0o640
+    assert os.getxattr(kv / "a.kv", "user.note") == b"hi"
+    assert os.getxattr(text / "a.kv", "user.kv.tokens") == b"3"
+    shared.shell(f"touch -d 2001-01-01 {text}/a.kv; truncate -s 2 {text}/a.kv")
+    assert (text / "a.kv").read_bytes() == b"on"
+
+
 # ---- what can't be done
 
 # ---- what is shown

@@ -14,10 +14,6 @@ from kvfs.names.sums import EXTENT_BYTES
 from tests.kvfs.durable.damage import flip
 from tests.symphony.launchers import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
-)
-
 
 def test_what_was_synced_is_there_after_a_kill_unchecked_where_it_was_written_since(start_daemon):
     """A generation goes on from the copy of a page: pages come back in other places of memory than their numbers."""
@@ -28,9 +24,9 @@ def test_what_was_synced_is_there_after_a_kill_unchecked_where_it_was_written_si
             sym.kv_write(kv, range(1, 101))
             kv.fork("fork.kv").close()
             sym.kv_write(kv, [101])  # in their last page: the fork has to copy it when it goes on
-        sym.kv_sync()
         """
     )
+    daemon.symphony("sync")
     state, path, data = daemon.mount.parent / "state", daemon.mount / "note", os.urandom(3 * EXTENT_BYTES)
     before = set((state / "files").iterdir())
     with path.open("wb", buffering=0) as file:

@@ -41,6 +41,21 @@ def test_threads_and_programs_decode_side_by_side_and_each_gets_the_bits_of_call
         assert out == f"{kv.read()[0]}\n", err
 
 
+@pytest.mark.slow
+def test_a_full_pool_is_told_at_the_same_entry_and_takes_nothing(start_daemon):
+    sym.connect(start_daemon("--model", "tiny", "--kv-memory", "128K", "--policy", "none").socket)
+    lengths = []
+    for priority in (None, 1):
+        with sym.kv_create() as kv:
+            with pytest.raises(sym.NoSpace):  # noqa: PT012 - in whichever call
+                while True:
+                    sym.pred(kv, [7], 0, priority=priority)
+            lengths.append(kv.len())
+    assert lengths == [32 * sym.daemon_stat()["num_pages"]] * 2
+    sym.daemon_check()
+    sym.close()
+
+
 LOOP = """
 for _ in range(100):
     tokens = [sym.pred(kv, tokens).argmax()]

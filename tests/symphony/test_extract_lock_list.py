@@ -43,29 +43,6 @@ def test_a_moved_context_answers_as_one_that_was_computed_there():
     assert sym.kv_read(sym.kv_extract(far, [(None, None)], rebase=False))[1][0] == 2000
 
 
-def test_a_program_waits_for_the_lock_of_another_while_both_go_on_otherwise(shared):
-    """A killed program gives its lock back."""
-    kv = written(1, path="l.kv")
-    sym.kv_lock(kv)
-    program = shared.program("""
-        kv = sym.kv_open("l.kv")
-        print("ready", flush=True)
-        sym.kv_lock(kv)
-        print("mine", flush=True)
-        time.sleep(1000)
-    """)
-    assert program.stdout.readline() == "ready\n"
-    assert sym.pred(kv, [2]).argmax() >= 0
-    sym.kv_unlock(kv)
-    assert program.stdout.readline() == "mine\n"
-    with pytest.raises(sym.WouldBlock, match=rf"l\.kv is locked by pid {program.pid} \(python"):
-        sym.kv_lock(kv, blocking=False)
-    program.kill()
-    program.communicate(timeout=30)
-    with sym.kv_lock(kv):
-        assert sym.daemon_check()["num_locked_files"] == 1
-
-
 @pytest.mark.slow
 def test_a_directory_that_fills_several_messages_is_listed_and_summed_up_whole(shared):
     """Two bytes of a name are six in JSON; a message holds a MiB."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 
 import pytest
 
@@ -14,9 +13,6 @@ from tests.kvfs.durable.damage import flip
 from tests.symphony.daemons import Daemon
 from tests.symphony.launchers import eventually
 
-needs_fuse = pytest.mark.skipif(
-    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
-)
 OPTIONS = ("--model", "tiny", "--kv-memory", "16M")
 
 
@@ -32,7 +28,6 @@ def symphony(capsys):
     return lambda *words: (main(words), *capsys.readouterr())
 
 
-@needs_fuse
 def test_damage_is_named_by_fsck_is_eio_in_a_daemon_or_its_refusal_in_one_line_and_is_mended(
     start_daemon, symphony, monkeypatch
 ):
@@ -92,7 +87,6 @@ def test_damage_is_named_by_fsck_is_eio_in_a_daemon_or_its_refusal_in_one_line_a
     assert start_daemon(*OPTIONS).run("print(len(sym.kv_open('whole.kv')))") == "40\n"
 
 
-@needs_fuse
 def test_one_scrub_at_a_time_and_one_whose_program_has_gone_is_over(shared, symphony):
     with sym.kv_create("a.kv") as kv:
         sym.kv_write(kv, range(250))

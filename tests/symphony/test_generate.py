@@ -23,13 +23,7 @@ WARM = sym.Sampler(temperature=20.0)
 SAMPLERS = {
     "greedy": sym.Sampler.greedy(),
     "temperature": sym.Sampler(temperature=0.7),
-    "top_k": sym.Sampler(temperature=1.3, top_k=20),
-    "top_p": sym.Sampler(top_p=0.8),
-    "min_p": sym.Sampler(min_p=0.05),
-    "repetition penalty": sym.Sampler(repetition_penalty=1.3),
-    "presence and frequency penalties": sym.Sampler(presence_penalty=0.6, frequency_penalty=0.4),
     "greedy with penalties": sym.Sampler(temperature=0, repetition_penalty=1.5, frequency_penalty=0.5),
-    "bias": sym.Sampler(logit_bias={97: 5.0, 98: -3.0, 105: float("-inf")}),
     "all": sym.Sampler(
         temperature=0.9,
         top_k=50,
@@ -40,8 +34,6 @@ SAMPLERS = {
         frequency_penalty=0.1,
         logit_bias={101: 2.0},
     ),
-    "typical": sym.Sampler(typical_p=0.7),
-    "window": sym.Sampler(penalty_window=8, repetition_penalty=1.4, presence_penalty=0.5),
     "DRY": sym.Sampler(temperature=0.5, dry=sym.Dry(multiplier=3.0, base=1.2, allowed_length=1)),
     "mirostat 1": sym.Sampler(mirostat=sym.Mirostat(1, tau=2.0, eta=0.4)),
     "mirostat 2": sym.Sampler(mirostat=sym.Mirostat(2, tau=2.0, eta=0.4)),

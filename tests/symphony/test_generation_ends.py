@@ -103,6 +103,21 @@ def test_the_end_of_another_handle_leaves_it_alone_and_waits_for_it_only_to_cut(
     behind.cancel()
 
 
+def test_it_is_so_in_event_loops(run):
+    async def main():
+        async with await sym.aio.kv_create() as kv:
+            other = await sym.aio.kv_fork(kv)
+            found = []
+            for file, end in ((kv, lambda: sym.aio.kv_truncate(kv, 5)), (other, lambda: sym.aio.kv_close(other))):
+                generation = await sym.aio.generate(file, PROMPT, stop_at_end=False)
+                await end()
+                rest = [token async for token in generation]
+                found.append((generation.finish, len(rest) < 4000))
+            return found, (await sym.aio.kv_stat(kv)).tokens
+
+    assert run(main) == ([("cancelled", True)] * 2, 5)
+
+
 # ---- by cancel()
 
 FORMS = st.sampled_from(

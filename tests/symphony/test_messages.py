@@ -20,8 +20,8 @@ READER = """
 """
 
 
-def test_messages_arrive_in_order_as_what_they_were_and_a_topic_reaches_all_who_read_it(connected):
-    readers = [connected.program(READER) for _ in range(2)]
+def test_messages_arrive_in_order_as_what_they_were_and_a_topic_reaches_all_who_read_it(shared):
+    readers = [shared.program(READER) for _ in range(2)]
     first, second = (int(each.stdout.readline()) for each in readers)
     sent: list[Any] = ["text \u20ac", b"bytes \xff", {"a": [1, None, 2.5]}, [], "", b"", 7]
     assert [sym.send(first, x) for x in (*sent, "end")] == [1] * 8
@@ -31,7 +31,7 @@ def test_messages_arrive_in_order_as_what_they_were_and_a_topic_reaches_all_who_
     assert sym.send("news", "nobody") == 0
 
 
-def test_a_message_whose_reply_nobody_looked_at_comes_again(connected):
+def test_a_message_whose_reply_nobody_looked_at_comes_again(shared):
     """A program that Ctrl-C hits between the arrival of a message and its use gets that message again."""
     me, channel = sym.getpid(), process.channel()
     for x in ("short", "long" * 1000):
@@ -44,7 +44,7 @@ def test_a_message_whose_reply_nobody_looked_at_comes_again(connected):
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_tasks_that_are_cancelled_take_no_message_away(connected, backend):
+def test_tasks_that_are_cancelled_take_no_message_away(shared, backend):
     got = []
 
     async def main():
@@ -88,14 +88,14 @@ TASK = """
 
 
 @pytest.mark.parametrize(("source", "backend"), [(PLAIN, ""), (TASK, "trio"), (TASK, "asyncio")])
-def test_recv_from_user_gives_lines_and_then_the_end_and_a_cancelled_wait_loses_none(daemon, source, backend):
-    program = daemon.program(source, backend)
+def test_recv_from_user_gives_lines_and_then_the_end_and_a_cancelled_wait_loses_none(shared, source, backend):
+    program = shared.program(source, backend)
     assert program.stdout.readline() == "ready\n"
     out = program.communicate("one\n\ntwo \u20ac\nunfinished", timeout=60)
     assert out == ("'one'\n''\n'two \u20ac'\n'unfinished'\n", "")
 
 
-def test_kv_sync_waits_for_what_came_before_and_an_anonymous_file_can_not_be_kept(connected):
+def test_kv_sync_waits_for_what_came_before_and_an_anonymous_file_can_not_be_kept(shared):
     with sym.kv_create() as kv:
         before = sym.getrusage().calls
         thread = threading.Thread(target=sym.kv_write, args=(kv, [1] * 400))

@@ -22,7 +22,8 @@ def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
     assert (kv.path, other.path, beside.path) == ("b.kv", "b.kv", "beside.kv")
     (connected.mount / "d").mkdir()
     sym.kv_rename(connected.mount / "b.kv", "d/c.kv")
-    assert kv.path == "d/c.kv"
+    sym.kv_rename("d/c.kv", "d/e.kv")
+    assert kv.path == "d/e.kv"
     kv.remove()
     assert sym.kv_list("d") == []
     assert names() == ["beside.kv"]

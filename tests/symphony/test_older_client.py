@@ -34,10 +34,12 @@ def older(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("older")
     with tarfile.open(CLIENTS / f"{request.param}.tar.xz") as archive:
         archive.extractall(directory, filter="data")
+    compiler = directory / "cc"  # takes half of the time
+    compiler.write_text('#!/bin/sh\nexec gcc "$@" -O0\n')
+    compiler.chmod(0o755)
     for build in ("libsym/abi_build.py", "libsym/channel/channel_build.py"):
-        done = subprocess.run(
-            [sys.executable, build], cwd=directory, env=clean(), capture_output=True, text=True, check=False
-        )
+        command, environment = [sys.executable, build], clean(CC=str(compiler))
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     header = (directory / "libsym/abi.h").read_text()
     assert re.search(rf"^#define SYM_ABI_VERSION {request.param}u$", header, re.MULTILINE)

@@ -268,3 +268,14 @@ def test_with_parents_a_path_is_taken_as_mkdir_p_takes_it(connected, tmp_path, p
     subprocess.run(["mkdir", "-p", path], cwd=tmp_path, check=True)
     sym.kv_mkdir(path, parents=True)
     assert made(connected.mount) == made(tmp_path)
+
+
+def test_a_file_is_no_directory_to_make_one_in_or_over(connected):
+    sym.kv_create("a.kv").close()
+    for parents in (True, False):
+        with pytest.raises(sym.Exists):
+            sym.kv_mkdir("a.kv", parents=parents)
+        with pytest.raises(sym.NotDirectory):
+            sym.kv_mkdir("a.kv/b", parents=parents)
+        with pytest.raises(sym.CrossDevice):
+            sym.kv_mkdir("/none/of/the/mount", parents=parents)

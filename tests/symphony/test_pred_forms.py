@@ -10,7 +10,7 @@ import pytest
 
 import libsym as sym
 
-pytestmark = pytest.mark.usefixtures("connected")
+pytestmark = pytest.mark.usefixtures("shared")
 
 VOCAB_SIZE = 259
 PROMPT = list(b"Masks, rows and beams")
@@ -185,11 +185,11 @@ def test_calls_that_fail_are_told_one_by_one_and_the_others_are_made():
 
 
 @pytest.mark.parametrize("pred_batch", [sym.pred_batch, lambda preds: anyio.run(sym.aio.pred_batch, preds)])
-def test_a_batch_never_reaches_the_files_of_another_connection(daemon, pred_batch):
+def test_a_batch_never_reaches_the_files_of_another_connection(shared, pred_batch):
     """Handles are numbers that each connection counts from 1."""
     lost = sym.kv_create()
     sym.close()
-    sym.connect(daemon.socket)
+    sym.connect(shared.socket)
     kv = sym.kv_create()
     assert kv.handle == lost.handle
     with pytest.raises(sym.NotConnected):

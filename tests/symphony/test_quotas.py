@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import resource
 
 import pytest
 
@@ -153,3 +154,67 @@ def test_weights_of_users_are_told_and_those_of_domains_outlive_the_daemon(start
     daemon = start_daemon("--config", str(config))
     assert daemon.run(ask) == "0.25\n"
     assert daemon.stat()["weight"] == (0.5 if os.geteuid() == 0 else 1)
+
+
+FILLS = """
+import errno
+mine, said = sys.argv[1] + "/mine", []
+os.mkdir(mine)
+sym.kv_create("mine/a.kv").close()
+
+def until_refused(one):
+    kept = []
+    try:
+        while True: kept.append(one())
+    except OSError as error:
+        assert error.errno == errno.EDQUOT, error
+        said.append(str(error))
+    return kept
+
+handles = until_refused(lambda: sym.kv_open("mine/a.kv"))
+[user] = sym.daemon_stat()["users"]
+assert user["uid"] == os.getuid() and user["holds"]["handles"] == len(handles) > 100, user
+assert user["quota_memory"] - 8192 < user["memory_bytes"] <= user["quota_memory"], user
+for each in handles: each.close()
+readers = until_refused(lambda: open(mine + "/a.kv", "rb"))
+scans = until_refused(lambda: os.scandir(mine))
+topics = until_refused(lambda: sym.subscribe(os.urandom(8).hex()))
+texts = until_refused(lambda: open(f"{sys.argv[1]}/.symphony/text/mine/{os.urandom(8).hex()}.kv", "w"))
+found = len(readers), len(scans), len(topics), len(texts)
+assert found[0] > 200 and not scans and found[2] < 4 and not texts, found
+for each in readers: each.close()
+names = until_refused(lambda: os.mknod(f"{mine}/{os.urandom(8).hex()}"))
+for name in os.listdir(mine): os.unlink(f"{mine}/{name}")
+print(said[0].partition(":")[0], len(names) > 50, flush=True)
+plain = until_refused(lambda: open(f"{mine}/{os.urandom(8).hex()}", "w"))
+assert len(plain) == int(sys.argv[2]) // 8, len(plain)
+plain.clear()
+readers = [os.open(mine, os.O_RDONLY) for _ in range(3)]
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@needs_root
+def test_each_user_fills_so_much_memory_can_clean_up_and_is_named_to_root_alone(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota-memory", "1M", "--allow-other")
+    daemon.mount.chmod(0o1777)
+    most = 400
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    held = daemon.program(as_user(ANN, FILLS), str(daemon.mount), str(most))
+    try:
+        said = held.stdout.readline()
+        assert said == f"uid {ANN} is at its quota of 1048576 bytes of the daemon's memory True\n", held.stderr.read()
+        assert held.stdout.readline() == "held\n"
+        users = {user["uid"]: user for user in daemon.stat()["users"]}
+        assert (users[ANN]["holds"]["opens"], users[ANN]["quota_memory"]) == (3, 1 << 20)
+        assert users[0]["quota_memory"] is None
+        (shown,) = [line for line in daemon.run(stat_of(BOB)).splitlines() if line.startswith("user ")]
+        assert shown.startswith(f"user     {BOB}: 0 of files, 128K of 1.0M of memory (1 connections")
+        assert f"\nuser     {ANN}: 0 of files" in daemon.symphony("stat").stdout
+    finally:
+        held.communicate()
+    assert ANN not in {user["uid"] for user in daemon.stat()["users"] if user["holds"].keys() - {"files"}}
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()

@@ -7,7 +7,7 @@ import libsym as sym
 
 
 @pytest.fixture
-def kv(connected):
+def kv(shared):
     with sym.kv_create() as file:
         file.write([1, 2, 3, 4])
         yield file

@@ -14,7 +14,7 @@ sym: Any = libsym
 """Without its types: wrong arguments are what is given here."""
 TOKENS = [1, 2, 3]
 
-pytestmark = pytest.mark.usefixtures("connected")
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 @pytest.fixture
@@ -157,6 +157,13 @@ def test_a_slip_is_told_in_one_line(slip, kv):
     assert str(caught.value).isprintable()
 
 
+def test_a_closed_file_in_a_batch_is_named_and_nothing_is_made(kv):
+    closed = sym.kv_create("closed.kv")
+    sym.kv_remove(closed)
+    with pytest.raises(sym.BadHandle, match=r"call 2 of 3: closed\.kv is closed"):
+        sym.pred_batch([sym.Pred(kv, [1]), sym.Pred(kv, [1]), sym.Pred(closed, [1])])
+
+
 def test_draws_ask_for_the_whole_row():
     reduced = sym.pred(sym.kv_create(), [1], top_k=1)
     with pytest.raises(sym.Invalid, match="whole row, not <ReducedDist: 1 row, top 1>: ask pred"):
@@ -222,10 +229,10 @@ def test_the_namespace_holds_what_programs_use_and_nothing_else():
     assert "arguments" not in names
 
 
-def test_tokens_of_a_file_with_two_names_count_once(connected):
+def test_tokens_of_a_file_with_two_names_count_once(shared):
     with sym.kv_create("one.kv") as kv:
         sym.kv_write(kv, [1] * 40)
-    (connected.mount / "two.kv").hardlink_to(connected.mount / "one.kv")
+    (shared.mount / "two.kv").hardlink_to(shared.mount / "one.kv")
     assert sym.kv_du()["total"]["tokens"] == 40
     sym.kv_remove("one.kv")
     sym.kv_remove("two.kv")

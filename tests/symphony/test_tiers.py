@@ -11,7 +11,7 @@ import pytest
 
 from tests.symphony.tier_programs import Crowd, check_what_was_synced
 
-NUM_PROGRAMS = 6
+NUM_PROGRAMS = 4
 LITTLE = ("--model", "tiny", "--kv-memory", "128K", "--threads", "1")
 ENOUGH = ("--model", "tiny", "--kv-memory", "64M", "--threads", "1")
 

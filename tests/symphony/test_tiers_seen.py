@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -17,7 +16,8 @@ import anyio
 import pytest
 
 import libsym as sym
-from tests.symphony.daemons import Daemon
+from tests.symphony.conftest import empty
+from tests.symphony.daemons import a_daemon
 from tests.symphony.launchers import eventually
 from tests.symphony.services import OTHER_UID, as_user
 
@@ -46,18 +46,11 @@ def start_small(start_daemon, monkeypatch):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
     directory = tmp_path_factory.mktemp("daemon")
     directory.chmod(0o755)
-    daemon = Daemon(directory, "--model", "tiny", "--kv-memory", "1M", "--grace-ms", "20000")
-    try:
+    with a_daemon(directory, "--model", "tiny", "--kv-memory", "1M", "--grace-ms", "20000") as daemon:
         daemon.mount.chmod(0o777)
         yield daemon
-        assert daemon.stop() == 0
-        assert "Traceback" not in daemon.log.read_text()
-    finally:
-        daemon.clean_up()
 
 
 @pytest.fixture
@@ -66,8 +59,7 @@ def small(shared, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(shared.socket))
     sym.connect(str(shared.socket))
     yield shared
-    for path in shared.mount.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(shared.mount)
     sym.daemon_check()
     sym.close()
 
@@ -131,6 +123,14 @@ def test_a_tier_that_can_not_be_set_is_refused(small, name, value, code):
     with pytest.raises(OSError, match=os.strerror(code)):
         put(small, name, value)
     assert tier(small, "a.kv") == "memory"
+
+
+@needs_root
+def test_only_the_owner_sets_it(small):
+    sym.kv_create("a.kv", mode=0o666).close()
+    set_it = f"os.setxattr('{small.mount}/a.kv', 'user.kv.tier', b'disk')"
+    program = small.program(as_user(OTHER_UID, set_it))
+    assert "not permitted" in program.communicate(timeout=60)[1]
 
 
 def test_a_signal_ends_the_wait_for_a_file_that_is_computed_with(small):
@@ -200,6 +200,18 @@ def test_no_more_may_be_pinned_than_the_daemon_says_and_advice_outlives_it(start
         )
     )
     assert f"uid {OTHER_UID} would have 64 pages pinned, and 32 is the most" in said, "half of that for one user"
+
+
+def test_a_pinned_file_that_grows_does_not_keep_others_out_for_ever(small):
+    """Pages that the file has grown by beyond the share may go down as any other page."""
+    with sym.kv_create("grows.kv") as kv:
+        sym.kv_write(kv, [1] * 100)
+        sym.kv_advise(kv, sym.PIN)
+        sym.kv_write(kv, [1] * 3000)
+    for number in range(4):
+        make(f"{number}.kv", 1500)
+    assert tier(small, "grows.kv") in {"mixed", "disk"}
+    assert (sym.kv_stat("grows.kv").memory_pages or 0) >= 4, "what was pinned"
 
 
 # ---- pressure

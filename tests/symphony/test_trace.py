@@ -43,9 +43,9 @@ def symphony(capsys):
     return run
 
 
-def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, symphony, tmp_path):
+def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(shared, symphony, tmp_path):
     path = tmp_path / "x.trace"
-    process = recording(connected, "-o", path)
+    process = recording(shared, "-o", path)
     wait_for(path)
     with sym.kv_create() as kv:
         token = sym.pred(kv, range(1, 100)).argmax()
@@ -58,7 +58,7 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, sym
             sym.pred(fork, [7])
             numbers = sym.kv_stat(base).ino, sym.kv_stat(fork).ino
     sym.kv_remove("named.kv")
-    (connected.mount / ".symphony/text/t.kv").write_text(TEXT)
+    (shared.mount / ".symphony/text/t.kv").write_text(TEXT)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "")
@@ -102,7 +102,7 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, sym
     assert (tmp_path / "y.json").read_bytes() == timeline.read_bytes()
 
 
-def test_it_ends_after_its_seconds_and_calls_in_flight_are_in_it_and_go_on(connected, symphony, tmp_path):
+def test_it_ends_after_its_seconds_and_calls_in_flight_are_in_it_and_go_on(shared, symphony, tmp_path):
     path = tmp_path / "x.trace"
     generations = [sym.generate(sym.kv_create(), [1], max_tokens=3000, stop_at_end=False) for _ in range(30)]
     next(iter(generations[0]))
@@ -118,10 +118,10 @@ def test_it_ends_after_its_seconds_and_calls_in_flight_are_in_it_and_go_on(conne
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED as another user: only root can become one")
-def test_another_user_may_not_record(connected):
-    for directory in (connected.socket.parent, *connected.socket.parent.parents[:2]):
+def test_another_user_may_not_record(shared):
+    for directory in (shared.socket.parent, *shared.socket.parent.parents[:2]):
         directory.chmod(0o755)
-    told = connected.run("""
+    told = shared.run("""
         os.seteuid(65534)
         from libsym.calls.trace import DaemonTrace
         try: DaemonTrace()
@@ -153,7 +153,7 @@ def test_without_a_daemon_no_file_is_made(tmp_path, symphony, monkeypatch):
     assert not (tmp_path / "x.trace").exists()
 
 
-def test_a_file_that_cannot_be_written_is_one_line(connected, symphony, tmp_path):
+def test_a_file_that_cannot_be_written_is_one_line(shared, symphony, tmp_path):
     status, out, err = symphony("trace", "record", "--seconds", "1", "-o", tmp_path / "none/x.trace")
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert "none/x.trace: No such file" in err

@@ -30,10 +30,6 @@ sys.exit(main())
 """
 """The daemon, whose weights come when it is told so."""
 
-pytestmark = pytest.mark.skipif(
-    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
-)
-
 
 @pytest.fixture
 def held(start_daemon):

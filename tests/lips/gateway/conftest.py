@@ -18,9 +18,8 @@ import httpx
 import pytest
 
 from lips.gateway.keys import new_key
-from tests.lips.conftest import a_daemon
 from tests.lips.gateway.wire import running, until
-from tests.symphony.daemons import Daemon
+from tests.symphony.daemons import Daemon, a_daemon
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 60
@@ -150,10 +149,6 @@ def _gateways(gateway_daemon):
 def keyed(gateway_daemon, tmp_path_factory):
     with gateways(gateway_daemon) as start:
         yield Keyed(start, tmp_path_factory.mktemp("keyed") / "keys")
-
-
-both_ways = pytest.mark.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
-"""Runs a test once with a client known by its account, once with the key."""
 
 
 @pytest.fixture

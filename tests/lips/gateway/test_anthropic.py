@@ -3,7 +3,6 @@
 import anthropic
 import pytest
 
-from tests.lips.gateway.conftest import both_ways
 from tests.lips.gateway.wire import CAPITAL, events_of, user
 
 WEATHER = {
@@ -30,7 +29,6 @@ def ask(client, **options):
     return client.messages.create(model="any", **{"messages": CAPITAL, "max_tokens": 24, **CERTAIN, **options})
 
 
-@both_ways
 def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client):
     answer = ask(client, system="You are brief.")
     assert "Paris" in answer.content[0].text

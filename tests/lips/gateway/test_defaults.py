@@ -3,9 +3,9 @@
 import json
 
 from tests.decoder.small_checkpoints import save, small_model
-from tests.lips.conftest import a_daemon
 from tests.lips.gateway.conftest import gateways
 from tests.lips.gateway.wire import CHAT, COMPLETIONS, RESPONSES, post, user
+from tests.symphony.daemons import a_daemon
 
 QUESTION = {"messages": user("hi"), "seed": 7, "max_tokens": 30}
 

@@ -157,7 +157,8 @@ def test_a_socket_of_another_user_is_his(tmp_path):
 
 
 def test_a_host_is_parsed_as_an_authority():
-    found = {"localhost": ("localhost", None), "LocalHost:8080": ("localhost", 8080), "[::1]:80": ("::1", 80)}
+    found: dict[str, tuple[str, int | None] | None] = {"localhost": ("localhost", None), "[::1]:80": ("::1", 80)}
+    found["LocalHost:8080"] = ("localhost", 8080)
     none = ["", ":8080", "localhost:", "localhost:65536", "[::1", "::1"]
     none += [f"localhost{more}evil.com" for more in (":x@", ":80@", "@", "/", " ")]
     found |= dict.fromkeys(none)

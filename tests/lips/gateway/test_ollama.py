@@ -4,7 +4,6 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
-from tests.lips.gateway.conftest import both_ways
 from tests.lips.gateway.wire import CAPITAL, user
 
 NAME = "SmolLM2-135M-Instruct"
@@ -31,7 +30,6 @@ def is_refused(ask, says, status=400):
     assert refused.value.status_code == status
 
 
-@both_ways
 def test_a_chat_is_answered_counted_and_timed_and_a_stream_is_the_same_in_lines(client, http):
     answer = client.chat("any", CAPITAL, options=GREEDY, keep_alive="5m", think=False)
     assert "Paris" in answer.message.content

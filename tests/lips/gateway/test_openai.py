@@ -8,7 +8,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.lips.gateway.conftest import both_ways
 from tests.lips.gateway.wire import CAPITAL, until, user
 
 PARAMETERS = {
@@ -43,7 +42,7 @@ def text_of(chunks, index=0):
     return "".join(choice.delta.content or "" for choice in choices if choice.index == index)
 
 
-@both_ways
+@pytest.mark.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
 def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client):
     answer = ask(client)
     assert "Paris" in answer.choices[0].message.content

@@ -6,10 +6,9 @@ import pytest
 
 import libsym as sym
 from lips.gateway.keys import KeyFile, KeyFileError, new_key, parse
-from tests.lips.conftest import a_daemon
 from tests.lips.gateway.conftest import Keyed, gateways
 from tests.lips.gateway.wire import CHAT, ENDLESS, RESPONSES, cached, events_of, post, streaming, user
-from tests.symphony.daemons import Daemon
+from tests.symphony.daemons import Daemon, a_daemon
 
 PROMPT = "Remember these words: " + " ".join(f"word{number}" for number in range(100))
 names = map("tenant{}".format, itertools.count())

@@ -26,9 +26,6 @@ from symphony.checks.doctor import (
 from tests.symphony.daemons import Daemon
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
-needs_fuse = pytest.mark.skipif(
-    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
-)
 
 
 @pytest.fixture
@@ -68,7 +65,6 @@ def test_what_is_not_the_mount_where_the_daemon_says_it_is_fails(tmp_path):
     assert is_failure(check_mount(Path("/proc")), "proc")
 
 
-@needs_fuse
 @pytest.mark.slow
 def test_a_running_daemon_its_mount_and_its_books_are_found(shared):
     check, info = check_daemon()
@@ -84,7 +80,6 @@ def test_a_running_daemon_its_mount_and_its_books_are_found(shared):
     assert checks()[-1] == found
 
 
-@needs_fuse
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED as another user: only root can become one")
 def test_books_that_one_may_not_see_are_no_failure(shared, monkeypatch):
     for directory in (shared.socket.parent, *shared.socket.parent.parents[:2]):
@@ -105,7 +100,6 @@ def test_books_that_do_not_balance_fail_with_what_the_daemon_says(monkeypatch, t
 
 
 @pytest.mark.slow
-@needs_fuse
 def test_a_daemon_that_hangs_does_not_hang_the_doctor(shared, monkeypatch):
     monkeypatch.setattr(doctor, "PROBE_TIMEOUT_S", 1.0)
     shared.process.send_signal(signal.SIGSTOP)
@@ -119,7 +113,6 @@ def test_a_daemon_that_hangs_does_not_hang_the_doctor(shared, monkeypatch):
 
 
 @pytest.mark.slow
-@needs_fuse
 def test_mounts_of_odd_names_are_found_and_that_of_a_killed_daemon_is_named_with_the_command_that_clears_it(tmp_path):
     place = tmp_path / "für a"
     place.mkdir()

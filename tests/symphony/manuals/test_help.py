@@ -79,16 +79,12 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
 @pytest.mark.parametrize(
     ("topic", "first", "says"),
     [
-        ("pred", "libsym-pred(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
-        ("Sampler", "libsym-samplers(3): Sampler(temperature=1.0", "How a token is drawn"),
+        ("sym.pred", "libsym-pred(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
         ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "Return the likeliest token"),
         ("react", "symphony run react", "ReAct: the model thinks"),
-        ("quota", "symphony-serve(1): --quota SIZE", "symphony.toml(5): quota (size; reload)"),
         ("quota", "symphony-serve(1): --quota SIZE", "setfattr -n user.kv.quota -v 512M DIR"),
-        ("json", "libsym.Grammar.json(", "JSON that a schema describes"),
         ("tools", "libsym-chat(3): TOOLS", "libsym itself calls no tool: the program reads what the model says"),
         ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
-        ("sym.pred", "libsym-pred(3): pred(kv, tokens, ", "Page: libsym-pred(3)"),
         ("disk full", "kvfs(7): A full disk", "syncs fail with ENOSPC"),
         ("user.kv.lost", "kvfs(7): user.kv.lost", "setfattr -x user.kv.lost FILE"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
@@ -104,9 +100,7 @@ def test_a_page_of_libsym_is_found_by_its_subject(asked):
     assert "libsym in event loops, notebooks, threads and forks" in " ".join(not_bold(asked("async")[1]).split())
 
 
-@pytest.mark.parametrize(
-    ("topic", "hint"), [("rnu", "did you mean run?"), ("9", "symphony help"), ("", "symphony help")]
-)
+@pytest.mark.parametrize(("topic", "hint"), [("rnu", "did you mean run?"), ("", "symphony help")])
 def test_an_unknown_topic_names_what_is_near(topic, hint, asked):
     status, shown, said = asked(topic)
     assert (status, shown) == (1, "")

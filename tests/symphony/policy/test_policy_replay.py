@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -19,7 +20,6 @@ from symphony.policy.simulation import Simulation
 from symphony.policy.workload import workload_of
 
 TRACES = Path(__file__).resolve().parents[3] / "scripts" / "traces"
-PAGE = 32
 
 
 class Making:
@@ -177,7 +177,7 @@ def test_a_turn_alone_that_is_larger_than_the_memory_is_refused(tmp_path):
 def test_many_programs_in_little_memory_all_finish_and_books_are_right(tmp_path):
     rng = np.random.default_rng(3)
     making = Making(files=named(1000))
-    for pid in range(1, 31):
+    for pid in range(1, 16):
         making.files.append((pid, 1000, 200, False))
         length = 200
         for number in range(8):
@@ -186,13 +186,13 @@ def test_many_programs_in_little_memory_all_finish_and_books_are_right(tmp_path)
             length += count + 5
     workload = making.workload(tmp_path)
     for rank in (*NAMES, None):
-        simulation = Simulation(workload, cpu(), 60, load(rank) if rank else None)
+        simulation = Simulation(workload, cpu(), 40, load(rank) if rank else None)
         found = simulation.run()
-        assert len(found.latency_s) == 240
-        assert found.most_used <= 60
+        assert len(found.latency_s) == 120
+        assert found.most_used <= 40
         assert (found.latency_s > 0).all()
         held = int(simulation._memory._resident.sum())
-        assert held + simulation._memory.num_free == 60
+        assert held + simulation._memory.num_free == 40
         assert not simulation._memory._users.any()
         assert simulation._num_entries == 0
 
@@ -211,8 +211,8 @@ def test_the_shipped_traces_are_what_their_script_writes_bit_for_bit(tmp_path):
 
 def test_under_pressure_every_policy_of_ours_is_better_than_computing_again():
     workload = workload_of(read_trace(TRACES / "rag.trace"))
-    machine = h100()
-    frames = (16 << 30) // machine.page_bytes
+    workload, machine = replace(workload, programs=workload.programs[:12]), h100()
+    frames = (4 << 30) // machine.page_bytes
     mean_s = {name: run(workload, frames, name, machine).latency_s.mean() for name in NAMES}
     nothing_s = run(workload, frames, None, machine).latency_s.mean()
     assert max(mean_s.values()) < nothing_s

@@ -314,17 +314,17 @@ def test_on_a_real_terminal_it_comes_and_leaves_the_screen_as_it_was(seen):
 
 
 def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
-    done = seen.symphony("top", check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "symphony: symphony top needs a terminal; without one there is symphony stat --watch\n"
-    source = (
-        "import sys; sys.modules['textual'] = None; sys.stdin.isatty = sys.stdout.isatty = lambda: True\n"
-        "from symphony.cli import main; sys.exit(main(['top']))"
-    )
-    environment = {**seen.environment, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 1
-    assert "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'" in done.stderr
+    needs = "symphony: symphony top needs a terminal; without one there is symphony stat --watch\n"
+    lacks = "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'"
+    for term, is_terminal, told in (("xterm", False, needs), ("dumb", True, needs), ("xterm", True, lacks)):
+        source = (
+            f"import sys; sys.modules['textual'] = None; sys.stdin.isatty = sys.stdout.isatty = lambda: {is_terminal}\n"
+            "from symphony.cli import main; sys.exit(main(['top']))"
+        )
+        environment = {**seen.environment, "TERM": term, "PYTHONPATH": str(Path(__file__).parents[3])}
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert (done.returncode, done.stdout, told in done.stderr) == (1, "", True), done.stderr
 
 
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
