@@ -18,8 +18,8 @@ PROMPT = "The best thing about the"
 FIRST = (" internet", " human")
 THEN = {" internet": (" was", " to"), " human": (" brain", " body")}
 """After " internet" the rule leaves what the model finds less likely there: a mask alone goes there all the same."""
-NUM_DRAWN = 100
-"""Under the mask alone the sum would be some 64."""
+NUM_DRAWN = 50
+"""Under the mask alone the sum would be some 32."""
 
 
 def exact(prompt):

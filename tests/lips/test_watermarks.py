@@ -11,7 +11,7 @@ from lips import gumbel, watermark
 
 pytestmark = pytest.mark.slow
 PROMPT = "Once upon a time"
-KEY, NUM_TEXTS, MAX_TOKENS = 7, 4, 72
+KEY, NUM_TEXTS, MAX_TOKENS = 7, 2, 72
 
 
 def watermarked(prompt, number):
