@@ -172,7 +172,7 @@ def test_the_helper_serves_no_other_user_not_even_root_and_mounts_over_no_link_a
     (other / "precious").unlink()
 
 
-def test_a_link_on_the_way_to_a_mount_point_is_refused(tmp_path):
+def test_a_link_on_the_way_to_a_mount_point_is_refused(tmp_path, open_to_all):
     """The kernel's list of mounts has the other name: the helper would not find what it has mounted."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
