@@ -114,6 +114,7 @@ def server(environment):
     return environment("server")
 
 
+@pytest.mark.slow
 def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
     """A scheduler that was installed after ours, over it or in front of it, is told by doctor."""
     program = "from symphony.checks.installed import foreign_packages; print(*foreign_packages(), sep='\\n')"
@@ -128,6 +129,7 @@ def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_what_the_metadata_asks_for():
     """libsym and the launcher live with the base, programs with their extra, kernels with the GPU's."""
     text = (ROOT / "setup.py").read_text()

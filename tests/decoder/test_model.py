@@ -90,6 +90,7 @@ def test_facts_satisfy_the_file_systems_protocol():
     assert facts.identity["rope"] == "theta=10000 scaling=none positions=4096"
 
 
+@pytest.mark.slow
 def test_loading_imports_none_of_the_heavy_libraries():
     script = "import sys, decoder.model; decoder.model.load_model('tiny'); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

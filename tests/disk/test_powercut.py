@@ -124,6 +124,7 @@ def whole_tree(top: Path) -> list[tuple[str, bytes | None]]:
 X, HOLE = "x" * 24, "x" * 8 + "0" * 8 + "x" * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "left"),
     [
@@ -150,6 +151,7 @@ def test_bytes_that_were_synced_are_there_and_others_may_be(steps, left, tmp_pat
 D = "mkdir d, make d/a, sync d"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "left"),
     [
@@ -165,6 +167,7 @@ def test_names_that_were_synced_are_there_and_others_may_be(steps, left, tmp_pat
     assert ends(Script(steps).log, tree, tmp_path) == left
 
 
+@pytest.mark.slow
 def test_a_mode_is_like_bytes(tmp_path):
     steps = "make a, sync a, chmod a 640"
     for sync, modes in ("", {0o600, 0o640}), (", sync a data", {0o600, 0o640}), (", sync a", {0o640}):
@@ -212,6 +215,7 @@ def test_cuts_lie_behind_the_mark():
     assert all(state.marks == ["ready"] for state in states(log, 0, 20, after="ready"))
 
 
+@pytest.mark.slow
 @needs_disk
 @pytest.mark.parametrize("slip", ["", "no sync of the file", "no sync of the directory", "synced behind the rename"])
 def test_a_wrong_way_to_replace_a_file_is_caught_and_what_loses_nothing_is_what_lies_below(tmp_path, slip):

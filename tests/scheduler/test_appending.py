@@ -170,6 +170,7 @@ def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
     assert answers.num_held_slots == 1
 
 
+@pytest.mark.slow
 def test_errors_that_are_kept_are_no_garbage_with_a_buffer_in_it(bench):
     """CPython ends the process when its collector finds a memoryview that C has a buffer of."""
     broken = pred(int32(1) + struct.pack("=IIII", 0, 0, 1, 0) + bytes(60), flags=ROWS_LAST | REDUCED)
@@ -294,6 +295,7 @@ def test_a_cancelled_pred_or_batch_appends_nothing_and_gives_its_slots_back(benc
     assert (bench.tokens, len(answers.free)) == ([], NUM_SLOTS)
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_early_leaves_nothing_of_its_attention(bench):
     tokens = int32(*[1] * 2000) + attention_block("entries", "layer")
     asking = pred(tokens, flags=ROWS_LAST | ATTENTION, args=(2000, 0, 0, 0), number=5)

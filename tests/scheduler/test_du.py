@@ -191,6 +191,7 @@ def narrow(bench, monkeypatch):
     return bench
 
 
+@pytest.mark.slow
 def test_windows_join_wherever_they_end_in_a_tree_of_odd_names(narrow):
     chance, directories, wanted = random.Random(7), [""], set()
     for _ in range(12):

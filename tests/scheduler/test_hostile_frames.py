@@ -32,6 +32,7 @@ def test_every_operation_that_carries_something_is_recorded(frames):
     assert {each.op for each in frames} >= set(Op) - NO_PAYLOAD
 
 
+@pytest.mark.slow
 def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
     command = [sys.executable, str(SCRIPTS / "recorded.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)

@@ -101,6 +101,7 @@ def work_of_calls(directory: Path, monkeypatch: pytest.MonkeyPatch, capacity: di
     return {what: min(each[what] for each in rounds[1:]) for what in rounds[0]}
 
 
+@pytest.mark.slow
 def test_each_call_looks_at_as_much_at_ten_thousand_pages_as_at_ten_million(tmp_path, monkeypatch):
     small = work_of_calls(tmp_path / "small", monkeypatch, SMALL)
     large = work_of_calls(tmp_path / "large", monkeypatch, LARGE)

@@ -174,6 +174,7 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
     assert built
 
 
+@pytest.mark.slow
 def test_the_tests_install_compiles_only_what_changed_since_the_run_s(checkout):
     """`scripts/run` and then `scripts/test` install; a change of the sources is compiled again."""
     asked = checkout / "asked"

@@ -90,6 +90,7 @@ def test_redirections_replace_and_append_whoever_writes(shared, text):
         assert sym.kv_read("a.kv")[0] == sym.tokenize(found)
 
 
+@pytest.mark.slow
 def test_another_user_sees_and_writes_what_the_modes_allow(shared, kv, text):
     for directory in (kv.parent, *kv.parent.parents[:2]):
         directory.chmod(0o755)
@@ -164,6 +165,7 @@ def test_metrics_count_what_happens(kv):
     assert grown["symphony_trio_held_seconds_sum"] > 0
 
 
+@pytest.mark.slow
 def test_each_program_has_a_status_of_its_own_that_goes_with_it(shared, kv):
     own, before = kv / ".symphony/proc" / str(os.getpid()), sym.getrusage()
     with sym.kv_create("a.kv") as file, sym.kv_fork(file):

@@ -129,6 +129,7 @@ def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, words, capsys, m
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_long_collection_of_garbage_is_the_last_that_looks_at_its_objects(monkeypatch):
     """In a daemon with a million files each full collection took 3.6 s of the trio thread."""
     monkeypatch.setattr(daemon, "LONG_COLLECTION_S", 60)

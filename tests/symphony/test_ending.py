@@ -95,6 +95,7 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start, tmp_path):
     daemon = start(HANGUP.format("SIG_IGN"))
     daemon.process.send_signal(signal.SIGHUP)
@@ -107,6 +108,7 @@ def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
+@pytest.mark.slow
 def test_what_is_being_built_is_left_at_once(start, tmp_path):
     daemon = start(HELD_BUILD)
     daemon.process.send_signal(signal.SIGTERM)
@@ -128,6 +130,7 @@ def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
     assert "NotConnected" in program.communicate(timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(start_daemon, tmp_path):
     with Disk(tmp_path) as disk:
         state = ["--state", str(disk.path / "state")]
@@ -148,6 +151,7 @@ def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(sta
         assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
     with Disk(tmp_path) as disk:
         state = ["--state", str(disk.path / "state")]
@@ -173,6 +177,7 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start, start_daemon, tmp_path):
     daemon = start(FAILING_COMMIT)
     daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")

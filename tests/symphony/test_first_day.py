@@ -152,6 +152,7 @@ def test_a_sum_that_has_no_meaning_is_refused():
             sym.Dist.mixed(weighted)
 
 
+@pytest.mark.slow
 def test_code_that_raised_is_told_from_code_that_prints_the_same():
     with sym.Interpreter(seconds=0.5) as python:
         for code, raised in (

@@ -35,6 +35,7 @@ def peers(tmp_path):
             assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_program_goes_on_here_with_what_was_computed_there(peers):
     east, west = peers
     east.run("kv = sym.kv_create('a.kv'); kv.write(list(range(10, 250)))")
@@ -48,6 +49,7 @@ def test_a_program_goes_on_here_with_what_was_computed_there(peers):
     assert west.symphony("fsck").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_keys_are_missing_does_not_start(tmp_path):
     done = subprocess.run(
         [*SYMPHONY, "serve", "--model", "tiny", "--state", tmp_path, "--mount", tmp_path / "kv", "--peers", "a=b:1"],

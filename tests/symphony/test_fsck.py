@@ -28,6 +28,7 @@ def symphony(capsys):
     return lambda *words: (main(words), *capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_damage_is_named_by_fsck_is_eio_in_a_daemon_or_its_refusal_in_one_line_and_is_mended(
     start_daemon, symphony, monkeypatch
 ):

@@ -247,6 +247,7 @@ def test_given_tokens_that_the_file_has_are_not_pending_when_nothing_could_be_dr
 # ---- by its deadline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"draft": "ngram"}], ids=str)
 def test_a_deadline_ends_it_with_what_it_has(more):
     """Steps of plain generations follow each other in C; others are planned one by one."""

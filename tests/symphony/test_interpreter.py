@@ -139,6 +139,7 @@ def test_descriptors_and_variables_of_the_program_are_not_there(monkeypatch):
     listening.close()
 
 
+@pytest.mark.slow
 def test_code_that_takes_too_long_is_ended_and_the_next_begins_anew():
     with sym.Interpreter(seconds=0.3) as python:
         python.run("x = 1")
@@ -146,6 +147,7 @@ def test_code_that_takes_too_long_is_ended_and_the_next_begins_anew():
         assert "NameError" in python.run("x")
 
 
+@pytest.mark.slow
 def test_the_time_of_the_programs_own_functions_is_not_the_codes():
     with sym.Interpreter({"slow": lambda: threading.Event().wait(0.8)}, seconds=0.5) as python:
         assert python.run("slow()") == "False\n"
@@ -177,6 +179,7 @@ def test_what_the_code_writes_into_the_pipe_is_data(python):
         assert python.run("1") == "1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "calls"), [("x", "while True: os.write(1, line)"), ("x" * 300_000, "os.write(1, line)")]
 )
@@ -193,6 +196,7 @@ def writes(message, then="while True: pass"):
     return f"import os\nos.write(1, {json.dumps(message).encode()!r} + b'\\n')\n{then}"
 
 
+@pytest.mark.slow
 def test_code_that_only_says_that_it_is_over_computes_no_more():
     with sym.Interpreter(seconds=0.5) as python:
         assert python.run(writes({"output": "all is well", "raised": None})) == "all is well"
@@ -204,6 +208,7 @@ def test_code_that_only_says_that_it_is_over_computes_no_more():
         assert "was ended after 0.5 s" in python.run("1")
 
 
+@pytest.mark.slow
 def test_code_that_does_not_read_what_it_is_sent_holds_nobody_up():
     """More than a pipe takes: what a function gives, and the next code."""
     with sym.Interpreter({"much": lambda: "x" * 500_000}, seconds=0.5) as python:
@@ -247,6 +252,7 @@ def test_wrong_arguments_are_named():
         python.run(code)
 
 
+@pytest.mark.slow
 def test_in_the_sandbox_of_a_program_it_holds_as_well(shared, tmp_path):
     program = tmp_path / "prog.py"
     program.write_text("""

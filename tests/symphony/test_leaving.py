@@ -94,6 +94,7 @@ def test_programs_that_import_extensions_succeed(launchers):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ENDS.values(), ids=ENDS.keys())
 def test_a_program_ends_as_where_python_runs_it(launchers, source):
     prog, left = launchers.script(source), launchers.directory / "left.txt"

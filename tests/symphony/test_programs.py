@@ -7,6 +7,7 @@ import numpy as np
 import libsym as sym
 
 
+@pytest.mark.slow
 def test_text_goes_in_and_comes_out_and_the_model_is_described(connected):
     text, info, streaming = "Grüße, 世界 🙂", sym.model_info(), sym.Detokenizer()
     tokens = sym.tokenize(text)
@@ -38,6 +39,7 @@ def test_fork_truncate_and_continue_agree_with_a_fresh_file(connected):
             assert sym.kv_read(base)[0] == tokens
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_in_the_middle_leaves_nothing(emptied):
     program = emptied.program("""
         kv = sym.kv_create()

@@ -91,6 +91,7 @@ def use_the_model(kv):
         sym.pred(other, [1, 2, 3], top_k=2)
 
 
+@pytest.mark.slow
 def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_daemon, launch, reach):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")
     reach(daemon)
@@ -118,6 +119,7 @@ def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_da
     assert sum(map(int, of_users)) == sym.daemon_stat()["num_tokens"]
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_what_was_given_and_what_came_of_it_and_pages_while_they_are_held(reached):
     with sym.kv_create() as kv:
         before = sym.getrusage()
@@ -280,6 +282,7 @@ def test_page_seconds_are_limited_though_nothing_is_asked_for(limited, launcher)
 # ---- admission, restarts
 
 
+@pytest.mark.slow
 def test_a_user_s_programs_are_admitted_up_to_a_number_and_survive_a_restart_of_the_daemon(start_daemon, launch, reach):
     daemon = reach(start_daemon("--model", "tiny", "--kv-memory", "8M", "--programs", "2"))
     launcher = launch(daemon)

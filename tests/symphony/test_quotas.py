@@ -100,6 +100,7 @@ def test_a_program_confines_its_connection_to_a_domain_and_so_does_its_child(emp
     assert os.getxattr(emptied.mount / "key1", "user.kv.used_files") == b"1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "error", "reason"),
     [

@@ -54,6 +54,7 @@ AS_PYTHON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", AS_PYTHON.values(), ids=AS_PYTHON.keys())
 def test_a_program_does_what_it_does_when_python_starts_it(launchers, source):
     launchers.script(source)
@@ -66,6 +67,7 @@ def test_a_program_does_what_it_does_when_python_starts_it(launchers, source):
     assert (out, err, run.returncode) == (by_python.stdout, by_python.stderr, status)
 
 
+@pytest.mark.slow
 def test_a_program_has_the_environment_umask_and_limits_of_its_user(launchers):
     program = launchers.script("""
         import resource
@@ -104,6 +106,7 @@ def test_output_and_error_keep_their_order_where_both_go_to_one_place(launchers)
     assert run.communicate(timeout=20)[0] == "".join(f"{i}\n" for i in range(200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "status", "said"),
     [
@@ -134,6 +137,7 @@ def test_what_is_no_python_is_executed(launchers):
     assert (done.stdout.strip(), done.returncode) == ("3", 3)
 
 
+@pytest.mark.slow
 def test_shipped_programs_are_listed_and_found_by_their_names(launchers):
     listed = launchers.symphony("run", "--list").stdout
     assert launchers.symphony("run").stdout == listed
@@ -144,12 +148,14 @@ def test_shipped_programs_are_listed_and_found_by_their_names(launchers):
     assert "usage: symphony run ask" in launchers.symphony("run", "ask", "--help").stdout
 
 
+@pytest.mark.slow
 def test_options_behind_the_program_are_its_own(launchers):
     program = launchers.script("print(sys.argv[1:])")
     assert launchers.symphony("run", program, "--detach", "--", "-x").stdout == "['--detach', '--', '-x']\n"
     assert launchers.symphony("run", "--", program, "-d").stdout == "['-d']\n"
 
 
+@pytest.mark.slow
 def test_without_a_daemon_it_says_so_and_starts_no_launcher(own_launchers):
     launchers = own_launchers
     launchers.daemon.stop()
@@ -165,6 +171,7 @@ def test_without_a_daemon_it_says_so_and_starts_no_launcher(own_launchers):
     launchers.daemon.start()
 
 
+@pytest.mark.slow
 def test_the_daemon_hears_of_start_pid_and_end_and_may_refuse(own_launchers):
     launchers = own_launchers
     program = launchers.script("open('ran', 'w'); sys.exit(4)")
@@ -199,6 +206,7 @@ def test_a_signal_to_the_client_is_one_to_the_program(launchers, number, status,
     assert run.wait(20) == status
 
 
+@pytest.mark.slow
 def test_a_client_that_dies_hangs_its_program_up(own_launchers):
     launchers = own_launchers
     run = launchers.client("run", "--isolation", "none", launchers.script("print(os.getpid())\ntime.sleep(60)"))
@@ -218,6 +226,7 @@ def test_a_client_under_nohup_stays_with_its_program(launchers):
     assert run.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_client_whose_reader_goes_ends_quietly(own_launchers):
     launchers = own_launchers
     run = launchers.client("run", launchers.script("for i in range(10**6): print(i)"))
@@ -228,6 +237,7 @@ def test_a_client_whose_reader_goes_ends_quietly(own_launchers):
     assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_holds_the_program_up_and_loses_nothing(own_launchers):
     launchers = own_launchers
     program = launchers.script("""

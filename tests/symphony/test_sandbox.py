@@ -42,6 +42,7 @@ def lines(launchers, source: str, *options: object) -> list[str]:
     return launchers.symphony("run", *options, program).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_program_sees_the_system_its_own_directory_and_nothing_else_of_the_machine(launchers):
     (launchers.directory / "beside.txt").write_text("beside")
     source = """
@@ -60,6 +61,7 @@ def test_a_program_sees_the_system_its_own_directory_and_nothing_else_of_the_mac
     ]
 
 
+@pytest.mark.slow
 def test_only_its_own_directories_can_be_written_to_and_they_are_private_and_bounded(launchers):
     found = lines(
         launchers,
@@ -81,6 +83,7 @@ def test_only_its_own_directories_can_be_written_to_and_they_are_private_and_bou
     assert not Path("/tmp/much").exists()
 
 
+@pytest.mark.slow
 def test_its_home_is_empty_and_its_own(launchers):
     home = launchers.outside / "home"
     home.mkdir()
@@ -120,6 +123,7 @@ def test_of_the_environment_it_has_what_programs_need_and_what_it_is_given(launc
     assert found == [str([None, "p", "1", "UTC", "/run/symphony.sock"])]
 
 
+@pytest.mark.slow
 def test_a_virtual_environments_packages_come_before_ours(launchers):
     venv = launchers.directory / "venv"
     packages = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -132,6 +136,7 @@ def test_a_virtual_environments_packages_come_before_ours(launchers):
     assert f"{packages} is no virtual environment" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_connects_to_what_it_is_granted_and_to_nothing_else(launchers):
     def answer():
         with server.accept()[0] as connection:
@@ -151,11 +156,13 @@ def test_a_program_connects_to_what_it_is_granted_and_to_nothing_else(launchers)
     assert lines(launchers, source) == ["Permission denied"] * 3
 
 
+@pytest.mark.slow
 def test_the_status_is_the_programs_own(launchers):
     for source, status in (("os.abort()", 134), ("sys.exit(3)", 3)):
         assert launchers.symphony("run", launchers.script(source), check=False).returncode == status
 
 
+@pytest.mark.slow
 def test_a_zygote_that_is_killed_takes_sandboxes_along(own_launchers):
     run = own_launchers.client("run", own_launchers.script("print('ready', flush=True)\ntime.sleep(600)"))
     run.stdout.readline()
@@ -165,6 +172,7 @@ def test_a_zygote_that_is_killed_takes_sandboxes_along(own_launchers):
     assert run.wait(20) == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(own_launchers):
     """Within a user namespace of the test's own, where the number of further ones is bounded to none."""
     program = own_launchers.script("print('ran')")
@@ -224,6 +232,7 @@ def test_what_a_sandbox_or_the_kernel_has_of_its_own_or_is_not_there_is_not_boun
     assert refusal(launchers, "--bind", bind).startswith(f"symphony: {bind.removesuffix(':ro')} {why}")
 
 
+@pytest.mark.slow
 def test_a_directory_that_kv_is_mounted_below_is_not_bound_to_be_written_to(launchers):
     """A program would move what is between them, and choose what the next sandboxes have in KV's place."""
     outer = launchers.outside / "outer"

@@ -147,6 +147,7 @@ def listening(tmp_path):
         yield made
 
 
+@pytest.mark.slow
 def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(start_daemon, listening, tmp_path):
     """Programs connect before the daemon is there, and while it is started again: they wait."""
     early = socket.socket(socket.AF_UNIX)
@@ -173,6 +174,7 @@ Sockets(Path(sys.argv[1]), activated())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "name", "why"),
     [
@@ -191,6 +193,7 @@ def test_sockets_that_do_not_fit_are_refused(listening, tmp_path, count, name, w
 # Reload
 
 
+@pytest.mark.slow
 def test_a_reload_changes_what_it_can_at_once_names_what_needs_a_restart_and_ends_no_thread(
     start_daemon, open_to_all, tmp_path
 ):
@@ -231,6 +234,7 @@ def test_a_reload_changes_what_it_can_at_once_names_what_needs_a_restart_and_end
     assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon, manager, tmp_path):
     """Else SIGHUP would end it, or it would say that it is ready before it is."""
     config = tmp_path / "symphony.toml"
@@ -249,6 +253,7 @@ def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon
     assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
     done = daemon.symphony("reload", check=False)
     assert (done.returncode, "start it with --config" in done.stderr) == (1, True)
@@ -258,6 +263,7 @@ def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
 # The log
 
 
+@pytest.mark.slow
 def test_lines_of_json_say_which_program_and_user_they_are_about(start_daemon):
     daemon = start_daemon(*TINY, "--log", "json", "--verbose")
     daemon.run("with sym.kv_create('old.kv') as kv: sym.kv_advise(kv, sym.TTL(0.2)); sym.pred(kv, [1])")
@@ -318,6 +324,7 @@ def test_the_journal_gets_fields_that_it_can_be_searched_by(tmp_path):
         assert dict(fields_of(large.read()))["MESSAGE"] == "large: " + "y" * 1_000_000
 
 
+@pytest.mark.slow
 def test_a_journal_that_is_not_there_is_an_error(tmp_path):
     if Path("/run/systemd/journal/socket").is_socket():
         pytest.skip("this machine has a journal")

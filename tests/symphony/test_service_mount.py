@@ -83,6 +83,7 @@ def ask(helper: Helper, message: object, uid: int = SERVICE_UID) -> dict:
         return answer
 
 
+@pytest.mark.slow
 def test_the_daemon_has_no_rights_and_others_see_its_mount(service):
     status = status_of(service.process.pid)
     assert status["Uid"].split() == [str(SERVICE_UID)] * 4
@@ -113,6 +114,7 @@ def test_a_user_has_files_that_other_users_can_not_read(service):
     assert service.run(as_user(OTHER_UID + 1, "print(len(sym.kv_open('mine.kv')))")) == "3\n"
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_program_in_a_sandbox_has_the_mount_of_the_helper(service, tmp_path):
     program = tmp_path / "p.py"
@@ -234,6 +236,7 @@ def test_doctor_says_what_systemd_has_of_the_service(tmp_path, monkeypatch):
     assert check_service(tmp_path / "none").ok is None
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_killed_takes_no_mount_with_it_and_the_next_one_keeps_it(service, helper):
     helper.kill()
     assert service.run("print(len(sym.kv_create()))") == "0\n"
@@ -271,6 +274,7 @@ def kill(daemon):
     daemon.process.wait()
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_no_mount_or_one_that_the_next_daemon_clears_and_every_synced_file(start, own_helper):
     daemon = start()
     daemon.run("kv = sym.kv_create('kept.kv'); sym.pred(kv, [5, 6, 7]); sym.kv_sync(kv)")

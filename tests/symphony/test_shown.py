@@ -15,6 +15,7 @@ def shown(thing: Any) -> Any:
     return thing._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_distribution_is_shown_with_the_text_of_its_likeliest_tokens():
     kv = sym.kv_create()
     dist = sym.pred(kv, [60, 62])

@@ -49,6 +49,7 @@ def test_a_file_that_is_not_open_is_asked_for_by_every_call_that_needs_one_also_
     anyio.run(main)
 
 
+@pytest.mark.slow
 def test_what_only_reads_a_file_takes_its_path_too(kv):
     async def main():
         assert await sym.aio.kv_read("a.kv") == (TOKENS, [0, 1, 2])
@@ -238,6 +239,7 @@ def test_tokens_of_a_file_with_two_names_count_once(shared):
     sym.kv_remove("two.kv")
 
 
+@pytest.mark.slow
 def test_what_drafts_cost_shows_where_they_were_wrong():
     before, steps, kv = sym.getrusage(), sym.daemon_stat(), sym.kv_create()
     how = {"sampler": sym.Sampler(temperature=6, seed=3), "draft": sym.Ngram(8, 1), "stop_at_end": False}

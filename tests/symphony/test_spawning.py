@@ -61,6 +61,7 @@ def answer_by(launcher, do, answer):
     return asked
 
 
+@pytest.mark.slow
 def test_spawn_and_kill_ask_the_launcher_and_give_what_it_says(launcher):
     asked = answer_by(launcher, "spawn", CHILD)
     about: dict[str, Any] = {"name": "child", "env": {"KEY": "vä=lue"}, "cwd": "/tmp", "detached": True}

@@ -39,6 +39,7 @@ def opened(request, tmp_path, start_daemon):
     assert told.returncode == 0, told.stdout
 
 
+@pytest.mark.slow
 def test_every_file_is_there_and_goes_on(opened, tmp_path):
     daemon, facts = opened
     for path, tokens in facts["files"].items():
@@ -52,6 +53,7 @@ def test_every_file_is_there_and_goes_on(opened, tmp_path):
     assert sym.kv_read("imported.kv")[0] == facts["files"]["handbook.kv"]
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_and_its_turns_are_undone_one_by_one(opened):
     _, facts = opened
     with sym.Chat(sym.kv_open("chat.kv", "rw")) as chat:
@@ -64,6 +66,7 @@ def test_a_chat_goes_on_and_its_turns_are_undone_one_by_one(opened):
     assert sym.kv_stat("chat.kv").tokens < len(facts["files"]["chat.kv"]) / 2
 
 
+@pytest.mark.slow
 def test_the_gateway_s_conversations_and_responses_go_on(opened):
     daemon, facts = opened
     known, turn = facts["gateway"], {"messages": [{"role": "user", "content": "And I?"}], **plant.TURN}

@@ -85,6 +85,7 @@ def next_row(name):
 # ---- the attribute
 
 
+@pytest.mark.slow
 def test_a_file_goes_to_disk_and_comes_back_as_its_attribute_says(small):
     make("a.kv")
     before, figures = next_row("a.kv"), small.stat()["tiers"]
@@ -150,6 +151,7 @@ def test_a_signal_ends_the_wait_for_a_file_that_is_computed_with(small):
 # ---- advice
 
 
+@pytest.mark.slow
 def test_a_lease_ends_by_itself_can_become_a_pin_for_good_and_be_taken_back(small):
     make("leased.kv", 40)
     make("a.kv", 40)
@@ -275,6 +277,7 @@ def test_a_loop_of_tasks_hears_it_too_also_of_a_quota_that_is_nearly_full(small)
 # ---- the policy
 
 
+@pytest.mark.slow
 def test_the_policy_is_a_file_of_the_operators_and_changes_with_the_configuration(start_small, tmp_path):
     mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
 

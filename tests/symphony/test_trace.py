@@ -43,6 +43,7 @@ def symphony(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(shared, symphony, tmp_path):
     path = tmp_path / "x.trace"
     process = recording(shared, "-o", path)
@@ -102,6 +103,7 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(shared, sympho
     assert (tmp_path / "y.json").read_bytes() == timeline.read_bytes()
 
 
+@pytest.mark.slow
 def test_it_ends_after_its_seconds_and_calls_in_flight_are_in_it_and_go_on(shared, symphony, tmp_path):
     path = tmp_path / "x.trace"
     generations = [sym.generate(sym.kv_create(), [1], max_tokens=3000, stop_at_end=False) for _ in range(30)]

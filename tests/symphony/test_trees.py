@@ -10,6 +10,7 @@ class Thought(sym.Tree):
     score = 0.0
 
 
+@pytest.mark.slow
 def test_each_node_goes_on_where_its_parent_stood(connected):
     root = Thought(sym.kv_create())
     root.kv.write([65])
@@ -39,6 +40,7 @@ def test_a_pruned_branch_gives_its_pages_back(connected):
     assert root.fork().name == "1", "a name is not given twice"
 
 
+@pytest.mark.slow
 def test_a_shell_sees_a_tree_that_has_a_path(emptied):
     def names():
         return emptied.shell(f"ls {emptied.mount}/search/today").stdout.split()

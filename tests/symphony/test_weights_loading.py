@@ -45,6 +45,7 @@ def tell(daemon, word):
     daemon.process.stdin.flush()
 
 
+@pytest.mark.slow
 def test_names_and_files_are_served_while_the_weights_load_and_pred_waits(held):
     program = held.program("""
         kv = sym.kv_create("early.kv")
@@ -77,6 +78,7 @@ def test_names_and_files_are_served_while_the_weights_load_and_pred_waits(held):
     assert held.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_daemon_can_be_stopped_while_its_weights_load(held):
     program = held.program("""
         try:
@@ -92,6 +94,7 @@ def test_a_daemon_can_be_stopped_while_its_weights_load(held):
     assert "Traceback" not in held.log.read_text()
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_loaded_end_the_daemon_in_one_line(held):
     tell(held, "damaged")
     assert held.process.wait(30) == 1

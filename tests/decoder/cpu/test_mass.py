@@ -19,6 +19,7 @@ def masses(bench: Bench, prompt: list[int], pieces: list[int], *, rows: str = "l
     return mass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in {"gqa 1, head 128", "gqa 4, head 80"}])
 def test_a_prompt_and_the_token_after_it_attend_as_the_references_do(cpu_bench, reference_bench, isa, name):
@@ -32,6 +33,7 @@ def test_a_prompt_and_the_token_after_it_attend_as_the_references_do(cpu_bench, 
     assert np.allclose(got.sum(axis=2), 301 * group, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", [*ISAS, "amx-emulated"])
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_the_precisions_attend_nearly_as_float32_does(cpu_bench, isa, precision):

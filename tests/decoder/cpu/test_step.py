@@ -108,6 +108,7 @@ def test_a_mask_hides_entries_as_in_the_reference(cpu_bench, reference_bench, is
     assert_close(*outs, tolerance=CLOSE[precision])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 64, 300])
 def test_sliding_layers_see_their_window_alone(cpu_bench, reference_bench, window):
     shape = {"num_layers": 3, "window": window, "sliding_layers": (True, False, True), "local_rope_theta": 500.0}
@@ -162,6 +163,7 @@ def mixed_calls(bench, count):
     return [*calls, Call(bench.prefill(tokens_of(900), 300, reserve=1)[0], [1])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_bits_do_not_depend_on_threads_or_on_the_batch(cpu_bench, precision, threads):
@@ -172,6 +174,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_batch(cpu_bench, precision, thr
     assert_same_bits(outs, [alone.step(call)[0] for call in mixed_calls(alone, count)])
 
 
+@pytest.mark.slow
 def test_a_decode_over_several_splits_is_right_in_every_layer(cpu_bench):
     tokens = tokens_of(9, seed=8)
     whole = cpu_bench(num_layers=5, **WIDE).prefill(tokens_of(760) + tokens)[1][760:]

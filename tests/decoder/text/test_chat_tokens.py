@@ -358,6 +358,7 @@ def test_what_a_checkpoint_raises_ends_the_call():
         smollm().chat_tokens(asked("hi"), checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 def test_marks_are_found_wherever_they_are_in_a_long_text():
     known, longer = Marks(["<|im_end|>", "<|a|>", "]", "<s>"]), Marks(["<|im_end|>", "<|im_start|>"])
     for size in (*range((1 << 14) - 12, (1 << 14) + 2), (1 << 15) - 3):

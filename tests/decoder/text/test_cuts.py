@@ -68,6 +68,7 @@ def chunks_of(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [1, 5, 64])
 def test_a_text_in_pieces_has_the_tokens_of_the_whole(family, size):

@@ -165,6 +165,7 @@ PAIRS: dict[str, Callable[[Path], Pair]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PAIRS)
 def test_texts_become_tokens_and_texts_again_as_in_transformers(tmp_path, kind):
     pair = PAIRS[kind](tmp_path)

@@ -84,6 +84,7 @@ def test_a_word_that_was_tokenized_before_takes_as_long_as_any_other():
     assert sum(one < other for one, other in pairs) < 0.8 * len(pairs), "0.96 with the library's cache"
 
 
+@pytest.mark.slow
 def test_a_long_text_keeps_no_other_thread_waiting():
     """Neither who encodes a short one, nor who runs Python: the daemon's thread does both. And the way back."""
     text, plain = "hello world " * 40_000, smollm()

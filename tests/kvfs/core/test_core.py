@@ -7,6 +7,7 @@ import pytest
 from tests.kvfs.core.walk import Walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_random_walks_over_tables_accounts_and_pages_agree_with_plain_python(seed: int):
     walk = Walk(seed)

@@ -112,6 +112,7 @@ async def test_every_range_of_a_file_in_both_places_reads_as_that_range(tmp_path
         reader.close()
 
 
+@pytest.mark.slow
 async def test_many_readers_share_few_rooms(tmp_path, small_spans):
     async with with_file(tmp_path) as (house, kv, image):
         rooms = Rooms()

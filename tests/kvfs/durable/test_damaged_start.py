@@ -235,6 +235,7 @@ async def test_of_many_damaged_files_the_log_names_some_and_tells_how_many_there
     assert "names that are refused: 4" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_flipped_byte_anywhere_in_the_index_gives_no_wrong_byte(sound, tmp_path):
     chosen, size = random.Random(52), (sound / "index.db").stat().st_size
     num_started = num_refusing = 0

@@ -136,6 +136,7 @@ async def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_m
         await what_was_promised_is_there(house, work.promised)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(disk, monkeypatch):
     async with running(House(disk.path / "state", num_pages=64)) as house:
         for number in range(50):

@@ -123,6 +123,7 @@ async def test_damage_is_found_and_named_and_a_repair_keeps_the_rest(damage, sou
     assert is_clean(fsck(state))
 
 
+@pytest.mark.slow
 async def test_rows_behind_damage_in_a_large_index_are_found(tmp_path):
     """A page in the middle of a table: what is in it is lost, and no more."""
     async with running(House(tmp_path, num_pages=420), drain=True) as house:

@@ -81,6 +81,7 @@ async def test_what_was_cut_off_while_it_was_written_is_not_in_the_image(tmp_pat
         assert page == house.store.masked(memoryview(page), 10)
 
 
+@pytest.mark.slow
 async def test_a_file_comes_from_a_disk_that_is_slow_as_long_as_its_pages_come(tmp_path, monkeypatch):
     read = SlotFile.read_into
 
@@ -114,6 +115,7 @@ async def test_what_was_written_before_the_disk_was_full_is_kept(tmp_path):
         assert house.volume.size_of(house.fs.find(ROOT, "note")) == 50
 
 
+@pytest.mark.slow
 async def test_a_drain_that_is_cut_short_keeps_what_has_waited_longest_and_names_the_rest(tmp_path, monkeypatch):
     names, go_on, commits = [f"/{number:02}" for number in range(3 * OTHERS_A_CUT)], threading.Event(), list[Rows]()
     house = House(tmp_path, num_pages=2 * len(names))

@@ -43,6 +43,7 @@ LIVES: dict[str, tuple[int, dict[str, Any]]] = {
 """Lives on a disk that is recorded, each with a number of seeds."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("life", "seed"), [(life, seed) for life, (num_seeds, _) in LIVES.items() for seed in range(num_seeds)]
 )
@@ -68,6 +69,7 @@ def after_a_cut(disk: Disk, directory: Path) -> House:
     return House(directory / "state")
 
 
+@pytest.mark.slow
 def test_what_was_written_before_a_daemon_was_killed_is_on_disk_when_the_next_one_shows_it(fast):
     """The first daemon is killed after its commit reached the index's log and before that log was synced."""
     with Disk(fast) as disk:

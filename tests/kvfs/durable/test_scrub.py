@@ -106,6 +106,7 @@ async def test_a_file_that_somebody_appends_to_is_left_as_it_is(state):
         assert house.fs.kv_stat(ROOT, "a.kv").tokens == 300
 
 
+@pytest.mark.slow
 async def test_files_come_and_go_meanwhile(tmp_path, caplog):
     """A slot that was freed, and is a hole by now, or another page's, is nobody's damage."""
     async with running(House(tmp_path, num_pages=600)) as house:
@@ -126,6 +127,7 @@ async def test_files_come_and_go_meanwhile(tmp_path, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.slow
 async def test_a_rate_is_kept(state):
     async with running(House(state)) as house:
         began_s = time.monotonic()
@@ -133,6 +135,7 @@ async def test_a_rate_is_kept(state):
         assert time.monotonic() - began_s >= found.num_bytes / (256 << 10)
 
 
+@pytest.mark.slow
 async def test_the_thread_is_never_held_for_long(tmp_path):
     async with running(House(tmp_path, num_pages=500)) as house:
         for number in range(400):

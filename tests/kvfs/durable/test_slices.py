@@ -107,6 +107,7 @@ def replacing(house: House) -> Inode:
     return house.tree.root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [links, links_behind_others, nested, round_a_directory, round_a_file, replacing])
 async def test_a_sync_takes_what_it_depends_on_in_slices(work, tmp_path, monkeypatch):
     async with running(House(tmp_path, num_pages=2 * MANY)) as house:
@@ -165,6 +166,7 @@ async def test_a_full_disk_forgets_what_was_removed_in_slices(tmp_path, monkeypa
         assert not house.keeper.pages_out.missing(house.kv("held2.kv"), 320).size
 
 
+@pytest.mark.slow
 async def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_next_one_goes_on(tmp_path, monkeypatch):
     num_looked, others = [0], Journal.others
 

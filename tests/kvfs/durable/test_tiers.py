@@ -231,6 +231,7 @@ async def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_da
     assert not caplog.records
 
 
+@pytest.mark.slow
 async def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_nothing(tmp_path):
     async with small(tmp_path) as house:
         pager, residents = house.volume.pager, house.volume.pager.residents

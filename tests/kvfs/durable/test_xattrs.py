@@ -341,6 +341,7 @@ def test_a_row_of_attributes_is_what_was_written_and_of_no_other_inode():
         decode_xattrs(8, row)
 
 
+@pytest.mark.slow
 async def test_the_index_gives_back_what_is_removed_in_slices_between_commits(tmp_path):
     async with running(House(tmp_path)) as house:
         for number in range(400):

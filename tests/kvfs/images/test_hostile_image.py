@@ -166,6 +166,7 @@ def test_a_small_file_that_claims_a_huge_image_takes_no_memory(image_format: Ima
     pool.check()
 
 
+@pytest.mark.slow
 def test_thousands_of_hostile_images_raise_only_our_errors_and_touch_nobody() -> None:
     """Ten million are `scripts/fuzz/image_bytes.py`'s."""
     fuzzer = Fuzzer(1)

@@ -339,6 +339,7 @@ def machine(tmp_path: Path) -> Iterator[type[Machine]]:
         yield Bound
 
 
+@pytest.mark.slow
 def test_random_programs_agree_with_plain_lists(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,

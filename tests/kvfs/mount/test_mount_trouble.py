@@ -35,6 +35,7 @@ class _FileHandle(ctypes.Structure):
     _fields_ = (("num_bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
 
 
+@pytest.mark.slow
 def test_a_file_is_found_again_by_its_handle_when_the_kernel_has_forgotten_it(mount: Mount) -> None:
     mount.sh("mkdir d; echo text > d/plain")
     a_kv_file(mount, "d/a.kv")
@@ -133,11 +134,13 @@ def refusal(base: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_missing_fusermount3_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert "there is no fusermount3: install the package fuse3" in refusal(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has a capability to lose")
 def test_root_without_the_capability_to_mount_is_told_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"

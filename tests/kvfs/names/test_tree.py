@@ -436,6 +436,7 @@ def test_a_reader_of_a_directory_sees_what_stays_once_and_what_comes_later_never
     assert set(Reader(forest).read()) == set(root.entries)
 
 
+@pytest.mark.slow
 def test_an_order_of_names_gives_memory_back_while_a_reader_goes_on(forest: Forest) -> None:
     tree, root = forest.tree, forest.tree.root
     for number in range(5000):

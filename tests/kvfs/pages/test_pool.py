@@ -112,6 +112,7 @@ def test_the_check_finds_a_page_of_another_arena(pool: PagePool):
         pool.check([table])
 
 
+@pytest.mark.slow
 def test_ten_million_numbers_that_nobody_has_used_take_no_memory():
     """The test runs in a process of its own: memory that others have freed would hide the pages' memory."""
     script = """if True:

@@ -113,6 +113,7 @@ def test_a_connection_that_is_confined_sees_its_domain_with_paths_from_there(fs,
     assert seen(fs, fs.confine(ANN, "d")) == ["inside.kv"]
 
 
+@pytest.mark.slow
 def test_however_many_files_others_use_a_user_sees_the_hottest_of_his_own(fs, clock):
     for index in range(NUM_OF_OWNER // 2):
         make(fs, f"mine{index}.kv", BOB)

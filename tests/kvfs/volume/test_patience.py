@@ -160,6 +160,7 @@ def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounde
     run(main)
 
 
+@pytest.mark.slow
 def test_calls_that_wait_in_vain_do_so_for_a_small_part_of_the_time() -> None:
     """Others' calls wait for them where the directory is the same."""
     house = House(AccountLimits(num_files=1))

@@ -166,6 +166,7 @@ def test_connect_keeps_a_live_connection(connected: Daemon) -> None:
     assert sym.daemon_stat()["open"] == [kv.handle]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sym.kv_create, lambda: sym.kv_extract(sym.kv_create(), [(0, 0)])])
 def test_dropped_files_are_closed_with_the_next_call(make: Callable[[], sym.KV]) -> None:
     kept, dropped = sym.kv_create(), make()

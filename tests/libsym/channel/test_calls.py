@@ -48,6 +48,7 @@ def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_a
     assert done == {number: b"%d" % number for number in range(num_calls)}
 
 
+@pytest.mark.slow
 def test_a_full_ring_makes_callers_wait_and_loses_nothing(daemon: Daemon, face: Face) -> None:
     """The daemon is stopped while more is submitted than the ring holds; other tasks of a loop go on."""
     client = daemon.client()

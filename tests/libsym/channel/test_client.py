@@ -143,6 +143,7 @@ def test_a_signal_whose_handler_returns_does_not_disturb_the_call(client, observ
     assert seen == [signal.SIGINT]
 
 
+@pytest.mark.slow
 def test_a_forked_child_cannot_use_or_harm_its_parents_connection(client: ClientChannel) -> None:
     handle = client.call(Op.KV_CREATE).claim()
     held = [client.call(Op.PRED, flags=ROWS_LAST, handle=handle, args=(1, 0, 0, 0), payload=b"\7\0\0\0")]

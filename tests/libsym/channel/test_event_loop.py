@@ -144,6 +144,7 @@ def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(client, observer
     anyio.run(program, backend=backend)
 
 
+@pytest.mark.slow
 def test_several_loops_and_plain_threads_share_a_connection(client: ClientChannel) -> None:
     wrong: list[object] = []
 
@@ -193,6 +194,7 @@ def test_a_thread_that_leaves_does_not_strand_a_task(client: ClientChannel, obse
     anyio.run(program, backend="asyncio")
 
 
+@pytest.mark.slow
 def test_a_loop_leaves_no_descriptor_behind(client: ClientChannel, backend: str) -> None:
     client.call(Op.PING)
     anyio.run(perform, client, ping(), backend=backend)

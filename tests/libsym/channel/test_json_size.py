@@ -27,6 +27,7 @@ def depth(value):
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 
+@pytest.mark.slow
 @given(VALUES, some.sampled_from([None, 1]), some.booleans())
 def test_what_a_parser_makes_is_what_is_counted(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode(errors="replace")

@@ -29,6 +29,7 @@ def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes 
     return client.stream(Call(Op.PING, flags=MANY | flags, args=(count, 0, 0, 0), payload=payload))
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_dropped_is_cancelled_at_the_daemon(client: ClientChannel) -> None:
     found = stream(client, 3, flags=HOLD)
     assert found.next().args[0] == 0
@@ -152,6 +153,7 @@ def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not
     assert moment > 2
 
 
+@pytest.mark.slow
 def test_each_part_of_a_batch_owns_its_own_rows_and_one_that_failed_says_so(client: ClientChannel) -> None:
     handle = client.call(Op.KV_CREATE).claim()
     parts = batch(client, part(handle, 5), part(handle, 6, 7), part(handle + 1, 6)).parts()

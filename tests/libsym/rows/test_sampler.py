@@ -100,6 +100,7 @@ rows = st.builds(
 numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True))
 
 
+@pytest.mark.slow
 @tried(max_examples=200, deadline=None)
 @given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
 def test_every_draw_is_what_the_definition_says(row, setting, u, impossible):
@@ -202,6 +203,7 @@ def test_without_a_seed_a_loop_has_its_own_and_tells_it() -> None:
     assert first.index == 20
 
 
+@pytest.mark.slow
 def test_neighbouring_seeds_answers_and_turns_are_unrelated() -> None:
     """Six standard deviations would be 0.02: the first rule, which counted draws on from the seed, had 1.0."""
     count, lags = 100_000, (0, 1, 2, 3)

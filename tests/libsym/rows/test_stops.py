@@ -79,6 +79,7 @@ def plainly(texts: Sequence[bytes], pieces: Iterable[bytes]) -> tuple[int, int] 
 letters = st.text("abé", min_size=1, max_size=7)  # so few that texts overlap themselves and each other
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(letters, max_size=6),

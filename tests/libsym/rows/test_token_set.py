@@ -24,6 +24,7 @@ def test_it_is_what_pythons_sets_are(first, second):
     assert (ours == others, hash(ours) == hash(sym.TokenSet(list(first), SIZE))) == (first == second, True)
 
 
+@pytest.mark.slow
 @given(TOKENS.filter(bool), st.lists(st.floats(-9, 9), min_size=SIZE, max_size=SIZE))
 def test_it_narrows_a_question_as_ids_do(allowed, logits):
     dist, mask = sym.Dist.of(logits), sym.TokenSet(allowed, SIZE)

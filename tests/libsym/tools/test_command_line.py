@@ -96,6 +96,7 @@ def test_the_help_is_the_docstring_and_names_defaults(capsys: pytest.CaptureFixt
     assert "how many (default: 7)" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "@(lambda main: lambda arguments: main(arguments))\nasync "])
 def test_a_command_runs_where_its_file_was_started_and_not_where_it_is_imported(tmp_path: Path, how: str) -> None:
     source = f"""'''Doubles it.'''

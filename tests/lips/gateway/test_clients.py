@@ -35,6 +35,7 @@ def codex(previous=()):
     }
 
 
+@pytest.mark.slow
 def test_what_codex_sends_is_answered_and_its_next_turn_computes_what_is_new(http, gateway):
     first = events_of(http.post("/v1/responses", json=codex()).text)
     assert first[0]["type"] == "response.created"

@@ -17,6 +17,7 @@ WORDS = {"messages": user("word " * 200)}
 SCORED = {"prompt": "word " * 100, "max_tokens": 0, "echo": True, "logprobs": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

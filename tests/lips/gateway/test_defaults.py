@@ -14,6 +14,7 @@ def said(http, **options):
     return post(http, CHAT, QUESTION, **options)["choices"][0]["message"]["content"]
 
 
+@pytest.mark.slow
 def test_a_model_whose_makers_say_nothing_draws_at_seven_tenths(http):
     assert said(http) == said(http, temperature=0.7, top_p=0.95)
     assert said(http) != said(http, temperature=1.0, top_p=1.0)
@@ -21,6 +22,7 @@ def test_a_model_whose_makers_say_nothing_draws_at_seven_tenths(http):
     assert (response["temperature"], response["top_p"]) == (0.7, 0.95)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_how_its_tokens_are_drawn_and_a_chat_ends_with_the_context(tmp_path):
     """A model of 512 positions, whose makers say how it draws."""
     directory = tmp_path / "model"

@@ -44,6 +44,7 @@ def refused(call):
     return None, None
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(BODIES)
 def test_no_body_is_more_than_refused(body):

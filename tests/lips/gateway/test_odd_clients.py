@@ -88,6 +88,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_gateway):
         assert b" 408 " in status_of(connection)
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
     for stream in (True, False):
         gone = figure(http, "gone_total")
@@ -104,6 +105,7 @@ def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
     post(http, CHAT, QUESTION)
 
 
+@pytest.mark.slow
 def test_readers_that_stop_keep_nobody_waiting(gateway, http):
     stalled = [connected(gateway) for _ in range(10)]
     try:

@@ -46,6 +46,7 @@ def test_a_chat_is_answered_counted_and_timed_and_a_stream_is_the_same_in_lines(
     assert streamed.headers["content-type"] == "application/x-ndjson", "it streams unless it is told not to"
 
 
+@pytest.mark.slow
 def test_options_are_obeyed_named_by_a_header_or_refused(client, http):
     options = {**GREEDY, "seed": 3, "stop": ["Paris"], "num_ctx": 4096, "n": 3, "numa": None, "tfs_z": 1.0}
     answer = http.post("/api/chat", json={"messages": CAPITAL, "options": options, "stream": False, "frob\n": 1})
@@ -62,6 +63,7 @@ def test_options_are_obeyed_named_by_a_header_or_refused(client, http):
         is_refused(lambda option=option: client.chat("any", CAPITAL, options=option), says)
 
 
+@pytest.mark.slow
 def test_a_format_is_held(client):
     asked = {"format": City.model_json_schema(), "options": {**GREEDY, "num_predict": 60}}
     assert City.model_validate_json(client.chat("any", CAPITAL, **asked).message.content)
@@ -70,6 +72,7 @@ def test_a_format_is_held(client):
     is_refused(lambda: client._request_raw("POST", "/api/chat", json=wrong), "format is 5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called_with_an_object_and_what_came_of_it_is_used(client, stream):
     call = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
@@ -91,6 +94,7 @@ def test_a_tool_is_called_with_an_object_and_what_came_of_it_is_used(client, str
     assert second.prompt_eval_count > parts[-1].prompt_eval_count
 
 
+@pytest.mark.slow
 def test_a_generation_goes_on_from_its_context(client, http):
     asked = {"system": "You are brief.", "options": GREEDY}
     first = client.generate("any", "My name is Ann.", **asked)
@@ -143,6 +147,7 @@ def test_the_model_is_listed_shown_and_loaded(client, http):
     assert client.chat("any", [], keep_alive=0).done_reason == "unload"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_one_without_a_key_is_refused_in_the_form_of_the_interface(gateway):
     with ollama.Client(gateway.url, trust_env=False) as stranger:

@@ -42,6 +42,7 @@ def text_of(chunks, index=0):
     return "".join(choice.delta.content or "" for choice in choices if choice.index == index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
 def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client):
     answer = ask(client)
@@ -59,6 +60,7 @@ def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+@pytest.mark.slow
 def test_n_answers_differ_by_their_draws_and_a_seed_gives_them_again(client):
     drawn: dict[str, Any] = {"n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 8}
     choices = ask(client, **drawn).choices
@@ -70,6 +72,7 @@ def test_n_answers_differ_by_their_draws_and_a_seed_gives_them_again(client):
     assert [text_of(chunks, index) for index in range(3)] == texts
 
 
+@pytest.mark.slow
 def test_stops_lengths_and_biases_hold(client):
     whole = ask(client).choices[0].message.content
     stopped = ask(client, stop=["Paris"]).choices[0]
@@ -84,6 +87,7 @@ def test_stops_lengths_and_biases_hold(client):
     assert banned.choices[0].logprobs.content[0].token != first.token
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_the_tokens_of_the_text(client):
     wanted = {"logprobs": True, "top_logprobs": 4, "max_tokens": 6}
     choice = ask(client, **wanted).choices[0]
@@ -96,6 +100,7 @@ def test_logprobs_are_those_of_the_tokens_of_the_text(client):
     assert [entry.token for each in streamed if each for entry in each.content] == [each.token for each in tokens]
 
 
+@pytest.mark.slow
 def test_a_tool_is_called_answered_and_the_answer_used_and_calls_come_in_deltas(client):
     asked = user("How warm is it in Paris?")
     first = ask(client, messages=asked, tools=[WEATHER], tool_choice="required", max_tokens=80).choices[0]
@@ -117,6 +122,7 @@ def test_a_tool_is_called_answered_and_the_answer_used_and_calls_come_in_deltas(
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.slow
 def test_structured_output_is_parsed_and_an_error_of_the_client_where_it_is_cut_off(client):
     asked = {"model": "any", "messages": user("Tell me of Paris."), "response_format": City}
     parsed = client.chat.completions.parse(**asked, max_tokens=60, temperature=0)
@@ -127,6 +133,7 @@ def test_structured_output_is_parsed_and_an_error_of_the_client_where_it_is_cut_
     assert text.message.content.startswith("{")
 
 
+@pytest.mark.slow
 def test_text_completions_go_on_echo_and_score(client):
     def complete(prompt, **options):
         return client.completions.create(model="any", prompt=prompt, **options)
@@ -142,6 +149,7 @@ def test_text_completions_go_on_echo_and_score(client):
     assert all(logprob <= 0 for logprob in echoed.logprobs.token_logprobs[1:])
 
 
+@pytest.mark.slow
 def test_many_prompts_of_one_request_share_steps(client, http):
     prompts = [f"Number {number} is" for number in range(20)]
     options = {"model": "any", "echo": True, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
@@ -167,6 +175,7 @@ def test_errors_are_the_clients_own_classes(client):
     assert client.models.list().data[0].id == "SmolLM2-135M-Instruct"
 
 
+@pytest.mark.slow
 def test_responses_go_on_from_one_another_by_their_files(client, gateway):
     how = {"model": "any", "instructions": "You are brief.", "max_output_tokens": 12, "temperature": 0}
     first = client.responses.create(input="My name is Ann.", **how)
@@ -182,6 +191,7 @@ def test_responses_go_on_from_one_another_by_their_files(client, gateway):
         client.responses.retrieve(second.id)
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_response_has_its_events_in_order(client):
     with client.responses.stream(model="any", input=CAPITAL, max_output_tokens=40, temperature=0) as stream:
         happened = list(stream)
@@ -195,6 +205,7 @@ def test_a_stream_of_a_response_has_its_events_in_order(client):
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.slow
 def test_a_response_calls_functions_and_parses_structures(client):
     how = {"model": "any", "tools": [{"type": "function", **FUNCTION, "strict": True}]}
     first = client.responses.create(

@@ -159,6 +159,7 @@ def test_a_route_tells_its_client_what_it_refuses(tiny, route):
     assert f"{name} is -7: " in json.dumps(post(tiny, route, LEAST[route], **{name: -7}, status=400))
 
 
+@pytest.mark.slow
 def test_the_list_has_all_fields_of_the_clients_that_are_installed_and_the_manual_the_three_columns():
     done = subprocess.run([sys.executable, LISTING, "--quick"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -172,6 +173,7 @@ def test_the_fates_of_parameters_are_found_from_a_gateways_answers(tiny_gateway)
     assert [before(tiny_gateway.url, *each) for each in asked] == ["obeyed", "refused", "ignored", "no route"]
 
 
+@pytest.mark.slow
 def test_the_requests_in_the_manual_are_answered(tiny):
     for page in ("lips-gateway.7", "lips-gateway-fields.7"):
         text = (ROOT / "man" / page).read_text().replace("\\-", "-").replace("\\(aq", "'").replace("\\e\n", "")
@@ -232,12 +234,14 @@ def test_values_that_ask_for_nothing_are_not_refused():
             check(COMPLETIONS, refused)
 
 
+@pytest.mark.slow
 def test_a_strict_gateway_refuses_unknown_fields(tiny_gateway):
     with gateways(tiny_gateway.daemon) as start, start("--strict", "--directory", "strict").client() as http:
         assert http.post(CHAT, json={**QUESTION, "user": "ann"}).headers["symphony-ignored"] == "user"
         assert post(http, CHAT, QUESTION, frob=1, status=400)["error"]["param"] == "frob"
 
 
+@pytest.mark.slow
 def test_what_the_suites_clients_send_is_not_refused(tiny):
     """`client_bodies.json`: recorded by `scripts/conformance/client_bodies.py`."""
     bodies = json.loads((ROOT / "tests" / "lips" / "gateway" / "client_bodies.json").read_text())

@@ -51,6 +51,7 @@ def other(gateway):
         yield client
 
 
+@pytest.mark.slow
 def test_a_conversation_is_a_file_that_a_shell_lists_forks_and_a_client_talks_to(http, files):
     first = say(http, "My name is Ann.", "ann")["usage"]
     assert cached(first) == 0
@@ -63,6 +64,7 @@ def test_a_conversation_is_a_file_that_a_shell_lists_forks_and_a_client_talks_to
     assert names(http) == {"ann"}
 
 
+@pytest.mark.slow
 def test_a_turn_and_a_whole_history_cost_what_is_new_in_them(http):
     def computed(usage):
         return usage["prompt_tokens"] - cached(usage)
@@ -79,6 +81,7 @@ def test_a_turn_and_a_whole_history_cost_what_is_new_in_them(http):
     assert max(costs[1:]) <= 24, costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("headers", "more"), [({"x-session-id": "mine"}, {"n": 3}), ({}, {"session_id": "mine"})])
 def test_a_name_that_a_client_gives_its_session_is_its_files_and_has_the_first_choice(http, files, headers, more):
     body = {"messages": user("Say a word."), "max_tokens": 6, "seed": 1, **more}
@@ -89,6 +92,7 @@ def test_a_name_that_a_client_gives_its_session_is_its_files_and_has_the_first_c
     assert answer["choices"][0]["message"]["content"].startswith(said[-1])
 
 
+@pytest.mark.slow
 def test_a_conversation_of_any_name_is_a_file_of_its_own(http, files):
     left = {"a b", "a/b", "a?b", "a%2fb", "50%", ".hidden", "é" * 60, "long " * 100, "a/export", "q~0123456789abcdef"}
     for name in sorted(left):
@@ -103,6 +107,7 @@ def test_a_conversation_of_any_name_is_a_file_of_its_own(http, files):
         assert names(http) == left
 
 
+@pytest.mark.slow
 def test_files_of_before_keep_their_names_and_one_that_is_no_text_is_listed(http, files):
     say(http, "First.", "plain", max_tokens=4)
     (files / "plain.kv").rename(files / "50%.kv")
@@ -115,6 +120,7 @@ def test_files_of_before_keep_their_names_and_one_that_is_no_text_is_listed(http
     Path(os.fsdecode(other)).unlink()
 
 
+@pytest.mark.slow
 def test_a_key_of_the_prompt_cache_and_a_completion_leave_a_conversation_of_that_name_alone(http):
     say(http, "First.", "ann")
     before = http.get("/sessions/ann").json()
@@ -125,6 +131,7 @@ def test_a_key_of_the_prompt_cache_and_a_completion_leave_a_conversation_of_that
     assert names(http) == {"ann"}
 
 
+@pytest.mark.slow
 def test_a_system_message_in_a_later_turn_is_the_same_or_a_turn(http):
     for number, told in enumerate(("You are FOO.", "You are FOO.", "You are BAR.")):
         messages = [{"role": "system", "content": told}, *user(f"Turn {number}?")]
@@ -134,6 +141,7 @@ def test_a_system_message_in_a_later_turn_is_the_same_or_a_turn(http):
     assert (text.count("You are FOO."), text.count("You are BAR.")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_repetition_penalty_counts_the_whole_prompt_whatever_is_known_of_it(http):
     body = {"messages": user("Tell me about the sea, the sand and the sea again."), "max_tokens": 24}
     first, second = (post(http, CHAT, body, temperature=0, repetition_penalty=1.6) for _ in range(2))
@@ -141,6 +149,7 @@ def test_a_repetition_penalty_counts_the_whole_prompt_whatever_is_known_of_it(ht
     assert second["choices"][0]["message"] == first["choices"][0]["message"]
 
 
+@pytest.mark.slow
 def test_a_turn_shows_and_lends_its_conversation_as_it_was_and_excludes_all_others(
     http, files, other, gateway_daemon, start_gateway
 ):
@@ -169,6 +178,7 @@ def test_a_turn_shows_and_lends_its_conversation_as_it_was_and_excludes_all_othe
         post(http, CHAT, turn, max_tokens=2, status=409)
 
 
+@pytest.mark.slow
 def test_a_turn_whose_client_goes_leaves_what_it_was_sent(http):
     say(http, "First.", "left")
     before = http.get("/sessions/left").json()
@@ -188,6 +198,7 @@ def test_a_turn_whose_client_goes_leaves_what_it_was_sent(http):
     assert said_in(http, "left")[-1].startswith(sent[:20])
 
 
+@pytest.mark.slow
 def test_the_page_s_routes_fork_undo_export_and_remove(http, files):
     say(http, "First.", "a", max_tokens=4)
     before = http.get("/sessions/a").json()
@@ -226,6 +237,7 @@ def test_what_is_not_there_is_said_so_and_what_could_not_begin_is_not_there(http
     assert names(http) == set()
 
 
+@pytest.mark.slow
 def test_each_of_two_requests_of_a_session_keeps_its_whole_name(http, other):
     name = "long " * 100
     body = {"messages": user("Hi."), "max_tokens": 2, "session_id": name}
@@ -271,6 +283,7 @@ def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon
         anyio.run(race)
 
 
+@pytest.mark.slow
 def test_what_nobody_was_shown_of_a_stop_text_is_in_no_answer_no_file_and_no_log_probability(http):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "ab Observation: c"}}}
     body = {"messages": user("Hi."), "stop": ["Observation:"], "response_format": form, "logprobs": True}
@@ -290,6 +303,7 @@ def test_what_nobody_was_shown_of_a_stop_text_is_in_no_answer_no_file_and_no_log
     assert "".join(told) == '"ab'
 
 
+@pytest.mark.slow
 def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(http, files, gateway):
     say(http, "Hi.", "other")
     place, away = files / "moving.kv", files / "away.kv"
@@ -303,6 +317,7 @@ def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(
     assert http.get("/sessions/away").json()["tokens"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interface", "last"), [(CHAT, "[DONE]"), (MESSAGES, "message_stop")])
 def test_the_last_event_of_a_stream_comes_when_the_file_has_all_of_the_turn(http, files, interface, last):
     """Whatever befalls the gateway then, nothing is lost; and the next turn may begin."""
@@ -315,6 +330,7 @@ def test_the_last_event_of_a_stream_comes_when_the_file_has_all_of_the_turn(http
                 fcntl.flock(file, fcntl.LOCK_UN)  # the kernel tells of a close only later
 
 
+@pytest.mark.slow
 def test_a_conversation_that_is_moved_during_a_turn_and_one_that_has_its_name_then_are_two(http, files, other):
     say(http, "First.", "one")
     before = http.get("/sessions/one").json()

@@ -207,6 +207,7 @@ async def test_the_doorbell_of_a_connection_that_ended_wakes_nobody(sleeper):
     sleeper.program = sleeper.lips[1]
 
 
+@pytest.mark.slow
 async def test_a_signal_is_handled_while_the_thread_sleeps(sleeper):
     handled = []
     before = signal.signal(signal.SIGUSR1, lambda *_: handled.append(time.monotonic()))

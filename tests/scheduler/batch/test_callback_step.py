@@ -115,6 +115,7 @@ def test_an_exception_is_an_error_for_c_is_taken_once_and_the_next_step_is_compu
     assert np.isfinite(out).all()
 
 
+@pytest.mark.slow
 def test_the_addresses_are_good_as_long_as_their_owner_who_goes_when_nobody_has_it(through_c, no_collector):
     seen = list[Any]()
     through = through_c(lambda batch: seen.append(batch))  # noqa: PLW0108 - what can be referred to weakly

@@ -129,6 +129,7 @@ def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
     assert asking.tokens == [2]
 
 
+@pytest.mark.slow
 def test_a_generation_ends_with_what_it_has(asking, monkeypatch):
     step = asking.steps.step
 

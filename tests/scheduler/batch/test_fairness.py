@@ -9,6 +9,7 @@ import pytest
 from tests.scheduler.random_loads import random_load, stubborn_load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "num_loads"), [(random_load, 120), (stubborn_load, 8)])
 def test_no_call_waits_for_longer_than_is_stated(load, num_loads):
     for seed in range(num_loads):

@@ -112,6 +112,7 @@ def smollm():
     return Grammars(Text(tokenizer)), tokenizer
 
 
+@pytest.mark.slow
 def test_a_real_model_s_special_tokens_are_no_text_and_what_is_forced_is_tokenized_as_it_would(smollm):
     grammars, tokenizer = smollm
     assert allowed(grammars.compile(ANN, "regex", "(?s:.)*")) & tokenizer.special_ids == tokenizer.eos_ids

@@ -170,6 +170,7 @@ async def test_a_batch_of_a_program_that_goes_is_nobodys(side, monkeypatch):
     await side.until(lambda: len(abandoned) == 3)
 
 
+@pytest.mark.slow
 async def test_a_batch_begins_as_a_whole_or_is_the_gates(numberless):
     side = numberless
     cases = {

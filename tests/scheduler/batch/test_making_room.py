@@ -93,6 +93,7 @@ async def loops(bench: Bench, num_files: int, num_tokens: int) -> dict[int, list
     return rows
 
 
+@pytest.mark.slow
 def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_path, bench):
     found: list[dict[int, list[np.ndarray]]] = []
 

@@ -142,6 +142,7 @@ def served(steps, calls, num_steps, step_s=0.01):
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [1, 500])
 def test_service_is_as_the_weights(left):
     steps = Steps(weights={(0,): 1, (1,): 3, (1, 0): 1, (1, 1): 2})

@@ -80,6 +80,7 @@ def is_free(bench, no_collector):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [ROWS_LAST, ROWS_ALL], ids=["in a run", "in a step"])
 async def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, is_free, flags):
     request = Request(Op.PRED, flags, 1, bench.program.add(bench.file()), (1, 0, 0, 0), struct.pack("=i", 7))
@@ -90,6 +91,7 @@ async def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_
     assert await trio.to_thread.run_sync(is_free.wait, 20)
 
 
+@pytest.mark.slow
 async def test_an_error_that_is_kept_has_hold_of_no_run(bench, is_free):
     """The collector can not take a buffer that C has: what led to one, and was garbage, ended the daemon."""
     handle = bench.decode(bench.file(), 1)

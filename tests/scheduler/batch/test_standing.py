@@ -182,6 +182,7 @@ def looks(bench, replace):
     return Looks(bench, replace)
 
 
+@pytest.mark.slow
 async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
     def find(true, server, handle, *arguments):
         if len(looks.asked) == 2:
@@ -198,6 +199,7 @@ async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
     assert len(steps[-1]) == 2, "it went without the one that came"
 
 
+@pytest.mark.slow
 async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first_look(bench, looks, replace):
     handed_on = list[int]()
     replace("unwatch", lambda *_: noted(handed_on, len(looks.asked or [])))
@@ -209,6 +211,7 @@ async def test_a_call_of_a_file_that_is_not_in_the_run_is_handed_on_at_the_first
     assert handed_on[0] == 2, "others were waited for first"
 
 
+@pytest.mark.slow
 async def test_a_step_of_one_call_is_expected_to_take_what_one_of_the_latest_took(bench, looks):
     """Else a wait, which is bounded by that step, would be longer the more calls there were before."""
 
@@ -297,6 +300,7 @@ async def test_a_generation_is_ready_as_soon_as_it_is_decided_what_it_may_draw(b
     assert len(bench.steps.batches[-1]) == 1, "it waited for the loop"
 
 
+@pytest.mark.slow
 async def test_a_call_is_not_put_off_for_a_program_of_another_account_that_thinks_for_long(bench, replace):
     """The run knows whose calls are ready: for its own account a call would be put off until that program is back."""
     others, looks = bench.fs.kv_create(Credentials(1001, 1001), None), []
@@ -723,6 +727,7 @@ async def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(b
     assert (first.file.table.length, later.file.table.length) == (0, 3)
 
 
+@pytest.mark.slow
 async def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
     began_s = time.monotonic()

@@ -141,6 +141,7 @@ class Asked:
         self._ended()
 
 
+@pytest.mark.slow
 def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch):
     move, moved, visited, illegal = FileCall.move, set[FileCall](), set[CallState](), []
 

@@ -81,6 +81,7 @@ async def test_the_status_of_a_program_has_what_was_computed_for_its_branches(si
     assert shown == {"tokens:": "11"}
 
 
+@pytest.mark.slow
 async def test_closing_a_branch_does_not_wake_the_scheduler(side):
     await side.branch(10)
     counts = side.batches._run.steps.counts

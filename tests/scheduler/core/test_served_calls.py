@@ -219,6 +219,7 @@ class Pair:
             account.holdings.core.limit_bytes = -1 if memory is None else memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
     pair = Pair(tmp_path, seed)
@@ -244,6 +245,7 @@ def test_calls_that_the_core_carries_out_are_those_of_the_gate(tmp_path, seed):
     assert [accounts.of(creds.uid).holdings.core.num_of[1] for creds in (ANN, BOB)] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_answers_that_find_no_room_in_the_ring_are_sent_later_and_in_order(side):
     found, num_sent = [], 0
     calls = [length(await side.call(CREATE))] * 1000
@@ -275,6 +277,7 @@ async def test_who_hears_of_pressure_is_told_of_a_few_branches_and_the_others_st
     assert side.tree.core.num_branches >= num_branches - MAX_CANDIDATES > 0
 
 
+@pytest.mark.slow
 async def test_page_seconds_of_branches_are_those_of_files(side):
     page_seconds, expected, num_pages, since_s = side.program.program.page_seconds, 0.0, 0, 0.0
     await side.ask(CREATE)

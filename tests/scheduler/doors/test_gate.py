@@ -264,6 +264,7 @@ async def test_what_a_connection_has_under_way_is_bounded_in_bytes_and_what_ends
     bench.fs.kv_close(holder)
 
 
+@pytest.mark.slow
 async def test_what_a_user_has_under_way_is_bounded_over_all_of_its_connections(bench):
     own, other = [bench.lip() for _ in range(PER_USER // PER_CONNECTION + 2)], bench.lip(uid=7)
     for lip in (*own, other):

@@ -228,6 +228,7 @@ async def test_an_id_that_is_taken_is_not_started_again_nor_taken_from_a_launche
 # ---- floods
 
 
+@pytest.mark.slow
 async def test_a_launcher_that_never_reads_is_listened_to_no_more_and_then_dropped(house, monkeypatch):
     monkeypatch.setattr(launchers, "READ_WITHIN_S", 0.5)
     flood, other = house.launcher(), house.launcher()
@@ -271,6 +272,7 @@ async def test_one_user_s_launchers_leave_room_for_those_of_others(house):
     await trio.testing.wait_all_tasks_blocked()
 
 
+@pytest.mark.slow
 async def test_questions_that_a_launcher_does_not_answer_are_bounded_and_answers_to_none_are_dropped(house):
     launcher = house.launcher()
     for number in (0, -1, 1, 1 << 60):

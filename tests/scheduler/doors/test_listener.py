@@ -77,6 +77,7 @@ async def test_a_client_that_does_not_greet_in_time_is_told_so_and_leaves_its_pl
     assert await house.try_to_get_in() == welcome()
 
 
+@pytest.mark.slow
 async def test_one_user_s_connections_leave_room_for_those_of_others(house):
     for _ in range(MAX_LIPS // 2):
         assert await house.try_to_get_in() == welcome()
@@ -138,6 +139,7 @@ def break_ring(_connection, region, doorbell):
     os.eventfd_write(doorbell, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [hang_up, break_ring])
 async def test_a_connection_that_has_ended_is_in_no_cycle(house, no_collector, end):
     """The collector of garbage looks at objects once where they are many: a cycle of older ones stays for good."""

@@ -101,6 +101,7 @@ async def test_the_text_is_made_only_some_times_a_second_however_often_it_is_ask
     assert 1 <= port.num_made <= 1 + took_s / FRESH_S
 
 
+@pytest.mark.slow
 async def test_those_who_say_nothing_are_closed_when_somebody_else_comes(port):
     silent = [await port.connected() for _ in range(2 * MAX_CONNECTIONS)]
     half = await port.connected()
@@ -113,6 +114,7 @@ async def test_those_who_say_nothing_are_closed_when_somebody_else_comes(port):
     assert "made" in await port.ask(get())
 
 
+@pytest.mark.slow
 async def test_connections_to_both_addresses_at_once_are_no_more_than_there_may_be(port):
     if len(port.served._bound) < 2:
         pytest.skip("NOT TESTED ON BOTH: this machine has no IPv6")

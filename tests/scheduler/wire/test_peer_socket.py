@@ -202,6 +202,7 @@ def test_packets_of_connections_that_wait_hold_up_no_end_of_the_daemon(tmp_path,
     trio.run(main)
 
 
+@pytest.mark.slow
 @needs_root
 @DOORS
 @pytest.mark.usefixtures("older_kernel")
@@ -221,6 +222,7 @@ async def test_files_of_a_hung_mount_hold_up_their_sender_alone(house, door, hun
     assert (await unheard.receive())["error"]
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.usefixtures("older_kernel")
 async def test_one_whose_threads_hang_leaves_no_descriptors_by_connections_without_any(house, hung_mount):

@@ -40,6 +40,7 @@ def is_failure(check, *words):
     return check.ok is False and bool(check.advice) and all(str(word) in check.detail for word in words)
 
 
+@pytest.mark.slow
 def test_this_machine_can_run_symphony(named_socket):
     found = {check.name: check for check in checks()}
     assert [name for name, check in found.items() if check.ok is False] == []
@@ -209,5 +210,6 @@ def test_the_report_and_the_exit_status_tell_whether_something_needed_failed(cap
     assert json.loads(capsys.readouterr().out) == [{"name": "b", "ok": None, "detail": "so so", "advice": "do this"}]
 
 
+@pytest.mark.slow
 def test_a_command_that_takes_too_long_is_given_up():
     assert run_bounded([sys.executable, "-c", "import signal; signal.pause()"], timeout_s=0.3) is None

@@ -23,6 +23,7 @@ print(during - before, resident() - before)
 """
 
 
+@pytest.mark.slow
 def test_large_blocks_that_were_freed_are_given_back_whatever_came_after_them():
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60)
     during, after = map(int, done.stdout.split())

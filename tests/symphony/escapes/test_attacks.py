@@ -9,12 +9,14 @@ CONTROLLED = [row["name"] for row in TABLE if row["no_control"] is None]
 NOT_IN_THIS_KERNEL = {"ENOSYS", "EAFNOSUPPORT"}
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_each_gets_somewhere(root):
     found = root.tries(NONE, *CONTROLLED)
     idle = [row for row in found.values() if row["got"] is None and row["refused"] not in NOT_IN_THIS_KERNEL]
     assert idle == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["root", "ann"])
 def test_in_the_sandbox_none_gets_anything_and_what_is_outside_notices_nothing(request, name):
     user = request.getfixturevalue(name)

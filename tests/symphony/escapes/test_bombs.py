@@ -11,6 +11,7 @@ from tests.symphony.launchers import eventually
 PROGRAM = PROGRAMS / "bombs.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fork_and_flee", "descriptors_under_way", "terminals", "connections"])
 def test_a_bomb_holds_up_no_other_program_and_ends_whole(house, ann, bob, name):
     """The kernel counts some things for a user, and not for a sandbox."""

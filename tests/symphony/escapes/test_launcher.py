@@ -45,6 +45,7 @@ print(json.dumps("wrote"), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_what_a_program_writes_to_descriptors_that_it_finds_reaches_no_other(user, neighbour):
     user.says(STANDARD, WRITES)
     done = user.run(STANDARD, user.script("sys.exit(7)"), check=False)
@@ -69,6 +70,7 @@ sys.exit(5)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_harms_the_first_process_of_its_sandbox_ends_itself_at_most(user, neighbour):
     done = user.run(STANDARD, user.script(ENDS_INIT), check=False)
     assert done.stdout == '"tried"\n', done.stderr
@@ -111,6 +113,7 @@ sys.exit(42 if got else 41)
 ESCAPED, CONFINED = 42, 41
 
 
+@pytest.mark.slow
 def test_programs_that_it_spawns_have_its_sandbox_whatever_it_asks_for(user):
     program = user.script(SPAWNS)
     (program.parent / "child.py").write_text(CHILD)
@@ -126,6 +129,7 @@ def test_programs_that_it_spawns_have_its_sandbox_whatever_it_asks_for(user):
     assert found["outside"] != 0
 
 
+@pytest.mark.slow
 def test_spawning_does_not_tell_what_files_there_are_outside(user):
     source = """
 def told(path):
@@ -147,6 +151,7 @@ print(json.dumps(subprocess.run(sys.argv[1:], capture_output=True, text=True).st
 WHO = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("%d %d", (int)geteuid(), (int)getegid()); }'
 
 
+@pytest.mark.slow
 def test_a_set_uid_program_gives_nothing(ann, tmp_path):
     compiler = shutil.which("gcc")
     if compiler is None:
@@ -173,6 +178,7 @@ print(json.dumps([socket.socket(socket.AF_UNIX).connect_ex(path) == 0 for path i
 """
 
 
+@pytest.mark.slow
 def test_a_program_started_near_sockets_of_the_machines_reaches_none_of_them(house, ann):
     world = ann.world
     for cwd, path in ((ann.runtime.parent, world["docker"]), (house.directory, world["daemon"])):

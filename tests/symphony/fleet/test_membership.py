@@ -127,6 +127,7 @@ def test_a_malformed_lease_is_an_error(client):
                 request(7)
 
 
+@pytest.mark.slow
 def test_a_record_is_written_only_over_the_revision_that_was_seen(etcd):
     assert etcd.put("a/1", b"x\0\xff", 0, 0)
     assert not etcd.put("a/1", b"y", 0, 0)
@@ -150,6 +151,7 @@ def test_a_record_ends_with_its_lease(etcd):
         etcd.put("b/1", b"x", lease, 0)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_down_silent_or_no_etcd_is_passed_over(server, client, monkeypatch):
     monkeypatch.setattr("symphony.fleet.etcd.LIMIT_S", 1.0)
     monkeypatch.setattr("symphony.fleet.etcd.MIN_ATTEMPT_S", 0.2)
@@ -183,6 +185,7 @@ def test_requests_go_on_when_etcd_was_killed_and_is_back(client, tmp_path):
         server.kill()
 
 
+@pytest.mark.slow
 def test_etcd_and_its_clients_show_each_other_certificates(client, tmp_path):
     make_keys(tmp_path / "keys", ["etcd=127.0.0.1", "east"])
     make_keys(tmp_path / "others", ["east"])
@@ -228,6 +231,7 @@ def test_machines_of_a_fleet_find_each_other_and_disappear_when_they_leave(etcd,
     run(main)
 
 
+@pytest.mark.slow
 def test_a_machine_that_renews_nothing_disappears(etcd, request, monkeypatch):
     monkeypatch.setattr("symphony.fleet.membership.TTL_S", 1)  # etcd makes it two
     monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.1)

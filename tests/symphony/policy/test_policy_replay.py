@@ -200,6 +200,7 @@ def test_many_programs_in_little_memory_all_finish_and_books_are_right(tmp_path)
 # ---- what is shipped, and what is told ----
 
 
+@pytest.mark.slow
 def test_the_shipped_traces_are_what_their_script_writes_bit_for_bit(tmp_path):
     command = [sys.executable, TRACES / "make.py", "--out", tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -209,6 +210,7 @@ def test_the_shipped_traces_are_what_their_script_writes_bit_for_bit(tmp_path):
     assert max(map(len, made.values())) < 300_000
 
 
+@pytest.mark.slow
 def test_under_pressure_every_policy_of_ours_is_better_than_computing_again():
     workload = workload_of(read_trace(TRACES / "rag.trace"))
     workload, machine = replace(workload, programs=workload.programs[:12]), h100()

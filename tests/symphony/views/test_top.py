@@ -133,6 +133,7 @@ def look(scenario, size=LARGE):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_programs_and_files_are_shown_sorted_and_filtered_by_keys(programs):
     async def scenario(top):
         await top.until(lambda: set(top.programs) == {"many", "few"} and len(top.files) == 3)
@@ -168,6 +169,7 @@ def test_programs_and_files_are_shown_sorted_and_filtered_by_keys(programs):
     look(scenario)
 
 
+@pytest.mark.slow
 def test_the_cursor_stays_on_its_row_while_others_come_and_go(seen):
     async def scenario(top):
         await top.until(lambda: len(top.files) == 3)
@@ -185,6 +187,7 @@ def test_the_cursor_stays_on_its_row_while_others_come_and_go(seen):
     look(scenario)
 
 
+@pytest.mark.slow
 def test_a_program_is_killed_by_its_launcher_after_a_yes(programs, seen):
     async def scenario(top):
         await top.until(lambda: set(top.programs) == {"many", "few"})
@@ -204,6 +207,7 @@ def test_a_program_is_killed_by_its_launcher_after_a_yes(programs, seen):
     assert seen.symphony("wait", "few", check=False).returncode == 128 + 15
 
 
+@pytest.mark.slow
 def test_a_program_that_connected_by_itself_is_not_killed_and_it_is_said_whose_it_is(seen):
     process = seen.program("sym.getpid(); print('here', flush=True); sys.stdin.read()")
     assert process.stdout.readline() == "here\n"
@@ -221,6 +225,7 @@ def test_a_program_that_connected_by_itself_is_not_killed_and_it_is_said_whose_i
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_goes_and_comes_back_is_waited_for(start_daemon, monkeypatch):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
@@ -240,6 +245,7 @@ def test_a_daemon_that_goes_and_comes_back_is_waited_for(start_daemon, monkeypat
     look(scenario)
 
 
+@pytest.mark.slow
 def test_on_a_small_terminal_one_table_is_there_and_on_a_large_one_both(seen):
     async def scenario(top):
         await top.until(lambda: len(top.files) == 3)
@@ -267,6 +273,7 @@ def test_the_columns_take_no_more_than_the_width():
             assert sum(each.width + 2 * PADDING for each in fitting(columns, width)) <= width
 
 
+@pytest.mark.slow
 def test_a_file_is_pinned_and_unpinned_and_control_characters_and_markup_of_its_name_are_shown_as_text(seen):
     name = "[red]\x1b[31mevil\n.kv"
     sym.kv_create(name).close()
@@ -290,6 +297,7 @@ def test_a_file_is_pinned_and_unpinned_and_control_characters_and_markup_of_its_
     look(scenario)
 
 
+@pytest.mark.slow
 def test_on_a_real_terminal_it_comes_and_leaves_the_screen_as_it_was(seen):
     ours, theirs = pty.openpty()
     environment = {**seen.environment, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -313,6 +321,7 @@ def test_on_a_real_terminal_it_comes_and_leaves_the_screen_as_it_was(seen):
     assert b"\x1b[?1049l" in text
 
 
+@pytest.mark.slow
 def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
     needs = "symphony: symphony top needs a terminal; without one there is symphony stat --watch\n"
     lacks = "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'"
@@ -327,6 +336,7 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
         assert (done.returncode, done.stdout, told in done.stderr) == (1, "", True), done.stderr
 
 
+@pytest.mark.slow
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     command = [*SYMPHONY, "stat", "--watch", "0.1"]

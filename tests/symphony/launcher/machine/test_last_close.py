@@ -41,6 +41,7 @@ def test_a_connection_that_takes_no_descriptors_needs_no_thread():
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("older_kernel")
 def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
     async def scenario():

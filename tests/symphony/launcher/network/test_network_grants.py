@@ -268,6 +268,7 @@ async def test_what_a_server_says_before_it_resets_arrives():
             await sending
 
 
+@pytest.mark.slow
 @in_a_loop
 async def test_a_side_that_does_not_read_holds_up_the_other():
     loop = asyncio.get_running_loop()
@@ -281,6 +282,7 @@ async def test_a_side_that_does_not_read_holds_up_the_other():
         await sending
 
 
+@pytest.mark.slow
 @in_a_loop
 async def test_more_connections_than_there_may_be_wait_for_their_turn():
     opened, most = 0, 0
@@ -329,6 +331,7 @@ async def nowhere(found):
     yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "cause"),
     [
@@ -392,6 +395,7 @@ async def test_connections_at_the_same_time_ask_for_their_name_once():
         assert len(asked_for) == 2
 
 
+@pytest.mark.slow
 @in_a_loop
 async def test_the_next_address_is_tried_while_one_does_not_answer(monkeypatch):
     monkeypatch.setattr(forwarder_module, "REACH_S", 5.0)
@@ -456,6 +460,7 @@ async def test_close_resets_what_is_open_and_accepts_no_more():
             await made.inside.connected(address, 80)
 
 
+@pytest.mark.slow
 @in_a_loop
 async def test_a_connection_that_a_program_closed_ends_though_its_server_keeps_it(monkeypatch):
     monkeypatch.setattr(relay_module, "LOOK_S", 0.1)
