@@ -3,6 +3,7 @@
 import signal
 
 import numpy as np
+import pytest
 
 import libsym as sym
 

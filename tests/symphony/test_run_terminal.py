@@ -9,6 +9,8 @@ import struct
 import termios
 from pathlib import Path
 
+import pytest
+
 from tests.symphony.launchers import SYMPHONY, eventually, has_gone
 
 

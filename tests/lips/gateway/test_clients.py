@@ -1,5 +1,7 @@
 """Requests of codex. `client_bodies.json` has those of other clients."""
 
+import pytest
+
 from tests.lips.gateway.wire import events_of
 
 

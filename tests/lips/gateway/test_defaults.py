@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.decoder.small_checkpoints import save, small_model
 from tests.lips.gateway.conftest import gateways
 from tests.lips.gateway.wire import CHAT, COMPLETIONS, RESPONSES, post, user

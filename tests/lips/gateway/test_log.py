@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.lips.gateway.wire import CHAT, QUESTION, post
 
 TIMES = r"first \d+\.\d{3} s total \d+\.\d{3} s"

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
