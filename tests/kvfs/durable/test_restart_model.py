@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import hypothesis.strategies as st
+import pytest
 import trio
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -133,5 +134,5 @@ def cases(machine: type[Restarts], max_examples: int, step_count: int) -> type:
     return type(case.__name__, (case,), {"settings": how})
 
 
-TestRestarts = cases(Restarts, 15, 40)
-TestSlicedRestarts = cases(SlicedRestarts, 15, 40)
+TestRestarts = pytest.mark.slow(cases(Restarts, 15, 40))
+TestSlicedRestarts = pytest.mark.slow(cases(SlicedRestarts, 15, 40))
