@@ -27,6 +27,17 @@ async def test_operations_of_a_commit_that_failed_are_found_again_in_their_order
         assert list(journal.operations.values()) == all_of_them
 
 
+async def test_a_directory_that_is_gone_depends_on_the_removals_of_the_names_in_it(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal = house.keeper._journal
+        house.fs.kv_mkdir(ROOT, "a", 0o700)
+        house.create("a/b.kv", [1])
+        journal.take(list(journal.operations.values()), [])
+        house.fs.kv_remove(ROOT, "a/b.kv")
+        house.tree.rmdir(house.tree.root, b"a")
+        assert [change.puts[0].key[1] for change in journal.closure([house.tree.root])] == [b"b.kv", b"a"]
+
+
 async def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_its_name(tmp_path):
     async with running(House(tmp_path)) as house:
         journal, root = house.keeper._journal, house.tree.root
@@ -68,6 +79,7 @@ async def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_w
         committed = list(journal.operations.values())
         dirty = journal.take(committed, journal.dirty.copy())
         house.fs.kv_remove(ROOT, "a.kv")
+        settle(journal)
         journal.give_back(committed, dirty)
         settle(journal)
         assert not journal.operations

@@ -46,6 +46,17 @@ def test_steps_that_need_no_interpreter_are_counted(bench):
     assert (bench.batches.statistics.num_steps, bench.batches.statistics.num_steps_in_c) == (1, 1)
 
 
+async def test_a_call_that_is_computed_has_changed_and_used_its_file(bench):
+    file = bench.fs.kv_create(ME, "a.kv", 0o600)
+    inode, content = file.inode, file.content
+    inode.mtime_ns = changes = content.changes = 0
+    bench.fs.volume.heat.forget(inode)
+    await bench.submit(file, [1, 2]).wait()
+    assert inode.mtime_ns > 0
+    assert content.changes > changes
+    assert bench.fs.volume.heat.hottest(ME.uid) == [inode]
+
+
 async def test_calls_and_actions_on_one_file_run_in_the_order_of_their_arrival(bench):
     file = bench.file()
     await bench.submit(file, [1, 2]).wait()

@@ -99,8 +99,10 @@ def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_t
     assert Steps().plan([*begun, p, q], 4) == both | {"p": 30, "q": 30}
     assert Steps().plan([*begun, replace(p, since_s=3.5)], 4)["p"] == 18, "it came later"
     assert Steps().plan([*begun, Call("older", 1, begun_s=1.0), p], 4)["p"] == 17, "one has gone on for longer"
-    plan = Steps().plan([*begun, Call("long", 500, since_s=0.0), p], 4)
-    assert plan == both | {"long": 18, "p": 30}, "a long one is held back, and who came behind it is not"
+    long = [Call(name, 500, since_s=0.0) for name in ("long", "longer")]
+    for held_back in (long[:1], long):
+        plan = Steps().plan([*begun, *held_back, p], 4)
+        assert plan == both | {"long": 18, "p": 30}, "a long one is held back, and who came behind it is not"
 
 
 def is_planned(name, calls, now_s):
@@ -184,6 +186,13 @@ def test_nobody_pays_for_hours_for_what_nobody_lacked():
     counts = served(steps, [*decodes(30), *(Call(f"o{index}", 1, user=1) for index in range(30))], 200)
     mine = sum(count for name, count in counts.items() if name.startswith("d"))
     assert mine > 0.2 * sum(counts.values())
+
+
+def test_what_nobody_lacked_is_no_debt():
+    steps = Steps()
+    for _ in range(5):
+        steps.plan(decodes(4))
+    assert steps.plan([*decodes(4), *OTHERS]) == HALF_AND_HALF
 
 
 def test_a_call_that_found_its_rows_of_ours_taken_has_its_turn():

@@ -183,7 +183,10 @@ def looks(bench, replace):
 
 
 @pytest.mark.slow
-async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
+async def test_who_comes_behind_a_call_of_the_gates_is_waited_for_and_that_is_handed_on_at_once(bench, looks, replace):
+    handed_on = list[int]()
+    replace("unwatch", lambda *_: noted(handed_on, len(looks.asked or [])))
+
     def find(true, server, handle, *arguments):
         if len(looks.asked) == 2:
             return COLD
@@ -193,8 +196,10 @@ async def test_who_comes_behind_a_call_of_the_gates_is_waited_for(bench, looks):
 
     looks.find = find
     await looks.begin()
+    handed_on.clear()
     steps = await looks.first_calls()
     first, second = looks.handles
+    assert handed_on[0] == 2
     assert looks.asked[:3] == [first, second, second]
     assert len(steps[-1]) == 2, "it went without the one that came"
 
@@ -254,6 +259,15 @@ async def test_a_ring_that_no_member_of_the_run_looks_at_is_the_gates_at_once(be
     await bench.until(lambda: handed_on)
     await submit_other(3).wait()
     assert len(bench.steps.batches[num_steps]) == 2, "it went without the other thread's call"
+
+
+async def test_a_program_is_woken_for_a_call_that_the_run_finds_in_its_ring_and_leaves_to_the_gate(bench):
+    bench.program.channel.arm()
+    handle = await bench.held(lambda: bench.decode(bench.file(), 1))
+    bench.ring(handle + 1, 2, 9)
+    bench.steps.gate.set()
+    with trio.fail_after(5), bench.program.nap:
+        await trio.sleep_forever()
 
 
 async def decoding_again(bench, think_s):
@@ -510,6 +524,20 @@ async def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none
     assert queue_s > 2 * HELD_S, "a step has two seats, and four wanted one"
     assert queue_s + compute_s <= 4 * passed_s
     assert abs(bench.batches.statistics.queue_s - used_by(bench.program).queue_s) < 1e-6
+
+
+async def test_how_long_the_first_call_of_a_loop_waited_for_its_file_is_counted_once(bench):
+    file, asked_s = bench.file(), time.monotonic()
+    await bench.held(lambda: bench.submit(file, [1]))
+    handle = bench.decode(file, 1)
+    await trio.sleep(HELD_S)
+    bench.steps.gate.set()
+    for number in range(2, 12):
+        await bench.answered()
+        bench.batches.sync()  # counts it
+        bench.decode_on(handle, number)
+    await bench.answered()
+    assert HELD_S <= used_by(bench.program).queue_s <= time.monotonic() - asked_s
 
 
 def beyond(times, seconds):

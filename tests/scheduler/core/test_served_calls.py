@@ -261,6 +261,14 @@ async def test_answers_that_find_no_room_in_the_ring_are_sent_later_and_in_order
     assert found == [(number, 0, 0, [0, 0, 0, 0], b"") for _ in range(num_sent) for number in range(1, 1001)]
 
 
+async def test_the_length_of_a_file_has_all_entries_that_were_answered(side):
+    handle = await side.call(CREATE)
+    for num_entries in range(1, 4):
+        await side.call(pred(handle, 7))
+        ((_, _, _, args, _),) = await side.ask(length(handle))
+        assert args[1] == num_entries
+
+
 async def test_who_hears_of_pressure_is_told_of_a_few_branches_and_the_others_stay_the_cores(side):
     branches = await side.ask(*[fork(await side.call(CREATE))] * 500)
     first, second, *_ = [args[0] for _, _, _, args, _ in branches]
