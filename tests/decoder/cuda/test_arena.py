@@ -88,6 +88,15 @@ def test_frames_that_are_in_use_are_waited_for(new_arena):
     assert (value_of(arena, 0), value_of(arena, 2)) == (1.0, 4.0)
 
 
+def test_a_page_that_is_on_its_way_into_a_frame_is_waited_for_on_the_device(new_arena):
+    arena = new_arena(num_frames=1)
+    for page in range(2):
+        compute(arena, page, float(page + 1))
+    taken = arena.take(ints(0), written=ints(), blank=ints())
+    assert taken.marks
+    arena.release(taken)
+
+
 def test_more_pages_than_frames_are_refused_with_both_numbers(new_arena):
     with pytest.raises(NoSpace, match=r"5 pages are needed at once, the GPU has room for 4.*--gpu-memory"):
         new_arena().take(ints(0, 1, 2, 3, 4), written=ints(), blank=ints())

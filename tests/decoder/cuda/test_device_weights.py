@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -45,8 +47,9 @@ def test_weights_that_are_not_finite_are_refused(device, name):
     damaged = np.frombuffer(weights.stored(name).data, np.uint16).copy()
     damaged[3] = 0x7F80
     weights = replaced(weights, blocks_of(name, "BF16", weights.shape(name), damaged.view(np.uint8)))
-    with pytest.raises(Invalid, match="not finite"):
+    with pytest.raises(Invalid, match="not finite") as refused:
         load_weights(CONFIG, weights, torch.bfloat16, device)
+    assert not [each for each in threading.enumerate() if each.name.startswith("load")], refused
 
 
 def test_weights_too_large_for_the_precision_are_refused(device):

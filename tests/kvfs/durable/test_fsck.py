@@ -158,6 +158,16 @@ def test_a_state_of_an_older_format_is_clean_and_is_repaired_even_without_its_fi
     assert names_after(state) == names_of(older)
 
 
+async def test_a_repair_brings_a_state_on_through_all_formats(tmp_path):
+    """A state of format 3 without turns is one of format 2. The second migration puts large attributes apart."""
+    state = extracted(3, tmp_path)
+    sql(state, "PRAGMA user_version=2")
+    sql(state, "UPDATE inodes SET record = x'00' WHERE number = ?", number_of(state, "/empty.kv"))
+    fsck(state, repair=True)
+    async with running(House(state)) as house:
+        assert house.fs.find(ROOT, "a.kv").xattrs.is_away
+
+
 @pytest.mark.parametrize("older", range(1, 4))  # no later migration reads records
 def test_a_text_where_a_migration_looks_for_a_record_is_damage_like_any_other(older, tmp_path):
     """A bit of a row's header makes a text of bytes."""

@@ -25,7 +25,8 @@ def test_kinds_share_one_bound_and_the_error_names_the_heaviest_first():
 def test_bytes_count_beside_the_weight_and_a_larger_thing_may_shrink_beyond_the_bound():
     holdings = Holdings(limit_bytes=2000)
     holdings.hold(Kind.MESSAGE, num_bytes=2000 - WEIGHTS[Kind.MESSAGE])
-    holdings.limit_bytes = 10
+    holdings.limit_bytes = 0
+    assert holdings.limit_bytes == 0, "and not without a bound"
     holdings.hold(Kind.MESSAGE, 0, -100)
     assert holdings.num_bytes == 1900
     holdings.let_go(Kind.MESSAGE, num_bytes=1900 - WEIGHTS[Kind.MESSAGE])

@@ -272,6 +272,18 @@ async def test_one_user_s_launchers_leave_room_for_those_of_others(house):
     await trio.testing.wait_all_tasks_blocked()
 
 
+async def test_an_answer_for_which_nobody_waits_any_more_goes_to_who_takes_late_ones(house):
+    launcher, late = house.launcher(), list[dict]()
+    await launcher.start()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await house.programs.living[ID].link.ask({"do": "spawn"}, late=late.append)
+    asked = await launcher.receive()
+    await launcher.send({"d": asked["d"], "ok": True, "id": "00000002"})
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert [each["id"] for each in late] == ["00000002"]
+
+
 @pytest.mark.slow
 async def test_questions_that_a_launcher_does_not_answer_are_bounded_and_answers_to_none_are_dropped(house):
     launcher = house.launcher()
