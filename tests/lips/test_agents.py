@@ -150,6 +150,13 @@ def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed)
     assert sym.kv_stat("atlas.kv").tokens == length, "readers are forks"
 
 
+def test_a_recursive_model_has_as_many_turns_as_it_is_given(lips):
+    sym.kv_create("short.kv").close()
+    with scripted(["print(1)", "print(2)"]):
+        told = lips.refused("rlm", "Where?", "short.kv", "--max-turns", "2")
+    assert told == "rlm: no answer came in 2 turns: give more --max-turns\n"
+
+
 def test_a_swarm_of_programs_drafts_and_votes(lips):
     words = ["What is a town?", "--agents", "poet", "banker", "--max-tokens", "8"]
     out = lips.daemon.symphony("run", "swarm", *words).stdout

@@ -148,6 +148,13 @@ def test_undo_goes_back_to_the_user_whatever_came_after_the_question_and_to_noth
     assert held(chat) == ""
 
 
+def test_a_turn_is_undone_where_the_file_began_without_the_top_of_this_conversation():
+    with new(None, "Be brief.") as chat:
+        sym.kv_write(chat.kv, sym.chat_tokens([{"role": "user", "content": "One?"}]))
+        chat.undo()
+        assert chat.kv.len() == 0
+
+
 def test_where_turns_began_is_noted_with_the_file_and_known_to_a_later_process(shared):
     """A handbook begins the conversation, and a question has three messages."""
     handbook = sym.tokenize("A refund is possible within thirty days. " * 5)
@@ -310,6 +317,17 @@ def test_a_stop_text_that_nobody_was_shown_is_no_part_of_the_conversation():
                 break  # what comes next is not looked at
         assert say(chat, "Four?")
         assert "assistant: Yes.\nuser: Four?" in text_of(chat.kv)
+
+
+def test_a_stop_text_is_cut_off_where_a_task_was_ended_before_its_generation_did_that():
+    async def talk():
+        async with sym.aio.Chat(await sym.aio.kv_create("stopped.kv")) as chat:
+            answer = await chat.ask("One?", grammar=sym.Grammar.regex("Yes[.]\nObservation: no"), stop="\nObservation:")
+            while not answer.is_over:
+                await answer.fetch()
+
+    anyio.run(talk)
+    assert kept("stopped.kv") == conversation(("One?", "Yes."))
 
 
 # ---- forks

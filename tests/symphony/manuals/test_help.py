@@ -13,6 +13,7 @@ from libsym.errors import NotFound
 from symphony.cli import main
 from symphony.manuals import manual
 from symphony.manuals.manual import directories, find_page, find_pages
+from symphony.manuals.manual_entries import EntryKind, entries
 from symphony.manuals.manual_text import plain_text
 
 PAGES = find_pages(directories())
@@ -94,6 +95,12 @@ def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, firs
     shown = asked(*topic.split())[1]
     assert shown.startswith(first)
     assert says in " ".join(shown.split())
+
+
+def test_members_of_libsym_that_are_private_or_not_documented_have_no_entry():
+    calls = [each for each in entries([]) if each.kind == EntryKind.CALL]
+    assert any(each.heading.startswith("libsym.Chat.undo(") for each in calls)
+    assert not [each.heading for each in calls if "._" in each.heading.partition("(")[0] or not each.text.strip()]
 
 
 def test_a_page_of_libsym_is_found_by_its_subject(asked):
