@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 import errno
+import io
 import json
 import select
+import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
 from libsym.errors import ProtocolError, SymError, TimedOut, one_line
@@ -143,8 +145,41 @@ class _Endpoint:
                 return connection
             connection.close()  # etcd has ended it
         if self._context is None:
-            return HTTPConnection(self._host, self._port, timeout=limit_s)
-        return HTTPSConnection(self._host, self._port, timeout=limit_s, context=self._context)
+            connection = HTTPConnection(self._host, self._port, timeout=limit_s)
+        else:
+            connection = HTTPSConnection(self._host, self._port, timeout=limit_s, context=self._context)
+        connection.response_class = _Response
+        return connection
+
+
+class _Response(HTTPResponse):
+    """An answer that must be there as a whole within the timeout of its socket, however slowly its bytes come."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp = io.BufferedReader(_Timed(sock, self.fp.detach()))
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of a socket, until the timeout that the socket has at the beginning is over."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._sock, self._raw = sock, raw
+        self._ends_s = time.monotonic() + (sock.gettimeout() or LIMIT_S)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int | None:
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left_s)
+        return self._raw.readinto(room)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _is_readable(connection: HTTPConnection) -> bool:

@@ -7,11 +7,13 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer, ThreadingTCPServer
 
 import pytest
 import trio
@@ -88,15 +90,35 @@ def answering(text: bytes) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, running(server) as port:
+        yield port
+
+
+@contextmanager
+def dripping(first: bytes, again: bytes) -> Iterator[int]:
+    """Run a server that answers each connection with `first`, and then with `again` for ever. Yields the port."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has gone
+                self.request.sendall(first)
+                while True:
+                    self.request.sendall(again)
+                    time.sleep(0.02)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server, running(server) as port:
+        yield port
+
+
+@contextmanager
+def running(server: TCPServer) -> Iterator[int]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
 
 
 NO_ANSWERS: list[object] = ["", 1, [], {}, {"header": 1}, {"result": []}, {"code": "x", "message": 1}]
@@ -117,6 +139,21 @@ def test_a_malformed_answer_is_an_error_and_the_next_one_counts(client, answer, 
         for _ in range(2):
             with pytest.raises(SymError, match=words):
                 etcd.read("e/")
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [(b"", b"H"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (OK + b"Content-Length: 999\r\n\r\n", b" "),
+     (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n")],
+)  # fmt: skip
+def test_an_answer_that_never_ends_takes_no_longer_than_silence(client, monkeypatch, first, again):
+    monkeypatch.setattr("symphony.fleet.etcd.LIMIT_S", 0.2)
+    monkeypatch.setattr("symphony.fleet.etcd.MIN_ATTEMPT_S", 0.2)
+    with dripping(first, again) as port, pytest.raises(TimedOut, match="no answer in time"):
+        client(f"http://127.0.0.1:{port}").read("e/")
 
 
 def test_a_malformed_lease_is_an_error(client):
