@@ -63,7 +63,7 @@ class Etcd:
         answer = self._ask("kv/range", {"key": _encoded(prefix), "range_end": _encoded(end)})
         try:
             return [_record(each) for each in answer.get("kvs", ())]
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):  # int() of 1e999
             raise ProtocolError(f"etcd sent malformed records: {str(answer)[:MAX_SHOWN]}") from None
 
     def put(self, key: str, value: bytes, lease: int, revision: int) -> bool:
@@ -75,7 +75,10 @@ class Etcd:
 
     def grant(self, ttl_s: int) -> int:
         """Return a new lease, which ends if nothing renews it for `ttl_s` seconds."""
-        return _number(self._ask("lease/grant", {"TTL": str(ttl_s)}), "ID")
+        lease = _number(self._ask("lease/grant", {"TTL": str(ttl_s)}), "ID")
+        if lease <= 0:  # a record with no lease stays for ever
+            raise ProtocolError(f"etcd sent the lease {lease}")
+        return lease
 
     def renew(self, lease: int) -> bool:
         """Renew a lease. Return whether the lease was still there."""
@@ -208,7 +211,7 @@ def _answer(status: int, text: bytes) -> dict[str, Any]:
 def _number(answer: Mapping[str, Any], key: str) -> int:
     try:
         return int(answer.get(key, 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ProtocolError(f"etcd sent a malformed {key}: {str(answer)[:MAX_SHOWN]}") from None
 
 

@@ -6,6 +6,7 @@ and reads the records of all machines. A daemon that ends, or is cut off from et
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -135,6 +136,14 @@ class Membership:
 
     async def _renew(self) -> None:
         """Read the records of all machines. Register if the own record is not there, else renew its lease."""
+        if not await self._reads_and_registers() and not await self._reads_and_registers():
+            raise SymError(f"another daemon writes the record of {self._name}", errno.EAGAIN)
+        if self._trouble:
+            log.info("fleet %s: etcd answers", self._fleet)
+            self._trouble = ""
+
+    async def _reads_and_registers(self) -> bool:
+        """Return False if the own record has changed after it was read."""
         mine = self._mine()
         records = {each.key.removeprefix(self._prefix): each for each in await self._in_worker(self._read)}
         found = {name: machine_of(record) for name, record in records.items()}
@@ -143,17 +152,18 @@ class Membership:
         self.addresses.clear()
         self.addresses.update((name, address(each.address)) for name, each in machines.items() if name != self._name)
         if mine.address:
-            await self._register(mine, machines.get(self._name), records.get(self._name))
+            if not await self._register(mine, machines.get(self._name), records.get(self._name)):
+                return False
             self._machines[self._name] = mine
-        if self._trouble:
-            log.info("fleet %s: etcd answers", self._fleet)
-            self._trouble = ""
+        return True
 
     def _read(self) -> list[Record]:
         return self._etcd.read(self._prefix)
 
-    async def _register(self, mine: Machine, other: Machine | None, record: Record | None) -> None:
-        """Keep the record of this daemon. `record`: the present record of that name, with `other` in it."""
+    async def _register(self, mine: Machine, other: Machine | None, record: Record | None) -> bool:
+        """Keep the record of this daemon. `record`: the present record of that name, with `other` in it. Return False
+        if it is not that any more.
+        """
         if other is not None and other.state != mine.state:
             raise Exists(
                 f"the fleet {self._fleet} has another machine {self._name}, at {other.address}: choose another "
@@ -163,10 +173,9 @@ class Membership:
             self._lease = await self._in_worker(self._etcd.grant, TTL_S)
         value = json.dumps(asdict(mine)).encode()
         if record is not None and (record.value, record.lease) == (value, self._lease):
-            return
+            return True
         revision = 0 if record is None else record.revision
-        if not await self._in_worker(self._etcd.put, self._prefix + self._name, value, self._lease, revision):
-            await self._renew()  # the record has changed since it was read
+        return await self._in_worker(self._etcd.put, self._prefix + self._name, value, self._lease, revision)
 
     def _fails(self, error: SymError) -> None:
         if not self._trouble:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import ssl
@@ -122,7 +123,10 @@ def running(server: TCPServer) -> Iterator[int]:
 
 
 NO_ANSWERS: list[object] = ["", 1, [], {}, {"header": 1}, {"result": []}, {"code": "x", "message": 1}]
-NO_RECORDS: list[object] = [1, "x", [1], [{}], [{"mod_revision": "x"}], [{"key": "/w==", "mod_revision": "1"}]]
+NO_RECORDS: list[object] = [
+    *(1, "x", [1], [{}], [{"mod_revision": "x"}], [{"mod_revision": math.inf}]),
+    [{"key": "/w==", "mod_revision": "1"}],
+]
 ANSWERS: list[tuple[object, str]] = [
     *((each, "no etcd") for each in NO_ANSWERS),
     *(({"header": {}, "kvs": each}, "malformed records") for each in NO_RECORDS),
@@ -156,12 +160,18 @@ def test_an_answer_that_never_ends_takes_no_longer_than_silence(client, monkeypa
         client(f"http://127.0.0.1:{port}").read("e/")
 
 
-def test_a_malformed_lease_is_an_error(client):
-    with answering(b'{"header": {}, "ID": [], "TTL": "soon"}') as port:
+@pytest.mark.parametrize("number", [b"[]", b'"soon"', b"1e999"])
+def test_a_malformed_lease_is_an_error(client, number):
+    with answering(b'{"header": {}, "ID": %b, "TTL": %b}' % (number, number)) as port:
         etcd = client(f"http://127.0.0.1:{port}")
         for request in (etcd.grant, etcd.renew):
             with pytest.raises(SymError, match="malformed"):
                 request(7)
+
+
+def test_a_lease_without_a_number_is_an_error(client):
+    with answering(b'{"header": {}}') as port, pytest.raises(SymError, match="etcd sent the lease 0"):
+        client(f"http://127.0.0.1:{port}").grant(7)
 
 
 @pytest.mark.slow
@@ -345,6 +355,13 @@ def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, re
         assert stored() == []
 
     run(main)
+
+
+def test_an_etcd_that_writes_nothing_is_trouble(client):
+    with answering(b'{"header": {}, "ID": "7", "TTL": "7"}') as port:
+        east = Membership(client(f"http://127.0.0.1:{port}"), "f", "east", lambda: EAST)
+        run(east.join)
+    assert "another daemon writes the record of east" in east.info()["trouble"]
 
 
 @pytest.mark.slow
