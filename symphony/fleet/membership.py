@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 import trio
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 TTL_S = 10
 """Time after which a daemon that does not renew its lease is gone."""
+MAX_MACHINES, MAX_RECORD_BYTES = 256, 1536
+"""Limits of what a daemon takes from etcd: an answer to `symphony stat` has a mebibyte, and holds all machines."""
 MAX_NUMBER = 1 << 50
 """Upper bound of the numbers in a record."""
 RENEW_S, RETRY_S = 3.0, 1.0
@@ -59,6 +62,8 @@ class Machine:
 
 def machine_of(record: Record) -> Machine | None:
     """Return the machine in a record. None: the record is malformed, or of a later version that has other fields."""
+    if len(record.value) > MAX_RECORD_BYTES or not record.value.isascii():  # `asdict` with json.dumps is ASCII
+        return None
     try:
         match json.loads(record.value):
             case {
@@ -145,25 +150,29 @@ class Membership:
     async def _reads_and_registers(self) -> bool:
         """Return False if the own record has changed after it was read."""
         mine = self._mine()
-        records = {each.key.removeprefix(self._prefix): each for each in await self._in_worker(self._read)}
-        found = {name: machine_of(record) for name, record in records.items()}
-        machines = {name: each for name, each in found.items() if each is not None and MACHINE_NAME.fullmatch(name)}
-        self._machines = machines
+        self._machines, record = await self._in_worker(self._read)
         self.addresses.clear()
-        self.addresses.update((name, address(each.address)) for name, each in machines.items() if name != self._name)
+        self.addresses.update(
+            (name, address(each.address)) for name, each in self._machines.items() if name != self._name
+        )
         if mine.address:
-            if not await self._register(mine, machines.get(self._name), records.get(self._name)):
+            if not await self._register(mine, record):
                 return False
             self._machines[self._name] = mine
         return True
 
-    def _read(self) -> list[Record]:
-        return self._etcd.read(self._prefix)
+    def _read(self) -> tuple[dict[str, Machine], Record | None]:
+        """Return the machines, and the record of this daemon. A worker calls this: there may be many records."""
+        records = {each.key.removeprefix(self._prefix): each for each in self._etcd.read(self._prefix)}
+        found = ((name, machine_of(each)) for name, each in records.items() if MACHINE_NAME.fullmatch(name))
+        machines = ((name, each) for name, each in found if each is not None)
+        return dict(islice(machines, MAX_MACHINES)), records.get(self._name)
 
-    async def _register(self, mine: Machine, other: Machine | None, record: Record | None) -> bool:
-        """Keep the record of this daemon. `record`: the present record of that name, with `other` in it. Return False
-        if it is not that any more.
+    async def _register(self, mine: Machine, record: Record | None) -> bool:
+        """Keep the record of this daemon. `record`: the present record of that name. Return False if it is not that any
+        more.
         """
+        other = None if record is None else machine_of(record)
         if other is not None and other.state != mine.state:
             raise Exists(
                 f"the fleet {self._fleet} has another machine {self._name}, at {other.address}: choose another "

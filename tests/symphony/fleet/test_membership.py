@@ -20,11 +20,12 @@ import pytest
 import trio
 import trio.testing
 
+from libsym.abi import MAX_FRAME_BYTES
 from libsym.errors import Exists, Invalid, SymError, TimedOut
 from symphony.fleet.etcd import MAX_ANSWER_BYTES, Etcd, Record
 from symphony.fleet.keys import make_keys
 from symphony.fleet.link import contexts, require_name
-from symphony.fleet.membership import Machine, Membership, machine_of
+from symphony.fleet.membership import MAX_MACHINES, MAX_RECORD_BYTES, Machine, Membership, machine_of
 from tests.symphony.etcd import EtcdServer
 
 EAST = Machine("10.0.0.1:7313", "state of east", "tiny", {"model": "a", "layout": "b"}, "avx", 1 << 20, 1_700_000_000)
@@ -357,6 +358,20 @@ def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, re
     run(main)
 
 
+def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, request):
+    prefix = f"symphony/{fleet_of(request)}/machines/"
+    identity = {f"{number:x}": "" for number in range(166)}  # keys without values, since each key is shown twice
+    largest = json.dumps(asdict(EAST) | {"identity": identity}, separators=(",", ":")).encode()
+    assert MAX_RECORD_BYTES * 0.9 < len(largest) <= MAX_RECORD_BYTES
+    for number in range(MAX_MACHINES + 1):
+        assert etcd.put(f"{prefix}{'m' * 50}{number}", largest, 0, 0)
+    west = Membership(etcd, fleet_of(request), "west", lambda: WEST)
+    run(west.join)
+    assert len(west.addresses) == MAX_MACHINES
+    assert "west" in west.info()["machines"]
+    assert len(json.dumps(west.info())) < 0.9 * MAX_FRAME_BYTES
+
+
 def test_an_etcd_that_writes_nothing_is_trouble(client):
     with answering(b'{"header": {}, "ID": "7", "TTL": "7"}') as port:
         east = Membership(client(f"http://127.0.0.1:{port}"), "f", "east", lambda: EAST)
@@ -407,10 +422,12 @@ def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client
 
 MACHINES = [
     *(b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000),
+    json.dumps(asdict(EAST) | {"model": "\u00e4"}, ensure_ascii=False).encode(),
     *(
         json.dumps(asdict(EAST) | part).encode()
         for part in (
             {"address": 1}, {"address": "nowhere"}, {"identity": {"a": 1}}, {"free_bytes": "x"}, {"since_s": None},
+            {"model": "m" * MAX_RECORD_BYTES},
             {"model": "\x1b[2J"}, {"identity": {"\n": "x"}}, {"free_bytes": -1}, {"since_s": 1 << 70},
         )
     ),
