@@ -131,7 +131,8 @@ class _Endpoint:
             raise _Silent(_reason(error)) from None
         if not response.isclosed():
             connection.close()
-            raise _Silent(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            is_long = len(text) == MAX_ANSWER_BYTES
+            raise _Silent(f"an answer of more than {MAX_ANSWER_BYTES} bytes" if is_long else "a part of an answer")
         self._idle.append(connection)
         return _answer(status, text)
 
@@ -229,4 +230,4 @@ def _reason(error: OSError | HTTPException | ValueError) -> str:
         return "no answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate: {error.verify_message}"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return (getattr(error, "strerror", None) or one_line(str(error)) or type(error).__name__)[:MAX_SHOWN]

@@ -98,13 +98,16 @@ def answering(text: bytes) -> Iterator[int]:
 
 @contextmanager
 def dripping(first: bytes, again: bytes) -> Iterator[int]:
-    """Run a server that answers each connection with `first`, and then with `again` for ever. Yields the port."""
+    """Run a server that answers each connection with `first`, and then with `again` for ever. If that is empty, the
+    connection ends. Yields the port.
+    """
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
             with suppress(OSError):  # the client has gone
+                self.request.recv(65536)
                 self.request.sendall(first)
-                while True:
+                while again:
                     self.request.sendall(again)
                     time.sleep(0.02)
 
@@ -158,6 +161,14 @@ def test_an_answer_that_never_ends_takes_no_longer_than_silence(client, monkeypa
     monkeypatch.setattr("symphony.fleet.etcd.LIMIT_S", 0.2)
     monkeypatch.setattr("symphony.fleet.etcd.MIN_ATTEMPT_S", 0.2)
     with dripping(first, again) as port, pytest.raises(TimedOut, match="no answer in time"):
+        client(f"http://127.0.0.1:{port}").read("e/")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [(OK + b"Content-Length: 9\r\n\r\n{}", "a part of an answer"), (b"x" * 60_000, "x{120}")]
+)
+def test_a_strange_answer_has_a_short_message(client, said, words):
+    with dripping(said, b"") as port, pytest.raises(TimedOut, match=rf"etcd does not answer \(\S+: {words}\)$"):
         client(f"http://127.0.0.1:{port}").read("e/")
 
 
