@@ -157,19 +157,20 @@ class _Endpoint:
 
 
 class _Response(HTTPResponse):
-    """An answer that must be there as a whole within the timeout of its socket, however slowly its bytes come."""
+    """An answer with limits for the whole of it: the timeout of its socket, and a number of bytes."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
         super().__init__(sock, *arguments, **named)
-        self.fp = io.BufferedReader(_Timed(sock, self.fp.detach()))
+        self.fp = io.BufferedReader(_Limited(sock, self.fp.detach()))
 
 
-class _Timed(io.RawIOBase):
-    """The bytes of a socket, until the timeout that the socket has at the beginning is over."""
+class _Limited(io.RawIOBase):
+    """Bytes of a socket. `http.client` limits the time of each wait only, and reads a chunk of size -1 for ever."""
 
     def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
         self._sock, self._raw = sock, raw
         self._ends_s = time.monotonic() + (sock.gettimeout() or LIMIT_S)
+        self._num_read = 0
 
     def readable(self) -> bool:
         return True
@@ -178,8 +179,12 @@ class _Timed(io.RawIOBase):
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
+        if self._num_read > 2 * MAX_ANSWER_BYTES:  # chunks have lines of their own
+            raise HTTPException("an answer without end")
         self._sock.settimeout(left_s)
-        return self._raw.readinto(room)
+        num_read = self._raw.readinto(room)
+        self._num_read += num_read or 0
+        return num_read
 
     def close(self) -> None:
         self._raw.close()

@@ -164,6 +164,12 @@ def test_an_answer_that_never_ends_takes_no_longer_than_silence(client, monkeypa
         client(f"http://127.0.0.1:{port}").read("e/")
 
 
+def test_a_chunk_of_negative_size_takes_no_memory_without_end(client):
+    first = OK + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"
+    with dripping(first, b"x" * (1 << 20)) as port, pytest.raises(TimedOut, match="an answer without end"):
+        client(f"http://127.0.0.1:{port}").read("e/")
+
+
 @pytest.mark.parametrize(
     ("said", "words"), [(OK + b"Content-Length: 9\r\n\r\n{}", "a part of an answer"), (b"x" * 60_000, "x{120}")]
 )
