@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from libsym.errors import Exists, SymError
+from libsym.errors import Exists, SymError, TimedOut
 from symphony.fleet.etcd import Etcd, Record
 from symphony.settings.kinds import MACHINE_NAME, address
 
@@ -33,7 +33,8 @@ MAX_NUMBER = 1 << 50
 """Upper bound of the numbers in a record."""
 RENEW_S, RETRY_S = 3.0, 1.0
 """Time between two rounds, after a success and after a failure."""
-REVOKE_S = 1.0
+JOIN_S, REVOKE_S = 6.0, 1.0
+"""Time that a daemon gives etcd at its start, more than one request takes, and at its end."""
 NUM_WORKERS = 2
 
 
@@ -113,12 +114,15 @@ class Membership:
         }
 
     async def join(self) -> None:
-        """Register this daemon. If etcd does not answer, say so; `run` tries again.
+        """Register this daemon. If etcd does not answer or is slow, say so; `run` tries again.
 
         Exists: another daemon has the name.
         """
         try:
-            await self._renew()
+            with trio.move_on_after(JOIN_S) as joining:
+                await self._renew()
+            if joining.cancelled_caught:
+                self._fails(TimedOut(f"etcd did not register this daemon within {JOIN_S:g} s"))
         except Exists:
             raise
         except SymError as error:

@@ -389,6 +389,14 @@ def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, r
     assert len(json.dumps(west.info())) < 0.9 * MAX_FRAME_BYTES
 
 
+def test_a_daemon_waits_only_so_long_for_a_slow_etcd_before_it_starts(client, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.membership.JOIN_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        east = Membership(client(f"http://127.0.0.1:{silent.getsockname()[1]}"), "f", "east", lambda: EAST)
+        run(east.join)
+    assert east.info()["trouble"] == "etcd did not register this daemon within 0.1 s"
+
+
 def test_an_etcd_that_writes_nothing_is_trouble(client):
     with answering(b'{"header": {}, "ID": "7", "TTL": "7"}') as port:
         east = Membership(client(f"http://127.0.0.1:{port}"), "f", "east", lambda: EAST)
