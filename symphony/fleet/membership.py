@@ -32,7 +32,7 @@ MAX_MACHINES, MAX_RECORD_BYTES = 256, 1536
 MAX_NUMBER = 1 << 50
 """Upper bound of the numbers in a record."""
 RENEW_S, RETRY_S = 3.0, 1.0
-"""Time between two rounds, after a success and after a failure."""
+"""Time from the beginning of a round to the next one, and from a failure to the next round."""
 JOIN_S, REVOKE_S = 6.0, 1.0
 """Time that a daemon gives etcd at its start, more than one request takes, and at its end."""
 NUM_WORKERS = 2
@@ -131,8 +131,11 @@ class Membership:
     async def run(self) -> None:
         """Stay registered and see the other machines until the task is cancelled, then leave the fleet."""
         try:
+            began_s = trio.current_time()
             while True:
-                await trio.sleep(RETRY_S if self._trouble else RENEW_S)
+                # The time of a round is a part of the pause: the lease must outlive two rounds of a slow etcd.
+                await trio.sleep_until(trio.current_time() + RETRY_S if self._trouble else began_s + RENEW_S)
+                began_s = trio.current_time()
                 try:
                     await self._renew()
                 except SymError as error:

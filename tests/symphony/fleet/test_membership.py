@@ -25,7 +25,7 @@ from libsym.errors import Exists, Invalid, SymError, TimedOut
 from symphony.fleet.etcd import MAX_ANSWER_BYTES, Etcd, Record
 from symphony.fleet.keys import make_keys
 from symphony.fleet.link import contexts, require_name
-from symphony.fleet.membership import MAX_MACHINES, MAX_RECORD_BYTES, Machine, Membership, machine_of
+from symphony.fleet.membership import MAX_MACHINES, MAX_RECORD_BYTES, RENEW_S, Machine, Membership, machine_of
 from tests.symphony.etcd import EtcdServer
 
 EAST = Machine("10.0.0.1:7313", "state of east", "tiny", {"model": "a", "layout": "b"}, "avx", 1 << 20, 1_700_000_000)
@@ -314,6 +314,30 @@ def test_a_machine_that_renews_nothing_disappears(etcd, request, monkeypatch):
             nursery.cancel_scope.cancel()
 
     run(main)
+
+
+def test_rounds_of_a_slow_etcd_follow_without_a_pause():
+    clock, is_third, num_read = trio.testing.MockClock(), threading.Event(), 0
+
+    class Slow(Etcd):
+        def read(self, prefix: str) -> list[Record]:
+            nonlocal num_read
+            num_read += 1
+            if num_read == 3:
+                is_third.set()
+            else:
+                trio.from_thread.run_sync(clock.jump, RENEW_S)
+            return []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Membership(Slow([], None), "f", "east", lambda: replace(EAST, address="")).run)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(RENEW_S)
+            assert await trio.to_thread.run_sync(is_third.wait, 20)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
 
 
 def test_a_name_belongs_to_one_state_directory_at_a_time(etcd, request):
