@@ -112,7 +112,7 @@ class Peers:
         """
         if peer not in self._addresses:
             known = ", ".join(self.names) or "none"
-            raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see `peers` in symphony.toml(5)")
+            raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see symphony-fleet(1)")
         if creds.root is not None:
             raise Invalid("a connection that is confined to a domain can't fetch files of peers")
         fs = self._fs

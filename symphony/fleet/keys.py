@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from libsym.errors import Exists, Invalid, SymError
 from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 from symphony.settings.kinds import MACHINE_NAME
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
 AUTHORITY_KEY = "ca.key"
 VALID_DAYS = 3650
@@ -104,10 +107,9 @@ def _host(host: str) -> list[x509.GeneralName]:
         return [x509.IPAddress(ipaddress.ip_address(host))]
     except ValueError:
         pass
-    try:
-        return [x509.DNSName(host)]
-    except ValueError:
-        raise Invalid(f"{host!r} is no host: write its address or its name in ASCII") from None
+    if not _HOST_NAME.fullmatch(host):
+        raise Invalid(f"{host!r} is no host: write its address or its name in ASCII")
+    return [x509.DNSName(host)]
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
