@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kvfs.images.importer import ImageImport
 from kvfs.images.model_facts import ModelFacts
-from kvfs.names.content import KvFile, Marks
+from kvfs.names.content import Elsewhere, KvFile, Marks
 from kvfs.names.disk import Disk
 from kvfs.names.inode import (
     NOT_KEPT,
@@ -269,6 +269,7 @@ class FileSystem:
             require(inode, creds, WRITE, path)
         if inode.is_directory:
             raise IsDirectory(f"{path} is a directory")
+        self._tree.require_open(inode, writable=write)
         if not isinstance(inode.content, KvFile):
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
         self.volume.require_usable(inode.content, path)
@@ -289,6 +290,8 @@ class FileSystem:
         except NotFound:
             place = self._free_place(creds, path)
             assert place is not None
+            if self._tree.is_shared(place.directory):
+                raise NotSupported(f"{path}: make the file elsewhere, and fork it to the fleet") from None
             return Claim(place, creds.uid)
         if owner is not None and file.inode.uid not in {0, creds.uid, owner}:
             self.kv_close(file)
@@ -332,6 +335,7 @@ class FileSystem:
 
     def kv_open_inode(self, inode: Inode, *, write: bool) -> OpenKv:
         """Open a KV file that the mount has looked up. The kernel has checked permissions."""
+        self._tree.require_open(inode, writable=write)
         assert isinstance(inode.content, KvFile)
         self.volume.require_usable(inode.content, self._tree.path_of(inode))
         return self._open(inode, inode.content, None, writable=write)
@@ -413,6 +417,8 @@ class FileSystem:
             handle.content.under_way = None
         self.volume.locks.release(handle.inode.number, handle)
         self._give_up_claim(handle)
+        if handle.writable and self._tree.agreement is not None:
+            self._tree.agreement.end_writing(handle.inode)
         self.volume.pager.closed(handle.table)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
@@ -437,6 +443,9 @@ class FileSystem:
     async def sync(self, handle: OpenKv) -> None:
         """Sync the file as `fsync(2)` does. NotSupported: the file can't outlive its handles."""
         self._require_open(handle)
+        shared = self._tree.agreement
+        if shared is not None and shared.knows(handle.inode) and handle.inode.content is not handle.content:
+            raise SymError(f"{self.name_of(handle)}: a newer version has taken the place of the handle's", errno.ESTALE)
         if handle.inode.content is not handle.content:
             raise NotSupported(f"{self.name_of(handle)} was emptied or replaced: the handle's version has no name")
         if not handle.inode.names:
@@ -444,7 +453,7 @@ class FileSystem:
                 f"{self.name_of(handle)} has no name: it goes with its last handle, and no disk can keep it; give it a "
                 "name (kv_fork(kv, path)), and sync that"
             )
-        await self.volume.storage.sync(handle.inode)
+        await self.volume.sync(handle.inode)
 
     def kv_truncate(self, handle: OpenKv, num_entries: int) -> None:
         """Keep the first `num_entries` entries."""
@@ -524,6 +533,7 @@ class FileSystem:
         _check_mode(mode)
         if creds.uid != 0 and not creds.in_group(inode.gid):
             mode &= ~stat.S_ISGID
+        self._tree.require_mode(inode, mode, inode.uid, inode.gid)
         inode.mode = mode
         inode.changed()
 
@@ -547,6 +557,7 @@ class FileSystem:
             raise NotDirectory(f"{path} is not a directory")
         require(directory, creds, READ, path)
         require(directory, creds, SEARCH, path)
+        self._tree.require_fresh(directory)
         return directory
 
     def entry(self, name: bytes, inode: Inode) -> DirectoryEntry:
@@ -637,7 +648,10 @@ class FileSystem:
     def check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
         """Check that a file of that name could be made. Return the number of the account that would pay for it."""
         _check_mode(mode)
-        return self._payer(creds, self._free_place(creds, path)).number
+        place = self._free_place(creds, path)
+        if place is not None and self._tree.is_shared(place.directory):
+            raise NotSupported(f"{path}: make the file elsewhere, and fork it to the fleet")
+        return self._payer(creds, place).number
 
     def _piece(self, source: OpenKv, ranges: Ranges) -> SourceRanges:
         self._require_open(source)
@@ -700,6 +714,8 @@ class FileSystem:
     def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
         content.retain()
         self._tree.opened(inode)
+        if writable and self._tree.agreement is not None:
+            self._tree.agreement.begin_writing(inode)
         self.volume.pager.opened(content.table)
         return OpenKv(inode, content, writable, origin)
 
@@ -754,13 +770,13 @@ class FileSystem:
         table = None if content is None else content.table
         return KvStat(
             ino=inode.number,
-            kind="kv" if table is not None else inode.kind,
+            kind=inode.kind if table is None else "kv",
             mode=inode.mode,
             uid=inode.uid,
             gid=inode.gid,
             nlink=inode.nlink,
             size=self.volume.size_of(inode) if content is None else self.volume.image_bytes(content),
-            tokens=0 if table is None else table.length,
+            tokens=_num_tokens(inode) if table is None else table.length,
             pages=0 if table is None else len(table.pages),
             exclusive_pages=0 if table is None else inode.exclusive_pages(table),
             mtime_ns=inode.mtime_ns,
@@ -800,4 +816,6 @@ def _check_mode(mode: int) -> None:
 
 
 def _num_tokens(inode: Inode) -> int:
+    if isinstance(inode.content, Elsewhere):
+        return inode.content.num_entries
     return inode.content.table.length if isinstance(inode.content, KvFile) else 0

@@ -182,7 +182,9 @@ DAEMONS = {"torch", "trio", "numpy", "scheduler", "kvfs", "decoder"}
         ("libsym", {*DAEMONS, "tokenizers", "triton", "symphony"}),
         ("symphony.cli", {"torch", "trio", "numpy", "decoder.model"}),
         ("symphony.launcher.__main__, symphony.launcher.supervising.launcher", {*DAEMONS, "libsym"}),
-        pytest.param("symphony.daemon.daemon", {"torch", "triton", "transformers"}, marks=pytest.mark.slow),
+        pytest.param(
+            "symphony.daemon.daemon", {"torch", "triton", "transformers", "symphony.fleet"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_is_imported_loads_nothing_heavy(modules, heavy):

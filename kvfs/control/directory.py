@@ -201,6 +201,7 @@ class ControlTree:
 
     async def _open_text(self, number: int, flags: int, uid: int, pid: int, *, writes: bool) -> ControlHandle:
         inode = self._mirrored(number)
+        self._tree.require_open(inode, writable=writes)
         self._mirrored_kv(inode)
         if not writes:
             return self._keep(self._text_handle(inode, None, appends=False))

@@ -95,7 +95,7 @@ def extent_of(content: Content | None) -> int:
     """Return the extent that a sync of this content has to reach: a number of entries, or a plain file's `changes`."""
     if isinstance(content, PlainFile):
         return content.changes
-    return 0 if content is None else content.table.length
+    return content.table.length if isinstance(content, KvFile) else 0
 
 
 class Cutter:

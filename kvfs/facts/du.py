@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 import trio
 
-from kvfs.names.content import Content, KvFile
+from kvfs.names.content import Content, Elsewhere, KvFile
 from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.names.plain import PlainFile
 from kvfs.names.walk import MAX_PATH_BYTES
@@ -133,6 +133,8 @@ def _sorted(names: list[bytes], first: bytes) -> list[bytes]:
 def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow:
     if isinstance(content, PlainFile):
         return DuRow(path, 0, 0, 0, 0, content.size, content.size)
+    if isinstance(content, Elsewhere):
+        return DuRow(path, content.num_entries, 0, 0, 0, 0, 0)
     table = content.table
     num_pages = len(table.pages)
     disk_bytes = _on_disk(table.pool, table.pages)

@@ -132,6 +132,9 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
     """Set an attribute of the user's own; or, on behalf of `uid`, a domain's quota or weight, or advice on a file."""
     if name in _TELLING and _is_arriving(inode):
         return
+    shared = volume.tree.agreement
+    if shared is not None and shared.knows(inode) and inode is not shared.root and name not in _ADVICE:
+        raise NotSupported(f"{shown(name)}: files of the fleet have no attributes of users, and no domains")
     if name in _QUOTAS:
         volume.domains.set_limit(inode, name, value, uid)
         return

@@ -193,6 +193,14 @@ class FileHandlers:
         mtime_ns: int,
     ) -> int:
         inode = self._nodes.inode(number)
+        self._tree.require_mode(
+            inode,
+            mode & 0o7777 if fields & wire.SET_MODE else inode.mode,
+            uid if fields & wire.SET_UID else inode.uid,
+            gid if fields & wire.SET_GID else inode.gid,
+        )
+        if fields & wire.SET_SIZE:
+            self._tree.require_open(inode, writable=True, is_emptied=not size)
         if fields & wire.SET_UID:  # first, because this can fail; the kernel sets no size together with an owner
             self._volume.change_owner(inode, uid)
         if fields & wire.SET_SIZE:
@@ -321,7 +329,7 @@ class FileHandlers:
 
     async def _sync(self, inode: Inode) -> int:
         await self._eager.leave()
-        await self._volume.storage.sync(inode)
+        await self._volume.sync(inode)
         return 0
 
     async def release(self, fh: int) -> int:
@@ -367,6 +375,7 @@ class FileHandlers:
         directory = self._nodes.inode(number)
         holdings = self._payer()
         holdings.require(Kind.OPEN)
+        self._tree.require_fresh(directory)
         self._tree.opened(directory)
         return self._answers.opened(self._new_handle(_Listing(directory), holdings))
 
@@ -446,13 +455,16 @@ class FileHandlers:
             kind = Kind.PLAIN
             self._require_descriptor(uid)
         holdings.require(kind)
-        access = flags & os.O_ACCMODE
+        access, is_emptied = flags & os.O_ACCMODE, bool(flags & os.O_TRUNC)
+        self._tree.require_open(inode, writable=access != os.O_RDONLY or is_emptied, is_emptied=is_emptied)
+        if self._files.is_outdated(inode, node):  # another machine has synced a version since the kernel's lookup
+            raise SymError(f"inode {inode.number} has another content now", errno.ESTALE)
         handle = await self._files.open(
             inode,
             node,
             readable=access != os.O_WRONLY,
             writable=access != os.O_RDONLY,
-            truncate=bool(flags & os.O_TRUNC),
+            truncate=is_emptied,
         )
         open_flags = (
             (wire.OPEN_DIRECT_IO if handle.direct else 0)

@@ -28,7 +28,7 @@ from kvfs.mount.nodes import Nodes
 from kvfs.mount.spans import Rooms
 from kvfs.mount.views import Reader, Version, View, version_of
 from kvfs.mount.waiting_changes import WaitingChanges, at_once
-from kvfs.names.content import KvFile
+from kvfs.names.content import Elsewhere, KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.volume.volume import Volume
@@ -147,6 +147,8 @@ class OpenFiles:
         if isinstance(inode.content, PlainFile):
             self._idle.pop(inode.content, None)
         handle = Handle(file, node, readable, writable)
+        if writable and self._volume.tree.agreement is not None:
+            self._volume.tree.agreement.begin_writing(inode)
         file.handles.add(handle)
         self._volume.tree.opened(inode)
         return handle
@@ -164,12 +166,22 @@ class OpenFiles:
                     if isinstance(content, PlainFile):
                         self._disk.require_rest(content)  # an interrupted program must be able to close and end
                     await self._settle(handle.file, began_s)
+                self._refuse_plain(handle.file)
             except Invalid:
                 if not self._is_being_written(handle.file):
                     raise
             except trio.Cancelled:  # Ctrl-C: the bytes stay, and the release must not test them again
                 handle.wrote = False
                 raise
+
+    def _refuse_plain(self, file: OpenInode) -> None:
+        """Raise NotSupported for a plain file with a shared name. Other machines never see its bytes."""
+        content, shared = file.inode.content, self._volume.tree.agreement
+        if not isinstance(content, PlainFile) or not content.size or self._is_being_written(file):
+            return
+        if shared is not None and shared.knows(file.inode):
+            path = self._volume.tree.path_of(file.inode)
+            raise NotSupported(f"{path}: what was written is no KV file, and a fleet has only these")
 
     def _is_being_written(self, file: OpenInode) -> bool:
         """Whether parts of the file are missing, or a handle has written to the file and has closed no descriptor
@@ -214,9 +226,15 @@ class OpenFiles:
             file.node = self._nodes.new_number()
         return file.node
 
+    def is_outdated(self, inode: Inode, node: int) -> bool:
+        """Return whether a new reader through this node would see an older version of a file with a shared name."""
+        file, shared = self._files.get(inode.number), self._volume.tree.agreement
+        view = None if file is None or shared is None or not shared.knows(inode) else file.views.get(node)
+        return view is not None and view.reader.version != version_of(inode)
+
     def _is_outdated(self, file: OpenInode) -> bool:
         """Return whether readers see an older version of the KV file through its newest node."""
-        if not isinstance(file.inode.content, KvFile):
+        if not isinstance(file.inode.content, KvFile | Elsewhere):
             return False
         now, view = version_of(file.inode), file.views.get(file.node)
         direct = file.direct.get(file.node)
@@ -228,6 +246,8 @@ class OpenFiles:
 
     def _drop(self, handle: Handle) -> None:
         file = handle.file
+        if handle.writable and self._volume.tree.agreement is not None:
+            self._volume.tree.agreement.end_writing(file.inode)
         self._unsee(handle)
         file.handles.remove(handle)
         if not file.handles:
@@ -355,9 +375,14 @@ class OpenFiles:
     @contextmanager
     def _opened_for_now(self, inode: Inode, node: int) -> Iterator[OpenInode]:
         handle = self._new_handle(inode, node, readable=False, writable=False)
+        shared = self._volume.tree.agreement
+        if shared is not None:
+            shared.begin_writing(inode)
         try:
             yield handle.file
         finally:
+            if shared is not None:
+                shared.end_writing(inode)
             self._drop(handle)
 
     async def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, size: int) -> int:

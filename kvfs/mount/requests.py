@@ -23,6 +23,7 @@ import trio
 from kvfs.mount import shim
 from kvfs.mount.eager import LEFT, Eager
 from kvfs.mount.pace import QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.names.agreement import Unsettled, when_settled
 from kvfs.pages.accounts import StillCharged
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.volume.patience import when_forgotten
@@ -87,8 +88,8 @@ class Requests:
         try:
             self._catch_up()
             return handler(*arguments)
-        except StillCharged:
-            return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
+        except (StillCharged, Unsettled):
+            return self._later(request, self._repeated(handler, request, arguments), handler, arguments)
         except Exception as error:  # noqa: BLE001 - no exception may reach C
             return -errno_of(error, handler, arguments)
 
@@ -102,8 +103,9 @@ class Requests:
         except Exception as error:  # noqa: BLE001
             # A write's data is in memory of C that is valid only until this method returns, so a write can't be tried
             # again.
-            if isinstance(error, StillCharged) and not any(isinstance(each, memoryview) for each in arguments):
-                return self._later(request, self._when_forgotten(handler, request, arguments), handler, arguments)
+            is_repeated = isinstance(error, StillCharged | Unsettled)
+            if is_repeated and not any(isinstance(each, memoryview) for each in arguments):
+                return self._later(request, self._repeated(handler, request, arguments), handler, arguments)
             return -errno_of(error, handler, arguments)
         if isinstance(status, int):
             return status
@@ -162,9 +164,9 @@ class Requests:
 
     # Tasks
 
-    async def _when_forgotten(self, handler: Quick | Slow, request: Any, arguments: Sequence[object]) -> int:
+    async def _repeated(self, handler: Quick | Slow, request: Any, arguments: Sequence[object]) -> int:
         """Run a request again from its beginning, once the kernel has forgotten files that the account is still charged
-        for.
+        for, or other machines have agreed.
         """
 
         async def attempt() -> int:
@@ -173,7 +175,7 @@ class Requests:
             answer = handler(*arguments)
             return answer if isinstance(answer, int) else await answer
 
-        return await when_forgotten(attempt)
+        return await when_settled(lambda: when_forgotten(attempt))
 
     async def _finish(
         self, request: Any, coroutine: Coroutine[Any, Any, int], handler: Quick | Slow, arguments: Sequence[object]

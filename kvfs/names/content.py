@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from kvfs.names.plain import PlainFile
@@ -279,4 +280,13 @@ class KvFile:
         return self.users == 0
 
 
-Content: TypeAlias = PlainFile | KvFile
+@dataclass(frozen=True, slots=True, eq=False)
+class Elsewhere:
+    """A version of a KV file that other machines have. An open brings the version here: see `kvfs.names.agreement`."""
+
+    num_entries: int
+    size: int
+    """Size of the image in bytes."""
+
+
+Content: TypeAlias = PlainFile | KvFile | Elsewhere

@@ -56,7 +56,7 @@ class Domains:
         old = NO_LIMITS if directory.domain is None else directory.domain.limits
         limits = _changed(old, name, _parse(name, value))
         if directory.domain is None:
-            self._begin(directory, limits)
+            self.begin(directory, limits)
         else:
             directory.domain.limits = limits
         directory.changed()
@@ -98,7 +98,8 @@ class Domains:
         self._accounts.weigh(directory.domain, DEFAULT_WEIGHT)
         directory.remove_note(WEIGHT)
 
-    def _begin(self, directory: Inode, limits: AccountLimits) -> None:
+    def begin(self, directory: Inode, limits: AccountLimits = NO_LIMITS) -> None:
+        """Turn an empty directory into a domain."""
         self._require_empty(directory, "becomes a domain")
         if directory.account is None or directory.parent is None:
             raise Invalid("the directory was removed: it can't become a domain")

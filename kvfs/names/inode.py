@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvfs.names.content import Content, KvFile
+from kvfs.names.content import Content, Elsewhere, KvFile
 from kvfs.names.order import NameOrder
 from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account, AccountLimits
@@ -279,7 +279,7 @@ class Inode:
 
     @property
     def kind(self) -> str:
-        return "kv" if isinstance(self.content, KvFile) else _KINDS[self.file_type]
+        return "kv" if isinstance(self.content, KvFile | Elsewhere) else _KINDS[self.file_type]
 
     @property
     def nlink(self) -> int:

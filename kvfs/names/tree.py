@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from kvfs._pages import ffi, lib
 from kvfs.base.bell import Bell
+from kvfs.names.agreement import Agreement, Grant, Look, Make, Need, Open, Remove, Rename, SetMode, require_settled
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, SOME_NAMES, UNKNOWN, Changes, Inode, NamePut, require_whole, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - users of a tree need it
@@ -36,6 +37,7 @@ from kvfs.pages.accounts import NAME_BYTES, Account, Accounts, names_bytes
 from kvfs.pages.holdings import Kind
 from kvfs.pages.table import PageTable
 from libsym.errors import (
+    Busy,
     CrossDevice,
     Exists,
     Invalid,
@@ -46,6 +48,7 @@ from libsym.errors import (
     NotEmpty,
     NotFound,
     NotPermitted,
+    NotSupported,
 )
 
 ROOT_NUMBER = 1
@@ -106,6 +109,8 @@ class Tree:
         """Whether the operation under way is a request of the kernel. If so, the kernel itself forgets the names that
         the operation removes.
         """
+        self.agreement: Agreement | None = None
+        """The machines that share a part of the names. None: all names belong to this machine alone."""
         self.core = ffi.new("core_files *", {"next_number": ROOT_NUMBER + 1})
         """Counters of inode numbers and of branches. The core makes branches without Python, so `_inodes` lacks them.
         """
@@ -161,6 +166,7 @@ class Tree:
         if name == b"..":
             return directory.parent or directory
         check_name(name)
+        self.require_fresh(directory)
         raise NotFound(f"{shown(name)}: no such file")
 
     def order(self, directory: Inode) -> NameOrder[Inode]:
@@ -235,9 +241,14 @@ class Tree:
             gid = directory.gid
             if file_type == stat.S_IFDIR:
                 mode |= stat.S_ISGID
+        grant = self._settled(directory, Make(directory, name, file_type, mode & 0o7777, uid, gid, target))
         inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid), target)
+        if grant is not None:
+            inode.changes = NOT_KEPT
         self._attach(directory, name, inode)
         self._tell()
+        if grant is not None:
+            grant.is_used(inode)
         return inode
 
     def account_for(self, directory: Inode, uid: int) -> Account:
@@ -264,6 +275,8 @@ class Tree:
         if domain_around(inode) is not domain_below(directory):
             raise CrossDevice(f"{shown(name)}: the file lies in another domain: copy it")
         self.require_free(directory, name)
+        if self.is_shared(directory):
+            raise NotPermitted(f"{shown(name)}: a file of the fleet has one name; fork the file")
         if inode.account is not None:
             self.require_one_more(inode.account)
         self._attach(directory, name, inode)
@@ -271,6 +284,8 @@ class Tree:
 
     def name(self, inode: Inode, directory: Inode, name: bytes) -> None:
         """Give a file without a name its first name. In a setgid directory the file gets the directory's group."""
+        if self.is_shared(directory):
+            raise NotSupported(f"{shown(name)}: make the file elsewhere, and fork it to the fleet")
         if domain_around(inode) is not domain_below(directory):
             raise CrossDevice(f"{shown(name)}: its directory has become part of another domain: make the file anew")
         self.require_free(directory, name)
@@ -286,9 +301,7 @@ class Tree:
         inode = self.child(directory, name)
         if inode.is_directory:
             raise IsDirectory(f"{shown(name)} is a directory")
-        self._detach(directory, name)
-        self._tell()
-        self.drop_if_unused(inode)
+        self._remove(directory, name, inode)
 
     def rmdir(self, directory: Inode, name: bytes) -> None:
         """Remove an empty directory."""
@@ -301,8 +314,15 @@ class Tree:
             raise NotDirectory(f"{shown(name)} is not a directory")
         if inode.entries:
             raise NotEmpty(f"{shown(name)}: the directory is not empty")
+        self._remove(directory, name, inode)
+
+    def _remove(self, directory: Inode, name: bytes, inode: Inode) -> None:
+        self._require_own(inode, name)
+        grant = self._settled(directory, Remove(directory, name, inode))
         self._detach(directory, name)
         self._tell()
+        if grant is not None:
+            grant.is_used(inode)
         self.drop_if_unused(inode)
 
     def rename(self, source: Inode, name: bytes, target: Inode, new_name: bytes, flags: int = 0) -> None:
@@ -314,7 +334,10 @@ class Tree:
         if {name, new_name} & {b".", b".."}:
             raise Invalid("can't rename . or ..")
         moved = self.child(source, name)
-        if target.is_directory and domain_below(source) is not domain_below(target):
+        self._require_own(moved, name)
+        if target.is_directory and (
+            domain_below(source) is not domain_below(target) or self.is_shared(source) is not self.is_shared(target)
+        ):
             raise CrossDevice(f"{shown(new_name)} lies in another domain: copy {shown(name)} and remove it")
         if flags & RENAME_EXCHANGE:
             self._exchange(source, name, target, new_name)
@@ -328,15 +351,22 @@ class Tree:
         if replaced is moved:
             return  # both are names of one file: by POSIX, rename then does nothing
         if replaced is not None:
+            self._require_own(replaced, new_name)
             self._require_replaceable(moved, replaced, new_name)
+        grant = self._settled(target, Rename(source, name, moved, target, new_name, replaced))
+        if replaced is not None:
             self._detach(target, new_name)
         self._detach(source, name)
         self._attach(target, new_name, moved)
         self._tell()
+        if grant is not None:
+            grant.is_used(moved)
         if replaced is not None:
             self.drop_if_unused(replaced)
 
     def _exchange(self, source: Inode, name: bytes, target: Inode, new_name: bytes) -> None:
+        if self.is_shared(target):
+            raise Invalid(f"{shown(name)}: two files of the fleet can't exchange their names")
         one, other = self.child(source, name), self.child(target, new_name)
         self._refuse_loop(one, target, new_name)
         self._refuse_loop(other, source, name)
@@ -347,6 +377,39 @@ class Tree:
         self._attach(target, new_name, one)
         self._attach(source, name, other)
         self._tell()
+
+    # Shared names
+
+    def is_shared(self, directory: Inode) -> bool:
+        """Whether other machines have the names of the directory, too."""
+        shared = self.agreement
+        return shared is not None and directory is not shared.local and domain_below(directory) is shared.root.domain
+
+    def require_fresh(self, directory: Inode) -> None:
+        """Raise Unsettled if other machines may have changed the names of the directory."""
+        if self.agreement is not None and self.is_shared(directory):
+            require_settled(self.agreement, Look(directory))
+
+    def require_open(self, inode: Inode, *, writable: bool, is_emptied: bool = False) -> None:
+        """Raise Unsettled if other machines may have a newer version of a file, or the right to write it."""
+        shared = self.agreement
+        if shared is not None and shared.knows(inode) and not shared.is_open(inode, writable=writable):
+            require_settled(shared, Open(inode, writable, is_emptied))
+
+    def require_mode(self, inode: Inode, mode: int, uid: int, gid: int) -> None:
+        """Raise Unsettled if the inode has another mode, owner or group, and other machines have to change it, too."""
+        shared = self.agreement
+        if shared is not None and shared.knows(inode) and (mode, uid, gid) != (inode.mode, inode.uid, inode.gid):
+            require_settled(shared, SetMode(inode, mode, uid, gid))
+
+    def _settled(self, directory: Inode, need: Need) -> Grant | None:
+        """Return the grant of a change, or None if the directory is not shared. Unsettled: there is no grant."""
+        return require_settled(self.agreement, need) if self.agreement and self.is_shared(directory) else None
+
+    def _require_own(self, inode: Inode, name: bytes) -> None:
+        """Raise Busy for the directory of the shared names."""
+        if self.agreement is not None and inode in {self.agreement.root, self.agreement.local}:
+            raise Busy(f"{shown(name)}: the fleet's names are there")
 
     def _refuse_loop(self, moved: Inode, target: Inode, new_name: bytes) -> None:
         """Raise Invalid if a directory would move into itself or below itself.
@@ -420,12 +483,13 @@ class Tree:
         for (_, name), (directory, before, after) in puts.items():
             if directory.order is not None and (before is None) != (after is None):
                 directory.order.changed(name)
-        self._changes.of_names(
-            tuple(
-                NamePut(directory, name, before, after, *_content_of(after))
-                for (_, name), (directory, before, after) in puts.items()
-            )
+        kept = tuple(
+            NamePut(directory, name, before, after, *_content_of(after))
+            for (_, name), (directory, before, after) in puts.items()
+            if not self.is_shared(directory)
         )
+        if kept:
+            self._changes.of_names(kept)
         for (_, name), (directory, before, _) in puts.items():
             if before is not None and before.lookups and not before.names and not self.is_kernels:
                 self.lost.append((directory.number, name))

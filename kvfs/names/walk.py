@@ -82,6 +82,8 @@ class Paths:
         if not directory.is_directory:
             raise NotDirectory(f"{path}: {os.fsdecode(head)} is not a directory")
         require(directory, creds, SEARCH, f"directory of {path}")
+        if name not in directory.entries:
+            self._tree.require_fresh(directory)
         return Place(directory, name, path, must_be_directory=bare != encoded)
 
     def _walk(self, creds: Credentials, encoded: bytes, path: str, *, is_way: bool = False) -> Inode:
@@ -105,6 +107,7 @@ class Paths:
                 raise _name_too_long(path)
             inode = current.entries.get(name)
             if inode is None:
+                self._tree.require_fresh(current)
                 if pending or is_way:
                     raise NotFound(f"{path}: there is no directory {os.fsdecode(name)} on the way: make it first")
                 raise NotFound(f"{path}: no such file")

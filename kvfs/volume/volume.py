@@ -25,7 +25,7 @@ from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, num_pages_to_take, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
-from kvfs.names.content import OWN, KvFile, Marks
+from kvfs.names.content import OWN, Content, Elsewhere, KvFile, Marks
 from kvfs.names.disk import Disk
 from kvfs.names.domains import Domains
 from kvfs.names.inode import NOT_KEPT, Changes, Inode
@@ -46,7 +46,7 @@ from kvfs.volume.expiry import Expiry
 from kvfs.volume.heat import Heat
 from kvfs.volume.pins import Pins
 from kvfs.volume.storage import InMemory, Storage
-from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
+from libsym.errors import Busy, Invalid, IsDirectory, NotSupported, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Volume:
         """Return the size that `stat` shows. A KV file has the size of its image."""
         if isinstance(inode.content, KvFile):
             return self.image_bytes(inode.content)
-        if isinstance(inode.content, PlainFile):
+        if isinstance(inode.content, PlainFile | Elsewhere):
             return inode.content.size
         return DIRECTORY_BYTES if inode.is_directory else len(inode.target)
 
@@ -234,7 +234,7 @@ class Volume:
         if content is None:
             raise Invalid(f"{self.tree.path_of(inode)} is not a regular file")
         if size == 0:
-            if isinstance(content, KvFile) or content.size or content.changes or content.is_lost:
+            if not isinstance(content, PlainFile) or content.size or content.changes or content.is_lost:
                 self._replace(inode, self._plain(inode))
         else:
             assert isinstance(content, KvFile), "a plain file's bytes are cut by a worker: see kvfs.mount.disk_work"
@@ -275,6 +275,30 @@ class Volume:
         self.heat.note(inode, fork)
         inode.modified()
 
+    def show_elsewhere(self, inode: Inode, num_entries: int, size: int) -> None:
+        """Replace a file's content by a version that other machines have. Handles keep the old version."""
+        self._replace(inode, Elsewhere(num_entries, size))
+
+    def show_fork(self, inode: Inode, origin: Inode, source: KvFile) -> KvFile:
+        """Replace a file's content by a fork of `source`, a version of `origin`, or raise OverQuota."""
+        fork = self.fork(origin, source, _payer(inode))
+        self._replace(inode, fork)
+        return fork
+
+    async def sync(self, inode: Inode) -> None:
+        """Return when the file would survive a power cut. A file with a shared name is then on other machines, too."""
+        shared = self.tree.agreement
+        if shared is not None and shared.knows(inode):
+            await shared.sync(inode)
+        else:
+            await self.storage.sync(inode)
+
+    async def sync_all(self) -> None:
+        """Sync all files."""
+        await self.storage.sync_all()
+        if self.tree.agreement is not None:
+            await self.tree.agreement.sync_all()
+
     def change_owner(self, inode: Inode, uid: int) -> None:
         """Give a file to another uid. The file's charge moves, too, unless a domain pays for the file. OverQuota:
         nothing has changed.
@@ -289,6 +313,9 @@ class Volume:
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
         """Set the advice on a file. The TTL begins anew. NoSpace, OverQuota: too much is pinned already."""
+        shared = self.tree.agreement
+        if advice.ttl_ms and shared is not None and shared.knows(inode):
+            raise NotSupported(f"{self.tree.path_of(inode)}: a file of the fleet can't expire")
         self.pins.note(inode, inode.advice, advice)
         inode.advice = advice
         self._note_priority(inode)
@@ -450,7 +477,7 @@ class Volume:
             _account(inode).charge_bytes(num_bytes - content.charged)
             content.charged = num_bytes
 
-    def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
+    def _replace(self, inode: Inode, content: Content) -> None:
         self._give_up_content(inode)
         if isinstance(content, KvFile):
             self.show(inode, content)

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from kvfs.fs import FileSystem
+from kvfs.names.agreement import Unsettled, when_settled
 from kvfs.pages.accounts import StillCharged
 from kvfs.pages.holdings import Kind
 from kvfs.volume.patience import when_forgotten
@@ -131,11 +132,11 @@ class Gate:
             call.lip.holdings.require(Kind.HANDLE)
         try:
             return operation.begin(call)
-        except StillCharged:
-            if request.op not in _MAKING:
+        except (StillCharged, Unsettled) as error:
+            if request.op not in _MAKING and not isinstance(error, Unsettled):
                 raise
             call.check_may_wait(MAX_LATER)
-            return when_forgotten(partial(_attempt, operation, call))
+            return when_settled(partial(when_forgotten, partial(_attempt, operation, call)))
 
     def welcome(self, lip: Lip) -> None:
         """Register a new connection: count its calls for its program, and let it receive messages."""
@@ -180,10 +181,9 @@ class Gate:
         lip.channel.close()
 
 
-async def _attempt(operation: Operation, call: SystemCall) -> Reply:
-    reply = operation.begin(call)
-    assert isinstance(reply, Reply)
-    return reply
+async def _attempt(operation: Operation, call: SystemCall) -> Reply | None:
+    outcome = operation.begin(call)
+    return outcome if isinstance(outcome, Reply | None) else await outcome
 
 
 async def _go_on(call: SystemCall, rest: Coroutine[Any, Any, Reply | None], scope: trio.CancelScope) -> None:

@@ -40,5 +40,5 @@ class Syncing:
         return Reply()
 
     async def _sync_all(self) -> Reply:
-        await self._fs.volume.storage.sync_all()
+        await self._fs.volume.sync_all()
         return Reply()

@@ -1,19 +1,26 @@
 #!/usr/bin/env python3
-"""Measure how soon a daemon answers with a context that a daemon of another machine has computed.
+"""Measure how soon a daemon answers with a context that a daemon of another machine has computed, and names in etcd.
 
     .venv/bin/python scripts/bench/fleet.py [--quick] [--rounds 5] [--model smollm2] [--tokens 7000] [--save NAME]
         [--json]
 
 Two daemons of this machine are peers over loopback, with TLS. In turns, the second daemon fetches a context from the
 first one, and computes the same context itself. Each turn begins without files of the second daemon.
+
+If there is an etcd (Debian's etcd-server), two further daemons share the directory `/kv/fleet`, and the second one
+changes names there and opens files that the first one has synced.
 """
 
 from __future__ import annotations
 
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,6 +89,82 @@ def free_port() -> int:
         return port
 
 
+@contextmanager
+def an_etcd(directory: Path) -> Iterator[str]:
+    """Run a member of etcd without other members. Yield its address."""
+    url, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    command = [
+        *("etcd", "--name", "m", "--data-dir", str(directory / "etcd"), "--initial-cluster", f"m={peers}"),
+        *("--listen-client-urls", url, "--advertise-client-urls", url),
+        *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def timed(found: dict[str, list[float]], what: str) -> Iterator[None]:
+    began_s = time.perf_counter()
+    yield
+    found.setdefault(what, []).append((time.perf_counter() - began_s) * 1e3)
+
+
+def names_ms(first: Daemon, rounds: int) -> dict[str, list[float]]:
+    """Change names, and open files that `first` has synced. The program is connected to the second daemon."""
+    found = dict[str, list[float]]()
+    for number in range(rounds):
+        there, here = f"fleet/there-{number}.kv", f"fleet/here-{number}.kv"
+        with sym.connection(first.socket), sym.kv_create(there) as kv:
+            kv.write(tokens_of(100))
+            sym.kv_sync(kv)
+        for what in ("open, fetched from the other machine", "open, again"):
+            with timed(found, what):
+                sym.kv_open(there).close()
+        with timed(found, "mkdir"):
+            sym.kv_mkdir(f"fleet/{number}")
+        with timed(found, "rename"):
+            sym.kv_rename(f"fleet/{number}", f"fleet/{number}-new")
+        with sym.kv_open(there) as source, timed(found, "fork"):
+            fork = source.fork(here)
+        fork.write([1])
+        with timed(found, "kv_sync, two copies"):
+            sym.kv_sync(fork)
+        fork.close()
+        with timed(found, "stat"):
+            sym.kv_stat(there)
+        with timed(found, "remove"):
+            sym.kv_remove(here)
+    return found
+
+
+def names_rows(model: str, directory: Path, rounds: int) -> list[Row]:
+    """Return rows of names in etcd. They are missing if there is no etcd."""
+    if shutil.which("etcd") is None:
+        return []
+    with an_etcd(directory) as url:
+        options = [
+            (
+                "--etcd",
+                url,
+                "--machine",
+                name,
+                "--peer-keys",
+                directory / name,
+                "--peer-listen",
+                f"127.0.0.1:{free_port()}",
+            )
+            for name in ("first", "second")
+        ]
+        with served(model, *options[0], "--copies", "1") as first, connected(model, *options[1]):
+            found = names_ms(first, rounds)
+    aims = {"open, again": "5"}
+    return [Row(f"/kv/fleet: {what}", "ms", figures, aim=aims.get(what, "")) for what, figures in found.items()]
+
+
 def main() -> int:
     parser = arguments(__doc__, quick=False, rounds=5, model="smollm2", tokens=7000, save=str, json=False)
     args = parser.parse_args()
@@ -102,14 +185,15 @@ def main() -> int:
                     "compute": partial(computed, args.tokens),
                 }
                 found = in_turns(ways, args.rounds)
-    rates = [num_bytes / 1e6 / taken_s for taken_s, _ in found["fetch"]]
-    taken_ms = {way: [first_s * 1e3 for _, first_s in figures] for way, figures in found.items()}
-    whole = f"{args.tokens:,} tokens, {num_bytes / 1e6:.0f} MB"
-    rows = [
-        Row(f"first token, {whole}", "ms", taken_ms["fetch"], "computed", taken_ms["compute"], aim="500"),
-        Row(f"first token, {NEW:,} of them new here", "ms", taken_ms["delta"], "computed", taken_ms["compute"]),
-        Row("kv_fetch", "MB/s", rates),
-    ]
+        rates = [num_bytes / 1e6 / taken_s for taken_s, _ in found["fetch"]]
+        taken_ms = {way: [first_s * 1e3 for _, first_s in figures] for way, figures in found.items()}
+        whole = f"{args.tokens:,} tokens, {num_bytes / 1e6:.0f} MB"
+        rows = [
+            Row(f"first token, {whole}", "ms", taken_ms["fetch"], "computed", taken_ms["compute"], aim="500"),
+            Row(f"first token, {NEW:,} of them new here", "ms", taken_ms["delta"], "computed", taken_ms["compute"]),
+            Row("kv_fetch", "MB/s", rates),
+        ]
+        rows += names_rows(args.model, Path(name), 3 if args.quick else 100)
     slowest = statistics.median(taken_ms["compute"])
     show_rows(rows, f"Peers on one machine: {args.model}, {processor()}", args, f"computing takes {slowest:.0f} ms")
     return 0

@@ -50,11 +50,11 @@ from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
 from scheduler.status.metrics_port import MetricsPort
 from scheduler.wire.peer_socket import Threads
+from symphony.daemon.alone import Alone, peering_of
 from symphony.daemon.backends import Backend, build_backend
 from symphony.daemon.ending import Ending
 from symphony.daemon.logs import set_up_log
 from symphony.daemon.model_text import LoadedText
-from symphony.daemon.peering import Peering
 from symphony.daemon.reloading import Apply, Reloading, Source
 from symphony.daemon.sockets import Sockets
 from symphony.daemon.tier_policy import TierPolicy
@@ -103,7 +103,7 @@ class House:
     launchers: Launchers
     control: ControlTree
     metrics: MetricsPort
-    peering: Peering
+    peering: Alone
     held: HeldTimes
     helper: HelpersMount | None
     """The mount that the mount helper made. None: the daemon mounts by itself."""
@@ -179,7 +179,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    peering = Peering(config, fs, kept.uuid, batches.sync)
+    peering = peering_of(config, fs, kept.uuid, batches.sync)
     gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.fetcher)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
@@ -391,6 +391,7 @@ async def _serve_until(
                         nursery.start_soon(house.reloading.run, reloads, house.status)
                     await ending.begun.wait()
                     notifier.stopping("writing what is not on disk yet")
+                    await house.peering.close(ending.left_s)
                     nursery.cancel_scope.cancel()
     finally:
         house.keeper.close()

@@ -6,20 +6,22 @@ import errno
 import socket
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from kvfs.fs import FileSystem
-from libsym.errors import Invalid, SymError
-from scheduler.operations.fetching import NO_PEERS, Fetcher
+from libsym.errors import Invalid, NotSupported, SymError
 from scheduler.status.metrics import Metric, gauge
+from symphony.daemon.alone import Alone
 from symphony.fleet.client import Peers
 from symphony.fleet.etcd import Etcd
-from symphony.fleet.link import contexts, require_name
+from symphony.fleet.link import Copy, contexts, require_name
 from symphony.fleet.membership import Machine, Membership
+from symphony.fleet.names import FleetNames
 from symphony.fleet.server import PeerServer
+from symphony.fleet.versions import Versions
 from symphony.settings.config import Config
 from symphony.settings.kinds import MACHINE_NAME, address
 
@@ -27,20 +29,14 @@ FREE_PARTS = 16
 """Free memory is published in sixteenths of all memory, since each change is written to the disks of etcd."""
 
 
-class Peering:
+class Peering(Alone):
     """The daemon's connections with its peers."""
 
     def __init__(self, config: Config, fs: FileSystem, state: str, catch_up: Callable[[], None]) -> None:
-        """Read the keys, and bind the address for peers. SymError: a key or the address can't be used.
-
-        `state`: the identity of the state directory.
-        """
-        self.fetcher: Fetcher = NO_PEERS
-        self._peers: Peers | None = None
+        """For the arguments, see `peering_of`."""
         self._server: PeerServer | None = None
         self._membership: Membership | None = None
-        if not config.peers and config.peer_listen is None and not config.etcd:
-            return
+        self._names: FleetNames | None = None
         keys = config.peer_keys or config.state / "peers"
         for_server, for_client = contexts(keys)
         named = (each.partition("=") for each in config.peers)
@@ -51,45 +47,56 @@ class Peering:
             is_encrypted = any(each.startswith("https:") for each in config.etcd)
             for_etcd = contexts(config.etcd_keys or keys)[1] if is_encrypted else None
             mine = _description(config.peer_listen or "", fs, state)
-            self._membership = Membership(Etcd(config.etcd, for_etcd), config.fleet, name, mine)
+            etcd = Etcd(config.etcd, for_etcd)
+            self._membership = Membership(etcd, config.fleet, name, mine)
         found = {} if self._membership is None else self._membership.addresses
         self.fetcher = self._peers = Peers(fs, ChainMap(addresses, found), for_client)
+        keep: Callable[[Copy], Awaitable[None]] = _keep_nothing
+        if self._membership is not None:
+            versions = Versions(fs, self._peers, self._membership, config.copies)
+            self._names, keep = FleetNames(fs, etcd, config.fleet, self._membership, versions), versions.keep
         if config.peer_listen is not None:
-            self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up)
+            self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up, keep)
 
-    def info(self) -> dict[str, Any] | None:
-        """Return the names of the peers, and counts of pages. None: the daemon has no peers."""
-        if self._peers is None:
-            return None
+    def info(self) -> dict[str, Any]:
         sent = 0 if self._server is None else self._server.num_pages_sent
         return {"names": self._peers.names, "pages_received": self._peers.num_pages_received, "pages_sent": sent}
 
     def fleet(self) -> dict[str, Any] | None:
-        """Return the machines of the fleet, and the state of etcd. None: the daemon is in no fleet."""
-        return None if self._membership is None else self._membership.info()
+        if self._membership is None or self._names is None:
+            return None
+        return {**self._membership.info(), "names": self._names.num_names, "names_trouble": self._names.trouble}
 
     def metrics(self) -> list[Metric]:
-        """Return the metrics of the fleet. The list is empty if the daemon is in no fleet."""
         fleet = self.fleet()
         if fleet is None:
             return []
         return [
             gauge("symphony_fleet_machines", "Machines of the fleet that etcd listed last.", len(fleet["machines"])),
             gauge("symphony_fleet_connected", "1 when etcd answers and lists this daemon.", int(not fleet["trouble"])),
+            gauge("symphony_fleet_names", "Files and directories below /fleet of the mount.", fleet["names"]),
         ]
 
     async def join(self) -> None:
-        """Register in the fleet. Exists: another machine of the fleet has the name."""
         if self._membership is not None:
             await self._membership.join()
 
     async def run(self) -> None:
-        """Serve peers and stay in the fleet for ever. If there is nothing to do, return immediately."""
         async with trio.open_nursery() as nursery:
             if self._server is not None:
                 nursery.start_soon(self._server.run)
             if self._membership is not None:
                 nursery.start_soon(self._membership.run)
+            if self._names is not None:
+                nursery.start_soon(self._names.run)
+
+    async def close(self, limit_s: float) -> None:
+        if self._names is not None:
+            await self._names.close(limit_s)
+
+
+async def _keep_nothing(_request: Copy) -> None:
+    raise NotSupported("this daemon is in no fleet")
 
 
 def _description(where: str, fs: FileSystem, state: str) -> Callable[[], Machine]:

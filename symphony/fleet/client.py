@@ -23,13 +23,16 @@ from kvfs.pages.pool import PagePool
 from kvfs.pages.twins import Entries, find_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace, NotFound
-from symphony.fleet.link import Ask, Link, in_worker, offer_of
+from symphony.fleet.link import Ask, Copy, Link, in_worker, offer_of, require_done
 
 NUM_WORKERS = 4
 """Maximum number of concurrent copies. Further copies wait, because steps need the cores."""
 
 NUM_CONNECTING = 32
 """Maximum number of connections that are being made at once: a dead peer takes seconds of each."""
+
+COPY_S = 120.0
+"""Time that a peer gets to copy a version."""
 
 Address = tuple[str, int]
 
@@ -110,15 +113,12 @@ class Peers:
         """Make a file with the entries of a peer's file, and open it for writing. The peer checks that the user may
         read its file.
         """
-        if peer not in self._addresses:
-            known = ", ".join(self.names) or "none"
-            raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see symphony-fleet(1)")
+        self._require(peer)
         if creds.root is not None:
             raise Invalid("a connection that is confined to a domain can't fetch files of peers")
         fs = self._fs
         owner = fs.check_new(creds, new_path, mode)
-        connect = partial(Link.connected, self._context, peer, self._addresses[peer])
-        link = await trio.to_thread.run_sync(connect, limiter=self._connecting, abandon_on_cancel=True)
+        link = await self._connected(peer)
         try:
             ask = Ask(path, creds.uid, creds.gid, sorted(creds.groups))
             remote = await in_worker(link, self._workers, _Remote, fs, link, ask)
@@ -135,3 +135,23 @@ class Peers:
         file = fs.finish_assembly(creds, incoming, new_path, mode)
         file.content.marks, file.content.turns = remote.marks(fs.volume.bits), remote.plan.turns
         return file
+
+    async def copy(self, peer: str, request: Copy) -> None:
+        """Have a peer fetch a version from this daemon, and sync it."""
+        self._require(peer)
+        link = await self._connected(peer)
+        try:
+            await in_worker(link, self._workers, link.send_message, request)
+            await link.wait_readable(COPY_S)
+            require_done(await in_worker(link, self._workers, link.receive_message), peer)
+        finally:
+            link.close()
+
+    def _require(self, peer: str) -> None:
+        if peer not in self._addresses:
+            known = ", ".join(self.names) or "none"
+            raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see symphony-fleet(1)")
+
+    async def _connected(self, peer: str) -> Link:
+        connect = partial(Link.connected, self._context, peer, self._addresses[peer])
+        return await trio.to_thread.run_sync(connect, limiter=self._connecting, abandon_on_cancel=True)

@@ -1,7 +1,7 @@
 """A client of etcd, by the JSON gateway of etcd's third interface.
 
 Methods block for a few seconds at most, so workers call them. If one endpoint does not answer, the next one is asked.
-An endpoint may carry out a request and then fail to answer, so callers send only transactions that may be repeated.
+A transaction is sent once: the endpoint may have carried it out and then failed to answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -23,12 +24,15 @@ from typing import Any
 from libsym.errors import ProtocolError, SymError, TimedOut, one_line
 from symphony.settings.kinds import address
 
-LIMIT_S, MIN_ATTEMPT_S = 5.0, 1.0
-"""Time limits: of a request, which all endpoints share, and the least for one endpoint."""
+LIMIT_S, MIN_ATTEMPT_S, WATCH_S = 5.0, 1.0, 10.0
+"""Time limits: of a request, which all endpoints share; the least for one endpoint; and of a watch that says nothing.
+"""
 MAX_ANSWER_BYTES = 4 << 20
 """Size limit of an answer. Parsing a longer text would hold the interpreter's lock for long."""
 MAX_SHOWN = 120
 """Maximum number of characters of a strange answer that a message shows."""
+RECORDS_AT_ONCE = 1000
+"""Maximum number of records in one answer of `read`: each has a key and a value of a few hundred bytes."""
 _UNAVAILABLE = frozenset({4, 14})
 """gRPC's codes of a member that has no quorum: DEADLINE_EXCEEDED, UNAVAILABLE."""
 
@@ -45,6 +49,19 @@ class Record:
     """Lease with which the record ends. 0: the record has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record that was written, or removed (`value` is None), in a revision of the store."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Stale(SymError):  # noqa: N818 - a state of the store
+    """Error: etcd no longer has the revisions in question, or is another etcd. Read all records anew."""
+
+
 class Etcd:
     """The members of one etcd cluster."""
 
@@ -59,19 +76,52 @@ class Etcd:
 
     def read(self, prefix: str) -> list[Record]:
         """Return all records whose keys begin with `prefix`, as the majority of members has them."""
-        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        answer = self._ask("kv/range", {"key": _encoded(prefix), "range_end": _encoded(end)})
-        try:
-            return [_record(each) for each in answer.get("kvs", ())]
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):  # int() of 1e999
-            raise ProtocolError(f"etcd sent malformed records: {str(answer)[:MAX_SHOWN]}") from None
+        return self.snapshot(prefix)[0]
+
+    def snapshot(self, prefix: str) -> tuple[list[Record], int]:
+        """Return all records whose keys begin with `prefix`, as the majority of members has them, and the revision of
+        the store.
+        """
+        wanted = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix)), "limit": str(RECORDS_AT_ONCE)}
+        records, revision, is_whole = list[Record](), 0, False
+        while not is_whole:
+            answer = self._ask("kv/range", wanted)
+            try:
+                records += (some := [_record(each) for each in answer.get("kvs", ())])
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):  # int() of 1e999
+                raise ProtocolError(f"etcd sent malformed records: {str(answer)[:MAX_SHOWN]}") from None
+            revision = revision or _revision(answer)
+            is_whole = not answer.get("more") or not some
+            if some:
+                wanted |= {"key": _encoded(some[-1].key + "\0"), "revision": str(revision)}
+        return records, revision
+
+    def revision(self) -> int:
+        """Return the revision of the store, as the majority of members has it."""
+        return _revision(self._ask("kv/range", {"key": _encoded("\0"), "count_only": True}))
+
+    def commit(self, compare: Sequence[Mapping[str, Any]], then: Sequence[Mapping[str, Any]]) -> tuple[bool, int]:
+        """Make the changes `then` if all comparisons hold. Return whether they held, and the revision of the store.
+
+        TimedOut: the changes may have been made.
+        """
+        answer = self._ask("kv/txn", {"compare": compare, "success": then}, once=True)
+        return bool(answer.get("succeeded")), _revision(answer)
 
     def put(self, key: str, value: bytes, lease: int, revision: int) -> bool:
         """Write a record if its key still has this revision (0: the key is free). Return whether it was written."""
-        put = {"key": _encoded(key), "value": base64.b64encode(value).decode(), "lease": str(lease)}
-        seen = {"key": _encoded(key), "target": "MOD", "mod_revision": str(revision)}
-        answer = self._ask("kv/txn", {"compare": [seen], "success": [{"request_put": put}]})
-        return bool(answer.get("succeeded"))
+        return self.commit([has_revision(key, revision)], [putting(key, value, lease)])[0]
+
+    def watch(self, prefix: str, seen: int) -> Watch:
+        """Return the changes of records whose keys begin with `prefix`, after the revision `seen`."""
+        failures = list[str]()
+        for endpoint in tuple(self._endpoints):
+            try:
+                return Watch(endpoint.connection(WATCH_S, is_new=True), prefix, seen)
+            except _Silent as error:
+                failures.append(f"{endpoint.url}: {error}")
+                self._endpoints.rotate(-1)
+        raise TimedOut(f"etcd does not answer ({'; '.join(failures)})")
 
     def grant(self, ttl_s: int) -> int:
         """Return a new lease, which ends if nothing renews it for `ttl_s` seconds."""
@@ -93,7 +143,7 @@ class Etcd:
         for endpoint in tuple(self._endpoints):
             endpoint.close()
 
-    def _ask(self, path: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, path: str, request: Mapping[str, Any], *, once: bool = False) -> dict[str, Any]:
         endpoints, failures, deadline_s = tuple(self._endpoints), list[str](), time.monotonic() + LIMIT_S
         for num_tried, endpoint in enumerate(endpoints):
             limit_s = (deadline_s - time.monotonic()) / (len(endpoints) - num_tried)
@@ -102,11 +152,46 @@ class Etcd:
             except _Silent as error:
                 failures.append(f"{endpoint.url}: {error}")
                 self._endpoints.rotate(-1)
+                if once and error.was_sent:
+                    break
         raise TimedOut(f"etcd does not answer ({'; '.join(failures)})")
+
+
+def putting(key: str, value: bytes, lease: int = 0) -> dict[str, Any]:
+    """Return the change that writes a record."""
+    return {"request_put": {"key": _encoded(key), "value": base64.b64encode(value).decode(), "lease": str(lease)}}
+
+
+def removing(key: str) -> dict[str, Any]:
+    """Return the change that removes a record."""
+    return {"request_delete_range": {"key": _encoded(key)}}
+
+
+def has_revision(key: str, revision: int) -> dict[str, Any]:
+    """Return the comparison that a record was written last in this revision. 0: there is no such record."""
+    return {"key": _encoded(key), "target": "MOD", "mod_revision": str(revision)}
+
+
+def is_there(key: str) -> dict[str, Any]:
+    """Return the comparison that there is such a record."""
+    return {"key": _encoded(key), "target": "CREATE", "result": "GREATER", "create_revision": "0"}
+
+
+def has_value(key: str, value: bytes) -> dict[str, Any]:
+    """Return the comparison that a record has this value."""
+    return {"key": _encoded(key), "target": "VALUE", "value": base64.b64encode(value).decode()}
+
+
+def is_empty(prefix: str) -> dict[str, Any]:
+    """Return the comparison that no record has a key that begins with `prefix`."""
+    return has_revision(prefix, 0) | {"range_end": _encoded(_end_of(prefix))}
 
 
 class _Silent(Exception):  # noqa: N818 - a state of the endpoint
     """An endpoint gave no answer of etcd."""
+
+    was_sent = True
+    """Whether the endpoint may have carried out the request."""
 
 
 class _Endpoint:
@@ -121,12 +206,19 @@ class _Endpoint:
 
     def ask(self, path: str, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Send a request, and return the answer. _Silent: no answer. SymError: etcd refuses."""
-        connection = self._connection(limit_s)
+        connection = self.connection(limit_s)
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a name that no host can have
+            silent = _Silent(_reason(error))
+            silent.was_sent = False
+            raise silent from None
         try:
             connection.request("POST", f"/v3/{path}", json.dumps(request), {"Content-Type": "application/json"})
             response = connection.getresponse()
             status, text = response.status, response.read(MAX_ANSWER_BYTES)
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: a name that no host can have
+        except (OSError, HTTPException, ValueError) as error:
             connection.close()
             raise _Silent(_reason(error)) from None
         if not response.isclosed():
@@ -141,8 +233,9 @@ class _Endpoint:
         while self._idle:
             self._idle.pop().close()
 
-    def _connection(self, limit_s: float) -> HTTPConnection:
-        while self._idle:
+    def connection(self, limit_s: float, *, is_new: bool = False) -> HTTPConnection:
+        """Return a connection that waits for its next request, or with `is_new` one that is not connected yet."""
+        while self._idle and not is_new:
             connection = self._idle.pop()
             if connection.sock is not None and not _is_readable(connection):
                 connection.sock.settimeout(limit_s)
@@ -152,8 +245,75 @@ class _Endpoint:
             connection = HTTPConnection(self._host, self._port, timeout=limit_s)
         else:
             connection = HTTPSConnection(self._host, self._port, timeout=limit_s, context=self._context)
-        connection.response_class = _Response
+        if not is_new:
+            connection.response_class = _Response
         return connection
+
+
+class Watch:
+    """A stream of changes, ordered by revision. After an error, begin another stream at the next revision."""
+
+    def __init__(self, connection: HTTPConnection, prefix: str, seen: int) -> None:
+        """Begin after the revision `seen`. The time limit of `connection` is that of each wait for a change.
+
+        The stream begins at `seen` itself: some releases of etcd leave out the removals of a revision to which the
+        store was compacted (etcd 18089).
+        """
+        self._seen = seen
+        wanted = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix)), "start_revision": str(seen)}
+        self._connection = connection
+        try:
+            connection.request("POST", "/v3/watch", json.dumps({"create_request": wanted}))
+            self._response = connection.getresponse()
+            reached = _revision(self._message())
+        except (OSError, HTTPException, ValueError) as error:
+            self.close()
+            raise _Silent(_reason(error)) from None
+        # A new etcd begins at revision 1, and would be silent until it reaches `revision`.
+        if reached < seen:
+            self.close()
+            raise Stale(f"etcd is at revision {reached}, and was at {seen}: it is another etcd", errno.ESTALE)
+
+    def next(self) -> list[Change]:
+        """Return the next changes. The list is empty if nothing has changed within the time limit. The stream has ended
+        then, because a member that is cut off from the others says nothing either.
+        """
+        while True:
+            try:
+                changes = self._next()
+            except TimeoutError:
+                return []
+            except SymError:
+                raise
+            except (OSError, HTTPException, ValueError, _Silent) as error:
+                raise TimedOut(f"etcd does not answer ({_reason(error)})") from None
+            if changes := [each for each in changes if each.revision > self._seen]:
+                return changes
+
+    def _next(self) -> list[Change]:
+        message = self._message()
+        if message.get("canceled"):
+            self.close()
+            raise Stale(f"etcd ended the watch: compacted at {message.get('compact_revision')}", errno.ESTALE)
+        try:
+            return [_change(each) for each in message.get("events", ())]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ProtocolError(f"etcd sent malformed changes: {str(message)[:MAX_SHOWN]}") from None
+
+    def shut(self) -> None:
+        """End the stream. A thread that waits in `next` fails immediately."""
+        with suppress(OSError, AttributeError):  # AttributeError: closed already
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. No thread may use it any more."""
+        self._connection.close()
+
+    def _message(self) -> dict[str, Any]:
+        line = self._response.readline(MAX_ANSWER_BYTES)
+        if not line:
+            raise _Silent("etcd ended the watch")
+        return _answer(self._response.status, line)
 
 
 class _Response(HTTPResponse):
@@ -203,8 +363,8 @@ def _answer(status: int, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     match answer:
-        case {"result": {"header": dict(), **rest}} | {"header": dict(), **rest}:  # `result`: a message of a stream
-            return {str(key): value for key, value in rest.items()}
+        case {"result": {"header": dict()} as whole} | ({"header": dict()} as whole):  # `result`: of a stream
+            return {str(key): value for key, value in whole.items()}
         case {"code": int(code), "message": str(message)}:
             message = one_line(message)[:MAX_SHOWN]
             if code in _UNAVAILABLE:
@@ -226,11 +386,25 @@ def _record(found: Mapping[str, Any]) -> Record:
     return Record(key.decode(), value, int(found["mod_revision"]), int(found.get("lease", 0)))
 
 
+def _change(event: Mapping[str, Any]) -> Change:
+    record = event["kv"]
+    value = None if event.get("type") == "DELETE" else base64.b64decode(record.get("value", ""))
+    return Change(base64.b64decode(record["key"]).decode(), value, int(record["mod_revision"]))
+
+
+def _revision(answer: Mapping[str, Any]) -> int:
+    return _number(answer["header"], "revision")
+
+
+def _end_of(prefix: str) -> str:
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
 def _encoded(key: str) -> str:
     return base64.b64encode(key.encode()).decode()
 
 
-def _reason(error: OSError | HTTPException | ValueError) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -10,6 +10,9 @@ on which user asks.
     count, numbers of full pages     ──►
                                      ◄──    the bytes of these pages, in this order
 
+    length, Copy as JSON             ──►
+                                     ◄──    length, {} or {"errno", "message"} as JSON
+
 Lengths, counts and numbers are u32, little-endian. The client closes the connection. Methods of `Link` block, so only
 workers call them.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 import ssl
 import stat
@@ -26,7 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
@@ -40,6 +44,7 @@ CONNECT_S, IDLE_S = 5.0, 30.0
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TEXT, MAX_MARKS, MAX_ERRNO = 4096, 1000, 4096
 """Limits of what a peer says: characters of an error, marks of a file, and the first number that is no errno."""
+VERSION = re.compile(r"[0-9a-z]{1,64}\.[0-9a-f]{1,64}")
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "machine.pem", "machine.key"
 """Files of a directory of keys: the certificate of the authority, and the daemon's own certificate with its key."""
 
@@ -55,6 +60,16 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """A request to fetch a version of a fleet's file, and to sync it."""
+
+    version: str
+    """IDENT.GENERATION."""
+    machine: str
+    """The machine that asks, and has the version."""
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The shape of a file that may be read. `marks`: as `KvFile.marks`, with a mark for every entry."""
 
@@ -63,20 +78,28 @@ class Offer:
     marks: list[tuple[str, int]]
 
 
-def ask_of(message: dict[str, Any]) -> Ask:
+def ask_of(message: dict[str, Any]) -> Ask | Copy:
     """Return a peer's message as a request."""
     match message:
+        case {"version": str(version), "machine": str(machine)} if VERSION.fullmatch(version):
+            return Copy(version, machine)
         case {"path": str(path), "uid": int(uid), "gid": int(gid), "groups": list(groups)}:
             if all(isinstance(each, int) for each in groups):
                 return Ask(path, uid, gid, groups)
     raise ProtocolError(f"a peer asked for {str(message)[:MAX_TEXT]}")
 
 
-def offer_of(message: dict[str, Any], other: str) -> Offer:
-    """Return a peer's message as an offer, or raise the error that the message has."""
+def require_done(message: dict[str, Any], other: str) -> None:
+    """Raise the error that a peer's message has, if any."""
     match message:
         case {"errno": int(code), "message": str(text)} if 0 < code < MAX_ERRNO:
             raise error_for(code, f"{other}: {text[:MAX_TEXT]}")
+
+
+def offer_of(message: dict[str, Any], other: str) -> Offer:
+    """Return a peer's message as an offer, or raise the error that the message has."""
+    require_done(message, other)
+    match message:
         case {"size": int(size), "header_bytes": int(header_bytes), "marks": list(marks)}:
             pairs = [(mark, stop) for mark, stop in filter(_is_mark, marks)]
             if 0 <= header_bytes <= LENGTH_BYTES + MAX_HEADER_BYTES and len(pairs) == len(marks) <= MAX_MARKS:
@@ -205,7 +228,7 @@ class Link:
         self.receive_into(memoryview(room))
         return bytes(room)
 
-    def send_message(self, message: Ask | Offer | dict[str, Any]) -> None:
+    def send_message(self, message: Ask | Copy | Offer | dict[str, Any]) -> None:
         """Send a message as JSON."""
         text = json.dumps(message if isinstance(message, dict) else asdict(message)).encode()
         self.send(len(text).to_bytes(4, "little"), text)
@@ -234,7 +257,15 @@ class Link:
         self._connection.close()
 
 
-async def in_worker(link: Link, limiter: trio.CapacityLimiter, what: Callable[..., T], *arguments: object) -> T:
+class Shuttable(Protocol):
+    """A connection that a thread may wait for."""
+
+    def shut(self) -> None:
+        """End the connection, so that the thread fails immediately."""
+        ...
+
+
+async def in_worker(link: Shuttable, limiter: trio.CapacityLimiter, what: Callable[..., T], *arguments: object) -> T:
     """Run a function that uses `link` in a worker. If the task is cancelled, end the connection, and wait for the
     worker.
     """

@@ -99,6 +99,26 @@ class Membership:
         self._trouble = ""
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
 
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def lease(self) -> int:
+        """Lease of this machine. 0: etcd does not list it."""
+        return self._lease if self._name in self._machines else 0
+
+    @property
+    def present(self) -> list[str]:
+        """The machines that etcd lists."""
+        return [*self._machines]
+
+    def others(self) -> list[str]:
+        """Return the other machines that compute with the same model. Those with much free memory are first."""
+        mine = self._mine()
+        like = {name: each for name, each in self._machines.items() if mine.identity == each.identity}
+        return sorted(like.keys() - {self._name}, key=lambda name: (-like[name].free_bytes, name))
+
     def info(self) -> dict[str, Any]:
         """Return the facts that `symphony fleet status` shows."""
         mine = self._mine()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,7 @@ from kvfs.pages.looking import copies, look
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, SymError
 from scheduler.wire.peers import accept_for_ever
-from symphony.fleet.link import IDLE_S, Ask, Link, Offer, ask_of, in_worker
+from symphony.fleet.link import IDLE_S, Ask, Copy, Link, Offer, ask_of, in_worker
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,15 @@ class PeerServer:
     """Serves peers that connect to a listening socket."""
 
     def __init__(
-        self, fs: FileSystem, context: ssl.SSLContext, bound: socket.socket, catch_up: Callable[[], None]
+        self,
+        fs: FileSystem,
+        context: ssl.SSLContext,
+        bound: socket.socket,
+        catch_up: Callable[[], None],
+        keep: Callable[[Copy], Awaitable[None]],
     ) -> None:
-        """`catch_up` commits what calls under way have computed."""
+        """`catch_up` commits what calls under way have computed. `keep` copies a version of a peer to disk."""
+        self._keep = keep
         self._catch_up = catch_up
         self._fs = fs
         self._bound = bound
@@ -100,6 +106,9 @@ class PeerServer:
     async def _answer(self, link: Link) -> None:
         await link.wait_readable(IDLE_S)
         ask = ask_of(await in_worker(link, self._workers, link.receive_message))
+        if isinstance(ask, Copy):
+            await self._copy(link, ask)
+            return
         try:
             snapshot, marks = self._open(ask)
         except SymError as error:
@@ -116,6 +125,14 @@ class PeerServer:
             self.num_pages_sent += await in_worker(link, self._workers, self._send_pages, link, snapshot)
         finally:
             self._fs.volume.close_snapshot(snapshot)
+
+    async def _copy(self, link: Link, ask: Copy) -> None:
+        answer = dict[str, Any]()
+        try:
+            await self._keep(ask)
+        except SymError as error:
+            answer = _refusal(error)
+        await in_worker(link, self._workers, link.send_message, answer)
 
     def _open(self, ask: Ask) -> tuple[Snapshot, Marks]:
         self._catch_up()

@@ -142,6 +142,8 @@ class Config:
         text="Name of this machine in the fleet: the name in its certificate for peers")
     fleet: str = _setting("default", kinds.NAME,
         text="Name of the fleet; machines of other fleets may use the same etcd")
+    copies: int = _setting(2, whole("1 to 16", 1, 16),
+        text="Number of machines that have a file of the fleet on disk when a sync of the file returns")
 
     log: str = _setting("auto", one_of("KIND", "auto", "text", "json", "journal"), reload=True,
         text="Format of the log (auto: journal if standard error is the journal's, else text)")

@@ -20,4 +20,6 @@ def fleet_lines(fleet: dict[str, Any]) -> list[str]:
         rows.append((name + here, machine["address"], machine["model"], differs, free, since))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     head = f"fleet {fleet['name']}, this machine is {fleet['machine']}: {state}"
-    return [head, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+    arrive = fleet["names_trouble"] or "changes of the other machines arrive"
+    names = f"/fleet has {fleet['names']} names, {arrive}"
+    return [head, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), names]

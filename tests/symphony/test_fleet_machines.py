@@ -1,47 +1,14 @@
 """Two whole daemons that find each other in a real etcd."""
 
 import json
-import socket
-import subprocess
 from contextlib import ExitStack
 
 import pytest
 
-from tests.symphony.daemons import SYMPHONY, Daemon
-from tests.symphony.etcd import EtcdServer
+from tests.symphony.fleets import Fleet
 from tests.symphony.launchers import eventually
 
 pytestmark = pytest.mark.slow
-
-
-class Fleet:
-    """An etcd, and keys for the machines `east` and `west`."""
-
-    def __init__(self, directory, stack):
-        self._directory, self._stack = directory, stack
-        subprocess.run([*SYMPHONY, "fleet", "keys", directory / "keys", "east", "west"], check=True)
-        self.etcd = EtcdServer(directory)
-        stack.callback(self.etcd.kill)
-
-    def options(self, name, keys=""):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            where = "{}:{}".format(*free.getsockname())
-        key_directory = str(self._directory / "keys" / (keys or name))
-        return ["--machine", name, "--peer-listen", where, "--peer-keys", key_directory, "--etcd", self.etcd.url]
-
-    def start(self, name):
-        (self._directory / name).mkdir(exist_ok=True)
-        daemon = Daemon(self._directory / name, "--model", "tiny", *self.options(name))
-        self._stack.callback(daemon.clean_up)
-        return daemon
-
-    def refusal(self, *options):
-        """The last line of a daemon that does not start."""
-        state, mount = self._directory / "third", self._directory / "third-kv"
-        command = [*SYMPHONY, "serve", "--model", "tiny", "--state", state, "--mount", mount, *options]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1, done.stderr
-        return done.stderr.splitlines()[-1]
 
 
 @pytest.fixture
@@ -66,7 +33,7 @@ def test_machines_find_each_other_in_etcd_and_fetch_files(fleet):
     assert west.run("print(len(sym.kv_open('a.kv')))") == "240\n"
     lines = west.symphony("fleet", "status").stdout.splitlines()
     assert lines[0] == f"fleet default, this machine is west: etcd answers at {fleet.etcd.url}"
-    assert [line.split()[0] for line in lines[1:]] == ["MACHINE", "east", "west*"]
+    assert [line.split()[0] for line in lines[1:]] == ["MACHINE", "east", "west*", "/fleet"]
     assert lines[2].split()[2:4] == ["tiny", "same"]
     metrics = (west.mount / ".symphony" / "metrics").read_text().splitlines()
     assert {"symphony_fleet_machines 2", "symphony_fleet_connected 1"} <= set(metrics)
@@ -111,7 +78,8 @@ def test_a_daemon_goes_on_while_etcd_is_gone_and_is_back_in_the_fleet_afterwards
     fleet.etcd.start()
     eventually(lambda: not trouble(west) and list(machines(west)) == ["west"], 60)  # etcd began all leases anew
     assert west.stop() == 0
-    assert west.log.read_text().count("etcd does not answer") == 1
+    for once in ("fleet default: etcd does not answer", "changes of names do not arrive: etcd does not answer"):
+        assert west.log.read_text().count(once) == 1
 
 
 def test_a_daemon_without_a_fleet_says_so(start_daemon):

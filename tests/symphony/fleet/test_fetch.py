@@ -12,46 +12,15 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
-from kvfs.pages.accounts import AccountLimits, Accounts
-from kvfs.pages.pool import PagePool
-from libsym.errors import Exists, Invalid, NoAccess, NotFound, OverQuota, ProtocolError, SymError
+from libsym.errors import Exists, Invalid, NoAccess, NotFound, NotSupported, OverQuota, ProtocolError, SymError
 from symphony.fleet.client import Peers
 from symphony.fleet.keys import make_keys
-from symphony.fleet.link import KEY, contexts, offer_of
+from symphony.fleet.link import KEY, Copy, contexts, offer_of
 from symphony.fleet.server import MAX_STRANGERS, PeerServer
-from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all
+from tests.symphony.fleet.machines import USER, Machine
 
-USER = Credentials(1000, 1000)
 LENGTH, NUM_FULL = 100, 3
-
-
-class Machine:
-    """A file system with its memory, as a daemon has it."""
-
-    def __init__(self, directory: Path, name: str, *, bits: str = "", model: str = "fake", quota: int | None = None):
-        facts = (
-            FakeFacts(name=model) if model == "fake" else FakeFacts(identity=dict.fromkeys(FakeFacts().identity, model))
-        )
-        self.name = name
-        self.store = FakeStore(facts, 16)
-        accounts = Accounts(16, self.store.page_bytes, AccountLimits(quota, None, None)) if quota else None
-        pool = PagePool(self.store) if accounts is None else PagePool(self.store, accounts)
-        self.fs = FileSystem(pool, facts, directory / f"{name}.backing", 0, 0, bits=bits)
-        self.fs.volume.tree.root.mode = 0o777
-        self.decoder = FakeDecoder(self.store)
-
-    def append(self, file: OpenKv, tokens: range) -> None:
-        begin = file.table.next_position
-        reservation = self.fs.reserve(file, tokens, range(begin, begin + len(tokens)))
-        self.decoder.step(reservation)
-        commit_all(reservation)
-        self.fs.committed(file)
-
-    def values(self, file: OpenKv) -> list[float]:
-        frames = self.fs.pool.store.of[file.table.pages]
-        return self.decoder.entries(frames, file.table.length).tolist()
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +40,10 @@ def east(tmp_path: Path) -> Machine:
     return machine
 
 
+async def refuse(_request: Copy) -> None:
+    raise NotSupported("this test has no versions")
+
+
 @pytest.fixture
 def west(tmp_path: Path) -> Machine:
     return Machine(tmp_path, "west")
@@ -80,7 +53,7 @@ def west(tmp_path: Path) -> Machine:
 async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tuple[PeerServer, Peers, trio.CancelScope]]:
     """Serve the files of `east` until the scope is cancelled, and connect `west` to them."""
     bound, serving = socket.create_server(("127.0.0.1", 0)), trio.CancelScope()
-    server = PeerServer(east.fs, contexts(keys / "east")[0], bound, lambda: None)
+    server = PeerServer(east.fs, contexts(keys / "east")[0], bound, lambda: None, refuse)
 
     async def serve() -> None:
         with serving:
