@@ -174,6 +174,7 @@ class Link:
         worker. Only the trio thread calls this method.
         """
         try:
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small answers wait for no ack
             self._connection.setblocking(False)
             self._connection = tls = context.wrap_socket(
                 self._connection, server_side=True, do_handshake_on_connect=False
