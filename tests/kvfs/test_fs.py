@@ -6,7 +6,7 @@ import errno
 import stat
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,74 +164,12 @@ def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_n
     assert fs.kv_fork(BOB, theirs, None).table.length == 40
 
 
-@pytest.mark.parametrize("by", ["a call", "cp"])
-def test_pages_that_a_fork_used_are_its_source_s_again_when_it_goes(fs: FileSystem, by: str) -> None:
-    base, volume = fs.kv_create(ANN, "base.kv"), fs.volume
-    append(fs, base, 64)
-    if by == "cp":
-        inode = volume.make_plain(volume.tree.root, b"fork.kv", 0o600, ANN.uid, ANN.gid)
-        snapshot = volume.open_snapshot(base.content)
-        volume.fork_into(snapshot, base.inode, base.content, inode)
-        volume.close_snapshot(snapshot)
-    fork = fs.kv_open(ANN, "fork.kv", write=True) if by == "cp" else fs.kv_fork(ANN, base, "fork.kv")
-    assert fork.content.forked_from == (base.inode.number, 64), "a trace tells whose fork it is"
-    reservation = fs.reserve(fork, [1], [64])
-    assert volume.pager.acquire(reservation, 0, lambda _error: None) is None
-    commit_all(reservation)
-    assert (fs.pool.row_of[base.table.pages] == fork.table.row).all(), "the fork used them last"
-    fs.kv_close(fork)
-    fs.kv_remove(ANN, "fork.kv")
-    assert (fs.pool.row_of[base.table.pages] == base.table.row).all()
-
-
 def assembled(fs: FileSystem, assembly: Assembly, path: str | None, mode: int = 0o600) -> OpenKv:
     """Make a file of an assembly as the gate does, in one thread."""
     assembly.plan()
     assembly.reserve()
     assembly.fill()
     return fs.finish_assembly(ANN, assembly, path, mode)
-
-
-def test_an_extract_belongs_to_whoever_made_it_and_appears_whole(fs: FileSystem) -> None:
-    base = fs.kv_create(BOB, "base.kv", 0o644)
-    append(fs, base, 40)
-    reader = fs.kv_open(ANN, "base.kv", write=False)
-    assembly = fs.begin_extract(ANN, reader, np.array([[8, 40]]), "part.kv", 0o640, rebase=True)
-    append(fs, base, 1)
-    fs.kv_close(reader)
-    fs.check()
-    with pytest.raises(NotFound):
-        fs.kv_stat(ANN, "part.kv")
-    made = assembled(fs, assembly, "part.kv", 0o640)
-    found = fs.kv_stat(ANN, "part.kv")
-    assert (found.uid, found.mode, found.tokens, found.nlink) == (1000, 0o640, 32, 1)
-    append(fs, made, 1)
-    assert made.table.read()[1].tolist() == list(range(33))
-    assert base.table.length == 41
-
-
-def test_a_name_that_is_taken_meanwhile_costs_the_extract_alone(fs: FileSystem) -> None:
-    base = fs.kv_create(ANN, None)
-    append(fs, base, 40)
-    free = fs.pool.num_free
-    assembly = fs.begin_extract(ANN, base, np.array([[1, 40]]), "a.kv", 0o600, rebase=True)
-    fs.kv_create(BOB, "a.kv")
-    with pytest.raises(Exists):
-        assembled(fs, assembly, "a.kv")
-    assert fs.pool.num_free == free
-
-
-def test_closing_a_handle_gives_its_lock_back(fs: FileSystem) -> None:
-    first = fs.kv_create(ANN, "a.kv")
-    second = fs.kv_open(ANN, "a.kv", write=False)
-    locks, number = fs.volume.locks, first.inode.number
-    locks.acquire_nowait(number, first, exclusive=True)
-    with pytest.raises(SymError):
-        locks.acquire_nowait(number, second, exclusive=False)
-    fs.kv_close(first)
-    locks.acquire_nowait(number, second, exclusive=False)
-    fs.kv_close(second)
-    assert len(locks) == 0
 
 
 def test_a_claimed_file_has_its_name_when_it_is_given_it_and_gives_the_claim_back(fs: FileSystem) -> None:
@@ -291,18 +229,6 @@ def test_a_claimed_name_that_can_not_be_given_leaves_a_file_without_one(fs: File
     assert len(fs.claims) == 1
     fs.kv_close(handle)
     assert len(fs.claims) == 0
-
-
-def test_a_renamed_file_replaces_what_had_its_name(fs: FileSystem) -> None:
-    fs.mountpoint = PurePath("/kv")
-    a, b = fs.kv_create(ANN, "a.kv"), fs.kv_create(ANN, "/kv/b.kv")
-    append(fs, a, 3)
-    assert fs.kv_rename(ANN, "a.kv", "/kv/c.kv") == (a.inode.number, 1, 1)
-    found = [(entry.name, entry.kind, entry.tokens) for entry in listing(fs, ANN, "/kv")]
-    assert found == [("b.kv", "kv", 0), ("c.kv", "kv", 3)]
-    fs.kv_close(b)
-    fs.kv_rename(ANN, "c.kv", "b.kv")
-    assert fs.kv_stat(ANN, "b.kv").tokens == 3
 
 
 def test_removing_by_handle_follows_a_rename_and_removes_no_name_that_the_caller_does_not_know(fs: FileSystem) -> None:
@@ -370,27 +296,6 @@ def du(fs: FileSystem, path: str) -> tuple[list[DuRow], list[str], DuRow]:
     trio.run(walk, start, path, (), ANN, visit)
     rows = [row for row in found if isinstance(row, DuRow)]
     return rows, [row.path for row in found if isinstance(row, Denied)], trio.run(total, fs.pool, start, path, ANN)
-
-
-def test_du_counts_each_page_once(fs: FileSystem) -> None:
-    tree = fs.volume.tree
-    make_directory(fs, "d")
-    make_directory(fs, "private", 0o700, uid=0)
-    base = fs.kv_create(ANN, "d/base.kv")
-    append(fs, base, 64)
-    fork = fs.kv_fork(ANN, base, "d/fork.kv")
-    append(fs, fork, 32)
-    fs.kv_fork(ANN, base, "outside.kv")
-    tree.link(base.inode, tree.root, b"hard.kv")
-    rows, _denied, whole = du(fs, "d")
-    assert [(row.path, row.tokens, row.pages, row.exclusive_pages, row.shared_pages) for row in rows] == [
-        ("d/base.kv", 64, 2, 0, 2),
-        ("d/fork.kv", 96, 3, 1, 2),
-    ]
-    assert (whole.pages, whole.exclusive_pages) == (3, 1)
-    _rows, denied, whole = du(fs, ".")
-    assert (whole.pages, whole.exclusive_pages) == (3, 3)
-    assert denied == ["./private"]
 
 
 def test_a_name_that_is_a_hard_link_owns_nothing_that_its_removal_would_free(fs: FileSystem) -> None:

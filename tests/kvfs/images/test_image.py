@@ -183,16 +183,6 @@ def test_a_reader_keeps_seeing_the_file_as_it_was_when_opened(house: House, leng
     house.pool.check([stranger])
 
 
-def test_slots_past_the_end_read_as_zero(house: House) -> None:
-    table, store = house.table(3), house.store
-    house.decoder.append(table.fork(), [8, 9])
-    page = house.image(table)[house.format.data_start :][: store.page_bytes]
-    entries = np.frombuffer(page, np.float32).reshape(store.entries.shape[1:])
-    assert store.entries[table.pages[0], :, :, :, 4].all()
-    assert not entries[:, :, :, 3:].any()
-    assert entries[:, :, :, :3].all()
-
-
 def test_many_threads_may_prepare_one_snapshot(house: House, facts: FakeFacts) -> None:
     other = House(facts)
     expected = other.image(other.table(300))

@@ -218,34 +218,6 @@ def test_only_the_owner_of_an_empty_directory_makes_or_ends_a_domain(house: Hous
     assert house.attributes("d")["quota"] == 1 << 20
 
 
-def test_a_domain_is_a_part_of_its_owners_quota_whoever_fills_it(house: House) -> None:
-    house.domain("d", size="5K")  # room for one page
-    bobs, anns = house.kv("d/bobs.kv", 32, BOB), house.kv("anns.kv", 7 * 32)
-    assert (house.used(ANN), house.used(BOB)) == ((8, 3), (0, 0))
-    refused(OverQuota, None, house.fs.reserve, bobs, [1], [0])
-    refused(OverQuota, None, house.fs.reserve, anns, [1], [0])
-    house.set("d", "quota", "1G")
-    refused(OverQuota, "uid 1000", house.fs.reserve, bobs, [1], [0])
-    house.fs.kv_truncate(anns, 0)
-    house.append(bobs, 32)
-
-
-def test_files_of_every_kind_count(house: House) -> None:
-    house.domain("d")
-    house.set("d", "quota_files", "4")
-    house.mkdir("d/sub")
-    house.plain("d/sub/plain")
-    house.link("d/link")
-    handle = house.kv("d/a.kv", 1)
-    for path in ("d/b.kv", "d/sub/b.kv"):
-        refused(OverQuota, "at its quota of 4 files", house.fs.kv_create, ANN, path)
-        refused(OverQuota, None, house.fs.kv_fork, ANN, handle, path)
-        assert house.fs.pool.refcount[: house.fs.pool.num_pages].sum() == 1
-    refused(OverQuota, None, house.tree.link, handle.inode, house.inode("d/sub"), b"hard")
-    house.fs.kv_remove(ANN, "d/link")
-    house.closed("d/b.kv")
-
-
 def test_each_hard_link_after_the_first_counts_as_a_file_of_its_owner(house: House) -> None:
     account, root = house.fs.pool.accounts.of(1000), house.tree.root
     file = house.plain("f")
@@ -286,31 +258,6 @@ def test_no_name_crosses_the_boundary_of_a_domain(house: House) -> None:
     house.fs.kv_rename(ANN, "d", "f/d")
     assert (house.attributes("f/d"), house.used(ANN)) == used
     tree.link(house.inode("f/d/sub/in.kv"), house.inode("f/d"), b"again")
-
-
-def test_a_fork_across_the_boundary_shares_pages_and_charges_both(house: House) -> None:
-    house.domain("d", size="12K")
-    out = house.kv("out.kv", 64)
-    into = house.fork(out, "d/in.kv")
-    assert house.fs.pool.num_pages - house.fs.pool.num_free == 2
-    assert (house.attributes("d")["used"], house.used(ANN)[0]) == (2 * PAGE, 2)
-    house.fs.kv_close(out)
-    house.fs.kv_remove(ANN, "out.kv")
-    assert (house.attributes("d")["used"], house.used(ANN)[0]) == (2 * PAGE, 2)
-    house.append(into, 32)
-    big = house.kv("big.kv", 4 * 32)
-    refused(OverQuota, "the domain /d", house.fs.kv_fork, ANN, big, "d/big.kv")
-    refused(NotFound, None, house.fs.kv_stat, ANN, "d/big.kv")
-
-
-def test_chown_moves_the_charge_or_changes_nothing(house: House) -> None:
-    bobs = house.kv("b.kv", 5 * 32, BOB)
-    inode = house.kv("a.kv", 4 * 32).inode
-    refused(OverQuota, "uid 1001", house.volume.change_owner, inode, BOB.uid)
-    assert (inode.uid, house.used(ANN)) == (1000, (4, 1))
-    house.fs.kv_truncate(bobs, 1)
-    house.volume.change_owner(inode, BOB.uid)
-    assert (inode.uid, house.used(ANN), house.used(BOB)) == (1001, (0, 0), (5, 2))
 
 
 @pytest.mark.parametrize("there_is_room", [True, False])
@@ -394,26 +341,6 @@ def test_a_removed_domain_pays_for_what_is_still_open(house: House) -> None:
     assert house.attributes("d") == {}
 
 
-def test_bytes_left_in_a_page_never_cross_into_or_out_of_a_domain(house: House, store: FakeStore) -> None:
-    house.domain("d", size="1M")
-    house.domain("e", size="1M")
-    marker = 123456.0
-    for first, second in (("out.kv", "d/a.kv"), ("d/a.kv", "e/a.kv"), ("e/a.kv", "out.kv"), ("d/a.kv", "out.kv")):
-        before = house.kv(first, 32 * 7)
-        store.pages[before.table.pages] = marker
-        pages = set(before.table.pages.tolist())
-        house.fs.kv_close(before)
-        house.fs.kv_remove(ANN, first)
-        after = house.kv(second, 0)
-        reservation = house.fs.reserve(after, range(32 * 7), range(32 * 7))
-        assert set(reservation.needed().tolist()) == pages
-        house.decoder.step(reservation)
-        assert not (store.pages[reservation.needed()] == marker).any()
-        reservation.abort()
-        house.fs.kv_close(after)
-        house.fs.kv_remove(ANN, second)
-
-
 # Confined connections
 
 
@@ -455,17 +382,6 @@ def test_links_out_of_the_domain_do_not_help(house: House, confined: Credentials
         refused(CrossDevice, None, house.fs.kv_open, confined, path, write=False)
     for path in ("in", "near"):
         assert house.fs.kv_stat(confined, path).kind == "kv"
-
-
-def test_anonymous_files_of_a_confined_connection_count_to_the_domain(house: House, confined: Credentials) -> None:
-    handle = house.kv(None, 64, confined)
-    fork = house.fork(handle, None, confined)
-    assert house.attributes("home/d") == {"quota": 12 << 10, "used": 2 * PAGE, "used_files": 2}
-    refused(OverQuota, "the domain /home/d", house.fs.reserve, fork, range(64), range(64))
-    assert house.fs.account_of(confined).num_bytes == 2 * PAGE
-    for each in (handle, fork):
-        house.fs.kv_close(each)
-    assert house.attributes("home/d")["used"] == 0
 
 
 def test_only_the_owner_of_a_domain_is_confined_to_it(house: House, confined: Credentials) -> None:

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 import pytest
 
-from kvfs.names.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
+from kvfs.names.inode import Credentials, Inode, require_removable
 from kvfs.names.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
 from kvfs.names.walk import Paths
 from kvfs.pages.accounts import Accounts
@@ -132,34 +132,6 @@ def test_what_the_kernel_remembers_is_charged_until_it_forgets_and_holds_no_attr
     tree.check()
 
 
-def test_directories_count_their_links(forest: Forest) -> None:
-    root = forest.tree.root
-    forest.directory("a")
-    forest.directory("a/b")
-    forest.make("a/f")
-    assert (root.nlink, forest.paths.resolve(ROOT, "a").nlink) == (3, 3)
-    forest.tree.rename(forest.paths.resolve(ROOT, "a"), b"b", root, b"b")
-    assert (root.nlink, forest.paths.resolve(ROOT, "a").nlink) == (4, 2)
-    assert forest.tree.child(forest.paths.resolve(ROOT, "b"), b"..") is root
-    with pytest.raises(NotEmpty):
-        forest.tree.rmdir(root, b"a")
-    forest.tree.rmdir(root, b"b")
-    assert root.nlink == 3
-
-
-def test_a_removed_directory_takes_no_new_names_and_setgid_ones_pass_on_their_group(forest: Forest) -> None:
-    directory = forest.directory("removed")
-    forest.tree.opened(directory)
-    forest.tree.rmdir(forest.tree.root, b"removed")
-    with pytest.raises(NotFound, match="removed"):
-        forest.tree.make(directory, b"f", stat.S_IFREG, mode=0o644, uid=0, gid=0)
-    forest.tree.closed(directory)
-    forest.directory("d", 0o2775, gid=7)
-    assert forest.make("d/f", gid=1).gid == 7
-    below = forest.directory("d/d", gid=1)
-    assert (below.gid, below.mode) == (7, 0o2755)
-
-
 def test_renames_replace_exchange_or_do_nothing_and_keep_places_in_the_order_of_a_directory(forest: Forest) -> None:
     root, tree = forest.tree.root, forest.tree
     a, old, c, new = (forest.make(name) for name in ("a", "b", "c", "new"))
@@ -200,21 +172,6 @@ def test_rename_refuses_what_makes_no_sense(forest: Forest) -> None:
         with pytest.raises(error):
             forest.tree.rename(source, name, target, new_name, flags)
     assert (forest.names(), forest.names("a"), forest.names("a/b")) == (["a", "f"], ["b"], ["f"])
-
-
-def test_the_right_class_of_bits_decides_and_root_passes(forest: Forest) -> None:
-    inode = forest.make("f", mode=0o640, uid=1000, gid=200)
-    group, other = Credentials(1, 100, frozenset({200})), Credentials(2, 2)
-    assert allows(inode, ANN, READ | WRITE)
-    assert allows(inode, group, READ)
-    assert not allows(inode, group, WRITE)
-    assert not allows(inode, other, READ)
-    inode.mode = 0o077
-    assert not allows(inode, ANN, READ), "the owner's bits count for the owner, even if others may more"
-    inode.mode = 0
-    assert allows(inode, ROOT, READ | WRITE)
-    assert not allows(inode, ROOT, SEARCH)
-    assert allows(forest.directory("d", 0), ROOT, SEARCH)
 
 
 def test_sticky_directories_protect_the_names_of_others(forest: Forest) -> None:
@@ -303,20 +260,6 @@ def test_in_a_directory_of_one_user_alone_links_are_followed_whose_they_are(fore
     for name, uid in (("link", ANN.uid), ("given", 4242)):
         forest.symlink(f"anns/{name}", "../f", uid)
         assert forest.paths.resolve(ROOT, f"anns/{name}") is forest.paths.resolve(ANN, "f")
-
-
-def test_every_directory_on_the_way_needs_its_search_bit(forest: Forest) -> None:
-    forest.directory("open", 0o711)
-    forest.directory("closed", 0o744)
-    forest.make("open/f")
-    forest.make("closed/f")
-    forest.symlink("open/link", "../closed/f")
-    assert forest.paths.resolve(ANN, "open/f")
-    for path in ("closed/f", "closed/.", "closed/../open/f", "open/link"):
-        with pytest.raises(NoAccess):
-            forest.paths.resolve(ANN, path)
-    with pytest.raises(NoAccess):
-        forest.paths.place(ANN, "closed/new")
 
 
 def test_a_place_is_a_name_that_may_not_exist_yet(forest: Forest) -> None:

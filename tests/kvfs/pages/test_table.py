@@ -12,7 +12,7 @@ import pytest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid
-from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all
+from tests.kvfs.fakes import FakeDecoder, FakeStore, commit_all
 
 ANN, BOB = 1001, 1002
 
@@ -61,31 +61,6 @@ def test_the_check_finds_a_table_longer_than_its_pages(table: PageTable, decoder
     table.core.length = 4
     with pytest.raises(AssertionError, match="4 entries"):
         pool.check([table])
-
-
-class NoBytesStore(FakeStore):
-    """A store that refuses to move or show a byte."""
-
-    def refuse(self, *_: object) -> NoReturn:
-        raise AssertionError("a page's bytes were touched")
-
-    view = copy = zero = head = refuse  # type: ignore[assignment]  # they take anything, and give nothing
-
-
-def test_forking_a_gibibyte_touches_no_page():
-    facts = FakeFacts(layers=4, kv_heads=4, head_dim=8)
-    store = NoBytesStore(facts, num_pages=33_000)
-    pool = PagePool(store)
-    table = PageTable(pool, ANN)
-    commit_all(table.reserve(np.zeros(1 << 20, np.int32), np.arange(1 << 20)))
-    free = pool.num_free
-    forks = [table.fork() for _ in range(10)]
-    assert pool.num_free == free
-    assert all((fork.pages == table.pages).all() for fork in forks)
-    pool.check([table, *forks])
-    for fork in forks:
-        fork.close()
-    pool.check([table])
 
 
 def test_nothing_is_committed_while_pages_hold_bytes_of_others(pool: PagePool, decoder: FakeDecoder):

@@ -38,24 +38,6 @@ def image(table: PageTable, image_format: ImageFormat) -> BytesSource:
     return BytesSource(image_of(table, image_format))
 
 
-def test_full_pages_are_shared_again_and_the_tail_is_not(
-    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, decoder: FakeDecoder
-) -> None:
-    copy = import_image(pool, image_format, image, ANN)
-    assert copy.pages[:3].tolist() == table.pages[:3].tolist()
-    assert copy.pages[3] != table.pages[3]
-    assert pool.num_free == 16 - 5
-    pool.check([table, copy])
-    decoder.append(copy, [7, 8])
-    decoder.append(table, [9])
-    assert decoder.entries(copy.pages, 100).tolist() == decoder.entries(table.pages, 100).tolist()
-    table.close()
-    assert image_of(copy, image_format)
-    again = import_image(pool, image_format, image, ANN)
-    assert again.pages[:3].tolist() == copy.pages[:3].tolist()
-    pool.check([copy, again])
-
-
 def test_digests_that_come_while_a_worker_looks_lead_it_to_no_page_that_is_none(
     pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,22 +112,6 @@ def test_a_twin_that_goes_while_the_image_is_loaded_is_not_referred_to(
     assert decoder.entries(copy.pages, 100).size == 100
     assert copy.read()[0].tolist() == list(range(100))
     pool.check([other, copy])
-
-
-def test_an_image_with_equal_pages_in_it_is_shared_page_by_page(
-    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
-) -> None:
-    table.truncate(32)
-    again = np.concatenate([table.pages, table.pages])
-    pool.retain(again, ANN)
-    twice = PageTable(pool, ANN, again, 64)
-    copy = import_image(pool, image_format, BytesSource(image_of(twice, image_format)), ANN)
-    assert copy.pages.tolist() == twice.pages.tolist()
-    pool.check([table, twice, copy])
-    for each in (table, copy, twice):
-        each.close()
-    pool.check()
-    assert pool.num_free == pool.num_pages
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("F32", 4), ("BF16", 2), ("F16", 2)])
