@@ -9,8 +9,6 @@ import time
 from typing import Any
 
 import pytest
-import trio
-from trio.testing import wait_all_tasks_blocked
 
 from kvfs.durable import slot_file
 from kvfs.durable.index import Rows
@@ -21,8 +19,7 @@ from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import OpenFiles
 from kvfs.names.disk import Disk
 from libsym.errors import SymError
-from tests.kvfs.durable.house import ROOT, House, held, names_after, plain_of, running
-from tests.kvfs.durable.test_overtaking import Gate
+from tests.kvfs.durable.house import ROOT, House, held, names_after, running
 
 
 async def test_a_slot_that_is_written_while_the_file_is_about_to_be_cut_stays(tmp_path, monkeypatch):
@@ -42,43 +39,6 @@ async def test_a_slot_that_is_written_while_the_file_is_about_to_be_cut_stays(tm
         await house.keeper.jobs.idle()
     async with running(House(tmp_path)) as house:
         assert house.is_right(await house.open("new.kv"))
-
-
-async def test_a_plain_file_that_becomes_a_kv_file_while_it_is_synced_is_kept_as_that(tmp_path):
-    async with running(House(tmp_path)) as house:
-        source = house.create("source.kv", range(40))
-        inode = house.make_plain("file")
-        await house.keeper.sync_all()
-        house.append(source, range(40))
-        async with trio.open_nursery() as nursery:
-            with Gate(house) as gate:
-                house.make_plain("other")
-                nursery.start_soon(house.sync, "other")
-                await gate.wait_reached()
-                inode.modified()
-                nursery.start_soon(house.sync, "file")
-                await wait_all_tasks_blocked()
-                snapshot = house.volume.hold(source.content)
-                house.volume.fork_into(snapshot, source.inode, source.content, inode)
-    async with running(House(tmp_path)) as house:
-        assert house.fs.kv_stat(ROOT, "file").tokens == 80
-
-
-async def test_what_was_cut_off_while_it_was_written_is_not_in_the_image(tmp_path):
-    async with running(House(tmp_path)) as house:
-        file = house.create("a.kv", range(20))
-        await house.keeper.pages_out.write(file.content, 20)
-        house.fs.kv_truncate(file, 10)
-        house.append(file, range(3))
-        house.create("other.kv", range(3))
-        await house.sync("other.kv")
-    async with running(House(tmp_path)) as house:
-        content = house.kv("a.kv")
-        assert content.table.length == 10
-        image = await house.image(content)
-        page = image[house.volume.image_format.data_start :][: house.store.page_bytes]
-        assert any(page)
-        assert page == house.store.masked(memoryview(page), 10)
 
 
 @pytest.mark.slow
@@ -138,26 +98,3 @@ async def test_a_drain_that_is_cut_short_keeps_what_has_waited_longest_and_names
     assert num_kept > OTHERS_A_CUT / 2
     assert left == names[num_kept:]
     assert {*names[:num_kept]} <= {*names_after(tmp_path)}
-
-
-async def test_a_sync_of_all_covers_bytes_that_were_written_just_before_a_commit(tmp_path):
-    fails = False
-
-    def fdatasync(number: int) -> None:
-        if fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        os.fdatasync(number)
-
-    async with running(House(tmp_path, disk=Disk(fdatasync=fdatasync))) as house:
-        content = plain_of(house.make_plain("note", b"text"))
-        house.create("other.kv", range(3))
-        await house.sync("other.kv")  # the row of the file, and nothing of its bytes
-        assert content.is_dirty
-        await house.keeper.sync_all()
-        assert not content.is_dirty
-        house.make_plain("bad", b"text")
-        fails = True
-        for _ in range(2):
-            with pytest.raises(SymError):
-                await house.keeper.sync_all()
-        assert house.keeper.unsynced_names() == ["/bad"]

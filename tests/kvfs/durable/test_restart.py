@@ -9,11 +9,10 @@ from trio.testing import wait_all_tasks_blocked
 from kvfs.durable.fsck import fsck
 from kvfs.facts import xattrs
 from kvfs.facts.xattrs import put
-from kvfs.fs import OpenKv
-from kvfs.names.domains import QUOTA, QUOTA_FILES
+from kvfs.names.domains import QUOTA
 from kvfs.pages.turns import fitting
 from libsym.abi import PAGE_ENTRIES, Advice
-from libsym.errors import Invalid, NotPermitted, OverQuota
+from libsym.errors import Invalid, NotPermitted
 from tests.kvfs.durable.house import ROOT, House, is_clean, running
 from tests.kvfs.fakes import FakeFacts, fake_identity
 
@@ -48,15 +47,6 @@ async def test_a_ttl_runs_on_while_no_daemon_is_there_and_no_longer_by_a_clock_y
         nursery.cancel_scope.cancel()
     async with running(House(tmp_path)) as house:
         assert house.names() == ["/long.kv"]
-
-
-async def test_no_number_of_an_inode_is_used_again(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        number = house.create("gone.kv").inode.number
-        await house.keeper.sync_all()
-        house.fs.kv_remove(ROOT, "gone.kv")
-    async with running(House(tmp_path)) as house:
-        assert house.create("new.kv").inode.number > number
 
 
 async def test_everybody_is_charged_as_before(tmp_path):
@@ -97,28 +87,6 @@ async def test_forks_share_their_pages_in_memory_and_on_disk_as_before(tmp_path)
         house.fs.kv_fork(ROOT, one, "fork.kv")
         await house.keeper.sync_all()
         assert (num_slots(house), house.fs.pool.num_free_frames) == (5, 64 - 5)
-
-
-async def test_files_that_end_in_one_page_at_different_places_are_what_they_were(tmp_path):
-    """short.kv is copied out before anything is in memory: the entries of others behind its end are zeros there."""
-    names = ("base.kv", "fork.kv", "short.kv")
-    async with running(House(tmp_path), drain=True) as house:
-        base = house.create("base.kv", range(40))
-        fork = house.fs.kv_fork(ROOT, base, "fork.kv")
-        house.append(fork, range(10))
-        short = house.fs.kv_fork(ROOT, fork, "short.kv")
-        house.fs.kv_truncate(short, 35)
-        images = [await house.image(house.kv(name)) for name in names]
-    async with running(House(tmp_path), drain=True) as house:
-        assert house.volume.pager.tier_of(house.kv("short.kv").table) == "disk"
-        assert [await house.image(house.kv(name)) for name in names] == images
-        for name in reversed(names):
-            file = await house.open(name, write=True)
-            house.append(file, [7])
-            assert house.is_right(file)
-    async with running(House(tmp_path), drain=True) as house:
-        for name, tokens in zip(names, ([*range(40), 7], [*range(40), *range(10), 7], [*range(35), 7]), strict=True):
-            file = await house.require(name, tokens)
 
 
 async def test_where_turns_begin_is_kept_and_goes_along_with_forks_images_and_cuts(tmp_path):
@@ -222,20 +190,6 @@ async def test_slots_of_files_that_are_gone_are_used_again_and_their_blocks_go_b
             assert house.is_right(await house.open(name))
 
 
-async def test_an_anonymous_file_and_one_whose_names_are_gone_end_with_the_daemon(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        handles: list[OpenKv] = [house.fs.kv_create(ROOT, None), house.create("gone.kv", range(40))]
-        house.append(handles[0], range(40))
-        await house.keeper.sync(handles[0].inode)
-        await house.keeper.sync(handles[1].inode)
-        house.fs.kv_remove(ROOT, "gone.kv")
-        assert house.is_right(handles[1])
-    async with running(House(tmp_path), drain=True) as house:
-        assert house.names() == []
-        assert house.fs.pool.num_free == 64
-        assert house.keeper.slots[1].num_used == 0
-
-
 async def test_entries_that_something_else_computed_are_marked_in_forks_and_in_files_made_of_them(tmp_path):
     async with running(House(tmp_path, bits="cpu avx512"), drain=True) as house:
         house.create("a.kv", range(40))
@@ -258,19 +212,6 @@ async def test_entries_that_something_else_computed_are_marked_in_forks_and_in_f
         with pytest.raises(Invalid, match="--same-bits"):
             await house.open("own.kv")
         assert (await house.open("a.kv")).table.length == 20
-
-
-async def test_bytes_that_were_never_kept_are_not_behind_those_that_come_after_a_crash(tmp_path):
-    async with running(House(tmp_path)) as house:
-        inode = house.make_plain("a.txt")
-        await house.sync("a.txt")
-        house.write(inode, b"never kept")
-    async with running(House(tmp_path), drain=True) as house:
-        inode = house.fs.find(ROOT, "a.txt")
-        assert house.read(inode) == b""
-        house.write(inode, b"new")
-    async with running(House(tmp_path)) as house:
-        assert house.read(house.fs.find(ROOT, "a.txt")) == b"new"
 
 
 async def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are_cut_removed_or_acknowledged(
@@ -312,34 +253,3 @@ async def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are
             house.fs.kv_remove(ROOT, f"{number}.kv")
     House(tmp_path).keeper.close()
     assert told() == []
-
-
-async def test_a_quota_holds_as_before(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        house.fs.kv_mkdir(ROOT, "d", 0o755)
-        put(house.volume, house.fs.find(ROOT, "d"), QUOTA, b"12K", 0)
-        put(house.volume, house.fs.find(ROOT, "d"), QUOTA_FILES, b"2", 0)
-        house.create("d/a.kv", range(64))
-    async with running(House(tmp_path), drain=True) as house:
-        file = await house.open("d/a.kv", write=True)
-        house.append(file, range(32))
-        with pytest.raises(OverQuota):
-            house.append(file, [1])
-        house.create("d/b.kv")
-        with pytest.raises(OverQuota):
-            house.create("d/c.kv")
-
-
-async def test_an_append_that_copies_the_last_page_takes_nothing_from_what_was_synced(tmp_path):
-    async with running(House(tmp_path)) as house:
-        one = house.create("one.kv", range(40))
-        two = house.fs.kv_fork(ROOT, one, "two.kv")
-        house.tree.link(two.inode, house.tree.root, b"three.kv")
-        await house.keeper.sync_all()
-        house.append(one, [1])
-        house.append(two, [2])  # its last page is a copy, of which nothing is on disk
-        house.fs.kv_remove(ROOT, "three.kv")  # and this has a commit write about it
-        await house.keeper.sync(house.tree.root)
-    async with running(House(tmp_path)) as house:
-        assert house.tokens(await house.open("two.kv")) == list(range(40))
-        assert house.fs.kv_stat(ROOT, "two.kv").lost_tokens == 1

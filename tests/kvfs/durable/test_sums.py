@@ -302,25 +302,6 @@ async def test_a_damaged_row_of_sums_refuses_no_good_bytes_and_is_a_finding(note
     assert len(sql(noted, "SELECT record FROM sums")) == 1
 
 
-async def test_sums_go_with_the_bytes_that_they_are_of(tmp_path):
-    """Renamed, linked: they stay; emptied, removed: they go. An open file without a name is written without them."""
-    async with programs_on(tmp_path) as programs:
-        house = programs.house
-        notes = [await programs.make(name, BYTES[:5000]) for name in (b"moved", b"emptied", b"removed", b"open")]
-        house.fs.kv_rename(ROOT, "moved", "other")
-        house.tree.link(notes[0], house.tree.root, b"second")
-        house.volume.truncate(notes[1], 0)
-        house.tree.unlink(house.tree.root, b"removed")
-        house.tree.opened(notes[3])
-        house.tree.unlink(house.tree.root, b"open")
-        await programs.write(notes[3], 0, b"new")  # the name would be back after a crash here
-        await house.keeper.sync_all()
-        await programs.write(notes[3], 0, b"newer")
-        house.tree.closed(notes[3])
-    assert [row[0] for row in sql(tmp_path, "SELECT number FROM sums")] == [number_of(tmp_path, "/second")]
-    assert fsck(tmp_path).findings == ()
-
-
 async def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(tmp_path, monkeypatch):
     async with programs_on(tmp_path) as programs:
         note = await programs.make(b"note", BYTES)

@@ -18,7 +18,6 @@ from trio.testing import wait_all_tasks_blocked
 from kvfs.durable.slot_file import SlotFile, slot_bytes_of
 from kvfs.fs import OpenKv
 from kvfs.names.inode import Credentials
-from kvfs.pages.pool import NO_ROW
 from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES as PAGE
 from libsym.abi import Advice
@@ -67,23 +66,6 @@ async def test_what_df_calls_available_is_what_the_disk_has_room_for(tmp_path):
         assert (space.free_bytes, space.available_bytes) == (60 * 4096, 0)
         with pytest.raises(NoSpace):
             house.volume.storage.require_room(1)
-
-
-async def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to_or_hinted(tmp_path):
-    async with small(tmp_path) as house:
-        pager = house.volume.pager
-        one, two = await files(house, 2)
-        for is_hint in (False, True):
-            await pager.put_on_disk(one.table)
-            assert (pager.tier_of(one.table), pager.tier_of(two.table)) == ("disk", "memory")
-            if is_hint:
-                pager.will_need(one.table)
-                while pager.tier_of(one.table) != "memory":  # noqa: ASYNC110
-                    await trio.sleep(0.001)
-            else:
-                await pager.put_in_memory(one.table)
-            assert pager.tier_of(one.table) == "memory"
-            assert house.is_right(one)
 
 
 async def test_pinned_files_stay_until_their_lease_is_over(tmp_path):
@@ -186,29 +168,6 @@ async def test_a_shared_tail_is_whole_after_a_sync_failed_and_another_wrote_its_
         assert house.is_right(long)
 
 
-async def test_a_copy_of_a_tail_that_is_on_disk_is_not_taken_for_its_owner_s_alone(tmp_path):
-    async with small(tmp_path) as house:
-        pool = house.fs.pool
-        base = house.create("base.kv")
-        await house.compute(base, range(10))
-        theirs = base.table.fork(7)  # goes on in place: the page has bytes of another behind the tenth entry
-        page = int(theirs.pages[0])
-        reservation = theirs.reserve(range(10), range(10, 20))
-        assert house.volume.pager.acquire(reservation, 0, lambda _error: None) is None
-        house.decoder.step(reservation)
-        reservation.commit_first(reservation.tokens)
-        await house.volume.pager.put_on_disk(base.table)
-        await files(house, 1, 1, prefix="other")  # in the frame that the page was in
-        (gone,) = await files(house, 1, 15, prefix="gone")  # all others have bytes of the owner alone
-        house.fs.kv_close(gone)
-        house.fs.kv_remove(ROOT, "gone0.kv")
-        await house.compute(base, [1])
-        (copy,) = base.table.pages
-        assert copy != page
-        assert pool.owners_of(np.array([copy], np.int32))[0] != base.table.owner
-        theirs.close()
-
-
 async def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_damaged(tmp_path, monkeypatch, caplog):
     """The slot of old is another page's by then."""
     async with small(tmp_path) as house:
@@ -249,21 +208,6 @@ async def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back
             while pager.tier_of(found[1].table) != "memory":  # noqa: ASYNC110
                 await trio.sleep(0.01)
         assert pager.tier_of(found[0].table) == "disk"
-
-
-async def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path):
-    """A tail that it made a copy of, and what it was cut by: both are others' still."""
-    async with small(tmp_path) as house:
-        (base,) = await files(house, 1)
-        await house.compute(base, [1])
-        fork = house.fs.kv_fork(ROOT, base, None)
-        house.fs.kv_truncate(fork, 4 * PAGE)
-        await house.compute(fork, [2])
-        house.fs.kv_truncate(fork, PAGE)
-        row = fork.table.row
-        house.fs.kv_close(fork)
-        assert row not in house.fs.pool.row_of[base.table.pages].tolist()
-        assert NO_ROW not in house.fs.pool.row_of[base.table.pages[:1]].tolist()
 
 
 async def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path):

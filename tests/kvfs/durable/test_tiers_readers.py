@@ -116,23 +116,6 @@ async def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path):
         assert moved.tolist() == [0] * 3 * PAGE + [3 * PAGE - 7 * PAGE - 5] * (PAGE - 5)
 
 
-async def test_what_is_being_put_together_stays_in_memory(tmp_path):
-    """An assembly's pages have no other copy, and belong to no file that says when they were used."""
-    async with small(tmp_path) as house:
-        source = await a_file(house, "source.kv", 4)
-        assembly = extract(house, source, [(1, 4 * PAGE)], "x.kv")
-        assembly.plan()
-        pager = house.volume.pager
-        async with pager.hold_pages(assembly.pages_to_read(), assembly.num_new_pages, assembly.owner) as frames:
-            assembly.reserve(frames)
-            assembly.fill()
-        others = [await a_file(house, f"{number}.kv", 6, number) for number in range(4)]  # three times what is left
-        made = house.fs.finish_assembly(ROOT, assembly, "x.kv", 0o600)
-        assert house.tokens(made) == [*range(1, 4 * PAGE)]
-        assert places(house, made) == [True] * 4
-        assert not all(places(house, *others))
-
-
 async def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path):
     """Whichever of the two comes to a page first."""
     async with running(House(tmp_path, num_pages=120, num_on_disk=1000)) as house:

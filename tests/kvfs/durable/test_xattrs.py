@@ -378,16 +378,3 @@ def test_an_index_of_an_older_release_is_written_anew_once_unless_it_is_large(tm
     monkeypatch.undo()
     assert mode() == 2
     assert (tmp_path / "index.db").stat().st_size < size
-
-
-async def test_a_set_while_the_attributes_are_being_written_is_kept_as_well(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        inode = file(house, "a", x=LARGE)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(house.keeper.sync_all)
-            while not house.keeper._committing.xattrs:
-                await trio.lowlevel.checkpoint()
-            put(house, inode, "y", b"later")
-        assert not inode.xattrs.is_away
-        await house.keeper.sync_all()
-        assert await noted(house, inode) == {b"user.x": LARGE, b"user.y": b"later"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,11 @@ import trio
 from kvfs.fs import OpenKv
 from libsym.abi import PAGE_ENTRIES, Op
 from libsym.channel.server import Request
-from libsym.errors import NoSpace, SymError
+from libsym.errors import NoSpace
 from scheduler.batch import making_room
 from scheduler.batch.states import CallState
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
-from tests.kvfs.durable.damage import slot_at
 from tests.scheduler.bench import ME, Answers, Bench, Program, Result, new_generation
 from tests.scheduler.kept_bench import KeptBench
 
@@ -201,27 +198,3 @@ async def test_equal_ones_wait_their_turn_until_one_has_had_its_time(bench, monk
     assert first.table.length == 10 * PAGE + num_done[0]
     assert second.table.length == 8 * PAGE + num_done[1]
     assert bench.pager.statistics().num_dropped >= 8, "they can't both be in memory"
-
-
-def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(bench, caplog):
-    async def scenario() -> None:
-        broken = bench.fs.kv_create(ME, "broken.kv")
-        await bench.submit(broken, prompt(1)).wait()
-        await bench.pager.put_on_disk(broken.table)
-        sound = await on_disk(bench, 2)
-        slot = int(bench.fs.pool.on_disk.slot[broken.table.pages[1]])
-        file = bench.keeper.pages_out.file
-        with file.path.open("r+b") as slots:
-            slots.seek(slot_at(0) + slot * file.slot_bytes)
-            slots.write(b"damaged")
-        one, two = bench.submit(broken, [5]), bench.submit(sound, [5])
-        with pytest.raises(SymError, match=r"damaged on disk: /broken\.kv from entry 32 on") as caught:
-            await one.wait()
-        assert caught.value.errno == errno.EIO
-        await two.wait()
-        assert broken.table.length == 3 * PAGE + 5
-        assert sound.table.length == 3 * PAGE + 6
-
-    with caplog.at_level(logging.ERROR):
-        bench.run(scenario)
-    assert any("/broken.kv" in record.getMessage() for record in caplog.records)
