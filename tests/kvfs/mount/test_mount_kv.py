@@ -19,23 +19,6 @@ pytestmark = needs_mount
 FORMAT = ImageFormat(facts_for(PAGE_BYTES))
 
 
-def test_cp_inside_is_a_fork(mount: Mount) -> None:
-    handle = a_kv_file(mount)
-    free = mount.call("free")
-    mount.sh("cp a.kv b.kv; cp -a a.kv c.kv; cat a.kv > d.kv; cp b.kv e.kv")
-    assert mount.call("free") == free, "a fork takes no page"
-    for name in "bcde":
-        assert mount.call("pages_of", f"{name}.kv") == mount.call("pages_of", "a.kv")
-        mount.sh(f"cmp a.kv {name}.kv")
-    assert mount.sh("stat -c '%Y %a' a.kv") == mount.sh("stat -c '%Y %a' c.kv")
-    mount.call("append", mount.call("open", "b.kv"), 1, 500)
-    mount.call("append", handle, 1, 600)
-    assert mount.call("free") == free - 1, "of two that go on, one copies the tail page, and no more"
-    check_image((mount.path / "c.kv").read_bytes(), 100)
-    assert mount.call("tokens", handle) == [*range(1, 101), 600]
-    assert mount.call("tokens_of", "b.kv") == [*range(1, 101), 500]
-
-
 def test_os_copy_file_range_forks_a_whole_file_and_copies_a_part(mount: Mount) -> None:
     a_kv_file(mount)
     data = (mount.path / "a.kv").read_bytes()
@@ -143,19 +126,6 @@ def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
     mount.sh("truncate -s 0 a.kv; [ ! -s a.kv ]")
     assert mount.call("stat", "a.kv")["kind"] == "file"
     assert mount.call("tokens", handle) == list(range(1, 40)), "the LIP keeps its version"
-
-
-def test_writing_over_a_kv_file(mount: Mount) -> None:
-    handle = a_kv_file(mount)
-    for command in ("echo x >> a.kv", "dd if=/dev/zero of=a.kv count=1 conv=notrunc"):
-        assert "not supported" in mount.run(command).stderr
-    mount.sh("echo hello > a.kv")
-    assert mount.call("tokens", handle) == list(range(1, 101)), "the LIP keeps its version"
-    mount.call("append", handle, 1, 7)
-    assert mount.sh("cat a.kv") == "hello\n"
-    a_kv_file(mount, "b.kv", 3)
-    mount.sh("cp b.kv a.kv; cmp a.kv b.kv")
-    assert mount.call("tokens_of", "a.kv") == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -13,25 +13,6 @@ from tests.kvfs.mounted import Mount, a_kv_file, check_image, needs_mount, opene
 pytestmark = needs_mount
 
 
-def test_a_reader_keeps_what_it_opened_while_a_lip_appends(mount: Mount) -> None:
-    """The random programs compare readers of all kinds with the versions that they opened."""
-    handle = a_kv_file(mount)
-    path = mount.path / "a.kv"
-    with opened(path) as old, mmap.mmap(old, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
-        size = os.fstat(old).st_size
-        first = os.pread(old, 4096, 0)
-        mount.call("append", handle, 50, 200)
-        with opened(path) as new:
-            check_image(first + os.pread(old, 1 << 20, 4096), 100)
-            assert os.fstat(new).st_ino == os.fstat(old).st_ino
-            assert os.fstat(new).st_size > os.fstat(old).st_size == size, "attributes stay with the page cache"
-            mount.call("append", handle, 1, 300)
-            check_image(os.pread(new, 1 << 20, 0), 150)
-        check_image(mapping[:], 100)
-    assert os.stat(path).st_size > size
-    check_image(path.read_bytes(), 151)
-
-
 def test_a_reader_of_a_file_that_is_emptied_sees_it_empty(mount: Mount) -> None:
     a_kv_file(mount)
     path = mount.path / "a.kv"
