@@ -167,14 +167,6 @@ def test_names_that_were_synced_are_there_and_others_may_be(steps, left, tmp_pat
     assert ends(Script(steps).log, tree, tmp_path) == left
 
 
-@pytest.mark.slow
-def test_a_mode_is_like_bytes(tmp_path):
-    steps = "make a, sync a, chmod a 640"
-    for sync, modes in ("", {0o600, 0o640}), (", sync a data", {0o600, 0o640}), (", sync a", {0o640}):
-        log = Script(steps + sync).log
-        assert ends(log, lambda top: stat.S_IMODE((top / "a").stat().st_mode), tmp_path) == modes
-
-
 def test_a_write_is_torn_between_sectors_alone(tmp_path):
     script = Script("make a, write a 0 0000000000, sync a")
     script.write_bytes("a", 100, b"x" * 4800)
@@ -199,13 +191,6 @@ def test_bytes_that_are_missing_below_the_size_are_zeros_or_garbage_but_where_th
     found = ends(log, letters, tmp_path, holes="garbage")
     assert {letter for value in found for letter in value} == {"0", "1"}
     assert {len(value) for value in found} == {16}
-
-
-def test_a_truncation_that_is_lost_takes_what_was_written_behind_it_along(tmp_path):
-    log = Script("make a, write a 0 123, sync a, resize a 0, write a 0 456").log
-    seen = ends(log, letters, tmp_path, holes="zeros")
-    assert {"123", "456", ""} <= seen
-    assert all("1" not in str(value) or value == "123" for value in seen)
 
 
 def test_cuts_lie_behind_the_mark():
