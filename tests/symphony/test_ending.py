@@ -20,7 +20,7 @@ TURNS = 3
 AT_ONCE_S = 20
 """Time for an immediate end on any machine; an end that waited for something else would take longer."""
 
-pytestmark = pytest.mark.skipif(bool(available()), reason=available())
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(available()), reason=available())]
 
 HELD_BUILD = """
 import symphony.daemon.daemon
@@ -72,7 +72,6 @@ def assert_nothing_is_left(mount: Path, socket: Path, state: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.slow
 def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_fine(start_daemon, tmp_path):
     daemon = start_daemon(*TINY)
     daemon.run("sym.kv_write(sym.kv_create('a.kv'), [1, 2, 3]); sym.kv_sync()")
@@ -95,7 +94,6 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     assert daemon.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start, tmp_path):
     daemon = start(HANGUP.format("SIG_IGN"))
     daemon.process.send_signal(signal.SIGHUP)
@@ -108,7 +106,6 @@ def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
-@pytest.mark.slow
 def test_what_is_being_built_is_left_at_once(start, tmp_path):
     daemon = start(HELD_BUILD)
     daemon.process.send_signal(signal.SIGTERM)
@@ -117,7 +114,6 @@ def test_what_is_being_built_is_left_at_once(start, tmp_path):
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
-@pytest.mark.slow
 def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
     daemon = start(HUNG_STEP, "--drain=1")
     program = daemon.program("sym.pred(sym.kv_create(), [1])")
@@ -130,7 +126,6 @@ def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
     assert "NotConnected" in program.communicate(timeout=20)[1]
 
 
-@pytest.mark.slow
 def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(start_daemon, tmp_path):
     with Disk(tmp_path) as disk:
         state = ["--state", str(disk.path / "state")]
@@ -151,7 +146,6 @@ def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(sta
         assert daemon.stop() == 0
 
 
-@pytest.mark.slow
 def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
     with Disk(tmp_path) as disk:
         state = ["--state", str(disk.path / "state")]
@@ -177,7 +171,6 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert daemon.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start, start_daemon, tmp_path):
     daemon = start(FAILING_COMMIT)
     daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")

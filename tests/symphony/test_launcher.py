@@ -13,6 +13,8 @@ from symphony import __version__
 from symphony.launcher.common import wire
 from tests.symphony.launchers import end_process, eventually, has_gone
 
+pytestmark = pytest.mark.slow
+
 SLEEP = "print('ready', flush=True)\ntime.sleep(600)"
 
 
@@ -34,7 +36,6 @@ def ended(launchers, name) -> tuple[int, str]:
     return program["status"], program["reason"]
 
 
-@pytest.mark.slow
 def test_a_detached_program_is_named_listed_signalled_and_waited_for(launchers):
     assert detached(launchers, SLEEP) == "prog"
     assert detached(launchers, SLEEP) == "prog-2"
@@ -59,7 +60,6 @@ def test_a_detached_program_is_named_listed_signalled_and_waited_for(launchers):
     assert "no program nobody" in launchers.symphony("logs", "nobody", check=False).stderr
 
 
-@pytest.mark.slow
 def test_logs_keep_both_streams_and_follow_to_the_end(launchers):
     fifo = launchers.directory / "fifo"
     os.mkfifo(fifo)
@@ -73,7 +73,6 @@ def test_logs_keep_both_streams_and_follow_to_the_end(launchers):
     assert follow.returncode == 0
 
 
-@pytest.mark.slow
 def test_of_a_long_log_the_end_is_kept(launchers):
     detached(launchers, "for i in range(10): os.write(1, (b'%d' % i).ljust(999_999) + b'\\n')")
     assert ended(launchers, "prog") == (0, "exit")
@@ -82,7 +81,6 @@ def test_of_a_long_log_the_end_is_kept(launchers):
     assert 1 << 20 <= sum(path.stat().st_size for path in launchers.state.glob("programs/*/log*")) < 3 << 20
 
 
-@pytest.mark.slow
 def test_a_client_comes_and_goes(launchers):
     run = launchers.client("run", launchers.script("for line in sys.stdin: print(line.upper(), end='')"))
     run.stdin.write("one\n")
@@ -120,7 +118,6 @@ LIMITS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("option", "source", "status", "said"), LIMITS.values(), ids=LIMITS.keys())
 def test_a_limit_ends_a_program_with_a_line_and_its_own_status(launchers, option, source, status, said):
     done = launchers.symphony("run", option, launchers.script(source), check=False)
@@ -131,7 +128,6 @@ def test_a_limit_ends_a_program_with_a_line_and_its_own_status(launchers, option
     assert launchers.symphony("logs", "prog").stderr == done.stderr
 
 
-@pytest.mark.slow
 def test_memory_that_processes_share_counts_once(launchers):
     program = launchers.script("""
         kept = b"x" * (60 << 20)
@@ -144,7 +140,6 @@ def test_memory_that_processes_share_counts_once(launchers):
     assert launchers.symphony("run", "--memory", "150M", program).stdout == "done\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("what", "status"), [("tokens", 121), ("page_seconds", 122)])
 def test_a_limit_that_the_daemon_counts_ends_a_program(launchers, what, status):
     detached(launchers, SLEEP, "--tokens", "7", "--pages", "8")
@@ -155,7 +150,6 @@ def test_a_limit_that_the_daemon_counts_ends_a_program(launchers, what, status):
     launchers.daemon.wait_for("end", status=status)
 
 
-@pytest.mark.slow
 def test_a_program_that_fails_is_started_again_so_often_until_it_succeeds_or_somebody_ends_it(launchers):
     fails = launchers.script("print(repr(sys.stdin.read()), os.getpid()); sys.exit(3)")
     words = ["run", "--isolation", "none", "--restart"]
@@ -172,7 +166,6 @@ def test_a_program_that_fails_is_started_again_so_often_until_it_succeeds_or_som
     assert launchers.program("killed")["restarts"] == 0
 
 
-@pytest.mark.slow
 def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(launchers):
     fifo = launchers.directory / "fifo"
     os.mkfifo(fifo)
@@ -191,7 +184,6 @@ def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(launchers
     assert (launchers.directory / "runs").read_text() == "xx"
 
 
-@pytest.mark.slow
 def test_a_program_lives_on_while_its_daemon_is_away(launchers):
     run = launchers.client("run", launchers.script("print('ready')\nprint(sys.stdin.readline())"))
     assert run.stdout.readline() == "ready\n"
@@ -212,7 +204,6 @@ def spawn(launchers, parent, program, **words) -> dict:
     return launchers.daemon.ask("spawn", by=parent, program=str(program), **words)
 
 
-@pytest.mark.slow
 def test_a_program_spawns_waits_and_kills(launchers):
     detached(launchers, SLEEP, "-e", "OF=parent")
     parent = launchers.daemon.wait_for("start")["id"]
@@ -232,7 +223,6 @@ def test_a_program_spawns_waits_and_kills(launchers):
     assert "no limit 'luck'" in spawn(launchers, parent, "child.py", limits={"luck": 1})["error"]
 
 
-@pytest.mark.slow
 def test_children_end_with_their_parent_unless_they_are_detached(launchers):
     detached(launchers, SLEEP)
     parent = launchers.daemon.wait_for("start")["id"]
@@ -247,7 +237,6 @@ def test_children_end_with_their_parent_unless_they_are_detached(launchers):
     launchers.symphony("kill", free["id"])
 
 
-@pytest.mark.slow
 def test_what_a_program_leaves_behind_ends_with_it(launchers):
     program = launchers.script("""
         if os.fork() == 0:
@@ -269,7 +258,6 @@ def test_what_a_program_leaves_behind_ends_with_it(launchers):
 # What fails.
 
 
-@pytest.mark.slow
 def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_so(launchers):
     run, pids = run_two(launchers)
     first = launchers.program("prog")["pid"]
@@ -282,7 +270,6 @@ def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_
     assert launchers.symphony("logs", "prog").stdout.split() == [str(pid) for pid in pids]
 
 
-@pytest.mark.slow
 def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(launchers):
     _, pids = run_two(launchers)
     zygote, launcher = launchers.zygote, launchers.pid
@@ -293,7 +280,6 @@ def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(la
     assert all(map(has_gone, pids))
 
 
-@pytest.mark.slow
 def test_a_launcher_takes_its_programs_along_or_goes_when_nobody_needs_it_and_the_next_one_knows_what_was(launchers):
     detached(launchers, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))\n" + SLEEP)
     eventually(lambda: "ready" in launchers.symphony("logs", "prog").stdout)
@@ -311,7 +297,6 @@ def test_a_launcher_takes_its_programs_along_or_goes_when_nobody_needs_it_and_th
     assert launchers.program("prog")["status"] == 8
 
 
-@pytest.mark.slow
 def test_a_connection_of_a_program_reaches_the_daemon_with_the_programs_own_identity(launchers):
     launchers.daemon.keep_connections = True
     program = launchers.script("""
@@ -330,7 +315,6 @@ def test_a_connection_of_a_program_reaches_the_daemon_with_the_programs_own_iden
     assert run.communicate(timeout=20)[0] == "b'hello'\n"
 
 
-@pytest.mark.slow
 def test_a_thousand_descriptors_are_no_limit(launchers):
     """A shell's usual soft limit would end at some two hundred programs."""
     launchers.symphony("run", launchers.script(""))
@@ -338,7 +322,6 @@ def test_a_thousand_descriptors_are_no_limit(launchers):
     assert soft[0] == soft[1]
 
 
-@pytest.mark.slow
 def test_a_request_of_a_newer_command_is_refused_with_the_launcher_s_release(launchers):
     detached(launchers, SLEEP)
     (control,) = launchers.runtime.glob("symphony/*/control")

@@ -5,6 +5,8 @@ import pytest
 
 import libsym as sym
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def connected(emptied):
@@ -15,7 +17,6 @@ def names():
     return [entry.name for entry in sym.kv_list() if entry.kind == "kv"]
 
 
-@pytest.mark.slow
 def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
     kv, other = sym.kv_create("a.kv"), sym.kv_open(connected.mount / "a.kv")
     beside = sym.kv_create("beside.kv")
@@ -30,7 +31,6 @@ def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
     assert names() == ["beside.kv"]
 
 
-@pytest.mark.slow
 def test_a_file_that_was_computed_or_found_by_kv_open_or_compute_follows_too():
     made, found = (sym.kv_open_or_compute("a.kv", [1, 2]) for _ in range(2))
     sym.kv_rename("a.kv", "b.kv")
@@ -39,7 +39,6 @@ def test_a_file_that_was_computed_or_found_by_kv_open_or_compute_follows_too():
     assert names() == []
 
 
-@pytest.mark.slow
 def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(connected):
     kv = sym.kv_create("a.kv")
     (connected.mount / "link.kv").hardlink_to(connected.mount / "a.kv")
@@ -50,7 +49,6 @@ def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(connect
     assert names() == ["a.kv"]
 
 
-@pytest.mark.slow
 def test_a_rename_between_two_names_of_one_file_moves_nothing(connected):
     kv = sym.kv_create("a.kv")
     (connected.mount / "b.kv").hardlink_to(connected.mount / "a.kv")
@@ -60,7 +58,6 @@ def test_a_rename_between_two_names_of_one_file_moves_nothing(connected):
     assert names() == ["b.kv"]
 
 
-@pytest.mark.slow
 def test_a_file_that_others_have_moved_is_kept_and_stays_open(connected):
     kv = sym.kv_create("mine.kv")
     sym.kv_write(kv, [1, 2])
@@ -71,7 +68,6 @@ def test_a_file_that_others_have_moved_is_kept_and_stays_open(connected):
     assert (kv.path, kv.closed, len(kv)) == ("mine.kv", False, 2)
 
 
-@pytest.mark.slow
 def test_another_file_that_took_the_name_is_not_removed(connected):
     kv = sym.kv_create("a.kv")
     sym.kv_rename("a.kv", "b.kv")
@@ -83,7 +79,6 @@ def test_another_file_that_took_the_name_is_not_removed(connected):
     assert names() == ["a.kv", "b.kv"]
 
 
-@pytest.mark.slow
 def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(connected):
     sym.kv_create("a.kv").close()
     (connected.mount / "s.kv").symlink_to("a.kv")
@@ -91,7 +86,6 @@ def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(connected):
     assert names() == []
 
 
-@pytest.mark.slow
 def test_it_is_so_in_event_loops():
     async def main():
         kv = await sym.aio.kv_create("a.kv")
@@ -103,7 +97,6 @@ def test_it_is_so_in_event_loops():
     assert names() == []
 
 
-@pytest.mark.slow
 def test_a_directory_that_is_missing_on_the_way_is_the_one_that_is_named(connected):
     (connected.mount / "d").mkdir()
     for path in ("d/none/a.kv", "d/none/deeper/a.kv"):

@@ -1,7 +1,5 @@
 """Files that are opened or computed: once, whole or not there, and whoever fails leaves nothing; and directories."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from typing import Any
@@ -11,6 +9,8 @@ import pytest
 
 import libsym
 from tests.symphony.launchers import eventually
+
+pytestmark = pytest.mark.slow
 
 sym: Any = libsym
 """Without its types: some arguments are wrong ones."""
@@ -30,7 +30,6 @@ def names():
     return [entry.name for entry in sym.kv_list()]
 
 
-@pytest.mark.slow
 def test_it_is_computed_once_and_opened_ever_after(connected):
     given = []
 
@@ -56,7 +55,6 @@ def closing(kv):
         sym.kv_write(kv, [1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compute", "message"),
     [
@@ -73,7 +71,6 @@ def test_a_function_that_does_not_fill_its_file_is_told_so_and_leaves_nothing(co
     sym.kv_open_or_compute("a.kv", [1, 2]).close()
 
 
-@pytest.mark.slow
 def test_in_an_event_loop_a_plain_function_may_fill_it_and_what_does_not_is_told_so(connected):
     async def tokens(_kv):
         return [1, 2, 3]
@@ -89,7 +86,6 @@ def test_in_an_event_loop_a_plain_function_may_fill_it_and_what_does_not_is_told
     anyio.run(main)
 
 
-@pytest.mark.slow
 def test_a_generation_that_compute_leaves_behind_ends_when_the_file_gets_its_name(connected):
     left = []
 
@@ -103,7 +99,6 @@ def test_a_generation_that_compute_leaves_behind_ends_when_the_file_gets_its_nam
     assert left[0].finish == "cancelled"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["r", "rw"])
 def test_who_computes_it_gets_the_file_as_others_open_it(connected, flags):
     with sym.kv_open_or_compute("a.kv", [1, 2, 3], flags) as kv:
@@ -128,7 +123,6 @@ COMPUTE = """
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_when_it_is_killed_the_next_one_computes(connected, number):
     first = connected.program(COMPUTE, "1")
@@ -142,7 +136,6 @@ def test_when_it_is_killed_the_next_one_computes(connected, number):
     first.communicate(timeout=60)
 
 
-@pytest.mark.slow
 def test_what_fails_while_it_is_computed_leaves_nothing(connected):
     def fail(kv):
         sym.kv_write(kv, [1] * 100)
@@ -156,7 +149,6 @@ def test_what_fails_while_it_is_computed_leaves_nothing(connected):
         assert kv.len() == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_tasks_compute_once_and_a_cancelled_one_leaves_nothing(connected, backend):
     computed = []
@@ -192,7 +184,6 @@ def test_tasks_compute_once_and_a_cancelled_one_leaves_nothing(connected, backen
     assert len(computed) == 1
 
 
-@pytest.mark.slow
 def test_a_task_cancelled_as_its_claim_comes_keeps_nobody_waiting(connected):
     """The program calls nothing afterwards: the claim must not come back with its next call only."""
     program = connected.program("""
@@ -220,7 +211,6 @@ def test_a_task_cancelled_as_its_claim_comes_keeps_nobody_waiting(connected):
     program.communicate("\n", timeout=60)
 
 
-@pytest.mark.slow
 def test_a_file_that_is_made_in_another_way_meanwhile_is_the_file(connected):
     def compute(kv):
         sym.kv_write(kv, [1])
@@ -234,7 +224,6 @@ def test_a_file_that_is_made_in_another_way_meanwhile_is_the_file(connected):
         assert kv.len() == 0, "an empty file is a file, and is left alone"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "words", "error"),
     [
@@ -258,7 +247,6 @@ def test_what_can_not_be_opened_or_made_says_so_before_anything_is_computed(conn
 # ---- directories
 
 
-@pytest.mark.slow
 def test_directories_are_made_with_all_above_them(connected):
     with pytest.raises(sym.NotFound):
         sym.kv_mkdir("a/b/c")
@@ -272,7 +260,6 @@ def test_directories_are_made_with_all_above_them(connected):
         sym.kv_mkdir("a/b")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", [".", "./a/./b", "dd//e/../f/", "dd/e/..", "dd/."])
 def test_with_parents_a_path_is_taken_as_mkdir_p_takes_it(connected, tmp_path, path):
     def made(root):
@@ -283,7 +270,6 @@ def test_with_parents_a_path_is_taken_as_mkdir_p_takes_it(connected, tmp_path, p
     assert made(connected.mount) == made(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_file_is_no_directory_to_make_one_in_or_over(connected):
     sym.kv_create("a.kv").close()
     for parents in (True, False):

@@ -16,6 +16,8 @@ from tests.lips.gateway.wire import CHAT, post, running, user
 from tests.lips.gateway.wire import until as until_true
 from tests.symphony.browser import Browser
 
+pytestmark = pytest.mark.slow
+
 WIDTH, HEIGHT = 1100, 700
 SHOWN = """document.getElementById("tip").hidden ? null : [...document.querySelectorAll("#tip tr")]
     .map((row) => [row.className, row.cells[0].textContent, row.cells[1].textContent])"""
@@ -82,7 +84,6 @@ def type_key(browser, key):
         document.getElementById("key").dispatchEvent(new Event("change"))""")
 
 
-@pytest.mark.slow
 def test_a_conversation_is_had_looked_into_forked_undone_and_exported(page, gateway, http):
     page.run("""document.getElementById("temperature").value = 0""")
     say(page, "What is the capital of France?")
@@ -120,7 +121,6 @@ def test_a_conversation_is_had_looked_into_forked_undone_and_exported(page, gate
     until(page, FILLED)
 
 
-@pytest.mark.slow
 def test_an_answer_is_stopped_by_a_key(page, http):
     page.run("""document.getElementById("max_tokens").value = 4000""")
     say(page, "Write a very long story.", ends=False)
@@ -130,7 +130,6 @@ def test_an_answer_is_stopped_by_a_key(page, http):
     until_true(lambda: running(http) == 0)
 
 
-@pytest.mark.slow
 def test_text_is_text_whatever_it_says(page, http):
     broken = "<img src=x onerror=\"document.title='broken'\">"
     post(http, CHAT, messages=user(broken), max_tokens=2, conversation=broken.replace("/", ""))
@@ -143,7 +142,6 @@ def test_text_is_text_whatever_it_says(page, http):
     assert page.run("document.title") == "Symphony"
 
 
-@pytest.mark.slow
 def test_all_that_can_be_used_has_a_name_and_can_be_reached_and_nothing_sticks_out(page):
     say(page, "Hello.")
     nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
@@ -165,7 +163,6 @@ def test_all_that_can_be_used_has_a_name_and_can_be_reached_and_nothing_sticks_o
             assert page.run("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.slow
 def test_a_key_is_asked_for_where_one_is_needed(browser, keyed):
     browser.go(keyed.gateway.url)
     until(browser, f"""{TEXT % "status"}.includes("Settings: Key")""")
@@ -200,7 +197,6 @@ class Impostor(threading.Thread):
         return self.heard
 
 
-@pytest.mark.slow
 def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon):
     """The page has it from its address, and goes on when the gateway is there again."""
     first = Gateway(gateway_daemon, blind=True)
@@ -226,7 +222,6 @@ def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon):
         until(browser, FILLED)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_without_webcrypto_the_key_is_sent_only_for_what_the_user_does(browser, gateway):
     source = """Object.defineProperty(Crypto.prototype, "subtle", { value: undefined });
