@@ -1,7 +1,5 @@
 """fallocate(2) with its modes, which Python has not."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

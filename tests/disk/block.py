@@ -12,8 +12,6 @@ The image is one file of a `Disk`, below a loop device. So its log has the block
 of it is an image whose writes since the last flush are there, lost or torn. It needs root, a loop device, and seconds.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Ranges of bytes that lie apart from each other: which parts of a file there is room for."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rules that make operations fail or hang, and the count of the operations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto

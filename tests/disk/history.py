@@ -1,7 +1,5 @@
 """A log, sorted by files and directories, and the operations that a sync covers."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -4,8 +4,6 @@ A request's handler is the method with its name; it gives the answer's bytes, or
 anything the rules look at it. Nothing is synced below: a power cut is simulated, and the machine keeps its power.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

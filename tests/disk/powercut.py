@@ -22,8 +22,6 @@ cut:
   are zeros, or stale bytes of whoever had these blocks before (`holes`). What fallocate gave reads as zeros.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

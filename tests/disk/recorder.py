@@ -14,8 +14,6 @@ kernel cuts what is longer than 1 MiB into several writes. sync(2) and syncfs(2)
 for that costs time and no test cuts the power of the machine.
 """
 
-from __future__ import annotations
-
 import errno as errno_names
 import mmap
 import os

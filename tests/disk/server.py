@@ -6,8 +6,6 @@ CONTROL is the descriptor of a socket that takes commands, DATA that of a file f
 thread does everything, so the log's order is the order in which things happened. A request that hangs is put aside.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -4,8 +4,6 @@ The kernel's node number is the file's number in the log. Each known file is hel
 whatever its names are, and its inode number is no other file's.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

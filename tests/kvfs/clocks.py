@@ -1,7 +1,5 @@
 """Tests in which time passes only when everybody waits for it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any

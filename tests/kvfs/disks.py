@@ -1,7 +1,5 @@
 """A disk that hangs or fails as the test says, call by call; otherwise the real one."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

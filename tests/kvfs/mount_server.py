@@ -4,8 +4,6 @@ Commands come as JSON lines on standard input and are answered on standard outpu
 gate, done here by hand. The file system's own log goes to standard error.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

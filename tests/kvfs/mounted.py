@@ -1,7 +1,5 @@
 """A mount to test with: a `mount_server` process, commands to it, and shell commands in it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The file system as the gate uses it."""
 
-from __future__ import annotations
-
 import errno
 import stat
 import time

@@ -1,7 +1,5 @@
 """Random histories on plain files, after fsx: whatever order things happen in, the bytes are those of a plain model."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import random

@@ -1,7 +1,5 @@
 """Fixtures: a daemon with a real model for all tests of programs, and programs as processes."""
 
-from __future__ import annotations
-
 import gc
 import runpy
 import subprocess

@@ -9,8 +9,6 @@ and what is in the file, and what it cost, is what it would be with a model that
     python tests/lips/scripted.py '["Action: add 1 2"]' lips/react.py ARGUMENTS    # for one that runs by itself
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """A file of prompts is answered line by line, even if the program ends in between."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Beam search finds what a search without forks finds, computes nothing twice, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

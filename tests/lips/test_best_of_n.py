@@ -1,7 +1,5 @@
 """Best-of-n computes the question once, and shows the answer that has the best score."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

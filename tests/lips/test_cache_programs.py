@@ -1,7 +1,5 @@
 """Caches of a fixed size: each stays within it, and is about as good as the full cache where a plain window is not."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

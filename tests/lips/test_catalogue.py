@@ -1,7 +1,5 @@
 """Rules for every program that ships: its length, its words, its place in lips(7) and the page of its purpose."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

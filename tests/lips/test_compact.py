@@ -1,7 +1,5 @@
 """A long conversation becomes a short one: a summary, and the last turns as they were."""
 
-from __future__ import annotations
-
 import pytest
 
 import libsym as sym

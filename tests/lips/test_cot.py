@@ -1,7 +1,5 @@
 """Paths begin with the likeliest tokens, and the answer that their confidence adds up for comes first."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Agents read each other's answers, vote, and a tie is told."""
 
-from __future__ import annotations
-
 import pytest
 
 import libsym as sym

@@ -1,7 +1,5 @@
 """Token healing: a text that ends in the middle of a token goes on with what the model finds likelier."""
 
-from __future__ import annotations
-
 import pytest
 
 import libsym as sym

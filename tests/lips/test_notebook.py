@@ -1,7 +1,5 @@
 """A notebook can do all of it: real cells in a real kernel, beside a daemon with a real model."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

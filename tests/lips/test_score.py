@@ -1,7 +1,5 @@
 """Perplexities and the ranks of endings are those of whole rows."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Texts under a rule come as often as the model would say them under it: chi-square against all of them."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """N-gram speculation and Jacobi decoding give the tokens of greedy decoding in fewer steps; no wrong guess stays."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from functools import partial

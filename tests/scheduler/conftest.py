@@ -4,8 +4,6 @@ A test that is a coroutine runs by the `run` of the first of its arguments that 
 scheduler, and checks the books after it.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A loop of steps on trio's clock, without a model: the policy plans, and a step sleeps for what it costs."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field

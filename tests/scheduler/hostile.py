@@ -5,8 +5,6 @@ gate, a file system and a scheduler of its own, and no process between: it write
 connection as a program would, has the gate take them, and reads the replies. What must be true is in `Fuzzer`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """The scheduler over a memory that is too small for its files; the rest of them is on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

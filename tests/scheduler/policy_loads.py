@@ -1,7 +1,5 @@
 """Calls for the policy, as tests write them down, and a tree of shares for those who make them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

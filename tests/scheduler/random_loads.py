@@ -1,7 +1,5 @@
 """Random loads for the fake machine: programs that arrive, think, prefill and decode."""
 
-from __future__ import annotations
-
 import random
 
 import trio

@@ -1,7 +1,5 @@
 """The program's side of a connection's shared region, without libsym: frames go in, replies come out."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Programs that hear that room runs short, of which files, and for how long others wait for him."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Awaitable, Callable, Iterator

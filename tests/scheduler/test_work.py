@@ -1,7 +1,5 @@
 """No call looks at all pages: each looks at as much in a pool of ten million as in one of ten thousand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

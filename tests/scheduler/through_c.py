@@ -1,7 +1,5 @@
 """A decoder that is stepped as a loop in C steps it: by an address, with C arrays."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A real etcd for tests: one member on loopback, with a data directory of the test's own."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

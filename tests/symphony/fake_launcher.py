@@ -1,7 +1,5 @@
 """A launcher as the daemon sees one: it names programs and passes their connections on, and does what a test says."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Daemons that are killed, and the findings of the next daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Every public name of libsym is described with an example, and every example does what it says."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import inspect

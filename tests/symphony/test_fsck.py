@@ -1,7 +1,5 @@
 """`symphony fsck` and `symphony scrub`: over a state that nobody uses, and through a daemon."""
 
-from __future__ import annotations
-
 import errno
 import json
 

@@ -1,7 +1,5 @@
 """The manual pages libsym(3) and libsym-*(3): every call with its arguments, every error, examples that hold."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import re

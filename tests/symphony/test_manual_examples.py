@@ -1,7 +1,5 @@
 """Examples of the manual pages on commands and files, and the tutorial, symphony-tutorial(7): a test types them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -4,8 +4,6 @@
 gets a new fixture, and the oldest one goes with the version that SYM_ABI_OLDEST leaves behind.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """The soak of a daemon in service: it would notice a leak. `tests/scripts/test_quick_forms.py` runs it."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import signal

@@ -3,8 +3,6 @@
 `scripts/soak/tier_programs.py` is the long form.
 """
 
-from __future__ import annotations
-
 import signal
 
 import pytest

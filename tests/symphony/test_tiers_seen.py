@@ -3,8 +3,6 @@
 `tests/kvfs/durable/test_tiers*.py` and `tests/scheduler/test_pressure.py` prove who goes, who waits and who is told.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """`symphony trace`, from a daemon to a timeline."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

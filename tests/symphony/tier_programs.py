@@ -3,8 +3,6 @@
 Each says a line of JSON for what it has computed, and for what is synced; the same program says the same on any daemon.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The model is the tiny one, so its answers are not compared: `.\\" varies` stands
 time and machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

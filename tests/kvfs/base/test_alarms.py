@@ -1,7 +1,5 @@
 """Alarms go off in order, at their time, and only once."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 import trio.testing

@@ -3,8 +3,6 @@
 The kernel walks paths for the calls relative to a directory as it does for the others: the mount sees no difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 FILES = ("regular", "dir", "fifo", "socket", "symlink")

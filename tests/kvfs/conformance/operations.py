@@ -1,8 +1,6 @@
 # ruff: noqa: PTH102, PTH208, PTH211 - the system calls are what is tested
 """Operations of scripts: the letters of their arguments, see `script`, and the system calls that they are."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -7,8 +7,6 @@
 Names that begin with `%` stand for what is too long to write; see `LONG`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

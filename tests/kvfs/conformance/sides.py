@@ -1,7 +1,5 @@
 """Sides of a comparison: each runs a script in a new directory of its own, and tells what happened."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

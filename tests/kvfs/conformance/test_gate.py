@@ -1,7 +1,5 @@
 """Calls of programs: the gate gives them what the kernel would, to every user, for every path."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import USERS, modes_of

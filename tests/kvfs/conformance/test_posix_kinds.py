@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a script reads best on one line
 """Making and removing: the attributes of a new file and of its directory, and the calls that may remove each kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES, MAKES, on

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a script reads best on one line
 """Opening, truncating, times and extended attributes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import ALL, FILES

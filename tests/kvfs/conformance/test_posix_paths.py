@@ -1,7 +1,5 @@
 """Errors of paths, for every operation that takes a path."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import EVERY_PATH_OPERATION, MAKES, NEEDS_EXISTING, on

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - a script reads best on one line
 """Permissions: that the kernel checks them by the modes and owners that the mount tells, and set-id bits that go."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import USERS, modes_of

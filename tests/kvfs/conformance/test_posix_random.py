@@ -1,7 +1,5 @@
 """Random scripts: long ones over a few names, where everything meets everything."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

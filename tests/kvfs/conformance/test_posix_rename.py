@@ -1,7 +1,5 @@
 """Renames: every kind over every kind, with and without flags; and what may not move where."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.conformance.kinds import FILES

@@ -1,7 +1,5 @@
 """Two sides beside each other: a tmpfs, which is taken to be right, and ours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

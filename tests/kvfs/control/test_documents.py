@@ -1,7 +1,5 @@
 """Control files that are made when they are read: how often, for whom, and what of them is kept."""
 
-from __future__ import annotations
-
 import os
 from typing import cast
 

@@ -1,7 +1,5 @@
 """The text of a KV file as bytes at offsets, while entries come and go."""
 
-from __future__ import annotations
-
 import random
 from typing import cast
 

@@ -1,7 +1,5 @@
 """The core does what its model does."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kvfs.core.walk import Walk

@@ -1,7 +1,5 @@
 """Random operations on a pool and on its model: after each, every column, count and answer of the two is equal."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -9,8 +9,6 @@ A name of a file that is gone by now may lead where it led before: the file leav
 sync that has made the name durable rules that out, unless the file was gone before the sync returned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tests.kvfs.durable.events import Key, Operation, Sync

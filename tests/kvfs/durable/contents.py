@@ -1,7 +1,5 @@
 """Contents of a file, and the parts of them that a crash may leave."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """A state with one of everything, and ways to damage it: for tests of fsck and of what a daemon does without it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """A volume over a state directory, with the fake store and decoder: opened, crashed, and opened again."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -21,8 +21,6 @@ A file is its inode's number, which survives. The promise, as it is judged here:
 - *Attributes* of an inode are those of some moment since it was synced.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Lives of a house on a recording disk, and what is said of each state that a power cut may leave of it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

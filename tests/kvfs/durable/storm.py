@@ -6,8 +6,6 @@ told of each as it ends. When the workers have ended, every file is compared wit
 looked at. Then the daemon is cut off, or drained, and the next life begins with what is on disk.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 from collections import Counter

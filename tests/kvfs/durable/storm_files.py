@@ -3,8 +3,6 @@
 An entry is (token, position, value, moved). The fake decoder's result for it is known without a look at any page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -2,8 +2,6 @@
 although pages come and go meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial

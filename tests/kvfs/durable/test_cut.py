@@ -1,7 +1,5 @@
 """A commit that meets an inode it can't write leaves that one out; one that fails otherwise ends the storage whole."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import sqlite3

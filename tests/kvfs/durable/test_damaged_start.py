@@ -1,7 +1,5 @@
 """A daemon that starts over a damaged state serves what is whole, and leaves the rest to fsck."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -3,8 +3,6 @@
 The same small piece of work is done again and again on a new disk, and each time another of its operations fails.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damage of every kind is found, the files concerned are named, and the rest is kept."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dependencies of names, as the journal finds them."""
 
-from __future__ import annotations
-
 from kvfs.durable.journal import Journal
 from tests.kvfs.durable.house import ROOT, House, running
 

@@ -1,7 +1,5 @@
 """The index is read in bulk: it says the same as row by row, and no row that is not as it was written passes."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable
 from itertools import product

@@ -1,7 +1,5 @@
 """Whether a log of SQLite's has lost commits: logs are made here by hand, as sqlite.org/walformat.html says."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

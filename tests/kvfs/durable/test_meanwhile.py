@@ -1,7 +1,5 @@
 """Races of the storage: a file changes, or a daemon starts, while a commit, a sync or a read is under way."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """A state of an older release opens; one of a newer release is refused."""
 
-from __future__ import annotations
-
 import sqlite3
 import tarfile
 from contextlib import closing

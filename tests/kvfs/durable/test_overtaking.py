@@ -1,7 +1,5 @@
 """An fsync overtakes what nobody synced, with all that it depends on, and returns when that is on disk."""
 
-from __future__ import annotations
-
 import threading
 from typing import Self
 

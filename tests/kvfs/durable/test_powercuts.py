@@ -1,7 +1,5 @@
 """Whenever the power goes, what comes back is a state that was promised."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

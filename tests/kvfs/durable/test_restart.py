@@ -1,7 +1,5 @@
 """Facts that a restart keeps beside names and contents, which `test_restart_model` has: numbers, charges, turns."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked

@@ -1,7 +1,5 @@
 """Random work on a house that is synced in part, crashes and starts again: the model says what may come back."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable

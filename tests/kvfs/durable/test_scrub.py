@@ -1,7 +1,5 @@
 """Every slot that a file needs is read while the daemon serves; damage is told by file, and mended where it can be."""
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import Any, cast

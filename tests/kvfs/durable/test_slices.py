@@ -1,7 +1,5 @@
 """A commit is bounded by what a slice takes, whatever a sync depends on, and however far apart two operations are."""
 
-from __future__ import annotations
-
 import errno
 import stat
 from collections.abc import Callable

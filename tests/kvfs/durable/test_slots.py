@@ -1,7 +1,5 @@
 """Slots of a file: which are free, and that the books' check sees what contradicts itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

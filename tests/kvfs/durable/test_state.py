@@ -1,7 +1,5 @@
 """States that a daemon opens or refuses, and the files in them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

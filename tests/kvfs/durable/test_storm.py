@@ -1,7 +1,5 @@
 """A short storm: `scripts/soak/tiers.py` is the long one."""
 
-from __future__ import annotations
-
 import pytest
 import trio
 

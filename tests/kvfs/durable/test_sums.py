@@ -1,7 +1,5 @@
 """Checksums of plain files: what damage of a backing file is told, and what they cost who writes."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

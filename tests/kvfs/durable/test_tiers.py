@@ -3,8 +3,6 @@
 Random work on far too little memory is in `test_storm`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

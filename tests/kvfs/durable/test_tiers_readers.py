@@ -1,7 +1,5 @@
 """Readers, imports and assemblies while pages go to disk and come back by the real pager."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

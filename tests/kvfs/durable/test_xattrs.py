@@ -1,7 +1,5 @@
 """Attributes and names are charged to who has them, large attributes are in the index alone, and it gives room back."""
 
-from __future__ import annotations
-
 import errno
 import math
 import re

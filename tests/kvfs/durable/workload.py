@@ -3,8 +3,6 @@
 A workload's steps depend on its source of chance alone: a seed, or a search for a failure in few steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random

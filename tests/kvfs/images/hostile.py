@@ -3,8 +3,6 @@
 `Fuzzer` has a pool of its own with a neighbour in it, and counts what became of its attempts.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Hostile images: each gives one clear error, and takes no page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The image of a KV file: its bytes for readers, and its import. Hostile headers are in test_hostile_image.py."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Masking the end of a page of another model gives the bytes that the model's own arena would give."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Open files over a troubled disk, without a mount, by a clock that the test turns."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import inspect

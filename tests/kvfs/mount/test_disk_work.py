@@ -1,7 +1,5 @@
 """Requests for plain files on a disk that hangs or fails: see `bench`."""
 
-from __future__ import annotations
-
 import errno
 import resource
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coroutines that run at once and become tasks only where they must wait."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """The mount as the kernel and a user meet it, beyond what tmpfs does alike."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Quotas and domains in a shell."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """Imports on the mount: bytes that are an image, and bytes that are not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # ruff: noqa: PTH108, PTH116 - the system calls themselves are what is tested here
 """KV files on the mount: images, forks, attributes, truncation."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Limits of the mount: operations that it lacks, sizes that are too large, and places in a directory."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Random programs over a real mount and the calls of LIPs agree with plain Python lists at every step."""
 
-from __future__ import annotations
-
 import inspect
 import mmap
 import os
@@ -88,7 +86,7 @@ def when(what: str, **strategies: Any) -> Callable[[Callable[..., None]], Any]:
     def decorated(function: Callable[..., None]) -> Any:
         wants_data = "data" in inspect.signature(function).parameters
 
-        def act(self: Machine, data: Data, **given: Any) -> None:
+        def act(self: Any, data: Data, **given: Any) -> None:
             one = data.draw(st.sampled_from(sorted(getattr(self, what)) if "names" in what else getattr(self, what)))
             function(self, one, **({"data": data} if wants_data else {}), **given)
 

@@ -1,8 +1,6 @@
 # ruff: noqa: PTH116 - the system calls themselves are what is tested here
 """Readers on the mount while LIPs append."""
 
-from __future__ import annotations
-
 import mmap
 import os
 

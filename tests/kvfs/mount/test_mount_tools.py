@@ -1,7 +1,5 @@
 """Everyday programs on the mount: copies in and out are equal, and databases work."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

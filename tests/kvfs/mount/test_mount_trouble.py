@@ -1,8 +1,6 @@
 # ruff: noqa: PTH116, PTH208 - the system calls themselves are what is tested here
 """Trouble on the mount: defects, kills, mounts that make no sense."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

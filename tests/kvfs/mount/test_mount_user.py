@@ -3,8 +3,6 @@
 The test runs this module in a mount namespace, in which the device is open and the configuration says what it does.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,8 +1,6 @@
 # ruff: noqa: PTH116 - the system calls themselves are what is tested here
 """Calls on the mount that wait: a signal ends them at once, they leave nothing, and nobody else waits for them."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

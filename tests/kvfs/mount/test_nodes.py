@@ -1,7 +1,5 @@
 """The nodes of one inode, each looked up and forgotten for itself."""
 
-from __future__ import annotations
-
 import stat
 
 import pytest

@@ -1,7 +1,5 @@
 """Handles of regular files on the mount."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kvfs.mount.open_files import Handle

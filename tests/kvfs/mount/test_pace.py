@@ -1,7 +1,5 @@
 """How many requests for names are answered while the model computes, by a clock that the test turns."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvfs.mount.pace import BURST, LOOK_EVERY, MAX_BUCKETS, QUANTUM, RATE_PER_S, STAYS_BUSY_S, Pace

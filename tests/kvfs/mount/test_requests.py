@@ -1,7 +1,5 @@
 """Requests that are put off while the model computes: whose turn it is, by a clock that the test turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Directories with a quota of their own: made, filled, left alone, ended; and connections that see nothing else."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace

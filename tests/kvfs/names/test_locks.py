@@ -1,7 +1,5 @@
 """The table of flock(2): who gets a lock, and when."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Awaitable, Callable, Iterable

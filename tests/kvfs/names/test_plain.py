@@ -1,7 +1,5 @@
 """The bytes of a plain file, read by a worker while its owner changes them."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

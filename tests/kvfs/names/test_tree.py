@@ -1,7 +1,5 @@
 """Names, links and permissions, without pages and without a mount."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """Accounts: refusals in words, and accounts that come and go. Charges of pages, at random: core/test_core.py."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Extracts and merges: pages that they share and copy, calls that are refused. Random ones: durable/test_storm.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Digests of many pages at once are those of each."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

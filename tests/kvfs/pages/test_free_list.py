@@ -1,7 +1,5 @@
 """Free pages: which are given out, beside a model in numpy that looks at all of them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

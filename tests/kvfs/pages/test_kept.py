@@ -1,7 +1,5 @@
 """Pages that advice keeps in memory until some time: their number, beside a model that looks at all of them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

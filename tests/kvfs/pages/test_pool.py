@@ -1,7 +1,5 @@
 """The pool: what it refuses, what its audit finds, and the memory that it takes. Walks: core/test_core.py."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Page tables: what no walk reaches. Walks: core/test_core.py; the bytes in the pages: durable/test_storm.py."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """A file that was copied out and in again is shared again, within one account; hostile numbers stay out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

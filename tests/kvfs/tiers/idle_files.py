@@ -1,7 +1,5 @@
 """Files as policies see them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from kvfs.tiers.policy import Files, Gaps

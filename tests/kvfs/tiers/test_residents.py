@@ -1,7 +1,5 @@
 """Residents: when files come back, and who goes before whom."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tickets in order."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures: one daemon with a real model and one gateway for all tests of clients. Tests of keys start their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

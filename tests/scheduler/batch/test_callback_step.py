@@ -1,7 +1,5 @@
 """Steps in Python that C calls."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls that wait for pages: with memory for a tenth of the files every row has the same bits as with enough of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Times that computing entries again would take."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from scheduler.batch.cost_model import RECORD, CostModel

@@ -1,7 +1,5 @@
 """A daemon of root's, users who run programs beside it, and the results of the programs' attempts to get out."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Targets outside of a sandbox, made by a test: servers, files, memory, a program with a secret."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

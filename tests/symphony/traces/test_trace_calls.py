@@ -1,7 +1,5 @@
 """Calls as a trace has them, and their rows in a drawing."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Traces that tests make up: times in milliseconds, the trace beginning at 1,000."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

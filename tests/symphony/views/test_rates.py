@@ -1,7 +1,5 @@
 """Differences between two looks at a daemon: rates, quantiles, and numbers in readable form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

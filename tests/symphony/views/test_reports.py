@@ -1,7 +1,5 @@
 """Output of the commands that show the daemon's answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from symphony.views.reports import du_lines, memory_line, stat_lines, tiers_line

@@ -1,7 +1,5 @@
 """`symphony top` on a real daemon: its display, its keys, and daemons that go."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pty

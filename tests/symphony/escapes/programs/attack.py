@@ -1,7 +1,5 @@
 """Attacks: functions that try to get out of a sandbox, and return what they got."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ Attacks that have no control would harm the machine where nothing holds them. Th
 shares none of the namespaces of the test that made WORLD: it looks itself, whatever it was told to do.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Programs that take all that they can get, until they are stopped: bombs.py NAME. Each says when it has it."""
 
-from __future__ import annotations
-
 import array
 import os
 import pty

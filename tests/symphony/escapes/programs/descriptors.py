@@ -1,7 +1,5 @@
 """Attacks by descriptors: by inherited ones, and by files that are executed or changed through them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks on files of others, of the machine, of the launcher and the daemon."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

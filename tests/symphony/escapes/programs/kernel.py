@@ -4,8 +4,6 @@ A call counts as blocked when it is not permitted or not there. Any other error 
 the attacker gave it, which is what the sandbox keeps from it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

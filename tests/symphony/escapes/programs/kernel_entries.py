@@ -1,7 +1,5 @@
 """Attacks by other doors into the kernel: calls of 32-bit programs and of x32, which a filter may forget."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

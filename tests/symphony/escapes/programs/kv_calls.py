@@ -4,8 +4,6 @@ kv_calls.py calls|handles PATH, or programs ID. It prints one JSON line: what ea
 {"refused": the error's name}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

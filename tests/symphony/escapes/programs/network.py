@@ -1,7 +1,5 @@
 """Attacks by sockets: the network, the kernel's own families, and servers of this machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

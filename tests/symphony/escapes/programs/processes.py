@@ -1,7 +1,5 @@
 """Attacks on other processes: their memory, their descriptors, signals to them, and their files in /proc."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

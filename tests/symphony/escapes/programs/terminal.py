@@ -1,7 +1,5 @@
 """Attacks on the terminal that `symphony run` was called at."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import termios
