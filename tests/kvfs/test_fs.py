@@ -59,20 +59,6 @@ def names(fs: FileSystem, path: str = "") -> list[str]:
     return [entry.name for entry in listing(fs, ROOT, path)]
 
 
-def test_a_fork_belongs_to_whoever_forked_and_has_what_was_committed(fs: FileSystem) -> None:
-    base = fs.kv_create(ANN, "base.kv", 0o640)
-    append(fs, base, 40)
-    free = fs.pool.num_free
-    reservation = fs.reserve(base, [1, 2], [40, 41])
-    fork = fs.kv_fork(BOB, fs.kv_open(BOB, "base.kv", write=False), "fork.kv")
-    assert fs.pool.num_free == free
-    found = fs.kv_stat(ROOT, "fork.kv")
-    assert (found.uid, found.mode, found.tokens, found.exclusive_pages) == (1001, 0o600, 40, 0)
-    reservation.abort()
-    append(fs, fork, 1)
-    assert (base.table.length, fork.table.length) == (40, 41)
-
-
 class World(NamedTuple):
     """A file of some entries, ann's directory with a file of hers, and handles that can do little."""
 
@@ -205,28 +191,6 @@ def test_a_file_of_another_user_is_not_taken_for_one_that_was_to_be_computed(fs:
             fs.kv_open_or_claim(who, "anns.kv", write=False, owner=owner)
     assert fs.kv_stat(ANN, "anns.kv").nlink == 1
     assert fs.volume.tree.root.entries[b"anns.kv"].opens == 0, "no handle is left"
-
-
-@pytest.mark.parametrize("what", ["taken", "closed to her", "removed"])
-def test_a_claimed_name_that_can_not_be_given_leaves_a_file_without_one(fs: FileSystem, what: str) -> None:
-    tree = fs.volume.tree
-    directory = make_directory(fs, "d")
-    claim = fs.kv_open_or_claim(ANN, "d/a.kv", write=False)
-    assert isinstance(claim, Claim)
-    fs.claims.acquire_nowait(claim.key, claim, exclusive=True)
-    handle = fs.kv_create_claimed(ANN, claim, 0o600)
-    match what:
-        case "taken":
-            fs.kv_close(fs.kv_create(ANN, "d/a.kv"))
-        case "closed to her":
-            directory.mode = 0o555
-        case "removed":
-            tree.rmdir(tree.root, b"d")
-    with pytest.raises({"taken": Exists, "closed to her": NoAccess, "removed": NotFound}[what]):
-        fs.kv_name(ANN, handle, write=False)
-    assert len(fs.claims) == 1
-    fs.kv_close(handle)
-    assert len(fs.claims) == 0
 
 
 def test_removing_by_handle_follows_a_rename_and_removes_no_name_that_the_caller_does_not_know(fs: FileSystem) -> None:

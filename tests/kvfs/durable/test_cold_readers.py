@@ -100,16 +100,6 @@ async def test_pages_are_read_once_for_many_small_reads_by_large_reads_and_ahead
         reader.close()
 
 
-async def test_every_range_of_a_file_in_both_places_reads_as_that_range(tmp_path, small_spans):
-    async with with_file(tmp_path, is_cold=False) as (house, kv, image):
-        reader, rng = Reader(house.volume, kv, Eager(), Rooms()), np.random.default_rng(0)
-        for _ in range(60):
-            put_out(house, kv.table.pages[rng.random(kv.table.pages.size) < 0.2])
-            offset, size = int(rng.integers(len(image))), int(rng.integers(60_000))
-            assert bytes(await reader.read(offset, size)) == image[offset : offset + size]
-        reader.close()
-
-
 @pytest.mark.slow
 async def test_many_readers_share_few_rooms(tmp_path, small_spans):
     async with with_file(tmp_path) as (house, kv, image):

@@ -1,7 +1,6 @@
 """A daemon that starts over a damaged state serves what is whole, and leaves the rest to fsck."""
 
 import errno
-import os
 import random
 
 import pytest
@@ -18,10 +17,7 @@ from tests.kvfs.durable.damage import (
     copy_of,
     damage_record,
     flip,
-    number_of,
-    own_slots,
     root_page_of,
-    slot_at,
     slots_of,
     sql,
     zero_page,
@@ -147,15 +143,6 @@ async def test_pages_that_a_refused_file_shares_outlive_the_file_that_is_served(
         await house.require(lost.lstrip("/"), tokens)
 
 
-async def test_slots_that_no_row_needs_are_taken(state):
-    os.truncate(own_slots(state), slot_at(40))
-    damage_record("inodes", "/a.kv")(state)
-    async with running(House(state)) as house:
-        house.create("new.kv", NEW)
-        await house.sync("new.kv")
-    assert slots_of(state, "/new.kv") == [15, 16]
-
-
 @pytest.mark.parametrize("name", ["a.kv", "note.txt"])
 async def test_a_name_below_what_is_lost_keeps_a_file_whose_other_name_is_removed(name, state):
     large = b"x" * 3000
@@ -204,14 +191,6 @@ async def test_a_damaged_row_of_the_root_stays_as_it_is(state):
         house.create("new.kv", NEW)
         await house.sync("new.kv")
     assert sql(state, "SELECT record FROM inodes WHERE number = 1") == row
-
-
-async def test_backing_files_of_what_is_refused_stay(state):
-    damage_record("inodes", "/note.txt")(state)
-    number = number_of(state, "/note.txt")
-    async with running(House(state), drain=True) as house:
-        assert await look(house) == {"/note.txt": errno.EIO}
-    assert [path.read_bytes() for path in (state / "files").glob(f"{number}.*.plain")] == [PLAIN["/note.txt"]]
 
 
 async def test_of_an_index_with_a_page_that_is_none_nothing_is_written(state):

@@ -6,10 +6,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from kvfs.durable.fsck import fsck
 from kvfs.facts import xattrs
-from kvfs.facts.xattrs import put
-from kvfs.names.domains import QUOTA
 from kvfs.pages.turns import fitting
-from libsym.abi import PAGE_ENTRIES, Advice
+from libsym.abi import Advice
 from libsym.errors import Invalid, NotPermitted
 from tests.kvfs.durable.house import ROOT, House, is_clean, running
 from tests.kvfs.fakes import FakeFacts, fake_identity
@@ -45,46 +43,6 @@ async def test_a_ttl_runs_on_while_no_daemon_is_there_and_no_longer_by_a_clock_y
         nursery.cancel_scope.cancel()
     async with running(House(tmp_path)) as house:
         assert house.names() == ["/long.kv"]
-
-
-async def test_everybody_is_charged_as_before(tmp_path):
-    def charges(house: House) -> dict[str, tuple[int, int, int]]:
-        return {each.describe(): (each.num_bytes, each.num_files, each.other_bytes) for each in house.fs.pool.accounts}
-
-    async with running(House(tmp_path), drain=True) as house:
-        for path in ("outer", "outer/inner", "other"):
-            house.fs.kv_mkdir(ROOT, path, 0o755)
-            put(house.volume, house.fs.find(ROOT, path), QUOTA, b"8M", 0)
-        file = house.create("outer/inner/a.kv", range(100))
-        house.append(house.fs.kv_fork(ROOT, file, "outer/inner/fork.kv"), [1, 2])
-        house.fs.kv_fork(ROOT, file, "other/b.kv")
-        house.fs.kv_fork(ROOT, file, "of_nobody.kv")
-        house.make_plain("note", bytes(5000), house.fs.find(ROOT, "outer"))
-        house.volume.change_owner(house.create("theirs.kv", range(64)).inode, 1234)
-        before = charges(house)
-    assert len(before) == 5
-    for _ in range(2):
-        async with running(House(tmp_path), drain=True) as house:
-            assert charges(house) == before
-
-
-async def test_forks_share_their_pages_in_memory_and_on_disk_as_before(tmp_path):
-    def num_slots(house: House) -> int:
-        return sum(slots.num_used for slots in house.keeper.slots.values())
-
-    async with running(House(tmp_path), drain=True) as house:
-        base = house.create("base.kv", range(100))
-        for name in ("one.kv", "two.kv"):
-            house.append(house.fs.kv_fork(ROOT, base, name), [1, 2])
-    async with running(House(tmp_path)) as house:
-        assert num_slots(house) == 3 + 2, "one goes on in the page that it shares"
-        one, two = await house.open("one.kv"), await house.open("two.kv")
-        assert list(one.table.pages[:3]) == list(two.table.pages[:3])
-        assert house.is_right(one)
-        assert house.is_right(two)
-        house.fs.kv_fork(ROOT, one, "fork.kv")
-        await house.keeper.sync_all()
-        assert (num_slots(house), house.fs.pool.num_free_frames) == (5, 64 - 5)
 
 
 async def test_where_turns_begin_is_kept_and_goes_along_with_forks_images_and_cuts(tmp_path):
@@ -164,30 +122,6 @@ async def test_pages_of_another_model_are_charged_by_their_own_size(tmp_path):
         assert house.fs.pool.accounts.of(0).num_bytes == 4 * 4096
 
 
-async def test_slots_of_files_that_are_gone_are_used_again_and_their_blocks_go_back(tmp_path):
-    def num_blocks() -> int:
-        return (tmp_path / "slots/1.kv").stat().st_blocks * 512 // 4096
-
-    async with running(House(tmp_path), drain=True) as house:
-        for number in range(4):
-            house.fs.kv_close(house.create(f"{number}.kv", range(8 * PAGE_ENTRIES)))
-        await house.keeper.sync_all()
-        used, allocated = house.keeper.slots[1].num_used, num_blocks()
-        for number in range(3):
-            house.fs.kv_remove(ROOT, f"{number}.kv")
-        await house.keeper.sync_all()
-        await house.keeper.jobs.idle()
-        assert (used, house.keeper.slots[1].num_used) == (32, 8)
-        assert num_blocks() <= allocated - 24
-    async with running(House(tmp_path), drain=True) as house:
-        house.create("new.kv", range(24 * PAGE_ENTRIES))
-        await house.keeper.sync_all()
-        assert house.keeper.slots[1].end() == 32, "no slot behind those that there were"
-    async with running(House(tmp_path), drain=True) as house:
-        for name in ("3.kv", "new.kv"):
-            assert house.is_right(await house.open(name))
-
-
 async def test_entries_that_something_else_computed_are_marked_in_forks_and_in_files_made_of_them(tmp_path):
     async with running(House(tmp_path, bits="cpu avx512"), drain=True) as house:
         house.create("a.kv", range(40))
@@ -251,3 +185,18 @@ async def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are
             house.fs.kv_remove(ROOT, f"{number}.kv")
     House(tmp_path).keeper.close()
     assert told() == []
+
+
+async def test_an_append_that_copies_the_last_page_takes_nothing_from_what_was_synced(tmp_path):
+    async with running(House(tmp_path)) as house:
+        one = house.create("one.kv", range(40))
+        two = house.fs.kv_fork(ROOT, one, "two.kv")
+        house.tree.link(two.inode, house.tree.root, b"three.kv")
+        await house.keeper.sync_all()
+        house.append(one, [1])
+        house.append(two, [2])  # its last page is a copy, of which nothing is on disk
+        house.fs.kv_remove(ROOT, "three.kv")  # and this has a commit write about it
+        await house.keeper.sync(house.tree.root)
+    async with running(House(tmp_path)) as house:
+        assert house.tokens(await house.open("two.kv")) == list(range(40))
+        assert house.fs.kv_stat(ROOT, "two.kv").lost_tokens == 1

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-import trio
 
 from kvfs.durable.cut import Cut, Cutter
 from kvfs.durable.journal import DIRTY_LOOKED_AT, LOOKED_AT, OPERATIONS_A_SLICE, Journal, NameChange
-from kvfs.durable.keeper import OTHERS_A_CUT, SYNCS_A_CUT
+from kvfs.durable.keeper import OTHERS_A_CUT
 from kvfs.names.inode import Inode
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House, failing, names_after, running
@@ -117,22 +116,6 @@ async def test_a_sync_takes_what_it_depends_on_in_slices(work, tmp_path, monkeyp
     assert names_after(tmp_path) == found
 
 
-async def test_many_syncs_at_once_share_a_slice(tmp_path, monkeypatch):
-    async with running(House(tmp_path)) as house:
-        hold_back_names(house)
-        files = [house.create(f"{number}.kv").inode for number in range(SYNCS_A_CUT)]
-        for inode in files:
-            for number in range(OPERATIONS_A_SLICE // 8):
-                house.tree.link(inode, house.tree.root, b"%d-%d" % (inode.number, number))
-        cuts = Cuts(house, monkeypatch)
-        async with trio.open_nursery() as nursery:
-            for inode in files:
-                nursery.start_soon(house.keeper.sync, inode)
-        cuts.check()
-        found = {name for name in house.names() if "held" not in name}
-    assert found <= {*names_after(tmp_path)}
-
-
 @pytest.mark.parametrize("is_bad", [False, True])
 async def test_a_sync_of_more_than_a_slice_waits_for_nothing_that_can_not_be_written(is_bad, tmp_path, monkeypatch):
     plant = Plant(monkeypatch, "encode_inode")
@@ -147,21 +130,6 @@ async def test_a_sync_of_more_than_a_slice_waits_for_nothing_that_can_not_be_wri
                 await house.keeper.sync(bad)
         await house.keeper.sync(file)
     assert names_after(tmp_path) == sorted(["/file.kv", *(f"/{number}" for number in range(MANY))])
-
-
-async def test_a_full_disk_forgets_what_was_removed_in_slices(tmp_path, monkeypatch):
-    async with running(House(tmp_path)) as house:
-        house.fs.kv_close(house.create("old.kv", range(640)))
-        await house.keeper.sync_all()
-        house.create("held.kv", range(320))
-        house.fs.kv_rename(ROOT, "held.kv", "held2.kv")
-        links(house)
-        house.fs.kv_remove(ROOT, "old.kv")
-        cuts = Cuts(house, monkeypatch)
-        house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
-        await house.sync("held2.kv")
-        cuts.check()
-        assert not house.keeper.pages_out.missing(house.kv("held2.kv"), 320).size
 
 
 @pytest.mark.slow
@@ -192,23 +160,6 @@ async def test_a_cut_on_a_full_disk_looks_at_a_part_of_what_is_dirty_and_the_nex
     house = House(tmp_path)
     house.keeper.close()
     assert house.fs.find(ROOT, "behind.kv").mode == 0o640
-
-
-async def test_a_full_disk_has_the_room_of_what_was_cut_while_a_pass_over_what_is_dirty_was_under_way(tmp_path):
-    async with running(House(tmp_path)) as house:
-        old, grown = house.create("old.kv", range(640)), house.create("grown.kv")
-        others = [house.create(f"{number}.kv").inode for number in range(2 * OTHERS_A_CUT)]
-        await house.keeper.sync_all()
-        for each in others:
-            each.changed()
-        await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)
-        house.fs.kv_truncate(old, 0)
-        house.append(grown, range(1000, 1320))
-        house.keeper.limit(house.keeper.statistics().disk_bytes, 30.0)
-        await house.sync("grown.kv")
-    house = House(tmp_path)
-    house.keeper.close()
-    assert [house.fs.kv_stat(ROOT, name).tokens for name in ("old.kv", "grown.kv")] == [0, 320]
 
 
 async def test_a_full_disk_has_no_commits_of_files_that_lack_their_entries_alone(tmp_path):

@@ -216,24 +216,6 @@ async def test_the_marks_of_one_cut_share_one_sync(tmp_path):
         assert [len(rows.sums) for rows in made] == [len(notes)]
 
 
-async def test_what_was_overwritten_is_unchecked_until_the_file_is_quiet(tmp_path):
-    """Extents that were marked ahead, and not overwritten, are not read for that."""
-    async with programs_on(tmp_path) as programs:
-        note = await programs.make(b"note", BYTES)
-        content = plain_of(note)
-        assert unchecked(content) == []
-        await programs.write(note, 10, b"new")
-        await programs.write(note, EXTENT_BYTES + 10, b"new")
-        await programs.house.keeper.sync(note)
-        assert unchecked(content) == [0, 1, 2, 3]
-        assert content.sums.lacking(content.size) == [0, 1]
-        await programs.house.keeper.summer.sum(content)
-        assert unchecked(content) == []
-    assert fsck(tmp_path).findings == ()
-    flip(backing(tmp_path), 11)
-    assert [each.kind for each in fsck(tmp_path).findings] == ["sum"]
-
-
 async def test_a_daemon_that_ends_keeps_the_sums_that_it_knows(tmp_path):
     async with programs_on(tmp_path, drain=True) as programs:
         note = await programs.make(b"note", BYTES)

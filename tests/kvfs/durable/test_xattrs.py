@@ -126,22 +126,6 @@ async def test_attributes_and_links_leave_the_disk_room_for_the_commits_that_rem
     assert caplog.text.count("attributes and links must leave") == 1, "the log says once why"
 
 
-async def test_what_is_over_a_smaller_quota_can_be_read_made_smaller_and_removed(tmp_path):
-    async with running(House(tmp_path), drain=True) as house:
-        for name in ("a", "b"):
-            file(house, name, x=LARGE)
-    async with running(House(tmp_path, limits=AccountLimits(num_bytes=4096)), drain=True) as house:
-        inode = house.tree.child(house.tree.root, b"a")
-        assert await noted(house, inode) == {b"user.x": LARGE}
-        await house.keeper.bring_xattrs(inode)
-        with pytest.raises(OverQuota):
-            put(house, inode, "y", b"")
-        put(house, inode, "x", LARGE[1:])
-        xattrs.remove(house.volume, inode, b"user.x", ANN)
-        house.tree.unlink(house.tree.root, b"b")
-        assert charged(house) == 0
-
-
 async def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay_in_memory(tmp_path):
     async with running(House(tmp_path), drain=True) as house:
         large, small = file(house, "large", x=LARGE, y=b"1"), file(house, "small", x=b"1")

@@ -24,7 +24,6 @@ from tests.kvfs.fakes import (
     FakeFacts,
     FakeStore,
     allocate,
-    entry_values,
     fake_identity,
     import_image,
 )
@@ -93,24 +92,6 @@ def test_any_safetensors_library_reads_an_image(house: House, tmp_path: Path, le
     assert metadata["digest"] == whole.hexdigest()
 
 
-@over_lengths
-def test_an_image_comes_back_as_the_same_file(house: House, length: int) -> None:
-    table = house.table(length)
-    data = house.image(table)
-    copy = house.load(data, BOB)
-    assert copy.owner == BOB
-    assert not set(copy.pages.tolist()) & set(table.pages.tolist())
-    positions = list(range(5, 5 + length))
-    assert [array.tolist() for array in copy.read()] == [tokens_for(length), positions]
-    values = entry_values(list(zip(tokens_for(length), positions, strict=True)))
-    assert house.decoder.entries(copy.pages, length).tolist() == values
-    house.pool.check([table, copy])
-    assert house.image(copy) == data
-    house.decoder.append(copy, [3, 4])
-    assert house.decoder.entries(copy.pages, length + 2)[:length].tolist() == values
-    house.pool.check([table, copy])
-
-
 def test_truncating_to_a_size_keeps_the_most_entries_that_fit(house: House) -> None:
     sizes = [house.format.image_bytes(n) for n in range(140)]
     for n in range(139):
@@ -120,19 +101,6 @@ def test_truncating_to_a_size_keeps_the_most_entries_that_fit(house: House) -> N
     for size in (0, 1, 4095):
         with pytest.raises(Invalid, match=f"to {size} bytes: its header alone has 4096"):
             house.format.entries_for(size)
-
-
-def test_a_page_of_the_image_is_the_page_itself(house: House) -> None:
-    table, store = house.table(100), house.store
-    snapshot = Snapshot(table, house.format)
-    view = snapshot.read(house.format.data_start + 100, 2 * store.page_bytes)
-    assert isinstance(view, memoryview)
-    assert view.readonly
-    first = int(table.pages[0]) * store.page_bytes + 100
-    assert np.shares_memory(np.frombuffer(view, np.uint8), store.pages)
-    assert view == store.view(0, store.num_pages)[first : first + 2 * store.page_bytes]
-    view.release()
-    snapshot.close()
 
 
 def test_every_range_of_an_image_reads_as_that_range_of_the_whole(house: House) -> None:
@@ -214,23 +182,6 @@ def test_an_import_under_way_is_in_the_books_and_one_that_was_abandoned_shows_an
     table.close()
     allocate(house.pool, 16, 1003)
     assert not house.store.pages.any()
-
-
-def test_an_imported_tail_is_at_its_frontier(house: House) -> None:
-    table = house.load(house.image(house.table(35)))
-    reservation = table.fork().reserve([1], [0])
-    assert reservation.copies == ()
-    assert reservation.pages.tolist() == table.pages.tolist()
-    reservation.abort()
-
-
-def test_imported_pages_are_their_owners_and_need_no_zeroing_for_it(house: House) -> None:
-    table = house.table(40)
-    image = house.image(table)
-    table.close()
-    house.load(image).close()
-    allocate(house.pool, 16, ANN)
-    assert house.store.num_zeroed == 0
 
 
 def test_an_imported_page_needs_no_second_hash(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,20 +89,6 @@ def test_the_quota_is_its_owners_to_set(mount: Mount) -> None:
     mount.sh("touch x; mv x d/x; mv d/x x")
 
 
-def test_pages_are_shared_by_content_within_an_account_alone(mount: Mount) -> None:
-    before = mount.call("free")
-    mount.sh("tar cf $OUT/t.tar a.kv; mkdir in; tar xf $OUT/t.tar -C in; rsync $OUT/x in/r.kv; cat $OUT/x > in/c.kv")
-    mount.settle()
-    assert before - mount.call("free") == 3, "a tail for each"
-    for name in ("a", "r", "c"):
-        assert mount.call("pages_of", f"in/{name}.kv")[:3] == mount.call("pages_of", "a.kv")[:3]
-    mount.sh("chmod 777 .; cp $OUT/x d/x.kv")
-    assert not as_user(mount, "cat $OUT/x > ann.kv").stderr
-    mount.sh("chmod 755 .")
-    files = [mount.call("pages_of", name) for name in ("a.kv", "d/x.kv", "ann.kv")]
-    assert len({page for pages in files for page in pages}) == sum(map(len, files))
-
-
 def test_no_byte_of_a_plain_file_is_written_beyond_the_quota(mount: Mount) -> None:
     """The domain has room for 24,576 bytes."""
     mount.sh("head -c 30000 /dev/zero > $OUT/f")

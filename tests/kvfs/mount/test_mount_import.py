@@ -92,17 +92,6 @@ def test_the_last_of_two_writers_is_told(mount: Mount, whole: bytes) -> None:
         os.close(second)
 
 
-def test_a_full_pool_says_so_and_loses_nothing(mount: Mount) -> None:
-    mount.call("close", a_kv_file(mount, count=32 * 100))
-    mount.sh("cp a.kv $OUT/x; rm a.kv")
-    a_kv_file(mount, count=32 * 100)
-    mount.call("close", a_kv_file(mount, "b.kv", count=32 * 100))
-    assert "No space left on device" in mount.run("cp $OUT/x c.kv").stderr
-    assert "the page pool is full: 100 pages wanted, 56 of 256 free" in mount.log().splitlines()[-1]
-    mount.sh("cmp $OUT/x c.kv; rm b.kv; cp $OUT/x c.kv")
-    assert kind(mount, "c.kv") == "kv"
-
-
 def test_an_image_whose_pages_are_there_needs_no_room(mount: Mount) -> None:
     a_kv_file(mount, count=32 * 100)
     mount.sh("cp a.kv $OUT/x")

@@ -83,18 +83,6 @@ def test_attributes_of_users_are_kept_and_others_refused(mount: Mount, a: Path) 
     assert "user.note" not in os.listxattr(a)
 
 
-def test_attributes_are_refused_before_there_are_too_many_to_list(a: Path) -> None:
-    computed, num_set = os.listxattr(a), 0
-    names = [f"user.{number:0250}" for number in range(300)]
-    with pytest.raises(OSError, match="No space left"):  # noqa: PT012 - one of them is one too many
-        for num_set, name in enumerate(names):  # noqa: B007
-            os.setxattr(a, name, b"")
-    assert set(os.listxattr(a)) == {*computed, *names[:num_set]}
-    os.setxattr(a, names[0], b"one that is there may still change")
-    os.removexattr(a, names[0])
-    os.setxattr(a, names[-1], b"")
-
-
 def test_advice_waits_on_a_plain_file(mount: Mount, a: Path) -> None:
     b, c = mount.path / "b.kv", mount.path / "c.kv"
     for path in (b, c):

@@ -16,7 +16,6 @@ from tests.kvfs.mounted import CommandFailed, Mount, a_kv_file, check_image, mou
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
-NUM_WAITERS = 150
 SLOW_PAGE_S = 0.1
 NUM_SLOW_PAGES = 100
 """Together ten seconds of work: whatever is seen to end long before was interrupted."""
@@ -125,35 +124,6 @@ def test_a_lock_is_the_open_files_and_goes_with_its_last_descriptor(mount: Mount
         fcntl.lockf(two, fcntl.LOCK_SH)  # a POSIX lock is another matter
     with opened(path) as again:
         assert taken(again, fcntl.LOCK_EX)
-    wait_until(lambda: mount.call("num_locks") == 0)
-
-
-_WAITERS = """
-import fcntl, os, sys, threading
-def wait():
-    fd = os.open(sys.argv[2], os.O_RDWR)
-    exec(sys.argv[3])
-    os.close(fd)
-threads = [threading.Thread(target=wait) for _ in range(int(sys.argv[1]))]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print("all had it")
-"""
-
-
-def start_waiters(mount: Mount, name: str, wait: str) -> subprocess.Popen[bytes]:
-    """Start a process whose threads open the file and wait for it."""
-    return start(mount, sys.executable, "-c", _WAITERS, str(NUM_WAITERS), name, wait, stdout=subprocess.PIPE)
-
-
-def test_hundreds_of_blocked_calls_stop_nobody_else(mount: Mount) -> None:
-    a_kv_file(mount)
-    with opened(mount.path / "held", os.O_RDWR | os.O_CREAT) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        waiters = start_waiters(mount, "held", "fcntl.flock(fd, fcntl.LOCK_EX)")
-        wait_until(lambda: mount.call("num_lock_waiters", "held") == NUM_WAITERS)
-        mount.sh("ls -la; cp a.kv b.kv; cmp a.kv b.kv; echo plain > p; cat p; rm p b.kv; flock -n a.kv true")
-    assert waiters.communicate(timeout=60)[0] == b"all had it\n"
     wait_until(lambda: mount.call("num_locks") == 0)
 
 

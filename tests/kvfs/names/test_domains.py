@@ -324,21 +324,6 @@ def test_a_claimed_file_is_charged_to_the_domain_that_it_gets_its_name_in(house:
     refused(CrossDevice, "part of another domain", house.fs.kv_name, ANN, late, write=False)
 
 
-def test_a_removed_domain_pays_for_what_is_still_open(house: House) -> None:
-    house.domain("d", size="8K")
-    handle = house.kv("d/a.kv", 32)
-    house.fs.kv_remove(ANN, "d/a.kv")
-    house.tree.rmdir(house.tree.root, b"d")
-    house.append(handle, 32)
-    refused(OverQuota, "the domain", house.fs.reserve, handle, [1], [1])
-    assert house.used(ANN) == (2, 1)
-    house.fs.check()
-    house.fs.kv_close(handle)
-    assert house.used(ANN) == (0, 0)
-    house.mkdir("d")
-    assert house.attributes("d") == {}
-
-
 # Confined connections
 
 
@@ -447,31 +432,6 @@ def test_a_write_that_falls_short_is_charged_for_what_it_wrote(house: House) -> 
         house.fs.check()
         content(file).write_at(0, b"some")
     assert house.used_bytes(ANN) == 4
-
-
-def test_an_image_is_charged_as_pages_or_as_bytes_never_as_both(house: House) -> None:
-    """Four pages may be there, and a file of three and its header: the import needs no room beside it."""
-    volume = house.volume
-    house.domain("d", size="20K")
-    handle = house.kv(None, 3 * 32)
-    image = house.image(handle)
-    house.fs.kv_close(handle)
-    inode = house.plain("d/in.kv")
-    house.fill(inode, image)
-    plan = parse_header(volume.image_format, content(inode))
-    for ending in ("abandoned", "done"):
-        assert house.attributes("d")["used"] == len(image)
-        incoming = volume.begin_import(plan, inode)
-        assert house.attributes("d")["used"] == len(image)
-        house.fs.check()
-        if ending == "done":
-            incoming.load(content(inode))
-            volume.finish_import(incoming, inode)
-        else:
-            volume.abandon_import(incoming, inode)
-    assert house.attributes("d")["used"] == house.used_bytes(ANN) == 3 * PAGE
-    house.resize(inode, 0)
-    assert house.attributes("d")["used"] == 0
 
 
 @pytest.mark.parametrize("ending", ["abandoned", "done"])

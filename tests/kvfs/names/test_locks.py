@@ -28,20 +28,6 @@ def would_block(locks: FileLocks, owner: str, *, exclusive: bool) -> bool:
     return False
 
 
-def test_shared_locks_admit_each_other_and_exclude_an_exclusive_one(locks: FileLocks) -> None:
-    assert not would_block(locks, "a", exclusive=False)
-    assert not would_block(locks, "b", exclusive=False)
-    assert would_block(locks, "c", exclusive=True)
-    for owner in ("other", "a"):
-        locks.release(FILE, owner)
-        assert would_block(locks, "c", exclusive=True)
-    locks.release(FILE, "b")
-    assert not would_block(locks, "c", exclusive=True)
-    assert would_block(locks, "a", exclusive=False)
-    locks.release(FILE, "c")
-    assert len(locks) == 0
-
-
 def test_a_conversion_that_would_block_loses_the_lock_as_flock_does(locks: FileLocks) -> None:
     locks.acquire_nowait(FILE, "a", exclusive=False)
     locks.acquire_nowait(FILE, "b", exclusive=False)
@@ -115,18 +101,6 @@ def test_two_waiters_of_one_open_file_get_the_lock_together(locks: FileLocks, wh
             assert waits.order == served
 
     while_held(body)
-
-
-def test_a_waiter_that_gives_up_leaves_the_queue(while_held) -> None:
-    async def body(waits: Waits) -> None:
-        await waits.begin("w")
-        await waits.begin("r", exclusive=False)
-        assert not waits.order
-        waits.scopes["w"].cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        assert waits.order == ["r"]
-
-    while_held(body, exclusive=False)
 
 
 def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once(locks: FileLocks, while_held) -> None:

@@ -18,7 +18,7 @@ import pytest
 from kvfs.names.disk import Disk
 from kvfs.names.gaps import MAX_GAPS, UnfilledRanges
 from kvfs.names.plain import PlainFile
-from kvfs.names.removals import Descriptor, Removals
+from kvfs.names.removals import Removals
 from libsym.errors import SymError
 from tests.kvfs.disks import TroubledDisk
 
@@ -87,19 +87,6 @@ def test_a_file_that_is_cut_while_it_is_read_ends_where_it_was_cut(tmp_path: Pat
     file = a_file(tmp_path, pread=late)
     for _ in range(2):
         assert file.read_at(0, len(WHOLE)) == WHOLE[:size]
-
-
-def test_no_read_begins_that_expects_what_is_about_to_be_cut(tmp_path: Path) -> None:
-    found = []
-
-    def late(fd: int, size: int) -> None:
-        found.append(file.read_at(0, len(WHOLE)))
-        os.ftruncate(fd, size)
-        found.append(file.read_at(0, len(WHOLE)))
-
-    file = a_file(tmp_path, ftruncate=late)
-    file.resize(100)
-    assert found == [WHOLE[:100]] * 2
 
 
 def test_a_cut_that_fails_changes_nothing(tmp_path: Path) -> None:
@@ -217,19 +204,6 @@ def test_a_late_reader_of_a_file_that_is_gone_does_not_bring_it_back(tmp_path: P
         fresh.write_at(0, b"x")
     assert not fresh.path.exists(), "whoever made it after it was removed has removed it"
     assert fresh.size == 0
-
-
-def test_what_unlinks_a_file_gets_its_descriptor_too_and_may_take_its_time(tmp_path: Path) -> None:
-    removed: list[tuple[Path, Descriptor | None]] = []
-    file = PlainFile(tmp_path, "1.1.plain", remove=lambda *what: removed.append(what))
-    file.write_at(0, WHOLE)
-    file.discard()
-    [(path, descriptor)] = removed
-    assert path.read_bytes() == WHOLE
-    assert descriptor is not None
-    assert os.pread(descriptor.number, 4, 0) == WHOLE[:4]
-    PlainFile(tmp_path, "2.2.plain", remove=lambda *what: removed.append(what)).discard()
-    assert len(removed) == 1, "the other one was never written"
 
 
 def test_files_are_unlinked_and_closed_in_the_background(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from kvfs._pages import lib
-from kvfs.pages.accounts import FIRST_DOMAIN, AccountLimits, Accounts
+from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.free_list import pointer
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from libsym.errors import NoSpace, OverQuota, SymError
+from libsym.errors import OverQuota, SymError
 from tests.kvfs.fakes import FakeDecoder, FakeStore
 
 ROOT, ANN, BOB = 0, 1001, 1002
@@ -31,31 +31,6 @@ def pool(store: FakeStore, accounts: Accounts) -> Iterator[PagePool]:
     pool.check()
     assert pool.num_free == pool.num_pages, "the test leaks pages"
     assert not any(account.num_bytes for account in accounts)
-
-
-def test_a_refusal_names_the_account_at_its_limit_what_is_used_and_what_is_wanted(
-    pool: PagePool, accounts: Accounts, decoder: FakeDecoder
-) -> None:
-    outer = accounts.new_domain(accounts.of(ANN), AccountLimits(num_bytes=3 * pool.page_bytes), lambda: "outer")
-    inner = accounts.new_domain(outer, AccountLimits(), lambda: "inner")
-    assert inner.number > outer.number >= FIRST_DOMAIN
-    own, below, roots = (PageTable(pool, each) for each in (ANN, inner.number, ROOT))
-    decoder.append(own, range(100))
-    with pytest.raises(OverQuota, match=r"uid 1001 .* are used \(4 pages, .*, \d+ more are wanted"):
-        own.reserve(range(29), range(100, 129))
-    with pytest.raises(OverQuota, match="uid 1001"):
-        below.reserve([1])
-    own.truncate(0)
-    with pytest.raises(OverQuota, match="outer"):
-        below.reserve(range(4 * 32))
-    with pytest.raises(NoSpace):
-        roots.reserve(range(17 * 32), range(17 * 32))
-    decoder.append(roots, range(16 * 32))
-    with pytest.raises(OverQuota, match="uid 1002"):
-        roots.fork(BOB)
-    pool.check([own, below, roots])
-    for each in (own, below, roots):
-        each.close()
 
 
 def test_a_table_handed_over_to_who_has_no_room_is_closed(

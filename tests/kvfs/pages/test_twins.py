@@ -11,7 +11,7 @@ from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from libsym.errors import Invalid, NoSpace, OverQuota
+from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, import_image
 
 ANN, BOB = 1001, 1002
@@ -164,21 +164,6 @@ def test_an_image_needs_room_for_the_pages_alone_that_are_not_there(
     pool.check([table, others, copy])
     table.close()
     assert image_of(copy, image_format) == image.data
-
-
-def test_a_quota_that_is_used_up_takes_in_what_its_account_has_and_nothing_of_others(
-    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
-) -> None:
-    pool.accounts.of(ANN).limits = AccountLimits(num_bytes=5 * pool.page_bytes)
-    pool.accounts.of(BOB).limits = AccountLimits(num_bytes=2 * pool.page_bytes)
-    with pytest.raises(OverQuota):
-        ImageImport(pool, parse_header(image_format, image), ANN)
-    incoming = surveyed(pool, image_format, image, ANN)
-    incoming.abandon()
-    pool.check([table])
-    with pytest.raises(OverQuota):
-        surveyed(pool, image_format, image, BOB)
-    pool.check([table])
 
 
 def test_a_source_that_changes_after_the_survey_fails_the_import(
