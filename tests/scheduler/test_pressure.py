@@ -165,16 +165,6 @@ async def test_a_confined_connection_hears_of_its_domain_alone_by_paths_within_i
     assert second.paths == ["inside.kv"]
 
 
-async def test_an_anonymous_file_is_named_by_the_handles_that_the_connection_has(house):
-    lip, other = house.lip(), house.lip()
-    file = house.file(lip, None)
-    handle, listening = lip.add(file), [house.listen(lip), house.listen(other)]
-    house.tell(file)
-    for number, handles in zip(listening, ([handle], []), strict=True):
-        (each,) = number.event[1]
-        assert (each["path"], each["handles"], each["ino"]) == (None, handles, file.inode.number)
-
-
 async def test_each_connection_is_told_once_of_each_event_by_all_its_calls(house):
     lip, other = house.lip(), house.lip()
     file = house.file(lip, "a.kv")

@@ -153,19 +153,6 @@ async def test_a_new_text_is_its_writers_own(bench):
     assert bench.fs.kv_stat(ann, "a").kind == "kv"
 
 
-async def test_text_is_computed_while_it_is_being_written(bench):
-    writer = await bench.create()
-    await writer.write("some words")
-    await bench.computed(10)
-    reader = (await bench.open()).handle
-    assert await reader.read(0, 100) == b"some words"
-    await writer.write(" more")
-    await writer.flush()
-    assert await reader.read(10, 100) == b" more"
-    await writer.release()
-    await reader.release()
-
-
 @pytest.mark.parametrize(("end", "cut"), [(Writer.sync, 1), (Writer.flush, 3)])
 async def test_a_sync_or_a_flush_computes_what_is_whole_and_more_text_may_follow(bench, end, cut):
     """Editors sync what they write before they close it. A shell closes duplicates: `(cat a; cat b) > text/x`."""
@@ -199,17 +186,6 @@ async def test_what_a_program_put_in_place_of_the_text_is_not_touched(bench, has
             await writer.close()
     assert bench.tokens == [*b"zero one ", 7, 8, *(b"os>" if has_more else b"")]
     bench.fs.kv_close(file)
-
-
-async def test_appending_goes_on_after_what_is_there(bench):
-    await bench.put("one")
-    writer = await bench.open(APPEND, at=999)  # with O_APPEND the kernel's offset is a guess
-    await writer.write(" two")
-    await writer.close()
-    writer = await bench.open(os.O_WRONLY, at=7)
-    await writer.write("!")
-    await writer.close()
-    assert await bench.read() == "one two!"
 
 
 async def test_two_shells_append_to_a_context_that_one_of_them_made(bench):

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from kvfs.names.tree import Credentials
-from libsym.errors import Invalid, NoSpace, StepFailed, SymError
+from libsym.errors import StepFailed, SymError
 from scheduler._loop import ffi
 from scheduler.batch.accounting import STEP_SIZES
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -73,16 +73,6 @@ async def test_calls_and_actions_on_one_file_run_in_the_order_of_their_arrival(b
     assert (row == (await bench.submit(bench.file(), [1, 2, 3]).wait())[0]).all()
 
 
-async def test_positions_continue_after_the_last_entry_and_may_be_given(bench):
-    file, last = bench.file(), bench.model.config.max_positions - 1
-    for tokens, positions in (([1, 2], [10, 20]), ([3], None), ([4], [last])):
-        await bench.submit(file, tokens, positions=positions).wait()
-    assert file.table.read()[1].tolist() == [10, 20, 21, last]
-    with pytest.raises(Invalid, match="context"):
-        await bench.submit(file, [5]).wait()
-    assert file.table.length == 4
-
-
 def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
     """The pages may be far from the device."""
     told, native = [], bench.steps.native
@@ -97,19 +87,6 @@ def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
         await bench.finish(first, second)
 
     bench.run(scenario)
-
-
-async def test_a_failed_step_gives_everything_back_and_the_next_one_works(bench):
-    file = bench.file()
-    await bench.submit(file, [1, 2]).wait()
-    free = bench.fs.statfs().num_free_pages
-    bench.steps.failure = RuntimeError("out of luck")
-    with pytest.raises(StepFailed, match="out of luck"):
-        await bench.submit(file, list(range(50))).wait()
-    assert file.table.length == 2
-    assert bench.fs.statfs().num_free_pages == free
-    await bench.submit(file, [3]).wait()
-    assert file.table.read()[0].tolist() == [1, 2, 3]
 
 
 async def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
@@ -196,22 +173,6 @@ async def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_t
         await bench.submit(file, [3] * 100, rows="none").wait()
     await bench.submit(file, [3] * 100, rows="none").wait()
     assert not (arena.pages[file.table.pages] == marker).any()
-
-
-async def test_what_a_program_has_used_is_counted(bench):
-    one, other = Program(1), Program(2)
-    await bench.submit(bench.file(), [1, 2, 3], program=one).wait()
-    await bench.submit(bench.file(), [4], program=one).wait()
-    with pytest.raises(NoSpace):
-        await bench.submit(bench.file(), [1] * (NUM_PAGES * 32 + 1), program=one).wait()
-    await bench.submit(bench.file(), [5], program=other).wait()
-    used = one.used
-    assert (used.calls, used.failed_calls, used.tokens) == (3, 1, 4)
-    assert used.compute_s > 0
-    assert used.queue_s >= 0
-    assert other.used.tokens == 1
-    bench.batches.drop(one)
-    assert one.used.calls == 3, "the program may have other connections"
 
 
 # ---- before the decoder has its weights

@@ -14,7 +14,7 @@ from libsym.errors import TimedOut
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.grammar import Grammars
 from scheduler.batch.policy import StepLimits
-from tests.scheduler.appended import GREEDY, Requests, batch, frame, generate, int32, options, pred
+from tests.scheduler.appended import GREEDY, Requests, generate, int32, options, pred
 
 SOON_S = 0.05
 LATER_S = 1000.0
@@ -119,14 +119,6 @@ def test_the_deadline_of_a_request_counts_from_when_it_is_taken(asking):
     for deadline_us in (60_000_000, (1 << 63) - 1):  # and what no clock can reach is none
         ((args, _, error),) = asking.send(pred(int32(1), args=(1, 0, deadline_us, 0))).replies[1]
         assert (args[2], error) == (1, None)
-
-
-def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
-    late, kept = pred(int32(1), args=(1, 0, 1, 0)), pred(int32(2), args=(1, 0, 0, 0))
-    ((_, payload, error),) = asking.send(batch(2, frame(late) + frame(kept))).replies[1]
-    assert error is None
-    assert int.from_bytes(payload[4:8], "little") == errno.ETIMEDOUT
-    assert asking.tokens == [2]
 
 
 @pytest.mark.slow

@@ -114,15 +114,6 @@ async def test_a_batch_that_is_cancelled_appends_nothing(side, goes_on):
     assert await side.lengths(handles) == before
 
 
-async def test_files_may_be_looked_at_while_they_are_computed(side):
-    handles = await side.branches(3)
-    await side.computing(asked := side.batch(*handles))
-    assert side.look_at(handles[1]) == 10
-    side.steps.gate.set()
-    assert await side.answers(asked) == [11, 11, 11]
-    assert await side.ask_batch(*handles) == [12, 12, 12]
-
-
 @pytest.mark.parametrize("is_seen", [False, True])
 async def test_an_answer_that_finds_no_room_is_sent_later(side, is_seen):
     handles = await side.branches(3)

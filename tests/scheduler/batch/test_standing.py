@@ -39,7 +39,6 @@ from scheduler.batch.cost_model import CostModel
 from scheduler.batch.generation import Draft
 from scheduler.batch.policy import StepLimits
 from scheduler.batch.standing import StandingRun
-from scheduler.batch.states import CallState
 from scheduler.programs.limits import NO_LIMITS, ProgramLimits
 from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.patches import guard
@@ -412,14 +411,6 @@ async def test_a_call_brings_up_to_date_what_it_looks_at(bench, limits):
     assert (mine.table.length, other.table.length) == (1, 1)
 
 
-async def test_a_call_that_is_computed_is_told_and_a_program_that_thinks_waits_for_nothing(bench):
-    await bench.held(lambda: bench.decode(bench.file(), 1))
-    assert bench.batches.states() == {bench.program: {(CallState.RUNNING, "pred"): 1}}
-    bench.steps.gate.set()
-    await bench.answered()
-    assert bench.batches.states() == {}
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
     file, number = bench.file(), 1 if is_first else 2
@@ -564,23 +555,6 @@ async def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_
     assert beyond(stretches, HELD_S) == 2, "the one that was computed so long, and the one that waited"
     assert beyond(waits, HELD_S) >= 1
     assert stretches.total_s - waits.total_s > HELD_S < waits.total_s
-
-
-async def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
-    bench.generate(bench.file(), [50, 60], 1, max_tokens=6)
-    await bench.settled()
-    times = bench.batches.statistics.stretch_times
-    assert sum(times.nums) == 6, "the prompt, and all tokens but the last"
-    *tokens, last = bench.replies()
-    assert [args for _, _, _, args, _ in tokens] == [(1, entries, 0, 0) for entries in range(2, 8)]
-    assert last[3:] == ((0, 7, Finish.LENGTH, -1), b"")
-    handle = bench.decode(bench.file(), 2)
-    await bench.answered()
-    for number in (3, 4):
-        bench.decode_on(handle, number)
-        await bench.answered()
-    times = bench.batches.statistics.stretch_times
-    assert (sum(times.nums), beyond(times, 20)) == (9, 0)
 
 
 async def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
@@ -741,18 +715,6 @@ async def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
 
 
 # ---- failures
-
-
-async def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
-    first = await bench.held(lambda: bench.generate(bench.file(), [5], 1, max_tokens=3))
-    bench.steps.failure = RuntimeError("planted")
-    later = bench.generate(bench.file(), [9], 2, max_tokens=3)
-    await bench.go_on()
-    assert bench.tokens_of(2) == [10, 11, 12]
-    ((err, payload),) = [(err, payload) for number, err, _, _, payload in bench.heard if number == 1]
-    assert err == errno.EIO
-    assert b"planted" in payload
-    assert (first.file.table.length, later.file.table.length) == (0, 3)
 
 
 @pytest.mark.slow

@@ -84,25 +84,6 @@ async def test_the_status_of_a_program_has_what_was_computed_for_its_branches(si
     assert int(shown["bytes_in"]) > 0, "and what has passed through its rings"
 
 
-@pytest.mark.slow
-async def test_closing_a_branch_does_not_wake_the_scheduler(side):
-    await side.branch(10)
-    counts = side.batches._run.steps.counts
-
-    async def wakes_of_closes():
-        num_wakes = 0
-        for _ in range(50):
-            handle = await side.call(fork(1))
-            await side.call(pred(handle, 5))
-            num_before = counts().num_wakes
-            await side.call(close(handle))
-            num_wakes += counts().num_wakes - num_before
-        return num_wakes
-
-    rounds = [await wakes_of_closes() for _ in range(4)]
-    assert min(rounds) < 25  # some for its ring; a loaded machine disturbs a round
-
-
 async def test_calls_of_a_traced_run_have_even_numbers_and_those_of_the_core_odd_ones(side):
     began_ns = time.monotonic_ns()
     run = side.batches._run

@@ -164,13 +164,6 @@ async def test_a_call_whose_program_goes_is_over_in_the_trace(bench):
     assert joined(lip, 1, BlockKind.ANSWERS)["errno"].tolist() == [errno.ECONNRESET]
 
 
-async def test_nothing_is_noted_while_nobody_records(bench, monkeypatch):
-    for event in ("arrived", "answered", "steps"):
-        monkeypatch.setattr(bench.batches.recorder, event, None)
-    await bench.submit(bench.file(), [1, 2, 3]).wait()
-    assert bench.batches.statistics.num_calls == 1
-
-
 async def test_a_text_that_is_written_is_told_as_one(bench):
     lip = bench.lip()
     async with traced(bench, lip):
