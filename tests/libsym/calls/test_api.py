@@ -4,8 +4,6 @@ import copy
 import errno
 import gc
 import pickle
-import re
-import signal
 import threading
 from collections.abc import Callable
 from fractions import Fraction
@@ -59,19 +57,6 @@ def test_a_daemon_that_knows_no_attention_is_said_to_be_older() -> None:
         sym.pred_batch([sym.Pred(kv, [1]), sym.Pred(kv, [2], attention="pages")])
     assert isinstance(failed.value.results[1], sym.Invalid)
     assert len(kv) == 1
-
-
-def test_rows_are_views_of_the_daemons_memory_which_no_other_call_reuses() -> None:
-    kv = sym.kv_create()
-    dist = sym.pred(kv, [5, 7, 9], rows="all")
-    assert [row.argmax() for row in dist] == [5, 7, 9]
-    assert (dist.argmax(), len(dist), len(dist.logits), dist.logits[9]) == (9, 3, VOCAB_SIZE, BEST_LOGIT)
-    last = sym.pred(kv, [5, 7])
-    assert (len(last), last.argmax()) == (1, 7)
-    view = np.asarray(last.logits)
-    for token in range(50):
-        sym.pred(kv, [token])
-    assert view.argmax() == 7
 
 
 def test_slots_are_held_by_the_last_view_alone() -> None:
@@ -141,15 +126,6 @@ def test_after_the_daemons_death_only_connect_goes_on_and_rows_stay_readable(sta
     assert dist.argmax() == 42
     sym.close()
     assert dist.argmax() == 42
-
-
-def test_no_daemon_is_one_clear_line_and_the_next_call_tries_again(tmp_path, monkeypatch, connected):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
-    with pytest.raises(sym.NotConnected) as caught:
-        sym.tokenize("x")
-    assert re.fullmatch(rf".*{tmp_path}/none\.sock.*symphony serve.*", str(caught.value))
-    monkeypatch.setenv("SYMPHONY_SOCKET", connected.path)
-    assert sym.tokenize("x") == [120]
 
 
 def test_a_socket_path_that_cannot_be_one_is_invalid(tmp_path: Path) -> None:
@@ -277,23 +253,6 @@ def test_a_lock_ends_with_its_block_or_with_unlock() -> None:
         kv.close()  # which gives the lock back, too
 
 
-def test_ctrl_c_ends_the_wait_for_a_lock_and_nobody_gets_it_later() -> None:
-    kv = sym.kv_create()
-    sym.kv_lock(kv)
-
-    def interrupt_when_held() -> None:
-        while sym.daemon_stat()["held_calls"] < 1:
-            pass
-        signal.raise_signal(signal.SIGINT)
-
-    waiting = threading.Timer(0.0, interrupt_when_held)
-    waiting.start()
-    with pytest.raises(KeyboardInterrupt):
-        sym.kv_lock(kv)
-    waiting.join()
-    assert not sym.daemon_stat()["locked"], "the library said that it does not want it any more"
-
-
 def test_what_the_daemon_adds_does_not_disturb_old_programs() -> None:
     info = sym.model_info()
     assert (info.name, info.vocab_size, info.eos_ids, info.bos_id) == ("echo", VOCAB_SIZE, frozenset({0, 2}), 1)
@@ -383,23 +342,6 @@ def test_text_bytes_and_objects_go_to_the_user(capfd: pytest.CaptureFixture[str]
     sym.send_to_user(b"bytes\n")
     sym.send_to_user({"a": [1, "ü"]})
     assert capfd.readouterr().out == 'grüße bytes\n{"a": [1, "ü"]}\n'
-
-
-def test_a_forked_child_gets_a_connection_of_its_own() -> None:
-    kv = sym.kv_create()
-    dist = sym.pred(kv, [8])
-
-    def has_its_own() -> bool:
-        own = sym.kv_create()
-        assert (dist.argmax(), sym.pred(own, [6]).argmax()) == (8, 6)
-        assert sym.daemon_stat()["open"] == [1]
-        with pytest.raises(sym.BadHandle):
-            sym.pred(kv, [1])
-        return True
-
-    assert is_true_in_a_child(has_its_own)
-    assert sym.pred(kv, [9]).argmax() == 9
-    assert slots_held() == 1
 
 
 @pytest.mark.slow

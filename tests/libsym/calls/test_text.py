@@ -44,18 +44,6 @@ def test_spaces_between_words_are_not_lost() -> None:
     assert "".join(stream(decode_words, tokens)) == decode_words(tokens)
 
 
-def test_several_tokens_at_once_give_the_same_text() -> None:
-    raw = list((TEXT * 5).encode())
-    rng = random.Random(7)
-    detokenizer = Detokenizer(decode_bytes)
-    pieces = []
-    while raw:
-        size = rng.randrange(1, 60)
-        pieces.append(detokenizer.add(raw[:size]))
-        raw = raw[size:]
-    assert "".join(pieces) + detokenizer.flush() == TEXT * 5
-
-
 def test_broken_text_comes_out_as_it_would_at_once() -> None:
     rng = random.Random(3)
     for _ in range(100):

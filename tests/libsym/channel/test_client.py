@@ -4,8 +4,6 @@ import errno
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -15,9 +13,9 @@ from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, SymError, TooLarge
-from tests.libsym.echo_client import ENVIRONMENT, statistics, wait_until
-from tests.libsym.echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
-from tests.libsym.faces import is_true_in_a_child, run_threads
+from tests.libsym.echo_client import statistics, wait_until
+from tests.libsym.echo_daemon import BIG, FAIL, HOLD, RELEASE
+from tests.libsym.faces import is_true_in_a_child
 
 
 def test_a_reply_carries_what_the_request_carried_or_its_error(client: ClientChannel) -> None:
@@ -40,49 +38,6 @@ def test_payloads_of_every_size_come_back_whole_also_around_the_end_of_both_ring
         assert client.call(Op.PING, payload=payload).payload == payload
         sent += len(payload)
     assert sent > 2 * RING_BYTES
-
-
-def test_a_storm_of_interrupted_threads_leaves_nothing_behind(client: ClientChannel) -> None:
-    """Streams that are closed in the middle, from many threads, while others call."""
-    wrong: list[object] = []
-
-    def storm(thread: int) -> None:
-        for number in range(30):
-            doomed = client.stream(Call(Op.PING, flags=MANY | HOLD, args=(3, 0, 0, 0)))
-            doomed.next()
-            doomed.close()
-            reply = client.call(Op.PING, args=(thread, number, 0, 0))
-            wrong.extend({(*reply.args,)} - {(thread, number, 0, 0)})
-
-    run_threads(storm, 12)
-    assert wrong == []
-    wait_until(client, "held_calls", 0)
-    assert statistics(client)["num_cancelled"] == 12 * 30
-
-
-def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon, observer):
-    """Held calls whose answers are 6 MiB together are released at once; nobody reads while the client is stopped."""
-    script = f"""
-import sys, threading
-from libsym.abi import Op
-from libsym.channel.client import ClientChannel
-from libsym.channel.handshake import dial
-channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
-sizes = []
-call = lambda n: sizes.append(len(channel.call(Op.PING, flags={HOLD}, payload=bytes(500_000 + n)).payload))
-threads = [threading.Thread(target=call, args=(n,)) for n in range(12)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert sorted(sizes) == list(range(500_000, 500_012)), sizes
-"""
-    program = subprocess.Popen([sys.executable, "-c", script, daemon.path], env=ENVIRONMENT)
-    wait_until(observer, "held_calls", 12)
-    os.kill(program.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, program.pid, os.WSTOPPED)  # all of its threads
-    observer.call(Op.PING, flags=RELEASE)
-    assert statistics(observer)["waiting_replies"] == 8  # four of half a MiB fit the ring, or three and a bit
-    os.kill(program.pid, signal.SIGCONT)
-    assert program.wait() == 0
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import libsym as sym
 from libsym._channel import ffi, lib
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist, uniform
-from libsym.rows.native import stream_of
 from libsym.rows.sampler import Draws, RowSampler, Sampler, sampling_block_bytes
 
 INSTRUCTIONS = [bits for bits in (512, 256, 0) if lib.sym_rows_use(bits) == 0]
@@ -203,25 +202,6 @@ def test_without_a_seed_a_loop_has_its_own_and_tells_it() -> None:
     assert first.index == 20
 
 
-@pytest.mark.slow
-def test_neighbouring_seeds_answers_and_turns_are_unrelated() -> None:
-    """Six standard deviations would be 0.02: the first rule, which counted draws on from the seed, had 1.0."""
-    count, lags = 100_000, (0, 1, 2, 3)
-    numbers = range(count + max(lags))
-    answers = [stream_of(stream_of(7, k), 0) for k in (1, 2, 3)]  # of generate_n with seed 7
-    streams = [
-        np.array([lib.sym_uniform(lib.sym_stream(seed, i)) for i in numbers])
-        for seed in (7, 8, 9, 10, 7 + (1 << 20), *answers)
-    ]
-    for stream in streams:
-        assert abs(stream.mean() - 0.5) < 0.006
-    for a, first in enumerate(streams):
-        for b, second in enumerate(streams):
-            for lag in (1, 2, 3, 50, 1000) if a == b else lags:
-                correlation = np.corrcoef(first[: count - lag], second[lag:count])[0, 1]
-                assert abs(correlation) < 0.02, (a, b, lag, correlation)
-
-
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.01}])
 def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings: dict[str, Any]) -> None:
     dist = dist_of(row_of(3001, seed=1, scale=3.0))
@@ -280,17 +260,6 @@ def test_a_history_of_every_token_is_counted_right() -> None:
     assert sampler.draw(view(row), 0) == missing
     sampler.note(missing)
     assert sampler.draw(view(row), 0) == int(row.argmax())
-
-
-def test_threads_draw_side_by_side() -> None:
-    """Each has room of its own to work in, also when rows of several sizes take turns."""
-    dists = [dist_of(row_of(size, seed=size, scale=1.0)) for size in (20_000, 300, 49_152)]
-    expected = [dist.sample(seed=seed, top_p=0.9) for seed in range(30) for dist in dists]
-    with ThreadPoolExecutor(8) as threads:
-        drawn = list(
-            threads.map(lambda _: [dist.sample(seed=s, top_p=0.9) for s in range(30) for dist in dists], range(8))
-        )
-    assert drawn == [expected] * 8
 
 
 def test_threads_that_share_draws_draw_one_after_the_other() -> None:
