@@ -335,21 +335,6 @@ def test_an_interrupt_leaves_as_many_distributions_as_tokens(monkeypatch):
 # ---- beside others
 
 
-def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
-    kv, forks = sym.kv_create(), []
-    generation = sym.generate(kv, PROMPT, max_tokens=400, stop_at_end=False)
-    for _ in range(10):
-        next(generation)
-        forks.append(sym.kv_fork(kv))
-    tokens = [*PROMPT, *generation.tokens, *generation]
-    for fork in forks:
-        inside, _ = sym.kv_read(fork)
-        assert inside == tokens[: len(inside)]
-        again = sym.kv_create()
-        sym.kv_write(again, inside)
-        assert bytes(sym.pred(fork, [7]).logits) == bytes(sym.pred(again, [7]).logits)
-
-
 @pytest.mark.parametrize("how", ["threads", "trio"])
 def test_many_threads_and_tasks_generate_at_once(how):
     def given(number):

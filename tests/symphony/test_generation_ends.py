@@ -155,21 +155,6 @@ def test_whenever_it_is_cancelled_the_file_is_what_was_given_and_came_but_for_wh
         assert file + generation.pending == whole
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=NO_HEALTH_CHECK)
-@given(**ANYHOW)
-def test_it_is_so_in_event_loops_when_cancel_is_awaited(run, num_taken, form, tokens):
-    async def main():
-        async with await sym.aio.kv_create() as kv:
-            generation = await sym.aio.generate(kv, tokens, **({"stop_at_end": False} | form))
-            for _ in range(num_taken):
-                await anext(generation, None)
-            await generation.cancel()
-            assert (await sym.aio.kv_read(kv))[0] + generation.pending == [*tokens, *generation.tokens]
-            return True
-
-    assert run(main)
-
-
 def test_in_event_loops_it_is_not_told_before_it_is_known_and_goes_on_from_there(run):
     async def main():
         async with await sym.aio.kv_create() as kv:

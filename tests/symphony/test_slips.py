@@ -230,15 +230,6 @@ def test_the_namespace_holds_what_programs_use_and_nothing_else():
     assert "arguments" not in names
 
 
-def test_tokens_of_a_file_with_two_names_count_once(shared):
-    with sym.kv_create("one.kv") as kv:
-        sym.kv_write(kv, [1] * 40)
-    (shared.mount / "two.kv").hardlink_to(shared.mount / "one.kv")
-    assert sym.kv_du()["total"]["tokens"] == 40
-    sym.kv_remove("one.kv")
-    sym.kv_remove("two.kv")
-
-
 @pytest.mark.slow
 def test_what_drafts_cost_shows_where_they_were_wrong():
     before, steps, kv = sym.getrusage(), sym.daemon_stat(), sym.kv_create()

@@ -33,24 +33,6 @@ def test_zero_touches_one_page_only():
     assert [float(page.max()) for page in arena.pages] == [0.0, 1.0, 0.0, 3.0]
 
 
-@pytest.mark.parametrize("entries", [0, 1, 31, 32])
-def test_the_head_of_a_page_keeps_the_first_entries_and_nothing_else(entries: int):
-    config = tiny_config(num_layers=2, num_kv_heads=2, head_dim=16)
-    arena = Arena(config, 2)
-    arena.pages[:] = np.random.default_rng(0).standard_normal(arena.pages.shape, dtype=np.float32)
-    before = arena.pages.copy()
-    head = np.frombuffer(arena.masked(arena.view(1), entries), np.float32).reshape(config.page_shape)
-    for layer in range(2):
-        for kv_head in range(2):
-            k = head[layer, 0, kv_head].reshape(16, 32)
-            v = head[layer, 1, kv_head].reshape(32, 16)
-            assert np.array_equal(k[:, :entries], before[1, layer, 0, kv_head].reshape(16, 32)[:, :entries])
-            assert np.array_equal(v[:entries], before[1, layer, 1, kv_head].reshape(32, 16)[:entries])
-            assert not k[:, entries:].any()
-            assert not v[entries:].any()
-    assert np.array_equal(arena.pages, before)
-
-
 def test_a_pool_larger_than_memory_costs_nothing_until_it_is_touched():
     config = tiny_config(num_layers=30, num_kv_heads=3, head_dim=64)
     arena = Arena(config, 1 << 18)  # 377 GiB
