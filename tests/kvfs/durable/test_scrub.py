@@ -133,6 +133,29 @@ async def test_a_rate_is_kept(state):
         assert time.monotonic() - began_s >= found.num_bytes / (256 << 10)
 
 
+@pytest.mark.slow
+async def test_the_thread_is_never_held_for_long(tmp_path):
+    async with running(House(tmp_path, num_pages=500)) as house:
+        for number in range(400):
+            house.create(f"{number}.kv", [number])
+        await house.keeper.sync_all()
+        is_over = trio.Event()
+        longest_s = 0.0
+
+        async def measure() -> None:
+            nonlocal longest_s
+            while not is_over.is_set():
+                now_s = time.thread_time()
+                await trio.lowlevel.checkpoint()
+                longest_s = max(longest_s, time.thread_time() - now_s)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(measure)
+            assert (await scrubbed(house)).num_pages == 400
+            is_over.set()
+        assert longest_s < 0.005, "a millisecond, on a machine that does nothing else"
+
+
 async def test_a_disk_that_does_not_answer_ends_it(state, monkeypatch):
     async with running(House(state, deadline_s=0.05)) as house:
         with held(monkeypatch, house.keeper.pages_in._own, "verify"), pytest.raises(SymError, match="has not answered"):

@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import subprocess
+import sys
 from operator import attrgetter
 from pathlib import Path
 
@@ -106,6 +108,27 @@ def test_the_check_finds_a_page_of_another_arena(pool: PagePool):
     table.arena = NO_ARENA
     with pytest.raises(AssertionError, match=r"pages \[0\] of a file of arena 255 are of arenas \[0\]"):
         pool.check([table])
+
+
+def test_ten_million_numbers_that_nobody_has_used_take_no_memory():
+    """The test runs in a process of its own: memory that others have freed would hide the pages' memory."""
+    script = """if True:
+        from kvfs.pages.pool import PagePool
+        from tests.kvfs.fakes import FakeFacts, FakeStore
+
+        def resident_bytes():
+            return 4096 * int(open("/proc/self/statm").read().split()[1])
+
+        store = FakeStore(FakeFacts(), 16)
+        PagePool(store)
+        before = resident_bytes()
+        pool = PagePool(store, num_on_disk=10_000_000)
+        pool.release(pool.allocate(16, 1), 1)
+        pool.check()
+        print(resident_bytes() - before)
+    """
+    ran = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True)
+    assert int(ran.stdout) < 64_000_000
 
 
 def test_the_check_finds_numbers_of_shared_and_pinned_pages_that_are_wrong(pool: PagePool):
