@@ -499,6 +499,7 @@ class FileSystem:
         _check_mode(mode)
         place = self._paths.place(creds, path)
         if place.inode is not None:
+            self._tree.require_fresh(place.directory)
             raise Exists(f"{path}: the name is taken; remove it first, or choose another")
         require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
         self._payer(creds, place)
@@ -631,6 +632,7 @@ class FileSystem:
             return None
         place = self._paths.place(creds, path)
         if place.inode is not None:
+            self._tree.require_fresh(place.directory)
             raise Exists(f"{path}: the name is taken; remove it first, or choose another")
         if place.must_be_directory:
             raise IsDirectory(f"{path} ends in a slash: a KV file is no directory")

@@ -92,6 +92,7 @@ class ControlHandlers:
         mtime_ns: int,
     ) -> int:
         behind = self._control.inode_behind(number)
+        self._files.require_settled(behind, fields, mode, uid, gid, is_emptied=False)
         if fields & wire.SET_UID:
             self._volume.change_owner(behind, uid)
         if fields & wire.SET_SIZE:

@@ -193,6 +193,16 @@ class FileHandlers:
         mtime_ns: int,
     ) -> int:
         inode = self._nodes.inode(number)
+        self.require_settled(inode, fields, mode, uid, gid, is_emptied=not size)
+        if fields & wire.SET_UID:  # first, because this can fail; the kernel sets no size together with an owner
+            self._volume.change_owner(inode, uid)
+        if fields & wire.SET_SIZE:
+            await self._files.truncate(inode, number, size, None if fh is None else self._file(fh))
+        self.set_others(inode, fields, mode, gid, atime_ns, mtime_ns)
+        return self._answers.attr(self._attributes(inode, number))
+
+    def require_settled(self, inode: Inode, fields: int, mode: int, uid: int, gid: int, *, is_emptied: bool) -> None:
+        """Raise Unsettled if other machines have to agree on the new attributes."""
         self._tree.require_mode(
             inode,
             mode & 0o7777 if fields & wire.SET_MODE else inode.mode,
@@ -200,13 +210,7 @@ class FileHandlers:
             gid if fields & wire.SET_GID else inode.gid,
         )
         if fields & wire.SET_SIZE:
-            self._tree.require_open(inode, writable=True, is_emptied=not size)
-        if fields & wire.SET_UID:  # first, because this can fail; the kernel sets no size together with an owner
-            self._volume.change_owner(inode, uid)
-        if fields & wire.SET_SIZE:
-            await self._files.truncate(inode, number, size, None if fh is None else self._file(fh))
-        self.set_others(inode, fields, mode, gid, atime_ns, mtime_ns)
-        return self._answers.attr(self._attributes(inode, number))
+            self._tree.require_open(inode, writable=True, is_emptied=is_emptied)
 
     def set_others(self, inode: Inode, fields: int, mode: int, gid: int, atime_ns: int, mtime_ns: int) -> None:
         """Set mode, group and times. These changes never fail."""
@@ -325,7 +329,9 @@ class FileHandlers:
         return 0
 
     async def fsync(self, fh: int) -> int:
-        return await self._sync(self._file(fh).file.inode)
+        handle = self._file(fh)
+        await self._files.settle_shared(handle)
+        return await self._sync(handle.file.inode)
 
     async def _sync(self, inode: Inode) -> int:
         await self._eager.leave()

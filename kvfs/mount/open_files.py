@@ -10,13 +10,13 @@ longer. The deadline of a request that waits for such work is counted from the e
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from errno import ESTALE, ETIMEDOUT
 from functools import partial
 
 import trio
@@ -67,6 +67,8 @@ class Handle:
     """Whether the handle bypasses the page cache. Then MAP_SHARED is refused."""
     own: Reader | None = None
     """The reader that a direct handle of a KV file does not share; None: the handle has no reader of its own."""
+    num_lost: int = 0
+    """Number of contents of a file with a shared name that were lost before the handle was opened: see `Agreement`."""
     keep_cache: bool = False
     """Whether the page cache has the right version for the handle at the open, so that the kernel may keep it."""
 
@@ -149,6 +151,7 @@ class OpenFiles:
         handle = Handle(file, node, readable, writable)
         if writable and self._volume.tree.agreement is not None:
             self._volume.tree.agreement.begin_writing(inode)
+            handle.num_lost = self._volume.tree.agreement.num_lost(inode)
         file.handles.add(handle)
         self._volume.tree.opened(inode)
         return handle
@@ -158,6 +161,7 @@ class OpenFiles:
         seems complete.
         """
         if handle.wrote:
+            self._require_kept(handle)
             began_s = trio.current_time()
             handle.closes = True
             try:
@@ -173,6 +177,21 @@ class OpenFiles:
             except trio.Cancelled:  # Ctrl-C: the bytes stay, and the release must not test them again
                 handle.wrote = False
                 raise
+
+    async def settle_shared(self, handle: Handle) -> None:
+        """Test the content of a file with a shared name before a sync, as at a close: other machines get KV files only.
+
+        ESTALE: what was written through the handle is lost.
+        """
+        shared = self._volume.tree.agreement
+        if shared is not None and shared.knows(handle.file.inode):
+            await self.flush(handle)
+
+    def _require_kept(self, handle: Handle) -> None:
+        shared, inode = self._volume.tree.agreement, handle.file.inode
+        if shared is not None and handle.num_lost != shared.num_lost(inode):
+            path = self._volume.tree.path_of(inode)
+            raise SymError(f"{path}: another machine has written the file, and what was written here is lost", ESTALE)
 
     def _refuse_plain(self, file: OpenInode) -> None:
         """Raise NotSupported for a plain file with a shared name. Other machines never see its bytes."""
@@ -272,7 +291,9 @@ class OpenFiles:
         if reader is not None:
             return await reader.read(offset, size)
         content = handle.file.inode.content
-        assert isinstance(content, PlainFile), "a KV file is read through a view"
+        if not isinstance(content, PlainFile):
+            assert self._volume.tree.agreement is not None, "a KV file is read through a view"
+            return b""  # the handle is of an empty file, of which another machine has synced the first version since
         data = await self._disk.read(content, offset, size, trio.current_time() + self._disk.patience_s)
         if content is handle.file.inode.content:
             return data
@@ -393,7 +414,8 @@ class OpenFiles:
         async with file.lock:
             if isinstance(file.inode.content, KvFile):
                 return self._continue_fork(file, source, source_offset, target_offset, size)
-            assert isinstance(file.inode.content, PlainFile)
+            if not isinstance(file.inode.content, PlainFile):
+                raise SymError(f"{self._volume.tree.path_of(file.inode)} has another content now", ESTALE)
             reader = self._reader(source)
             at_start = source_offset == target_offset == file.inode.content.size == 0
             if reader is not None and at_start and self._is_whole(source, size):
@@ -462,7 +484,7 @@ class OpenFiles:
                 self._see_all(file)
         except SymError as error:
             file.refusal = Refusal.of(file.inode, error)
-            is_excused = error.errno != errno.ETIMEDOUT
+            is_excused = error.errno != ETIMEDOUT
             raise
         finally:
             if is_excused:

@@ -190,7 +190,12 @@ class Requests:
         shim.watch(request)
         try:
             with scope:
-                status = await self._eager.finish(coroutine)
+                try:
+                    status = await self._eager.finish(coroutine)
+                except Unsettled:
+                    if any(isinstance(each, memoryview) for each in arguments):
+                        raise
+                    status = await self._repeated(handler, request, arguments)
         except Exception as error:  # noqa: BLE001
             status = -errno_of(error, handler, arguments)
         finally:  # also when the mount ends, because otherwise libfuse would keep the request

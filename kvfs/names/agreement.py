@@ -6,7 +6,8 @@ the call waits for the other machines (`when_settled`), and runs the call again 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
@@ -127,6 +128,10 @@ class Agreement(Protocol):
         """Return when the file's present content is the last version for all machines."""
         ...
 
+    def num_lost(self, inode: Inode) -> int:
+        """Return how often another machine's version has taken the place of a content that was not synced."""
+        ...
+
     def begin_writing(self, inode: Inode) -> None:
         """Note a handle that may write to the file."""
         ...
@@ -163,6 +168,21 @@ class Everything:
 def grant_everything() -> None:
     """Let the present task make all changes."""
     _GRANTS.set((Everything(),))
+
+
+@contextmanager
+def granted() -> Iterator[None]:
+    """Grant everything to calls in a `with` block, which must not wait."""
+    before = _GRANTS.set((Everything(),))
+    try:
+        yield
+    finally:
+        _GRANTS.reset(before)
+
+
+def is_granted_everything() -> bool:
+    """Whether the present task makes changes which other machines have agreed on."""
+    return any(isinstance(grant, Everything) for grant in _GRANTS.get())
 
 
 def require_settled(agreement: Agreement, need: Need) -> Grant:

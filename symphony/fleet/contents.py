@@ -10,7 +10,6 @@ import trio
 
 from kvfs.fs import FileSystem
 from kvfs.names.content import Elsewhere, KvFile
-from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from libsym.errors import Busy, NotFound, NotSupported, SymError, TimedOut
 from symphony.fleet.etcd import has_revision, has_value, putting, removing
@@ -18,7 +17,7 @@ from symphony.fleet.following import RETRY_S, Follower
 from symphony.fleet.membership import Membership
 from symphony.fleet.mirror import Item, Mirror
 from symphony.fleet.records import Keys, NameRecord
-from symphony.fleet.versions import Versions
+from symphony.fleet.versions import Draft, Versions
 
 log = logging.getLogger(__name__)
 
@@ -34,24 +33,43 @@ class Contents:
     ) -> None:
         self._fs, self._tree, self._keys, self._mirror, self._follower = fs, fs.volume.tree, keys, mirror, follower
         self._membership, self._versions = membership, versions
+        self._written: dict[str, Item] = {}
+        """Files that may have a content that is not synced, or a right to write that is here."""
         self._closed: dict[str, Item] = {}
         """Files whose last writing handle was closed."""
         self._something_closed = trio.Event()
 
-    def note_closed(self, inode: Inode) -> None:
-        """Give the right to write back soon, unless a handle needs it."""
-        item = self._mirror.by_number.get(inode.number)
-        if item is not None and item.right and not item.writers:
-            self._closed[item.ident] = item
+    def note_written(self, item: Item) -> None:
+        """Note a file that somebody may write here, until it is synced and the right to write is given back."""
+        self._written[item.ident] = item
+
+    def note_closed(self, item: Item) -> None:
+        """Sync a file soon, and give the right to write back, unless a handle needs it."""
+        if not item.writers and (item.right or not item.is_synced or self._is_mine(item)):
+            self._written[item.ident] = self._closed[item.ident] = item
             self._something_closed.set()
 
+    def note_right(self, item: Item) -> None:
+        """Note that etcd says who may write a file. A right of this machine that no call waits for is given back: the
+        call that took it was cancelled, or its answer was lost.
+        """
+        if not item.right and not item.lock.locked():
+            self.note_closed(item)
+
+    def _is_mine(self, item: Item) -> bool:
+        return self._mirror.writing.get(item.ident) == self._membership.name
+
     async def open(self, item: Item, *, writable: bool, is_emptied: bool) -> None:
-        """Bring the last version here, and the right to write it. `is_emptied`: the version is not needed."""
-        async with item.lock:
-            if writable and not item.right:
-                await self._take(item)
-            if isinstance(item.inode.content, Elsewhere) and not is_emptied:
-                await self._bring(item)
+        """Bring the last version here, and the right to write it. `is_emptied`: the version is not needed.
+
+        A read waits for no lock: reads go on while a sync, or an open to write, waits for etcd.
+        """
+        if writable and not item.right:
+            async with item.lock:
+                if not item.right:
+                    await self._take(item)
+        if isinstance(item.inode.content, Elsewhere) and not is_emptied:
+            await self._bring(item)
 
     async def sync(self, item: Item) -> None:
         """Make the present content of a file the version of all machines. ESTALE: another content has taken its place
@@ -64,13 +82,29 @@ class Contents:
             if isinstance(content, KvFile) and item.inode.content is not content:
                 raise self._lost(item)
 
+    async def sync_all(self) -> None:
+        """Sync all files that were written here, apart from plain files. A file that can't be synced
+        holds up no other file.
+        """
+        failures = list[SymError]()
+        for item in tuple(self._written.values()):
+            if isinstance(item.inode.content, KvFile):
+                try:
+                    await self.sync(item)
+                except SymError as error:
+                    log.warning("fleet: %s", error)
+                    failures.append(error)
+        if failures:
+            what = f"{len(failures)} files of the fleet are not synced: the log names them"
+            raise SymError(what, failures[0].errno or errno.EIO)
+
     def require_lease(self) -> int:
         """Return the lease of this machine. TimedOut: etcd does not list this machine."""
         lease = self._membership.lease
+        if not self._membership.serves:
+            raise NotSupported("this daemon has no `peer_listen`, so it can't write files of the fleet")
         if not lease:
-            raise TimedOut(
-                "etcd does not list this machine, so it can't write files of the fleet: symphony fleet status"
-            )
+            raise TimedOut("etcd does not list this machine now, so it can't write files of the fleet")
         return lease
 
     async def _take(self, item: Item) -> None:
@@ -84,20 +118,31 @@ class Contents:
             # A right that a daemon of this machine had before its restart ends with the old lease, or now.
             is_free = has_value(key, mine.encode()) if writer else has_revision(key, 0)
             compare = [is_free, has_revision(self._keys.inode(item.ident), item.revision)]
-            held, revision = await self._follower.commit(compare, [putting(key, mine.encode(), self.require_lease())])
-            if held:
-                item.right, self._mirror.writing[item.ident] = revision, mine
+            lease = self.require_lease()
+            held, revision = await self._follower.commit(compare, [putting(key, mine.encode(), lease)])
+            if held and not self._has_lost(item, revision):
+                item.right, item.lease, self._mirror.writing[item.ident] = revision, lease, mine
                 return
             await self._follower.look()
             if self._mirror.by_ident.get(item.ident) is not item:
                 raise NotFound("another machine has removed the file")
         raise Busy(f"{self._tree.path_of(item.inode)}: other machines write it all the time: try again")
 
+    def _has_lost(self, item: Item, right: int) -> bool:
+        """Whether the right that this machine got in the revision `right` has ended, as the watch says."""
+        return self._follower.seen >= right and not self._is_mine(item)
+
     async def _bring(self, item: Item) -> None:
         """Replace the content by the version of the record, from this machine's disk or from a peer."""
         while isinstance(item.inode.content, Elsewhere):
             tag = item.record.tag
-            version = await self._versions.open(item.ident, tag, [*item.record.machines])
+            try:
+                version = await self._versions.open(item.ident, tag, [*item.record.machines])
+            except SymError:
+                await self._follower.look()
+                if tag == item.record.tag:
+                    raise
+                continue  # a newer version has replaced it meanwhile
             try:
                 if tag == item.record.tag and isinstance(item.inode.content, Elsewhere):
                     content = self._fs.volume.show_fork(item.inode, version.inode, version.content)
@@ -123,20 +168,32 @@ class Contents:
         if isinstance(content, KvFile):
             seen, volume = (content, content.changes), self._fs.volume
             num_entries, size = content.table.length, volume.image_bytes(content)
-            tag, machines = await self._versions.make(item.ident, inode)
+            draft = await self._draft(item, content)
             record = replace(
                 record,
-                tag=tag,
+                tag=draft.tag,
                 num_entries=num_entries,
                 size=size,
-                machines=tuple(machines),
+                machines=tuple(draft.machines),
                 identity=dict(volume.model.identity),
                 bits=volume.bits,
             )
         elif not isinstance(content, PlainFile) or content.size:
             raise NotSupported(f"{self._tree.path_of(inode)} is no KV file: a fleet has only these")
         await self._replace_record(item, record, right)
-        item.synced = seen
+        item.draft = None
+        if inode.content is content:
+            item.synced = seen
+
+    async def _draft(self, item: Item, content: KvFile) -> Draft:
+        """Return a version of the present content that enough machines have: a new one, or one of a failed sync."""
+        draft = item.draft
+        if draft is None or draft.made_of != (content, content.changes):
+            if draft is not None:
+                self._versions.drop(item.ident, draft.tag)
+            draft = item.draft = await self._versions.make(item.ident, item.inode)
+        await self._versions.spread(draft)
+        return draft
 
     async def _replace_record(self, item: Item, record: NameRecord, right: int) -> None:
         """Replace the record while this machine has the right that it got in the revision `right`."""
@@ -149,11 +206,15 @@ class Contents:
             compare = [has_revision(self._keys.right(item.ident), right), has_revision(key, item.revision)]
             held, revision = await self._follower.commit(compare, [putting(key, record.encoded())])
             if held:
-                item.record, item.revision = record, max(revision, item.revision)
-                self._versions.drop(item.ident, now.tag)
+                if revision > item.revision:  # else the watch was faster, and may have brought a newer record
+                    item.record, item.revision = record, revision
+                if now.tag != record.tag:  # else an earlier sync had succeeded, and its answer was lost
+                    self._versions.drop(item.ident, now.tag)
                 return
             await self._follower.look()
-        self._versions.drop(item.ident, record.tag)
+        if item.right == right:
+            item.right = 0  # the next sync asks for it again
+        item.draft = None
         raise self._lost(item)
 
     async def _take_again(self, item: Item) -> None:
@@ -191,12 +252,16 @@ class Contents:
 
     async def _gives_back(self, item: Item, *, is_said: bool = False) -> bool:
         """Sync a file, and give the right to write back. Return False, and log the reason, if this fails."""
+        path = str(self._tree.path_of(item.inode))
         try:
             async with item.lock:
                 await self._give_back(item)
         except SymError as error:
+            if error.errno == errno.ESTALE:
+                log.warning("%s: %s; what was written here is lost", path, error, extra={"file": path})
+                self._mirror.show(item)
+                return True
             if not is_said:
-                path = str(self._tree.path_of(item.inode))
                 log.warning("%s is closed, but not synced yet: %s", path, error, extra={"file": path})
             return False
         return True
@@ -205,26 +270,39 @@ class Contents:
         """Sync the files that are open for writing here, and give their rights back."""
         with trio.move_on_after(limit_s):
             async with trio.open_nursery() as nursery:
-                for item in tuple(self._mirror.by_ident.values()):
-                    if item.right:
-                        item.writers = 0
-                        nursery.start_soon(self._gives_back, item)
+                for item in tuple(self._written.values()):
+                    item.writers = 0
+                    nursery.start_soon(self._gives_back, item)
 
     async def _give_back(self, item: Item) -> None:
-        if self._mirror.by_ident.get(item.ident) is not item or item.writers:
+        while not item.is_synced:
+            if item.writers or self._is_gone(item):
+                return
+            content = item.inode.content
+            if isinstance(content, PlainFile) and content.size:
+                path = str(self._tree.path_of(item.inode))
+                text = "%s gets its last version again: what was written is no KV file"
+                log.warning(text, path, extra={"file": path})
+                self._mirror.show(item)
+            await self._publish(item)
+        if item.writers or self._is_gone(item):
             return
-        content = item.inode.content
-        if isinstance(content, PlainFile) and content.size:
-            path = str(self._tree.path_of(item.inode))
-            log.warning("%s gets its last version again: what was written is no KV file", path, extra={"file": path})
-            self._mirror.show(item)
-        await self._publish(item)
-        if item.writers or not item.right:
-            return
+        self._written.pop(item.ident, None)
         right, item.right = item.right, 0  # an open from now on takes the right again
+        if not right and not self._is_mine(item):
+            return
         key = self._keys.right(item.ident)
+        still = has_revision(key, right) if right else has_value(key, self._membership.name.encode())
         try:
-            await self._follower.commit([has_revision(key, right)], [removing(key)])
+            await self._follower.commit([still], [removing(key)])
         except SymError:
-            item.right = right
+            self._written[item.ident] = item
+            if right and not self._has_lost(item, right):
+                item.right = right
             raise
+
+    def _is_gone(self, item: Item) -> bool:
+        is_gone = self._mirror.by_ident.get(item.ident) is not item
+        if is_gone:
+            self._written.pop(item.ident, None)
+        return is_gone

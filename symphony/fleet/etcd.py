@@ -82,10 +82,17 @@ class Etcd:
         """Return all records whose keys begin with `prefix`, as the majority of members has them, and the revision of
         the store.
         """
-        wanted = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix)), "limit": str(RECORDS_AT_ONCE)}
+        wanted = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix))}
         records, revision, is_whole = list[Record](), 0, False
+        limit = RECORDS_AT_ONCE
         while not is_whole:
-            answer = self._ask("kv/range", wanted)
+            try:
+                answer = self._ask("kv/range", {**wanted, "limit": str(limit)})
+            except _TooLong as error:
+                if limit == 1:
+                    raise TimedOut(str(error)) from None
+                limit = max(1, limit // 8)
+                continue
             try:
                 records += (some := [_record(each) for each in answer.get("kvs", ())])
             except (AttributeError, KeyError, TypeError, ValueError, OverflowError):  # int() of 1e999
@@ -194,6 +201,10 @@ class _Silent(Exception):  # noqa: N818 - a state of the endpoint
     """Whether the endpoint may have carried out the request."""
 
 
+class _TooLong(Exception):  # noqa: N818 - a state of the request
+    """An answer has too many bytes."""
+
+
 class _Endpoint:
     """A member of the cluster, with connections that wait for their next request."""
 
@@ -203,10 +214,12 @@ class _Endpoint:
         self._host, self._port = address(where)
         self._context = context if scheme == "https" else None
         self._idle = deque[HTTPConnection]()
+        self._num_closed = 0
+        """How often the connections were ended. A request that is under way then ends its own at its end."""
 
     def ask(self, path: str, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """Send a request, and return the answer. _Silent: no answer. SymError: etcd refuses."""
-        connection = self.connection(limit_s)
+        num_closed, connection = self._num_closed, self.connection(limit_s)
         try:
             if connection.sock is None:
                 connection.connect()
@@ -223,13 +236,17 @@ class _Endpoint:
             raise _Silent(_reason(error)) from None
         if not response.isclosed():
             connection.close()
-            is_long = len(text) == MAX_ANSWER_BYTES
-            raise _Silent(f"an answer of more than {MAX_ANSWER_BYTES} bytes" if is_long else "a part of an answer")
+            if len(text) == MAX_ANSWER_BYTES:
+                raise _TooLong(f"etcd sent an answer of more than {MAX_ANSWER_BYTES} bytes")
+            raise _Silent("a part of an answer")
         self._idle.append(connection)
+        if num_closed != self._num_closed:
+            self.close()
         return _answer(status, text)
 
     def close(self) -> None:
         """End the idle connections."""
+        self._num_closed += 1
         while self._idle:
             self._idle.pop().close()
 
@@ -263,7 +280,8 @@ class Watch:
         wanted = {"key": _encoded(prefix), "range_end": _encoded(_end_of(prefix)), "start_revision": str(seen)}
         self._connection = connection
         try:
-            connection.request("POST", "/v3/watch", json.dumps({"create_request": wanted}))
+            create = {**wanted, "fragment": True}  # an answer has no more bytes than a request of etcd may have
+            connection.request("POST", "/v3/watch", json.dumps({"create_request": create}))
             self._response = connection.getresponse()
             reached = _revision(self._message())
         except (OSError, HTTPException, ValueError) as error:
@@ -291,14 +309,18 @@ class Watch:
                 return changes
 
     def _next(self) -> list[Change]:
-        message = self._message()
-        if message.get("canceled"):
-            self.close()
-            raise Stale(f"etcd ended the watch: compacted at {message.get('compact_revision')}", errno.ESTALE)
-        try:
-            return [_change(each) for each in message.get("events", ())]
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise ProtocolError(f"etcd sent malformed changes: {str(message)[:MAX_SHOWN]}") from None
+        changes, is_whole = list[Change](), False
+        while not is_whole:  # the changes of one revision are made together
+            message = self._message()
+            if message.get("canceled"):
+                self.close()
+                raise Stale(f"etcd ended the watch: compacted at {message.get('compact_revision')}", errno.ESTALE)
+            try:
+                changes += [_change(each) for each in message.get("events", ())]
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise ProtocolError(f"etcd sent malformed changes: {str(message)[:MAX_SHOWN]}") from None
+            is_whole = not message.get("fragment")
+        return changes
 
     def shut(self) -> None:
         """End the stream. A thread that waits in `next` fails immediately."""
@@ -313,6 +335,8 @@ class Watch:
         line = self._response.readline(MAX_ANSWER_BYTES)
         if not line:
             raise _Silent("etcd ended the watch")
+        if not line.endswith(b"\n"):
+            raise Stale(f"etcd sent changes of more than {MAX_ANSWER_BYTES} bytes", errno.ESTALE)
         return _answer(self._response.status, line)
 
 

@@ -41,6 +41,10 @@ T = TypeVar("T")
 
 CONNECT_S, IDLE_S = 5.0, 30.0
 """Time limits: for connecting with the exchange of certificates, and for each wait for the other side."""
+ALIVE_S = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+"""Time until a silent connection is probed, time between two probes, and number of probes that may fail. So a machine
+without power ends the wait of a copy within 11 s, and another machine can get the copy.
+"""
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TEXT, MAX_MARKS, MAX_ERRNO = 4096, 1000, 4096
 """Limits of what a peer says: characters of an error, marks of a file, and the first number that is no errno."""
@@ -163,6 +167,9 @@ class Link:
         try:
             plain = socket.create_connection(address, timeout=CONNECT_S)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in ALIVE_S:
+                plain.setsockopt(socket.IPPROTO_TCP, option, value)
             tls = context.wrap_socket(plain, server_hostname=name)
             tls.settimeout(IDLE_S)
             return cls(tls, name)

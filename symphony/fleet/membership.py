@@ -96,6 +96,8 @@ class Membership:
         self._prefix = f"symphony/{fleet}/machines/"
         self._mine = mine
         self._lease = 0
+        self._lease_ends_s = 0.0
+        """Time until which the lease is surely there."""
         self._trouble = ""
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
 
@@ -105,8 +107,14 @@ class Membership:
 
     @property
     def lease(self) -> int:
-        """Lease of this machine. 0: etcd does not list it."""
-        return self._lease if self._name in self._machines else 0
+        """Lease of this machine. 0: etcd does not list it, or the lease may have ended meanwhile."""
+        is_sure = self._name in self._machines and trio.current_time() < self._lease_ends_s
+        return self._lease if is_sure else 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether other machines can fetch files of this one. If not, etcd does not list it."""
+        return bool(self._mine().address)
 
     @property
     def present(self) -> list[str]:
@@ -205,8 +213,10 @@ class Membership:
                 f"the fleet {self._fleet} has another machine {self._name}, at {other.address}: choose another "
                 f"`machine`; etcd forgets a machine {TTL_S} seconds after its end"
             )
+        began_s = trio.current_time()
         if not self._lease or not await self._in_worker(self._etcd.renew, self._lease):
             self._lease = await self._in_worker(self._etcd.grant, TTL_S)
+        self._lease_ends_s = began_s + TTL_S
         value = json.dumps(asdict(mine)).encode()
         if record is not None and (record.value, record.lease) == (value, self._lease):
             return True

@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from kvfs.fs import FileSystem
-from kvfs.names.content import Elsewhere, KvFile
+from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from libsym.errors import Exists, NotFound
 from symphony.fleet.etcd import Change
 from symphony.fleet.records import ROOT, Keys, NameRecord, name_of, record_of, unquoted
-from symphony.fleet.versions import DIRECTORY, VERSIONS, Versions
+from symphony.fleet.versions import DIRECTORY, VERSIONS, Draft, Versions
 
 log = logging.getLogger(__name__)
 
 _FLEET = b"user.fleet"
+A_TURN = 64
+"""Number of changes before other tasks may run."""
 MOVING = b".moving-"
 """Beginning of the names of inodes that are between two places."""
 
@@ -42,8 +44,14 @@ class Item:
     """Revision of the record."""
     right: int = 0
     """Revision in which this machine got the right to write. 0: it has no right."""
+    lease: int = 0
+    """Lease with which the right ends."""
     writers: int = 0
     """Number of open handles that may write."""
+    num_lost: int = 0
+    """Number of contents that were not synced when another machine's version took their place."""
+    draft: Draft | None = None
+    """The version of a sync that is under way, or has failed."""
     synced: tuple[object, int] | None = None
     """The content that equals the version of the record, and its count of changes."""
     lock: trio.Lock = field(default_factory=trio.Lock)
@@ -51,19 +59,22 @@ class Item:
 
     @property
     def is_synced(self) -> bool:
+        """Whether the content is the version of the record. Directories and symbolic links have no content."""
         content = self.inode.content
         if isinstance(content, KvFile):
             return self.synced == (content, content.changes)
-        return isinstance(content, Elsewhere) or (
-            isinstance(content, PlainFile) and not (content.size or self.record.size)
-        )
+        return not isinstance(content, PlainFile) or not (content.size or self.record.size)
 
 
 class Mirror:
     """The inodes of a fleet, and who may write them."""
 
-    def __init__(self, fs: FileSystem, keys: Keys, versions: Versions) -> None:
-        """Make `/kv/fleet`. Exists: the directory is there, and has files of this machine."""
+    def __init__(self, fs: FileSystem, keys: Keys, versions: Versions, note_right: Callable[[Item], None]) -> None:
+        """Make `/kv/fleet`. Exists: the directory is there, and has files of this machine.
+
+        `note_right`: function to call when etcd has said who may write a file.
+        """
+        self._note_right = note_right
         self._fs, self._tree, self._keys, self._versions = fs, fs.volume.tree, keys, versions
         self.root, self.local = self._directories()
         self.by_ident, self.by_number = dict[str, Item](), dict[int, Item]()
@@ -109,10 +120,12 @@ class Mirror:
         if not self.owns_versions:
             log.warning("/fleet/.versions of the mount has files of another fleet, or of a lost etcd: they are kept")
 
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Make the changes of complete transactions."""
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Make the changes of complete transactions. If they are many, other tasks run between them."""
         new, places, gone = dict[str, tuple[NameRecord, int]](), dict[str, tuple[str, bytes]](), list[Item]()
-        for change in changes:
+        for number, change in enumerate(changes):
+            if number % A_TURN == A_TURN - 1:
+                await trio.lowlevel.cancel_shielded_checkpoint()
             text = None if change.value is None else change.value.decode(errors="replace")
             match self._keys.parts(change.key):
                 case ["i", ident]:
@@ -126,17 +139,21 @@ class Mirror:
                     else:
                         self._update(item, record, change.revision)
                 case ["n", parent, quoted_name] if text is not None and (name := name_of(quoted_name)):
-                    if parent != ROOT or not is_reserved(name):
+                    if text != ROOT and (parent != ROOT or not is_reserved(name)):
                         places[text] = parent, name
                 case ["w", ident]:
-                    self._note_right(ident, text, change.revision)
+                    self._set_right(ident, text, change.revision)
                 case ["d"]:
                     self.moves = change.revision
-        self._place(places, new, gone)
+        await self._place(places, new, gone)
         for item in gone:
             self._forget(item)
+        for change in changes:
+            match self._keys.parts(change.key):
+                case ["w", ident] if change.value is not None and (item := self.by_ident.get(ident)) is not None:
+                    self._note_right(item)
 
-    def _place(
+    async def _place(
         self, places: dict[str, tuple[str, bytes]], new: Mapping[str, tuple[NameRecord, int]], gone: list[Item]
     ) -> None:
         """Give inodes their places. Inodes that move or go leave their old places first, so all places are free."""
@@ -150,7 +167,11 @@ class Mirror:
         for ident, (parent, _) in places.items():
             children[parent].append(ident)
         pending = [ident for ident, (parent, _) in places.items() if parent not in places]
+        num_put = 0
         while pending:
+            num_put += 1
+            if num_put % A_TURN == 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
             ident = pending.pop()
             pending += children.get(ident, ())
             directory = self.by_ident.get(places[ident][0])
@@ -206,7 +227,10 @@ class Mirror:
 
     def show(self, item: Item) -> None:
         """Show the version of the record, which an open brings here."""
-        record, volume = item.record, self._fs.volume
+        record, volume, content = item.record, self._fs.volume, item.inode.content
+        is_own = isinstance(content, KvFile) and item.synced != (content, content.changes)
+        if is_own or (isinstance(content, PlainFile) and content.size):
+            item.num_lost += 1
         if record.size:
             volume.show_elsewhere(item.inode, record.num_entries, record.size)
         elif item.inode.file_type == stat.S_IFREG:
@@ -217,7 +241,7 @@ class Mirror:
         if item.record.mtime_ns:
             item.inode.mtime_ns = item.record.mtime_ns
 
-    def _note_right(self, ident: str, machine: str | None, revision: int) -> None:
+    def _set_right(self, ident: str, machine: str | None, revision: int) -> None:
         item = self.by_ident.get(ident)
         if machine is not None:
             self.writing[ident] = machine

@@ -18,6 +18,7 @@ import trio
 
 from kvfs.fs import FileSystem
 from kvfs.names.agreement import Grant, Look, Make, Need, Open, Remove, Rename, SetMode
+from kvfs.names.content import Elsewhere
 from kvfs.names.inode import Inode, shown
 from libsym.errors import Invalid, NotSupported
 from symphony.fleet.contents import Contents
@@ -36,7 +37,7 @@ class _Permit(OwnChange):
     def __init__(self, names: FleetNames, need: Need, ident: str = "") -> None:
         """`ident`: of the inode that the call makes."""
         super().__init__()
-        self.need, self.ident = need, ident
+        self.need, self.ident, self.lease = need, ident, 0
         self._opened = need.inode if isinstance(need, Open) else None
         self._names = names
 
@@ -60,8 +61,13 @@ class FleetNames:
 
     def __init__(self, fs: FileSystem, etcd: Etcd, fleet: str, membership: Membership, versions: Versions) -> None:
         """Make `/kv/fleet`. Exists: the directory is there, and has files of this machine."""
-        self._keys, self._machine = Keys(fleet), membership.name
-        self._mirror = mirror = Mirror(fs, self._keys, versions)
+        self._keys, self._machine, self._membership = Keys(fleet), membership.name, membership
+        self._mirror = mirror = Mirror(
+            fs,
+            self._keys,
+            versions,
+            lambda item: self._contents.note_right(item),  # noqa: PLW0108 - `_contents` is made later
+        )
         self._follower = Follower(etcd, self._keys, membership.name, mirror)
         self._contents = Contents(fs, self._keys, mirror, self._follower, membership, versions)
         self._upkeep = Upkeep(self._keys, mirror, self._follower, membership, versions)
@@ -81,6 +87,7 @@ class FleetNames:
         """Follow the changes of all machines for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follower.run)
+            nursery.start_soon(self._follower.probe_for_ever)
             nursery.start_soon(self._contents.close_for_ever)
             nursery.start_soon(self._upkeep.run)
 
@@ -94,28 +101,35 @@ class FleetNames:
         return inode.number in self._mirror.by_number
 
     def is_open(self, inode: Inode, *, writable: bool) -> bool:
-        del writable  # the machine that may write has the newest content
-        return bool(self._mirror.by_number[inode.number].right)
+        del writable  # the machine that may write has the newest content, once an open has brought it
+        item = self._mirror.by_number[inode.number]
+        is_sure = item.right and item.lease == self._membership.lease
+        return bool(is_sure) and not isinstance(inode.content, Elsewhere)
 
     def begin_writing(self, inode: Inode) -> None:
         item = self._mirror.by_number.get(inode.number)
         if item is not None:
             item.writers += 1
+            self._contents.note_written(item)
 
     def end_writing(self, inode: Inode) -> None:
         item = self._mirror.by_number.get(inode.number)
         if item is not None:
             item.writers -= 1
-            self._contents.note_closed(inode)
+            self._contents.note_closed(item)
+
+    def num_lost(self, inode: Inode) -> int:
+        item = self._mirror.by_number.get(inode.number)
+        return 0 if item is None else item.num_lost
 
     def end_open(self, inode: Inode) -> None:
         """Note the end of a call that may have opened a file for writing."""
-        self._contents.note_closed(inode)
+        item = self._mirror.by_number.get(inode.number)
+        if item is not None:
+            self._contents.note_closed(item)
 
     async def sync_all(self) -> None:
-        for ident, machine in tuple(self._mirror.writing.items()):
-            if machine == self._machine and (item := self._mirror.by_ident.get(ident)) is not None:
-                await self._contents.sync(item)
+        await self._contents.sync_all()
 
     async def sync(self, inode: Inode) -> None:
         await self._contents.sync(self._mirror.item(inode))
@@ -147,7 +161,7 @@ class FleetNames:
 
     async def _change(self, need: Make | Remove | Rename) -> Grant | None:
         permit = _Permit(self, need, uuid4().hex if isinstance(need, Make) else "")
-        compare, then = self._transaction(need, permit.ident)
+        compare, then = self._transaction(need, permit)
         return permit if await self._follower.commit_own(compare, then, permit) else None
 
     def made(self, permit: _Permit, inode: Inode) -> None:
@@ -156,20 +170,22 @@ class FleetNames:
         assert isinstance(need, Make)
         item = self._mirror.add(permit.ident, inode, _record(need), permit.revision)
         if inode.file_type == stat.S_IFREG:
-            item.right, self._mirror.writing[item.ident] = permit.revision, self._machine
+            item.right, item.lease = permit.revision, permit.lease
+            self._mirror.writing[item.ident] = self._machine
 
-    def _transaction(self, need: Make | Remove | Rename, ident: str) -> tuple[list[Any], list[Any]]:
+    def _transaction(self, need: Make | Remove | Rename, permit: _Permit) -> tuple[list[Any], list[Any]]:
         """Return the comparisons and the changes of a need."""
         keys = self._keys
         if isinstance(need, Make | Rename):
             self._require_possible(need)
         match need:
             case Make():
-                record, parent = _record(need), self._mirror.ident(need.directory)
+                record, parent, ident = _record(need), self._mirror.ident(need.directory), permit.ident
                 key = keys.name(parent, need.name)
                 then = [putting(keys.inode(ident), record.encoded()), putting(key, ident.encode())]
                 if record.type == "file":
-                    then.append(putting(keys.right(ident), self._machine.encode(), self._contents.require_lease()))
+                    permit.lease = self._contents.require_lease()
+                    then.append(putting(keys.right(ident), self._machine.encode(), permit.lease))
                 return [is_there(keys.inode(parent)), has_revision(key, 0)], then
             case Remove(directory, name, inode):
                 removed, key = self._mirror.ident(inode), keys.name(self._mirror.ident(directory), name)

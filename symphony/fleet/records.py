@@ -12,6 +12,7 @@ All keys begin with `symphony/FLEET/`. The ID of `/kv/fleet` itself is `root`.
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from kvfs.names.tree import MAX_NAME_BYTES, is_possible_name
 
 ROOT = "root"
 TYPES: Mapping[str, int] = {"dir": stat.S_IFDIR, "file": stat.S_IFREG, "link": stat.S_IFLNK}
+_TAG = re.compile(r"[0-9a-f]{0,64}")
 _MAX = {"mode": 0o7777, "uid": (1 << 32) - 2, "gid": (1 << 32) - 2}
 
 
@@ -70,6 +72,9 @@ def record_of(value: bytes) -> NameRecord | None:
                 counts, texts = (mtime_ns, generation, num_entries, size), (*machines, *identity, *identity.values())
                 if (
                     kind in TYPES
+                    and _TAG.fullmatch(tag)
+                    and target.isascii()
+                    and (kind == "file" or not size)
                     and all(0 <= number <= _MAX[name] for name, number in numbers.items())
                     and all(0 <= number < 1 << 63 for number in counts)
                     and all(isinstance(each, str) for each in texts)

@@ -14,7 +14,7 @@ from symphony.fleet.following import Follower
 from symphony.fleet.membership import Membership
 from symphony.fleet.mirror import Item, Mirror
 from symphony.fleet.records import Keys
-from symphony.fleet.versions import Versions
+from symphony.fleet.versions import Draft, Versions
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Upkeep:
         """Remove versions that no record names. Versions of another fleet stay: they may be all that is left of it."""
         for place, (ident, tag) in enumerate(self._versions.old(self._mirror.local)):
             item = self._mirror.by_ident.get(ident)
-            if self._mirror.owns_versions and (item is None or item.record.tag != tag):
+            named = () if item is None else (item.record.tag, item.draft and item.draft.tag)
+            if self._mirror.owns_versions and tag not in named:
                 self._versions.drop(ident, tag)
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
@@ -74,9 +75,10 @@ class Upkeep:
 
     async def _copy(self, item: Item, there: list[str]) -> None:
         record, revision, key = item.record, item.revision, self._keys.inode(item.ident)
+        draft = Draft(item.ident, record.tag, there)
         try:
-            machines = await self._versions.spread(item.ident, record.tag, there)
-            change = putting(key, replace(record, machines=tuple(machines)).encoded())
+            await self._versions.spread(draft)
+            change = putting(key, replace(record, machines=tuple(draft.machines)).encoded())
             await self._follower.commit([has_revision(key, revision)], [change])
         except SymError as error:
             log.info("fleet: a version of file %s has %d copies: %s", item.ident, len(there), error)

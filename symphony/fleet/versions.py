@@ -9,15 +9,17 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from uuid import uuid4
 
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
+from kvfs.names.agreement import granted
+from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode
-from libsym.errors import Exists, NotFound, SymError
+from libsym.errors import Exists, NoSpace, NotFound, OverQuota, SymError, TimedOut
 from symphony.fleet.client import Peers
 from symphony.fleet.link import Copy
 from symphony.fleet.membership import Membership
@@ -32,6 +34,18 @@ AS_ROOT = Credentials(0, 0)
 DIRECTORY, VERSIONS = b"fleet", b".versions"
 
 
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A version that no record names yet."""
+
+    ident: str
+    tag: str
+    machines: list[str]
+    """Machines that have the version on disk."""
+    made_of: tuple[KvFile, int] | None = None
+    """The content that the version was made of, and its count of changes."""
+
+
 class Versions:
     """The versions that this machine has, and copies on other machines."""
 
@@ -39,44 +53,64 @@ class Versions:
         """`count`: number of machines that have a synced version on disk, this one included."""
         self._fs, self._peers, self._membership, self.count = fs, peers, membership, count
 
-    async def make(self, ident: str, inode: Inode) -> tuple[str, list[str]]:
-        """Make a version of a file's present content. Return its tag when enough machines have it on disk, and these
-        machines. EIO: there are too few machines.
-        """
+    async def make(self, ident: str, inode: Inode) -> Draft:
+        """Make a version of a file's present content, and sync it here."""
         fs, tag = self._fs, uuid4().hex
-        source = fs.kv_open_inode(inode, write=False)
+        with granted():  # this machine's own content, whatever others have
+            source = fs.kv_open_inode(inode, write=False)
+        draft = Draft(ident, tag, [self._membership.name], (source.content, source.content.changes))
         try:
             version = fs.kv_fork(AS_ROOT, source, _path(ident, tag))
         finally:
             fs.kv_close(source)
         try:
             await fs.sync(version)
-            return tag, await self.spread(ident, tag, [self._membership.name])
         except BaseException:
             self.drop(ident, tag)
             raise
         finally:
             fs.kv_close(version)
+        return draft
 
-    async def spread(self, ident: str, tag: str, machines: Sequence[str]) -> list[str]:
-        """Have other machines copy a version that `machines` have on disk, this one among them. Return all machines
-        that have it when they are enough. EIO: there are too few.
-        """
-        done, until_s, failures = [*machines], trio.current_time() + PATIENCE_S, dict[str, str]()
+    async def spread(self, draft: Draft) -> None:
+        """Have other machines copy a version, until enough machines have it on disk. EIO: there are too few."""
+        until_s, failures = trio.current_time() + PATIENCE_S, dict[str, str]()
         while True:
             for machine in self._membership.others():
-                if len(done) < self.count and machine not in done:
+                if len(draft.machines) < self.count and machine not in draft.machines:
                     try:
-                        await self._peers.copy(machine, Copy(f"{ident}.{tag}", self._membership.name))
-                        done.append(machine)
+                        await self._copy(machine, draft)
+                        draft.machines.append(machine)
                     except SymError as error:
                         failures[machine] = f"; {error}"
-            if len(done) >= self.count:
-                return done
+            num_there = len(draft.machines)
+            if num_there >= self.count:
+                return
             if trio.current_time() > until_s:
-                why = "".join(each for name, each in failures.items() if name not in done)
-                raise SymError(f"only {len(done)} of {self.count} machines (`copies`) have it on disk{why}", errno.EIO)
+                why = "".join(each for name, each in failures.items() if name not in draft.machines)
+                raise SymError(f"only {num_there} of {self.count} machines (`copies`) have it on disk{why}", errno.EIO)
             await trio.sleep(PAUSE_S)
+
+    async def _copy(self, machine: str, draft: Draft) -> None:
+        """Have a machine copy a version. TimedOut: etcd does not list the machine any more."""
+        failure: SymError | None = TimedOut(f"{machine} has gone")
+        async with trio.open_nursery() as nursery:
+
+            async def copy() -> None:
+                nonlocal failure
+                try:
+                    await self._peers.copy(machine, Copy(f"{draft.ident}.{draft.tag}", self._membership.name))
+                    failure = None
+                except SymError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(copy)
+            while machine in self._membership.others():  # noqa: ASYNC110 - the list rings no bell
+                await trio.sleep(PAUSE_S)
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     async def keep(self, request: Copy) -> None:
         """Copy a version of another machine to this machine's disk."""
@@ -98,6 +132,8 @@ class Versions:
                     return await self._peers.fetch(AS_ROOT, machine, path, path, 0o600)
                 except Exists:  # another open has fetched it meanwhile
                     return self._fs.kv_open(AS_ROOT, path, write=False)
+                except (NoSpace, OverQuota):
+                    raise
                 except SymError as error:
                     failures.append(str(error))
         raise SymError(f"no machine that has it can send it: {'; '.join(failures) or 'it is lost here'}", errno.EIO)

@@ -192,6 +192,16 @@ FORMS = {
     ),
     "soak/crashes.py": Form(table=("kills  +2", "killed_while_starting +1", "operations", "syncs", "start_median_s")),
     "soak/fairness.py": Form(table=(r"10 loads, \d+ plans in",), may_be_empty=(": 0 broke a promise",)),
+    "soak/fleet.py": Form(
+        table=(
+            "kills +2",
+            "partitions +2",
+            "pauses +1",
+            "etcd kills +1",
+            *(rf"{count} +\d+\n" for count in ("timed_out_without_etcd", "acknowledged", "reads_up_to_date", "names")),
+        ),
+        may_be_empty=(r"\nwrong +0",),
+    ),
     "soak/forks.py": Form(table=("forks +1000", "threads", "forks_per_s", "free_pages_after", "resident_bytes_after")),
     "soak/powercuts.py": Form(table=("10 states, 0 wrong",), may_be_empty=(", 0 wrong",)),
     "soak/service.py": Form(
@@ -207,6 +217,17 @@ FORMS = {
         may_be_empty=(", 0 directories wrong",),
     ),
 }  # fmt: skip
+
+
+NEEDED = {"soak/fleet.py": ("etcd", "ip", "nsenter")}
+"""Commands that a script needs beside those of every machine, by script."""
+
+
+def skip_without_commands(name: str) -> None:
+    """Skip a test of a script that needs commands, or namespaces, which this machine lacks."""
+    missing = [each for each in NEEDED.get(name, ()) if shutil.which(each) is None]
+    if missing or (name in NEEDED and subprocess.run(["unshare", "--net", "true"], check=False).returncode):
+        pytest.skip(f"{name} NOT TRIED: there is no {', '.join(missing) or 'permission for network namespaces'}")
 
 
 class Place:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.scripts.quick_forms import LIMIT_S, MARKS, ROOT, STREAMS, a_place  # noqa: F401 - a fixture
+from tests.scripts.quick_forms import LIMIT_S, MARKS, ROOT, STREAMS, a_place, skip_without_commands  # noqa: F401 - a fixture
 
 pytestmark = MARKS
 
@@ -60,6 +60,10 @@ BROKEN = {
         "nothing is withheld",
         "from scheduler.batch.policy import Policy\nplan = Policy.plan\nPolicy.plan = lambda *a: 0 * plan(*a)",
     ),
+    "soak/fleet.py": Broken(
+        "has tokens that nobody wrote",
+        "import libsym as it\nread = it.kv_read\nit.kv_read = lambda kv: (read(kv)[0][:-1], [])",
+    ),
     "soak/powercuts.py": Broken(
         r"--first 0 --steps 60, \d+: cut at",
         "import shutil\nfrom tests.disk import powercut as it\nmake = it.materialize\n"
@@ -86,6 +90,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_quick_form_fails_when_what_it_looks_at_is_broken(place, name):
+    skip_without_commands(name)
     broken, path = BROKEN[name], ROOT / "scripts" / name
     if broken.plant:
         planted = place.path / "planted.py"

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
-from tests.scripts.quick_forms import FORMS, LIMIT_S, MARKS, ROOT, a_place  # noqa: F401 - a fixture
+from tests.scripts.quick_forms import FORMS, LIMIT_S, MARKS, ROOT, a_place, skip_without_commands  # noqa: F401 - a fixture
 
 pytestmark = MARKS
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_quick_form_prints_its_whole_table(place, name):
+    skip_without_commands(name)
     form = FORMS[name]
     with place.start([sys.executable, ROOT / "scripts" / name, *form.words]) as script:
         said, errors = script.communicate(timeout=LIMIT_S)

@@ -65,6 +65,23 @@ def test_shells_and_programs_of_two_machines_use_the_same_files(fleet):
         assert "Traceback" not in daemon.log.read_text()
 
 
+def test_a_reader_of_an_empty_file_sees_its_end_when_another_machine_syncs_the_first_version(fleet):
+    east, west = fleet.start("east"), fleet.start("west")
+    shell(east, ": > fleet/a.kv")
+    read = "exec 3< fleet/a.kv; echo open; read _; cat <&3 | wc -c; wc -c < fleet/a.kv"
+    reader = subprocess.Popen(
+        ["sh", "-c", read], cwd=west.mount, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "open\n"
+    east.run(WRITE)
+    shell(east, "cat a.kv > fleet/a.kv; sync fleet/a.kv")
+    assert length(west, "fleet/a.kv") == 240
+    found, _ = reader.communicate("\n", timeout=60)
+    assert found.split() == ["0", "71552"]
+    assert "Traceback" not in west.log.read_text()
+
+
 HOLD = """
 kv = sym.kv_open('fleet/a.kv', 'rw')
 kv.write([7] * 20); sym.kv_sync(kv); kv.write([8] * 30)

@@ -94,7 +94,8 @@ class Member:
         for name, inode in sorted((directory or self.names.root).entries.items()):
             if inode is not self.names.local:
                 here = f"{path}/{name.decode()}"
-                found.append(f"{here} {inode.kind} {inode.mode:o} {inode.uid} {inode.gid} {inode.target.decode()}")
+                target = inode.target.decode(errors="replace")
+                found.append(f"{here} {inode.kind} {inode.mode:o} {inode.uid} {inode.gid} {target}")
                 found += self.listing(inode, here) if inode.is_directory else ()
         return found
 

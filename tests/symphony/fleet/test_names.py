@@ -6,6 +6,7 @@ import base64
 import errno
 import json
 import random
+import signal
 import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
@@ -237,6 +238,48 @@ def test_one_machine_at_a_time_writes_and_the_others_read_the_last_synced_versio
     trio.run(main)
 
 
+def test_a_read_waits_for_the_version_that_an_open_to_write_brings(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with fleet() as (east, west):
+            file = await east.make("fleet/f.kv", 40)
+            await east.fs.sync(file)
+            east.fs.kv_close(file)
+            await eventually(lambda: not east.names._mirror.writing)
+            await west.call(west.fs.directory, ROOT, "fleet")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(west.open, "fleet/f.kv", write=True))
+                with trio.fail_after(20):
+                    while "west" not in west.names._mirror.writing.values():
+                        await trio.lowlevel.checkpoint()
+                assert await west.length("fleet/f.kv") == 40
+
+    trio.run(main)
+
+
+def test_a_read_that_meets_a_sync_gets_the_old_version_or_the_new_one(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with fleet(names=("east", "west", "north")) as (east, *others):
+            file = await east.make("fleet/f.kv", 10)
+            await east.fs.sync(file)
+            is_over = trio.Event()
+
+            async def read(member: Member) -> None:
+                while not is_over.is_set():
+                    assert await member.length("fleet/f.kv") >= 10
+
+            async with trio.open_nursery() as nursery:
+                for member in others:
+                    nursery.start_soon(read, member)
+                for number in range(10, 40):
+                    east.machine.append(file, range(number, number + 1))
+                    await east.fs.sync(file)
+                is_over.set()
+            assert await others[0].length("fleet/f.kv") == 40
+            east.fs.kv_close(file)
+
+    trio.run(main)
+
+
 def test_a_file_whose_open_fails_or_that_nobody_opens_is_free_to_write_again(fleet: Fleet) -> None:
     async def main() -> None:
         async with fleet() as (east, west):
@@ -273,6 +316,66 @@ def test_a_machine_that_was_cut_off_can_not_sync_over_a_newer_version(fleet: Fle
             for file in files:
                 east.fs.kv_close(file)
             west.fs.kv_close(newer)
+
+    trio.run(main)
+
+
+def test_a_machine_that_was_asleep_asks_before_it_shows_what_it_has(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with fleet() as (east, west):
+            file = await east.make("fleet/f.kv", 10)
+            await east.fs.sync(file)
+            assert await west.length("fleet/f.kv") == 10
+            east.following.cancel()
+            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)
+            east.membership._lease_ends_s = 0.0
+            await eventually(lambda: not west.names._mirror.writing)
+            newer = await west.open("fleet/f.kv", write=True)
+            west.machine.append(newer, range(10, 13))
+            await west.fs.sync(newer)
+            found = list[int]()
+
+            async def read() -> None:
+                found.append(await east.length("fleet/f.kv"))
+
+            async with trio.open_nursery() as nursery, trio.open_nursery() as reading:
+                reading.start_soon(read)
+                nursery.start_soon(east.follow)
+                await eventually(lambda: bool(found))
+                nursery.cancel_scope.cancel()
+            assert found == [13]
+            west.fs.kv_close(newer)
+            east.fs.kv_close(file)
+
+    trio.run(main)
+
+
+def test_a_sync_of_a_machine_that_was_asleep_for_a_moment_succeeds(fleet: Fleet) -> None:
+    async def main() -> None:
+        async with fleet() as (east, west):
+            file = await east.make("fleet/f.kv", 10)
+            east.membership._lease_ends_s = 0.0
+            await east.fs.sync(file)
+            assert await west.length("fleet/f.kv") == 10
+            east.fs.kv_close(file)
+
+    trio.run(main)
+
+
+def test_a_right_to_write_that_no_call_knows_is_given_back(fleet: Fleet, name: str) -> None:
+    async def main() -> None:
+        async with fleet() as (east, west):
+            file = await west.make("fleet/f.kv", 10)
+            await west.fs.sync(file)
+            west.fs.kv_close(file)
+            await eventually(lambda: not east.names._mirror.writing and not west.names._mirror.writing)
+            inode = await east.call(east.fs.find, ROOT, "fleet/f.kv")
+            right = Keys(name).right(east.names._mirror.ident(inode))
+            assert east.etcd.put(right, b"east", east.membership.lease, 0)  # as if the answer of etcd was lost
+            await eventually(lambda: not east.etcd.read(right))
+            with trio.fail_after(20):
+                while isinstance(await error_of(west.open("fleet/f.kv", write=True)), Busy):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
 
     trio.run(main)
 
@@ -359,6 +462,33 @@ def test_reads_go_on_while_etcd_is_gone_and_changes_time_out(tmp_path: Path, key
         server.kill()
 
 
+@pytest.mark.slow
+def test_a_read_does_not_wait_while_an_open_to_write_waits_for_a_silent_etcd(tmp_path: Path, keys: Path) -> None:
+    async def main(server: EtcdServer) -> None:
+        async with fleet_of(tmp_path, keys, server.url, "f") as (east, west):
+            file = await east.make("fleet/f.kv", 10)
+            await east.fs.sync(file)
+            east.fs.kv_close(file)
+            await eventually(lambda: not east.names._mirror.writing)
+            await west.call(west.fs.directory, ROOT, "fleet")
+            server.process.send_signal(signal.SIGSTOP)
+            async with trio.open_nursery() as nursery:
+                refused = list[SymError | None]()
+
+                async def write() -> None:
+                    refused.append(await error_of(west.open("fleet/f.kv", write=True)))
+
+                nursery.start_soon(write)
+                assert await west.length("fleet/f.kv") == 10
+            assert [type(each) for each in refused] == [TimedOut]
+
+    server = EtcdServer(tmp_path)
+    try:
+        trio.run(main, server)
+    finally:
+        server.kill()
+
+
 def test_names_that_never_arrived_are_waited_for_and_never_shown_as_none(tmp_path: Path, keys: Path) -> None:
     async def main() -> None:
         member = Member(tmp_path, keys, "http://127.0.0.1:1", "f", "east", 1)
@@ -394,7 +524,7 @@ def test_a_machine_that_has_missed_changes_for_good_reads_all_names_anew(fleet: 
             await east.mkdir("fleet/a", 0o700)  # the same name, another directory
             await east.call(fs.kv_rename, ROOT, "fleet/c", "fleet/a/c")
             await east.call(fs.kv_chmod, ROOT, "fleet/e/b/f.kv", 0o644)
-            await trio.to_thread.run_sync(_compact, east)
+            await trio.to_thread.run_sync(compact, east)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(west.follow)
                 await same([east, west])
@@ -407,7 +537,7 @@ def test_a_machine_that_has_missed_changes_for_good_reads_all_names_anew(fleet: 
     trio.run(main)
 
 
-def _compact(member: Member) -> None:
+def compact(member: Member) -> None:
     last = member.etcd.snapshot("symphony/")[1]
     member.etcd._ask("kv/compaction", {"revision": str(last), "physical": True})
 
@@ -422,7 +552,7 @@ def test_an_etcd_that_has_lost_the_names_takes_no_file_away(fleet: Fleet, name: 
             west.following.cancel()
             keys = {"key": _encoded(Keys(name).prefix), "range_end": _encoded(Keys(name).prefix[:-1] + "0")}
             await trio.to_thread.run_sync(east.etcd._ask, "kv/deleterange", keys)
-            await trio.to_thread.run_sync(_compact, east)
+            await trio.to_thread.run_sync(compact, east)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(west.follow)
                 await eventually(lambda: "has lost the fleet's names" in west.names.trouble)
