@@ -38,12 +38,13 @@ FIRST_WORDS = {
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield the lines and texts of docstrings, including those of attributes."""
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
+    bodies = [ast.parse(source).body]
+    for body in bodies:
+        for statement in body:
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield statement.lineno, text
+            bodies += (getattr(statement, name, []) for name in ("body", "orelse", "handlers", "finalbody", "cases"))
 
 
 def found_in(path: Path, root: Path) -> Iterator[str]:

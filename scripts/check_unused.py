@@ -75,7 +75,12 @@ class _File:
 
     path: str
     module: str
+    lines: list[str]
     imports: dict[str, str]
+
+    def repeats_its_name(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+        """Whether the lines of a definition have its name twice. If not, nothing in it uses the name."""
+        return "\n".join(self.lines[node.lineno - 1 : node.end_lineno]).count(node.name) > 1
 
     def uses(self, node: ast.AST, local: frozenset[str] = frozenset(), within: ast.AST | None = None) -> Iterator[str]:
         match node:
@@ -101,7 +106,8 @@ class _File:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             within = node
         for each in ast.iter_child_nodes(node):
-            yield from self.uses(each, local, within)
+            if not isinstance(each, ast.expr_context):
+                yield from self.uses(each, local, within)
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class Found:
     def add_python(self, path: str, text: str, *, is_product: bool) -> None:
         tree = ast.parse(text)
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        file = _File(path, module, dict(_imports(tree)))
+        file = _File(path, module, text.splitlines(), dict(_imports(tree)))
         self.uses.update(file.uses(tree))
         if is_product:
             self.aliases |= {f"{module}.{name}": full for name, full in file.imports.items()}
@@ -145,8 +151,8 @@ class Found:
             return
         if not REGISTERING & {_last(each.func) for each in node.decorator_list if isinstance(each, ast.Call)}:
             key = f".{node.name}" if within else f"{file.module}.{node.name}"
-            own = Counter(file.uses(node))
-            self.definitions.append(Definition(node.name, file.path, node.lineno, key, within, own[key]))
+            own = sum(each == key for each in file.uses(node)) if file.repeats_its_name(node) else 0
+            self.definitions.append(Definition(node.name, file.path, node.lineno, key, within, own))
         if isinstance(node, ast.ClassDef):
             self.bases.setdefault(node.name, set()).update(map(_last, node.bases))
             for each in node.body:
