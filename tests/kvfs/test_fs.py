@@ -280,9 +280,9 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
     few, many = (fs.volume.make_plain(fs.volume.tree.root, name, 0o600, 0, 0) for name in (b"few", b"many"))
 
     def put_s(inode: Inode, value: bytes) -> float:
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         xattrs.put(fs.volume, inode, b"user.x", value, 0)
-        return time.perf_counter() - began_s
+        return time.thread_time() - began_s
 
     xattrs.put(fs.volume, many, b"user.large", bytes(xattrs.MAX_VALUES_BYTES), 0)
     with pytest.raises(SymError, match="bytes of attributes"):
@@ -291,7 +291,8 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
     xattrs.remove(fs.volume, many, b"user.large", 0)
     for number in range(2000):
         xattrs.put(fs.volume, many, b"user.%d" % number, b"1234567890", 0)
-    assert min(put_s(many, b"%d" % i) for i in range(50)) < 10 * min(put_s(few, b"%d" % i) for i in range(50))
+    turns = [(put_s(many, b"%d" % i), put_s(few, b"%d" % i)) for i in range(50)]
+    assert min(of_many for of_many, _ in turns) < 10 * min(of_few for _, of_few in turns)
     room = xattrs.MAX_VALUES_BYTES - 2000 * 10
     xattrs.put(fs.volume, many, b"user.x", bytes(room), 0)
     with pytest.raises(SymError, match="bytes of attributes"):

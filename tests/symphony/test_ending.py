@@ -17,8 +17,8 @@ from tests.symphony.launchers import eventually
 
 TINY = ("--model", "tiny", "--kv-memory", "16M")
 TURNS = 3
-AT_ONCE_S = 20
-"""Time for an immediate end on any machine; an end that waited for something else would take longer."""
+HUNG_S = 60
+"""Time after which an end counts as hung: what it could wait for takes longer, or for ever."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(available()), reason=available())]
 
@@ -87,7 +87,7 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
             process = subprocess.Popen(command, stdout=log, stderr=log, env=daemon.environment)
         time.sleep(took_s * (turn + draw.random()) / TURNS)  # any moment will do
         process.send_signal(number)
-        assert process.wait(AT_ONCE_S) in (0, 130, -number), daemon.log.read_text()
+        assert process.wait(HUNG_S) in (0, 130, -number), daemon.log.read_text()
         assert_nothing_is_left(daemon.mount, daemon.socket, state)
     daemon = start_daemon(*TINY)
     assert daemon.run("print(sym.kv_open('a.kv').len())") == "3\n"
@@ -101,7 +101,7 @@ def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start
     assert daemon.stop() == 0
     daemon = start(HANGUP.format("SIG_DFL"))
     daemon.process.send_signal(signal.SIGHUP)
-    assert daemon.process.wait(AT_ONCE_S) == 0
+    assert daemon.process.wait(HUNG_S) == 0
     assert "SIGHUP: closing" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
@@ -109,7 +109,7 @@ def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start
 def test_what_is_being_built_is_left_at_once(start, tmp_path):
     daemon = start(HELD_BUILD)
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(AT_ONCE_S) == 0
+    assert daemon.process.wait(HUNG_S) == 0
     assert "SIGTERM: closing" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
@@ -120,7 +120,7 @@ def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
     while daemon.process.stdout.readline() != "in a step\n":
         pass
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(AT_ONCE_S + 10) == 1
+    assert daemon.process.wait(HUNG_S) == 1
     assert "the process ends as by kill -9" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, Path("/nonexistent"), tmp_path / "state")
     assert "NotConnected" in program.communicate(timeout=20)[1]
@@ -136,7 +136,7 @@ def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(sta
         daemon.process.send_signal(signal.SIGTERM)
         log = eventually(lambda: "/late9.kv: " in daemon.log.read_text() and daemon.log.read_text())
         disk.resume()  # else the kernel would keep the process: it waits for its disk
-        assert daemon.process.wait(AT_ONCE_S) == 1
+        assert daemon.process.wait(HUNG_S) == 1
         assert "not kept: /late0.kv, " in log
         assert "s were not enough" in log
         assert "Traceback" not in daemon.log.read_text()
@@ -172,10 +172,10 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
 
 
 def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start, start_daemon, tmp_path):
-    daemon = start(FAILING_COMMIT)
+    daemon = start(FAILING_COMMIT, f"--drain={2 * HUNG_S}")
     daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")
     assert daemon.shell("sync kv/planted", check=False).returncode
-    assert daemon.process.wait(AT_ONCE_S) == 1, "and does not wait --drain for commits that never come"
+    assert daemon.process.wait(HUNG_S) == 1, "and does not wait --drain for commits that never come"
     log = daemon.log.read_text()
     assert "RuntimeError: planted" in log
     assert "not kept: /planted: an error has ended the storage" in log

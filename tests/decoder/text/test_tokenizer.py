@@ -86,13 +86,13 @@ def test_a_word_that_was_tokenized_before_takes_as_long_as_any_other():
 
 @pytest.mark.slow
 def test_a_long_text_keeps_no_other_thread_waiting():
-    """Neither who encodes a short one, nor who runs Python: the daemon's thread does both. And the way back."""
-    text, plain = "hello world " * 40_000, smollm()
+    """The text has no place for a cut, so one call into C converts it. The same holds for the way back."""
+    text, plain = "hello" * 60_000, smollm()
     share = share_of_the_longest_wait(lambda: plain.encode(text), lambda: plain.encode("hi", special=False))
-    assert share < 0.5
+    assert share < 0.5, "0.9 with the interpreter's lock held"
     pieces = in_memory(piece_metadata(), 1 << 12)
     tokens = pieces.encode("banana " * 20_000)
-    assert share_of_the_longest_wait(lambda: pieces.decode(tokens), lambda: pieces.decode(tokens[:2])) < 0.4
+    assert share_of_the_longest_wait(lambda: pieces.decode(tokens), lambda: pieces.decode(tokens[:2])) < 0.5
 
 
 @settings(max_examples=100, deadline=None)

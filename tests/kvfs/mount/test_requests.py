@@ -84,7 +84,7 @@ def beside_a_mount(test: Callable[[Mount], Coroutine[Any, Any, None]]) -> Callab
             mount = Mount()
             await mount.requests.serve(lambda: test(mount))
 
-        trio.run(main, clock=trio.testing.MockClock(rate=1, autojump_threshold=0))
+        trio.run(main, clock=trio.testing.MockClock(rate=1e-3, autojump_threshold=0))
 
     return run
 

@@ -16,7 +16,7 @@ from scheduler.doors.listener import bind
 from scheduler.wire import peer_socket
 from scheduler.wire.peer_socket import THREADS_PER_UID, close_listening
 from tests.scheduler.doors.houses import ID, House, Talk
-from tests.scheduler.weapons import HELD_UP_S, HungMount, eventually, kernel_can_refuse, lingering
+from tests.scheduler.weapons import HUNG_S, HungMount, eventually, kernel_can_refuse, lingering
 
 OTHER_UID = 65534
 NO_OPTION = 9999
@@ -78,16 +78,14 @@ class Attacked(House):
 
     def run(self, scenario):
         async def main():
-            began_s = trio.current_time()
             await scenario()
             await self.still_serves()
-            assert trio.current_time() - began_s < HELD_UP_S
 
         super().run(main)
 
     async def still_serves(self):
         """Another client is served by now."""
-        with trio.fail_after(HELD_UP_S):
+        with trio.fail_after(HUNG_S):
             client, launcher = self.client(greeting=GREETING), self.launcher()
             assert await self.answer(client) == welcome()
             assert "is no program" in (await launcher.ask("limit", id="0000000f"))["error"]
@@ -195,9 +193,7 @@ def test_packets_of_connections_that_wait_hold_up_no_end_of_the_daemon(tmp_path,
         with socket.socket(socket.AF_UNIX, kind) as attacker:
             attacker.connect(str(tmp_path / "socket"))
             send(attacker, [weapon()])
-        began_s = trio.current_time()
-        close_listening(listening)
-        assert trio.current_time() - began_s < HELD_UP_S
+        close_listening(listening)  # a close that is waited for takes until the test is hung
 
     trio.run(main)
 

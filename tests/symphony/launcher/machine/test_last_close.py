@@ -10,7 +10,7 @@ import pytest
 from symphony.launcher.machine import last_close
 from symphony.launcher.machine.last_close import MAX_THREADS_OF_A_PROGRAM, Closer
 from symphony.launcher.supervising.program import LaunchedProgram, Record
-from tests.scheduler.weapons import HELD_UP_S, kernel_can_refuse, lingering
+from tests.scheduler.weapons import HUNG_S, kernel_can_refuse, lingering
 
 NO_OPTION = 9999
 
@@ -56,7 +56,7 @@ def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
                 client.connect(str(program.socket_path))
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(accepted.get(), 0.5)
-            (await asyncio.wait_for(accepted.get(), HELD_UP_S)).close()
+            (await asyncio.wait_for(accepted.get(), HUNG_S)).close()
         program.stop_listening()
 
     asyncio.run(scenario())
