@@ -46,7 +46,8 @@ def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
 @pytest.mark.timeout(300)  # the C is compiled with sanitizers first
 def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
     command = [sys.executable, "-c", "import recorded; print(recorded.measured(4000, 1))"]
-    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, check=False)
+    environment = os.environ | {"CC": str(SCRIPTS.parents[1] / "tests/cc")}
+    done = subprocess.run(command, cwd=SCRIPTS, env=environment, capture_output=True, text=True, check=False)
     reached = [line.split() for line in done.stdout.splitlines() if line.endswith("  all")]
     assert [float(share.rstrip("%")) > 75 for _, _, share, _ in reached] == [True, True], done.stdout + done.stderr
     assert "ERROR: AddressSanitizer" not in done.stderr

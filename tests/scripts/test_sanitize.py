@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+CC = os.environ | {"CC": str(ROOT / "tests/cc")}
 OTHER_PROGRAM = """#!/bin/bash
 words=("$@")
 for number in "${!words[@]}"; do
@@ -36,7 +38,7 @@ int main(void) {
 @pytest.mark.parametrize("what", ["memory", "threads"])
 def test_the_channel_the_samplers_the_loop_and_the_step_survive_sanitizers(what):
     command = [SCRIPTS / "sanitize", "--quick", what]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(command, env=CC, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(" ran in ") == 8
 
@@ -44,7 +46,7 @@ def test_the_channel_the_samplers_the_loop_and_the_step_survive_sanitizers(what)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_fuzzer_of_calls_finds_nothing_in_some_seconds():
-    done = subprocess.run([SCRIPTS / "fuzz/calls", "--quick"], capture_output=True, text=True, check=False)
+    done = subprocess.run([SCRIPTS / "fuzz/calls", "--quick"], env=CC, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.removeprefix("Done ").split()[0]) > 100
 
