@@ -17,24 +17,23 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("triton")
+def in_a_process_of_its_own(module: str, *arguments) -> subprocess.CompletedProcess:
+    """Run a module without Triton's interpreter, which this process has.
 
-
-def in_a_process_of_its_own(cache: Path, module: str, *arguments) -> subprocess.CompletedProcess:
-    """Run a module without Triton's interpreter, which this process has."""
+    Triton keeps what it has compiled by a hash of the kernel, the options and its own version.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(ROOT / "build/triton")}
     command = [sys.executable, "-W", "error", "-m", f"tests.triton_kernels.{module}", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture(scope="module")
-def compiled(cache):
-    done = in_a_process_of_its_own(cache, "compile_ahead", "--default", "--json", cache / "figures")
-    assert (cache / "figures").exists(), done.stderr
-    return done.returncode, done.stdout, json.loads((cache / "figures").read_text())
+def compiled(tmp_path_factory):
+    told = tmp_path_factory.mktemp("triton") / "figures"
+    done = in_a_process_of_its_own("compile_ahead", "--default", "--json", told)
+    assert told.exists(), done.stderr
+    return done.returncode, done.stdout, json.loads(told.read_text())
 
 
 def test_every_kernel_file_has_launches_to_compile(compiled):
@@ -80,8 +79,8 @@ def test_half_precision_attention_runs_on_one_matrix_instruction(compiled):
         assert set(taken) == {instruction}
 
 
-def test_batches_of_other_sizes_need_no_compilation_of_their_own(cache):
-    done = in_a_process_of_its_own(cache, "batches")
+def test_batches_of_other_sizes_need_no_compilation_of_their_own():
+    done = in_a_process_of_its_own("batches")
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     assert numbers.keys() >= {"matmul", "attend_splits", "merge_splits", "attend_prefixes", "attend_tiles"}
