@@ -16,7 +16,12 @@
         }                                                                                                              \
     } while (0)
 
-enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3, NUM_REDUCED = 3, NUM_SHAPED = 30 };
+#ifdef SHORT_RUN
+enum { NUM_DRAWS = 10, NUM_SHAPED = 6 };
+#else
+enum { NUM_DRAWS = 40, NUM_SHAPED = 30 };
+#endif
+enum { NUM_THREADS = 3, MOST_NAMED = 3, NUM_REDUCED = 3 };
 
 /* What one row gave; compared as bytes. */
 struct found {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #ifdef SHORT_RUN
-enum { ROUNDS = 100000 };
+enum { ROUNDS = 30000 };
 #else
 enum { ROUNDS = 3000000 };
 #endif

@@ -13,7 +13,7 @@
 
 enum { VOCAB = 200, SLOTS = 3, POSITIONS = 1000, MOST_ENTRIES = 10000 };
 #ifdef SHORT_RUN
-enum { ROUNDS = 200000 };
+enum { ROUNDS = 25000 };
 #else
 enum { ROUNDS = 3000000 };
 #endif

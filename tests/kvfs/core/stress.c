@@ -6,7 +6,7 @@
 
 enum { TABLES = 12, MOST = 900 };
 #ifdef SHORT_RUN
-enum { ROUNDS = 100000 };
+enum { ROUNDS = 30000 };
 #else
 enum { ROUNDS = 3000000 };
 #endif
