@@ -266,13 +266,15 @@ def gateway(served: Daemon, *options: object, tree: Path = ROOT, wrapper: Sequen
     ):
         try:
             Path(said.name).chmod(0o600)
-            end_s = time.monotonic() + ANSWER_S
-            while not (lines := Path(said.name).read_text().splitlines()):
-                if process.poll() is not None or time.monotonic() > end_s:
-                    raise RuntimeError("the gateway did not start")
-                time.sleep(0.1)
-            time.sleep(0.5)  # an old release prints no more lines
+            lines, end_s = list[str](), time.monotonic() + ANSWER_S
+            while len(lines) < 2 and process.poll() is None and time.monotonic() < end_s:
+                time.sleep(0.02)
+                if not lines and Path(said.name).stat().st_size:
+                    end_s = time.monotonic() + 0.5  # an old release prints no more lines
+                lines = Path(said.name).read_text().splitlines()
             lines = Path(said.name).read_text().splitlines()
+            if not lines:
+                raise RuntimeError("the gateway did not start")
             if not lines[0].startswith("gateway: http://"):
                 raise RuntimeError("\n".join(lines))
             port = int(lines[0].rpartition(":")[2])

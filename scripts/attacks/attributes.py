@@ -23,7 +23,7 @@ from pathlib import Path
 
 from attacked import ATTACKER, ROOT, VICTIM, Daemon, as_user, daemon, memory_bytes, options, verdict
 
-FILES, QUICK_FILES = 20_000, 600
+FILES, QUICK_FILES = 20_000, 400
 QUOTA_BYTES = 1 << 20
 FREE_BYTES = 128 * 255
 """Bytes of names that an account gets without charge."""
@@ -33,7 +33,7 @@ MOST_BYTES = 32 << 20
 EMPTY_BYTES = 14 << 20
 """Largest size of the index and its log after the files are gone. The index keeps a few free pages for later use."""
 SHRINKS_S = 60
-SMALL_MIB = 96
+SMALL_MIB = 64
 """Size of the small file system: large enough for the attributes, and small enough to be filled quickly."""
 
 HOARD = """

@@ -126,8 +126,9 @@ def main() -> int:
 
         for num_values in (LARGE // 3 - 8, 999_000):  # more than the gateway parses, and the most that it parses
             many = b'{"prompt": [' + b"[]," * num_values + b"[]]}"
-            ratio = min(slowdown(clients["free"], many, rounds) for _ in range(2))
-            broken += [] if ratio < 2 * rounds else [f"{num_values} values stop /health for {ratio:.1f} parses"]
+            ratios = (slowdown(clients["free"], many, rounds) for _ in range(2))
+            slow = [each for each in ratios if each >= 2 * rounds]
+            broken += [] if len(slow) < 2 else [f"{num_values} values stop /health for {min(slow):.1f} parses"]
         clients["large"].status("/v1/completions", SCORED)  # uses up the key's tokens
         with clients["large"].begun("/v1/completions", b"{", LARGE) as connection:
             broken += [] if status_of(connection) == 429 else ["a body is read before its request is admitted"]

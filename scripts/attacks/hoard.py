@@ -66,7 +66,7 @@ class Effort:
     is_quick: bool
 
 
-FULL, QUICK = Effort(6, 2, 200, 0.005, is_quick=False), Effort(0.2, 1, 10, 1.0, is_quick=True)
+FULL, QUICK = Effort(6, 2, 200, 0.005, is_quick=False), Effort(0.1, 1, 10, 1.0, is_quick=True)
 
 CASES = {
     "files": "files",

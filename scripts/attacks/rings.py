@@ -21,7 +21,7 @@ INDICES = SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL
 RING = 2 << 20
 STEPS = [-64, -RING, -RING - 64, 1, 63, 64, 4096, RING - 64, RING, RING + 64, 2 * RING, 1 << 31, 1 << 63]
 """Numbers of bytes that the attacker adds to an index."""
-QUICK = [-64, 1, 64, RING + 64, 1 << 63]
+QUICK = {SUBMIT_TAIL: [-64, 1, RING + 64], COMPLETE_HEAD: [-64, 64, 1 << 63]}
 MAX_GROWTH_BYTES = 100 << 20
 MAX_S, MAX_TIMES = 2.0, 20
 """Bounds on the victim's slowest call: in seconds, and as a multiple of the slowest call before the attack. Calls may
@@ -104,11 +104,12 @@ def num_connections(served: Daemon) -> int:
     return int(as_user(0, code, ATTACKER, served=served).stdout)
 
 
-def attack(served: Daemon, victim: Program, steps: list[int], indices: list[int]) -> list[str]:
+def attack(served: Daemon, victim: Program, tried: dict[int, list[int]]) -> list[str]:
+    """Move each index by its steps. Return the failures."""
     broken = []
     before_s, before_bytes = honest(victim, 1)[0], memory_bytes(served)
-    for at in [*indices, GEOMETRY]:
-        for step in steps if at else steps[:1]:
+    for at, steps in tried.items():
+        for step in steps:
             victim.begin("rows", 0.8)
             done = as_user(ATTACKER, ATTACK, at, step, served=served)
             longest_s, num_wrong = victim.wait().split()
@@ -127,10 +128,11 @@ def attack(served: Daemon, victim: Program, steps: list[int], indices: list[int]
 
 def main() -> int:
     asked = options(__doc__)
-    steps, indices = (QUICK, [SUBMIT_TAIL, COMPLETE_HEAD]) if asked.quick else (STEPS, list(INDICES))
+    tried = (QUICK if asked.quick else dict.fromkeys(INDICES, STEPS)) | {GEOMETRY: STEPS[:1]}
     with daemon("--kv-memory", "64M", tree=asked.tree) as served, program(served, VICTIM, HONEST) as victim:
-        broken = attack(served, victim, steps, indices)
-    return verdict(f"{len(indices)} indices by {len(steps)} steps, under calls; another user's rows are right", broken)
+        broken = attack(served, victim, tried)
+    num = sum(map(len, tried.values()))
+    return verdict(f"{num} moves of indices and the geometry, under calls; another user's rows are right", broken)
 
 
 if __name__ == "__main__":

@@ -289,7 +289,7 @@ def options(description: str | None, model: str, streams: Sequence[int], **more:
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
-        args.model, args.seconds, args.warm, args.streams = "tiny", 0.6, 0.1, [2]
+        args.model, args.seconds, args.warm, args.streams = "tiny", 0.2, 0.1, [2]
     print(f"{processor()}; {args.model}; load {os.getloadavg()[0]:.1f}")
     return args
 

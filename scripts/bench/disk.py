@@ -237,14 +237,15 @@ def history(bench: Bench) -> None:
 
 
 def small(bench: Bench) -> None:
-    ways, seconds = ("fork, sync", "fork", "write, sync", "write", "plain"), 0.4 if bench.args.quick else 4.0
+    ways = ("fork, sync", "fork", "write, sync", "write", "plain")
+    begins_s, seconds = (0.3, 0.2) if bench.args.quick else (1.0, 4.0)
     rates: dict[str, list[float]] = {way: [] for way in ways}
     with bench.daemon("small", TINY, "2G") as daemon, sym.kv_create("one.kv") as one:
         sym.kv_write(one, [1])
         sym.kv_sync()
         for number in range(bench.args.rounds):
             for way in rotated(ways, number):
-                words = (SMALL_FILES, way, bench.directory, time.time() + 1.0, seconds)
+                words = (SMALL_FILES, way, bench.directory, time.time() + begins_s, seconds)
                 programs = [daemon.program(*words) for _ in range(4)]
                 rates[way].append(sum(int(program.communicate()[0]) for program in programs) / seconds)
                 sym.kv_sync()

@@ -211,10 +211,10 @@ def delay(bench: Bench) -> None:
     prefills.
     """
     num_prefills, length = (1 if bench.args.quick else 2), 1000 if bench.args.quick else 4000
-    decode = {"way": "decode_until_over", "limit_s": 1.0 if bench.args.quick else 10.0}
+    decode = {"way": "decode_until_over", "limit_s": 0.4 if bench.args.quick else 10.0}
     decodes = [decode | {"prompt": bench.prompt(PROMPT_TOKENS)} for _ in range(8)]
     prefill = {"way": "prefill", "tokens": bench.prompt(length), "count": num_prefills}
-    beside = [*[each | {"limit_s": 600.0} for each in decodes], prefill | {"after_s": 0.5 if bench.args.quick else 1.0}]
+    beside = [*[each | {"limit_s": 600.0} for each in decodes], prefill | {"after_s": 0.2 if bench.args.quick else 1.0}]
 
     def turn(members: Members) -> Turn:
         return bench.by_crew(members)[1]
@@ -261,7 +261,7 @@ def weights(bench: Bench) -> None:
 def fairness(
     bench: Bench, what: str, way: str, tokens: list[int], nums: tuple[int, ...], weights: tuple[int, ...]
 ) -> None:
-    seconds, ratios = 2.0 if bench.args.quick else 20.0, []
+    seconds, ratios = 0.6 if bench.args.quick else 20.0, []
     member = {"way": way, "tokens": tokens, "seconds": seconds}
     members = [member | {"num_streams": num, "uid": uid} for uid, num in zip(ACCOUNTS, nums, strict=False)]
     for _ in range(max(1, bench.args.rounds // 2)):

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, report: Report) -> list[str]:
         began_s = time.monotonic()
         machine.boot()
         report.say(f"booted {machine.run('. /etc/os-release; echo $PRETTY_NAME')} ({time.monotonic() - began_s:.1f} s)")
-        service = Service(machine)
+        service = Service(machine, is_short=arguments.quick)
         service.prepare()
         for scenario in SHORT if arguments.quick else SCENARIOS:
             if arguments.only and name_of(scenario) not in arguments.only and scenario not in ALWAYS:

@@ -31,8 +31,9 @@ TINY = 'model = "tiny"\nkv_memory = "256M"\n'
 class Service:
     """symphony.service, its users alice and bob, and their programs."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, *, is_short: bool) -> None:
+        """`is_short`: scenarios do each thing once."""
+        self.machine, self.is_short = machine, is_short
         self.run = machine.run
         self.num_loads = 0
 
