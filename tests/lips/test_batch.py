@@ -26,7 +26,7 @@ def answers(tmp_path):
     return tmp_path / "answers.jsonl"
 
 
-def test_each_prompt_has_the_answer_that_generate_gives(lips, prompts, answers):
+def test_each_prompt_has_the_answer_that_generate_gives(tiny, prompts, answers):
     messages, sampler = [{"role": "user", "content": "Who are you?"}], sym.Sampler(temperature=0.9, seed=5)
     asked = [
         {"prompt": "Once upon a"},
@@ -34,7 +34,7 @@ def test_each_prompt_has_the_answer_that_generate_gives(lips, prompts, answers):
         {"prompt": "The sea", "temperature": 0.9, "seed": 5},
     ]
     prompts.write_text("\n\n".join(map(json.dumps, asked)) + "\n")
-    assert lips.run("batch", str(prompts), str(answers), "--max-tokens", "6") == ""
+    assert tiny.run("batch", str(prompts), str(answers), "--max-tokens", "6") == ""
     expected = {
         1: sym.generate(sym.kv_create(), sym.tokenize("Once upon a"), max_tokens=6),
         "who": sym.generate(sym.kv_create(), sym.chat_tokens(messages), max_tokens=3),
@@ -62,24 +62,24 @@ def test_a_killed_run_goes_on_where_it_was(lips, prompts, answers):
     assert len(lines(answers)) == 24, "nothing is asked again"
 
 
-def test_a_file_that_is_none_of_answers_stays_as_it_is(lips, tmp_path, prompts):
+def test_a_file_that_is_none_of_answers_stays_as_it_is(tiny, tmp_path, prompts):
     prompts.write_text('{"prompt": "Once"}')
     (tmp_path / "notes.txt").write_text("bread, milk")
     for path in (prompts, tmp_path / "notes.txt"):
         text = path.read_text()
-        lips.refused("batch", str(prompts), str(path), "--max-tokens", "1")
+        tiny.refused("batch", str(prompts), str(path), "--max-tokens", "1")
         assert path.read_text() == text
 
 
-def test_an_id_comes_back_as_it_was_given_and_what_has_no_answer_says_why(lips, prompts, answers):
+def test_an_id_comes_back_as_it_was_given_and_what_has_no_answer_says_why(tiny, prompts, answers):
     prompts.write_text('{"prompt": "Once", "id": "\\ud800"}\n{"prompt": ""}\n{"prompt": 5}\n')
-    told = lips.refused("batch", str(prompts), str(answers), "--max-tokens", "1")
+    told = tiny.refused("batch", str(prompts), str(answers), "--max-tokens", "1")
     assert told == f"batch: answers that are errors, of this run: 2 (see {answers})\n"
     keys = {each["id"]: [*each] for each in lines(answers)}
     assert keys == {"\ud800": ["id", "text", "finish"], 2: ["id", "error"], 3: ["id", "error"]}
 
 
-def test_what_is_no_prompt_ends_the_run(lips, tmp_path, prompts, answers):
+def test_what_is_no_prompt_ends_the_run(tiny, tmp_path, prompts, answers):
     for line, about in {
         "[1]": "1: give an object",
         "{": "1: no JSON",
@@ -88,10 +88,10 @@ def test_what_is_no_prompt_ends_the_run(lips, tmp_path, prompts, answers):
         '{"prompt": "A", "id": 2}\n{"prompt": "B"}': f"2: its id 2 is that of {prompts}, line 1",
     }.items():
         prompts.write_text(line)
-        assert lips.refused("batch", str(prompts), str(answers)).startswith(f"batch: {prompts}, line {about}")
-    lips.refused("batch", str(tmp_path / "none"), str(answers), status=2)
+        assert tiny.refused("batch", str(prompts), str(answers)).startswith(f"batch: {prompts}, line {about}")
+    tiny.refused("batch", str(tmp_path / "none"), str(answers), status=2)
     prompts.write_text('{"prompt": "A"}')
     with answers.open("a+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        told = lips.refused("batch", str(prompts), str(answers))
+        told = tiny.refused("batch", str(prompts), str(answers))
     assert told == f"batch: {answers}: another run appends to it\n"

@@ -24,6 +24,7 @@ def test_a_files_perplexity_is_e_to_the_mean_surprise(lips, tmp_path):
     shown = lips.run("score", str(file)).split()
     assert float(shown[0]) == pytest.approx(math.exp(-fmean(logprobs(tokens))), rel=1e-3)
     assert shown[1] == str(len(tokens))
+    file.write_text("A short text.")
     assert lips.run("score", str(file), "--context", "2")
 
 
