@@ -147,4 +147,4 @@ def test_a_long_collection_of_garbage_is_the_last_that_looks_at_its_objects(monk
         gc.collect()
         assert gc.get_freeze_count() == 0
     finally:
-        gc.unfreeze()
+        gc.freeze()  # as after the collection of tests
