@@ -9,6 +9,7 @@ prefix=/opt/symphony
 root= # for a test: everything lies below it, and packages, users and units of this machine stay untouched
 etc=/etc/symphony
 state=/var/lib/symphony # of symphony@NAME: $state-NAME
+cache=/var/cache/symphony # of all instances
 
 check_places() {
     local place

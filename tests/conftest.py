@@ -23,6 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Daemons of tests keep no packed weights, unless a test names a directory.
+os.environ["SYMPHONY_WEIGHTS_CACHE"] = ""
+
 # A shell makes its background processes ignore SIGINT. The programs that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

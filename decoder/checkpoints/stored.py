@@ -12,6 +12,9 @@ import numpy as np
 from decoder.checkpoints.quants import ENCODINGS, Encoding, Float32Array, dequantize
 from libsym.errors import Invalid, NoAccess, NotFound, SymError
 
+_MEMORY = Path("memory")
+"""`StoredTensor.file` of an array in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -27,7 +30,11 @@ class StoredTensor:
     def of_array(cls, name: str, array: Float32Array) -> StoredTensor:
         """Return a stored tensor over a float32 array in memory."""
         data = np.ascontiguousarray(array, dtype=np.float32).data.cast("B")
-        return cls(name, Path("memory"), ENCODINGS["F32"], array.shape, data)
+        return cls(name, _MEMORY, ENCODINGS["F32"], array.shape, data)
+
+    @property
+    def is_of_file(self) -> bool:
+        return self.file != _MEMORY
 
     def read_into(self, out: Float32Array) -> None:
         """Decode the tensor to float32. Invalid: a value is not finite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,9 @@ class CpuDecoder:
         precision: str = "float32",
         solo_work: int = SOLO_WORK,
         checkpoint: Callable[[], None] = lambda: None,
+        cache_directory: Path | None = None,
     ) -> None:
-        """Pack the weights, and start the threads. `pack_weights` describes `checkpoint`."""
+        """Pack the weights, and start the threads. `pack_weights` describes `checkpoint` and `cache_directory`."""
         check_shape(config)
         if precision not in KV_DTYPE:
             raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
@@ -55,7 +57,9 @@ class CpuDecoder:
         self.num_threads = available_cores() if num_threads is None else num_threads
         _check_threads(self.num_threads)
         self.isa = choose_isa(isa)
-        self._packed = pack_weights(config, weights, precision, checkpoint)
+        self._packed = pack_weights(
+            config, weights, precision, checkpoint, cache_directory=cache_directory, isa=self.isa
+        )
         self._frequencies = [inverse_frequencies(config, local) for local in (False, True)]
         model = ffi.new("sym_model *")
         model.shape = {
@@ -109,6 +113,10 @@ class CpuDecoder:
         """Return the addresses of the step's functions, for a loop in C. The loop must check each batch."""
         addresses = (ffi.addressof(lib, "sym_step"), self._decoder, ffi.addressof(lib, "sym_parallel"))
         return NativeStep(*(int(ffi.cast("uintptr_t", each)) for each in addresses))
+
+    def keep(self) -> None:
+        """Keep packed weights that are not in the cache yet. It takes seconds; another thread may call `step`."""
+        self._packed.keep()
 
     def close(self) -> None:
         """Stop the threads, and free the memory."""

@@ -17,12 +17,22 @@ static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int6
     return (uint16_t *)(m->data + strip / 2 * panel_bytes(m) + group * group_bytes(m)) + strip % 2 * 16 + lane;
 }
 
-static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i, unsigned code) {
-    uint8_t *bytes = (uint8_t *)feature_at(m, strip, lane, i) + i % 4;
-    if (m->format == SYM_CODES8)
-        *bytes = (uint8_t)code;
-    else
-        *bytes = (uint8_t)(i % 8 < 4 ? (*bytes & 0xf0) | code : (*bytes & 0x0f) | code << 4);
+/* Write the codes of one group. A step of a panel has four bytes for each feature: the codes of four inputs, or of eight
+ * inputs with 4 bits. */
+static void put_codes(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group, const uint8_t *codes) {
+    char *to = feature_at(m, strip, lane, group * SYM_GROUP);
+    if (m->format == SYM_CODES8) {
+        for (int step = 0; step < SYM_GROUP / 4; step++)
+            memcpy(to + step * STEP, codes + 4 * step, 4);
+        return;
+    }
+    for (int step = 0; step < SYM_GROUP / 8; step++) {
+        uint32_t low, high;
+        memcpy(&low, codes + 8 * step, 4);
+        memcpy(&high, codes + 8 * step + 4, 4);
+        low |= high << 4;
+        memcpy(to + step * STEP, &low, 4);
+    }
 }
 
 /* Pack one row with codes around zero. The largest magnitude of a group becomes 127 times the scale. */
@@ -38,10 +48,12 @@ static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64
         head[0] = scale;
         if (m->has_mins)
             head[PANEL] = to_float16(-128 * of_float16(scale));
+        uint8_t codes[SYM_GROUP];
         for (int64_t i = first; i < first + SYM_GROUP; i++) {
             float code = i < end ? nearbyintf(w[i] * inverse) : 0;
-            put_code(m, strip, lane, i, (unsigned)(128 + (int)fmaxf(-127, fminf(127, code))));
+            codes[i - first] = (uint8_t)(128 + (int)fmaxf(-127, fminf(127, code)));
         }
+        put_codes(m, strip, lane, first / SYM_GROUP, codes);
     }
 }
 
@@ -110,9 +122,9 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
             for (int64_t j = 0; j < k; j++)
                 memcpy(to + j * STEP, row + j, sizeof *row);
         else
-            for (int64_t j = 0; j < k; j++) {
-                uint16_t narrow = to_bfloat16(row[j]);
-                memcpy(to + j / 2 * STEP + j % 2 * 2, &narrow, sizeof narrow);
+            for (int64_t j = 0; j < k; j += 2) {
+                uint16_t two[2] = {to_bfloat16(row[j]), j + 1 < k ? to_bfloat16(row[j + 1]) : 0};
+                memcpy(to + j / 2 * STEP, two, sizeof two);
             }
     }
 }
@@ -127,9 +139,8 @@ void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scal
             head[0] = to_float16(scales[i * groups + g] / CODE_UNIT);
             if (mins)
                 head[PANEL] = to_float16(mins[i * groups + g] / CODE_UNIT);
+            put_codes(m, strip, lane, g, codes + i * k + g * SYM_GROUP);
         }
-        for (int64_t j = 0; j < k; j++)
-            put_code(m, strip, lane, j, codes[i * k + j]);
     }
 }
 

@@ -13,23 +13,30 @@ Every core decodes and packs a few thousand rows at a time. So loading takes lit
 from __future__ import annotations
 
 import errno
-import mmap
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from decoder.checkpoints.fingerprint import model_fingerprint
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.quants import GROUP_VALUES, ByteArray, Float32Array, Parts
+from decoder.checkpoints.quants import GROUP_VALUES, Float32Array, Parts
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
-from decoder.memory import advise_huge_pages, available_memory_bytes
+from decoder.cpu.panel_cache import About, checkpoint_files, open_cache
+from decoder.cpu.panel_memory import PanelMemory
+from decoder.memory import available_memory_bytes
 from decoder.model_config import ModelConfig
 from libsym.errors import Invalid, SymError
+
+log = logging.getLogger(__name__)
 
 _STRIP = 16
 """Number of features in a strip. A strip is half a panel."""
@@ -62,6 +69,8 @@ class PackedWeights:
     owned: tuple[Any, ...]
     num_bytes: int
     """Bytes that a step of one row reads: all matrices, without the embedding if the head is another matrix."""
+    keep: Callable[[], None]
+    """Function that keeps the packed matrices for the next start. It runs for seconds, while steps read the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +100,28 @@ def check_weights(config: ModelConfig, weights: Weights, precision: str) -> None
 
 
 def pack_weights(
-    config: ModelConfig, weights: Weights, precision: str, checkpoint: Callable[[], None] = lambda: None
+    config: ModelConfig,
+    weights: Weights,
+    precision: str,
+    checkpoint: Callable[[], None] = lambda: None,
+    *,
+    cache_directory: Path | None = None,
+    isa: str = "",
 ) -> PackedWeights:
-    """Return a packed copy, which does not refer to `weights`.
+    """Return a packed copy, which does not refer to `weights`. If the cache has the copy, nothing is packed.
 
-    `checkpoint` is called once for each job. An exception from it ends the packing.
+    `checkpoint` is called once for each job. An exception from it ends the packing. `isa`: the instruction set that
+    will read the panels.
     """
     matrices = _plan(config, weights, precision)
-    memory = _allocate(config.name, [_num_bytes(matrix) for matrix in matrices])
-    for matrix, block in zip(matrices, memory, strict=True):
-        matrix.struct.data = ffi.cast("char *", block.ctypes.data)
-    _run(_jobs(weights, matrices), checkpoint)
+    memory = _allocate(config.name, matrices)
+    keep: Callable[[], None] = lambda: None  # noqa: E731 - a field of the result
+    about = None if cache_directory is None else _about(config, weights, precision, isa, matrices)
+    if cache_directory is None or about is None or (cache := open_cache(cache_directory)) is None:
+        _run(_jobs(weights, matrices), checkpoint)
+    elif not cache.load(about, memory, checkpoint):
+        _run(_jobs(weights, matrices), checkpoint)
+        keep = partial(cache.keep, about, memory)
     owned: list[Any] = [memory, matrices]
 
     def floats(*names: str) -> Any:
@@ -128,6 +148,7 @@ def pack_weights(
         final_norm=floats(FINAL_NORM),
         owned=tuple(owned),
         num_bytes=sum(map(_num_bytes, read)),
+        keep=keep,
     )
 
 
@@ -243,7 +264,7 @@ def _fitted(stored: StoredTensor, struct: Any) -> Parts:
     codes, scales, mins = stored.encoding.parts(stored.data, stored.shape[0])
     if mins is None and struct.has_mins:
         mins = scales * np.float32(-coding.zero)
-    elif mins is None:
+    elif mins is None and coding.zero != _ZERO[struct.format]:
         codes = codes + np.uint8(_ZERO[struct.format] - coding.zero)
     return (
         np.ascontiguousarray(codes),
@@ -278,20 +299,36 @@ def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[], None]) -> Non
             raise
 
 
-def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
-    """Return zeroed arrays of these sizes in one anonymous mapping. Each array begins on a cache line."""
-    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-    needed = int(starts[-1])
-    _check_room(name, needed)
+def _about(config: ModelConfig, weights: Weights, precision: str, isa: str, matrices: list[_Matrix]) -> About | None:
+    """Return the description of these panels in a cache. None: the weights are not of a checkpoint's files."""
+    files = {stored.file.absolute() for stored in map(weights.stored, weights.names()) if stored.is_of_file}
+    if not files:
+        return None
     try:
-        mapping = mmap.mmap(-1, max(needed, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        checkpoint = checkpoint_files(sorted(files))
     except OSError as error:
-        raise SymError(
-            f"{name}: {needed / 1e9:.1f} GB for the weights cannot be had: {error.strerror}", errno.ENOMEM
-        ) from error
-    advise_huge_pages(mapping)
-    array = np.frombuffer(mapping, dtype=np.uint8)
-    return [array[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        log.warning("packed weights of %s are not kept: %s", config.name, error)
+        return None
+    return About(
+        revision=lib.SYM_PANELS_REVISION,
+        processor=isa,
+        precision=precision,
+        model=config.name,
+        fingerprint=model_fingerprint(config, weights),
+        checkpoint=checkpoint,
+        matrices=[[m.struct.format, m.struct.n, m.struct.k, m.struct.has_mins] for m in matrices],
+    )
+
+
+def _allocate(name: str, matrices: list[_Matrix]) -> PanelMemory:
+    """Return zeroed memory for these matrices, which they point into. Each matrix begins on a cache line."""
+    sizes = [_num_bytes(matrix) for matrix in matrices]
+    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
+    _check_room(name, int(starts[-1]))
+    memory = PanelMemory(name, int(starts[-1]))
+    for matrix, start in zip(matrices, starts, strict=False):
+        matrix.struct.data = ffi.cast("char *", memory.array.ctypes.data + int(start))
+    return memory
 
 
 def _check_room(name: str, needed: int) -> None:

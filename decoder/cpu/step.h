@@ -16,6 +16,9 @@
  * rotation spreads the few large activations of a row over the whole row. Without the rotation, one scale for each row
  * costs 4 % of perplexity. R is the Kronecker product of two matrices: the Hadamard matrix of the largest power of two
  * that divides k, and the discrete Hartley matrix `mix` of the odd factor. */
+
+/* Revision of this layout and of what sym_pack writes. Files with panels of another revision are packed anew. */
+#define SYM_PANELS_REVISION 1
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
 #define SYM_CODES8 2

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from decoder.batch import IntArray, NativeStep, StepBatch
@@ -64,6 +65,8 @@ class Loaded:
 
     decoder: Decoder
     native: NativeStep | None = None
+    keep: Callable[[], None] = lambda: None
+    """Function that keeps the loaded weights for the next start. It runs for seconds, while steps are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def _build_cpu(config: Config, model: Model) -> Backend:
     arena = _arena(kv_memory, page_bytes, lambda num_pages: Arena(model.config, num_pages, dtype))
     return Backend(
         arena,
-        partial(_load_cpu, model.config, arena, num_threads, isa, config.precision),
+        partial(_load_cpu, model.config, arena, num_threads, isa, config.precision, config.weights_cache),
         f"cpu ({config.precision}, {isa}, {num_threads} threads)",
         bits=f"cpu {isa}",
     )
@@ -121,11 +124,21 @@ def _load_cpu(
     num_threads: int,
     isa: str,
     precision: str,
+    cache_directory: Path | None,
     weights: Weights,
     checkpoint: Callable[[], None],
 ) -> Loaded:
-    decoder = CpuDecoder(shape, weights, arena, num_threads, isa, precision=precision, checkpoint=checkpoint)
-    return Loaded(decoder, decoder.native)
+    decoder = CpuDecoder(
+        shape,
+        weights,
+        arena,
+        num_threads,
+        isa,
+        precision=precision,
+        checkpoint=checkpoint,
+        cache_directory=cache_directory,
+    )
+    return Loaded(decoder, decoder.native, decoder.keep)
 
 
 def _build_cuda(config: Config, model: Model) -> Backend:

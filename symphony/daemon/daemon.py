@@ -184,8 +184,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
     hidden = [config.state, config.socket, programs_socket(config.socket)]
-    if config.mount_helper is not None:
-        hidden.append(config.mount_helper)
+    hidden += [path for path in (config.mount_helper, config.weights_cache) if path is not None]
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads, batches.sync)
     held = HeldTimes()

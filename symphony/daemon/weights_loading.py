@@ -26,7 +26,10 @@ class WeightsLoading:
         self._loaded: Loaded | None = None
 
     async def run(self, batches: BatchScheduler) -> None:
-        """Load the weights, and give the decoder to the batch scheduler. A cancellation soon stops the loading."""
+        """Load the weights, give the decoder to the batch scheduler, and keep the weights for the next start.
+
+        A cancellation soon stops the loading. It does not wait for the keeping, whose half-written file is never used.
+        """
         self._began_s = time.monotonic()
         load, weights = self._backend.load, self._weights
         self._weights = Weights({})  # the checkpoint is unmapped once its weights are packed
@@ -34,6 +37,7 @@ class WeightsLoading:
         self._took_s = time.monotonic() - self._began_s
         log.info("weights loaded in %.1f s", self._took_s)
         batches.provide(self._loaded.decoder, self._loaded.native)
+        await trio.to_thread.run_sync(self._loaded.keep, abandon_on_cancel=True)
 
     def info(self) -> dict[str, Any]:
         """Return whether the weights are loaded, and the seconds that loading took so far, for `symphony stat`."""

@@ -86,6 +86,9 @@ class Config:
     state: Path = _setting(Path("/var/lib/symphony"), kinds.DIRECTORY,
         "/var/lib/symphony for root, ~/.local/state/symphony for others",
         text="Where the daemon keeps all files; each daemon needs its own")
+    weights_cache: Path | None = _setting(None, kinds.CACHE, "~/.cache/symphony; the unit names its own",
+        "/var/cache/symphony",
+        text='Directory of packed weights, so that the next start need not pack them; with "", none are kept')
     allow_other: bool | None = _setting(None, kinds.TRUTH, "true for root and with the helper", True,
         text="Let users other than the daemon's enter the mount, as far as modes allow")
     open: bool = _setting(False, kinds.TRUTH,

@@ -260,6 +260,7 @@ def _is_loopback(host: str) -> bool:
 MODEL = Kind("string", _model)
 PATH = path("PATH")
 DIRECTORY = path("DIR")
+CACHE = Kind("path", lambda key, value: None if value == "" else DIRECTORY.parse(key, value), DIRECTORY.option)
 MOUNT = path("DIR", os.path.realpath)  # Path.resolve fails on a stale mount
 SIZE = Kind("size", _size, {"metavar": "SIZE"})
 SECONDS = number("seconds", "SECONDS", math.ulp(0.0), MAX_SECONDS, "more than 0 and at most a day")

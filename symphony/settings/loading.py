@@ -23,13 +23,16 @@ from symphony.settings.kinds import Unfit
 
 def defaults() -> Config:
     """Return the defaults for this user, overridden by the variables that a systemd unit sets (SYMPHONY_MOUNT ...)."""
-    config = Config(socket=default_socket())
+    home = Path.home()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "symphony"
+    config = Config(socket=default_socket(), weights_cache=cache)
     if os.geteuid() != 0:
-        home = Path.home()
         state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "symphony"
         config = replace(config, mount=home / "kv", state=state)
-    given = {key: os.environ.get(f"SYMPHONY_{key.upper()}") for key in ("mount", "state", "mount_helper")}
-    return replace(config, **{key: _value(key, value) for key, value in given.items() if value})
+    keys = "mount", "state", "mount_helper", "weights_cache"
+    given = {key: os.environ.get(f"SYMPHONY_{key.upper()}") for key in keys}
+    said = {key: value for key, value in given.items() if value or (value == "" and SETTINGS[key].kind is kinds.CACHE)}
+    return replace(config, **{key: _value(key, value) for key, value in said.items()})
 
 
 def default_file() -> Path | None:

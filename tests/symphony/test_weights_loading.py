@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import libsym as sym
+from tests.decoder.small_checkpoints import write_gguf
 from tests.symphony.launchers import eventually
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
@@ -29,6 +30,21 @@ backends.CpuDecoder = HeldDecoder
 sys.exit(main())
 """
 """The daemon, whose weights come when it is told so."""
+
+KEEPING = """
+import sys
+import symphony.daemon.backends as backends
+from symphony.cli import main
+
+class KeepingDecoder(backends.CpuDecoder):
+    def keep(self):
+        print("keeping", flush=True)
+        sys.stdin.readline()
+
+backends.CpuDecoder = KeepingDecoder
+sys.exit(main())
+"""
+"""The daemon, whose weights are never kept."""
 
 
 @pytest.fixture
@@ -102,3 +118,29 @@ def test_weights_that_cannot_be_loaded_end_the_daemon_in_one_line(held):
     assert "Traceback" not in held.log.read_text()
     assert not os.path.ismount(held.mount)
     assert not held.socket.exists()
+
+
+@pytest.mark.slow
+def test_the_next_daemon_has_the_weights_from_the_cache_and_gives_the_same_bits(start_daemon, tmp_path):
+    cache, model = tmp_path / "cache", write_gguf(tmp_path / "a.gguf", encoding="Q4_0")
+    options = ("--model", str(model), "--precision", "int4", "--kv-memory", "8M", "--weights-cache", str(cache))
+    rows = []
+    for line in (f"packed weights are kept in {cache}/", f"packed weights of {cache}/"):
+        daemon = start_daemon(*options)
+        sym.connect(str(daemon.socket))
+        rows.append(list(sym.pred(sym.kv_create(), [1, 2, 3]).logits))
+        eventually(lambda daemon=daemon, line=line: line in daemon.log.read_text())
+        sym.close()
+        daemon.process.kill()
+        daemon.process.wait()
+    assert rows[0] == rows[1]
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_a_daemon_does_not_wait_for_weights_that_are_being_kept(start_daemon):
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", KEEPING])
+    assert daemon.process.stdout.readline() == "keeping\n"
+    assert len(daemon.program("print(sym.pred(sym.kv_create(), [1]).argmax())").communicate(timeout=60)[0]) > 1
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()

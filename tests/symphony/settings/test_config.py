@@ -43,6 +43,22 @@ a.b = { c = 1 }
 '''
 
 
+def test_packed_weights_go_to_the_users_cache_unless_somebody_says_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv("SYMPHONY_WEIGHTS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load(None, {}).weights_cache == tmp_path / "symphony"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert load(None, {}).weights_cache == Path.home() / ".cache/symphony"
+    monkeypatch.setenv("SYMPHONY_WEIGHTS_CACHE", "/var/cache/symphony")
+    assert load(None, {}).weights_cache == Path("/var/cache/symphony")
+    assert load(None, {"weights_cache": ""}).weights_cache is None
+    (tmp_path / "symphony.toml").write_text('weights_cache = ""\n')
+    assert load(tmp_path / "symphony.toml", {}).weights_cache is None
+    monkeypatch.setenv("SYMPHONY_WEIGHTS_CACHE", "")
+    assert load(None, {}).weights_cache is None
+    assert load(None, {"weights_cache": str(tmp_path)}).weights_cache == tmp_path
+
+
 def test_the_policies_are_those_that_there_are():
     assert set(POLICIES) == {*loading.NAMES, NO_POLICY}
 
@@ -90,6 +106,7 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ("watchdog = 0\n", 1, "watchdog is 0"),
         ("step_ms = 1e9\n", 1, "step_ms is 1000000000.0"),
         ("mount = 7\n", 1, "mount is 7: a path needed"),
+        ("weights_cache = 7\n", 1, "weights_cache is 7: a path needed"),
         ('socket = "~nobody-at-all/s"\n', 1, "socket is '~nobody-at-all/s'"),
         ('model = "tiny"\n[weight]\nroot = 1\nnobody-at-all = 2\n', 4, "there is no such user"),
         ("weight = 3\n", 1, "weight is 3: a table"),
