@@ -43,7 +43,7 @@ class CpuDecoder:
         *,
         precision: str = "float32",
         solo_work: int = SOLO_WORK,
-        checkpoint: Callable[[], None] = lambda: None,
+        checkpoint: Callable[[float], None] = lambda _share: None,
         cache_directory: Path | None = None,
     ) -> None:
         """Pack the weights, and start the threads. `pack_weights` describes `checkpoint` and `cache_directory`."""

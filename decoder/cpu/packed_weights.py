@@ -103,15 +103,15 @@ def pack_weights(
     config: ModelConfig,
     weights: Weights,
     precision: str,
-    checkpoint: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[float], None] = lambda _share: None,
     *,
     cache_directory: Path | None = None,
     isa: str = "",
 ) -> PackedWeights:
     """Return a packed copy, which does not refer to `weights`. If the cache has the copy, nothing is packed.
 
-    `checkpoint` is called once for each job. An exception from it ends the packing. `isa`: the instruction set that
-    will read the panels.
+    `checkpoint` is called often, with the share of the work that is done. An exception from it ends the packing. `isa`:
+    the instruction set that will read the panels.
     """
     matrices = _plan(config, weights, precision)
     memory = _allocate(config.name, matrices)
@@ -287,12 +287,12 @@ def _floats(array: Float32Array) -> Any:
     return ffi.cast("float *", array.ctypes.data)
 
 
-def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[], None]) -> None:
+def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[float], None]) -> None:
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="load") as pool:
         futures = [pool.submit(_pack, *job) for job in jobs]
         try:
-            for future in futures:
-                checkpoint()
+            for number, future in enumerate(futures):
+                checkpoint(number / len(futures))
                 future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)

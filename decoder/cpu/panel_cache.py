@@ -143,7 +143,7 @@ class PanelCache:
         weakref.finalize(self, os.close, self._fd)
         _require_own(self._fd, stat.S_IFDIR, _OWN_DIRECTORY)
 
-    def load(self, about: About, memory: PanelMemory, checkpoint: Callable[[], None]) -> bool:
+    def load(self, about: About, memory: PanelMemory, checkpoint: Callable[[float], None]) -> bool:
         """Fill the memory from the cache. Return False if no file fits `about`.
 
         The memory shows the file itself if the page cache has it in huge pages, else it gets a copy.
@@ -185,7 +185,7 @@ class PanelCache:
         except (OSError, Unfit) as error:
             log.warning("packed weights are not kept in %s, so the next start packs again: %s", path, error)
 
-    def _view(self, about: About, num_bytes: int, checkpoint: Callable[[], None]) -> FileView:
+    def _view(self, about: About, num_bytes: int, checkpoint: Callable[[float], None]) -> FileView:
         """Return the panels of the file that fits `about`, after a check of a sample. OSError, Unfit: there is none."""
         fd = self._open(about.file_name)
         try:
@@ -274,7 +274,7 @@ def open_cache(directory: Path) -> PanelCache | None:
         return None
 
 
-def _no_checkpoint() -> None:
+def _no_checkpoint(_share: float) -> None:
     """Let the work go on."""
 
 

@@ -71,10 +71,10 @@ class PanelMemory:
             raise OSError(ctypes.get_errno(), f"mapping of weights: {os.strerror(ctypes.get_errno())}")
         weakref.finalize(self, os.close, os.dup(view.fd))  # the lock of the file lasts as long as its mapping
 
-    def copy(self, view: FileView, checkpoint: Callable[[], None]) -> None:
+    def copy(self, view: FileView, checkpoint: Callable[[float], None]) -> None:
         """Copy the bytes of `view` into the memory. An exception from `checkpoint` ends the copying."""
         for first in range(0, self.num_bytes, _POPULATED_AT_ONCE):
-            checkpoint()
+            checkpoint(first / self.num_bytes)
             self.array[first : first + _POPULATED_AT_ONCE] = view.array[first : first + _POPULATED_AT_ONCE]
 
 
@@ -89,14 +89,14 @@ class FileView:
         advise_huge_pages(self._mapping)
         self.array: ByteArray = np.frombuffer(self._mapping, dtype=np.uint8)
 
-    def read(self, checkpoint: Callable[[], None]) -> None:
+    def read(self, checkpoint: Callable[[float], None]) -> None:
         """Read the bytes into the page cache. OSError: the disk fails. An exception from `checkpoint` ends the reading.
 
         Kernels before 5.14 cannot read ahead for a mapping: they read when a step needs the bytes.
         """
         size = len(self.array)
         for first in range(0, size, _POPULATED_AT_ONCE):
-            checkpoint()
+            checkpoint(first / size)
             try:
                 self._mapping.madvise(_POPULATE_READ, first, min(_POPULATED_AT_ONCE, size - first))
             except OSError as error:

@@ -111,7 +111,7 @@ class CudaDecoder:
         *,
         precision: str = "bf16",
         invariant: bool = True,
-        checkpoint: Callable[[], None] = lambda: None,
+        checkpoint: Callable[[float], None] = lambda _share: None,
     ) -> None:
         """Load the weights, and allocate the buffers of a step. `checkpoint`: see `load_weights`."""
         check_config(config)

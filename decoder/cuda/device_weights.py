@@ -7,6 +7,7 @@ up.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,11 +78,11 @@ def load_weights(
     weights: Weights,
     dtype: torch.dtype,
     device: Device,
-    checkpoint: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[float], None] = lambda _share: None,
 ) -> DeviceWeights:
     """Upload a model's weights. Invalid: a value is not finite in `dtype`.
 
-    `checkpoint` is called before each piece. An exception from it ends the load.
+    `checkpoint` is called before each piece, with the share that is loaded. An exception from it ends the load.
     """
     with _Loader(weights, dtype, device, checkpoint) as loader:
         layers = tuple(_load_layer(loader, index) for index in range(config.num_layers))
@@ -116,9 +117,12 @@ def _load_layer(loader: _Loader, index: int) -> LayerWeights:
 class _Loader:
     """Loader that reads a bounded number of pieces ahead of the uploads, and checks the uploaded weights at the end."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: Device, checkpoint: Callable[[], None]) -> None:
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, device: Device, checkpoint: Callable[[float], None]
+    ) -> None:
         self.weights = weights
         self._dtype, self._device, self._checkpoint = dtype, device, checkpoint
+        self._num_values, self._num_loaded = sum(math.prod(weights.shape(name)) for name in weights.names()), 0
         num_threads = available_cores()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         self._pieces: deque[tuple[Tensor, Future[Tensor]]] = deque()
@@ -162,12 +166,13 @@ class _Loader:
 
     def _upload_pieces(self, num_left: int) -> None:
         while len(self._pieces) > num_left:
-            self._checkpoint()
+            self._checkpoint(self._num_loaded / self._num_values)
             part, values = self._pieces.popleft()
             self._upload(part, values.result())
 
     def _upload(self, part: Tensor, values: Tensor) -> None:
         part.copy_(values.to(self._device.torch))
+        self._num_loaded += part.numel()
         self._is_finite &= part.isfinite().all()
 
 

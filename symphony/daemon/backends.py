@@ -74,11 +74,11 @@ class Backend:
     """An arena, and the loader of the decoder that will compute over it."""
 
     arena: KvStore
-    load: Callable[[Weights, Callable[[], None]], Loaded]
+    load: Callable[[Weights, Callable[[float], None]], Loaded]
     """Function that loads a decoder with these weights, and keeps no reference to them.
 
-    The function runs for seconds, on a worker. Meanwhile it calls its second argument repeatedly. An error that the
-    second argument raises stops the loading.
+    The function runs for seconds, on a worker. Meanwhile it calls its second argument repeatedly, with the share of the
+    work that is done. An error that the second argument raises stops the loading.
     """
     description: str
     """Description of the backend, for people."""
@@ -126,7 +126,7 @@ def _load_cpu(
     precision: str,
     cache_directory: Path | None,
     weights: Weights,
-    checkpoint: Callable[[], None],
+    checkpoint: Callable[[float], None],
 ) -> Loaded:
     decoder = CpuDecoder(
         shape,
@@ -169,7 +169,7 @@ def _build_cuda(config: Config, model: Model) -> Backend:
         )
     shape, precision, invariant = model.config, config.precision, config.invariant
 
-    def load(weights: Weights, checkpoint: Callable[[], None]) -> Loaded:
+    def load(weights: Weights, checkpoint: Callable[[float], None]) -> Loaded:
         with naming_full_memory():
             return Loaded(
                 CudaDecoder(shape, weights, arena, precision=precision, invariant=invariant, checkpoint=checkpoint)

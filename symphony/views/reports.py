@@ -40,7 +40,7 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
     steps = max(info["num_steps"], 1)
     return [
         f"model    {info['model']}",
-        f"weights  {_weights(info['weights'], info['weights_s'])}",
+        f"weights  {_weights(info)}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
         f"pool     {used} of {total} used, {counted(info['num_names'], 'name')}",
         f"memory   {memory_line(info['tiers'], page_bytes)}",
@@ -87,8 +87,10 @@ def tiers_line(tiers: dict[str, Any]) -> str:
     return line + (f"; IT FAILS: {error}" if (error := tiers["error"] or tiers["policy_error"]) else "")
 
 
-def _weights(state: str, seconds: float) -> str:
-    return f"loading ({seconds:.0f} s)" if state == "loading" else f"{state} in {seconds:.1f} s"
+def _weights(info: dict[str, Any]) -> str:
+    if info["weights"] != "loading":
+        return f"{info['weights']} in {info['weights_s']:.1f} s"
+    return f"loading ({100 * info['weights_share']:.0f} %, {info['weights_s']:.0f} s)"
 
 
 def _fleet(fleet: dict[str, Any]) -> str:

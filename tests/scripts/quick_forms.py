@@ -104,6 +104,17 @@ FORMS = {
             r"kv_fetch +[\d.]+ MB/s",
         )
     ),
+    "bench/load.py": Form(
+        table=(
+            r"tiny.gguf, [\d.]+ GB, int4; \d+ cores",
+            r"answer, first start, file on disk +[\d.]+ s",
+            r"answer, next start, weights in memory +[\d.]+ s .* without [\d.]+, ratio",
+            r"decode after the next start +[\d.]+ tokens/s .* without [\d.]+, ratio",
+            r"PSS of one daemon +[\d.]+ MiB",
+            r"PSS of each of two daemons +[\d.]+ MiB",
+        ),
+        may_be_empty=(r"0\.0 to 0\.\d",),
+    ),
     "bench/mount.py": Form(
         table=tuple(
             rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"

@@ -14,19 +14,21 @@ TINY = ("--model", "tiny", "--kv-memory", "8M")
 HELD = """
 import select, sys
 import symphony.daemon.backends as backends
+import symphony.daemon.weights_loading as weights_loading
 from libsym.errors import Invalid
 from symphony.cli import main
 
 class HeldDecoder(backends.CpuDecoder):
     def __init__(self, *args, checkpoint, **options):
         while not select.select([sys.stdin], [], [], 0.01)[0]:
-            checkpoint()
+            checkpoint(0.456)
         word = sys.stdin.readline().strip()
         if word != "go":
             raise Invalid(f"the weights are {word}")
         super().__init__(*args, checkpoint=checkpoint, **options)
 
 backends.CpuDecoder = HeldDecoder
+weights_loading.TOLD_EVERY_S = 0.01
 sys.exit(main())
 """
 """The daemon, whose weights come when it is told so."""
@@ -79,7 +81,8 @@ def test_names_and_files_are_served_while_the_weights_load_and_pred_waits(held):
     assert "cpu (" in sym.model_info().backend
     stat = sym.daemon_stat()
     assert (stat["weights"], stat["num_steps"]) == ("loading", 0)
-    assert "weights  loading (" in held.symphony("stat").stdout
+    eventually(lambda: sym.daemon_stat()["weights_share"] == 0.456)
+    assert "weights  loading (46 %, " in held.symphony("stat").stdout
     assert "symphony_weights_loaded 0\n" in (held.mount / ".symphony/metrics").read_text()
     tell(held, "go")
     assert program.communicate(timeout=60) == ("computed 3\n", "")
@@ -90,6 +93,7 @@ def test_names_and_files_are_served_while_the_weights_load_and_pred_waits(held):
     assert "weights  loaded in " in held.symphony("stat").stdout
     assert "symphony_weights_loaded 1\n" in (held.mount / ".symphony/metrics").read_text()
     sym.daemon_check()
+    assert "weights are being loaded: 45 %" in held.log.read_text()
     assert "weights loaded in" in held.log.read_text()
     assert held.stop() == 0
 

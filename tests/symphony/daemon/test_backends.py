@@ -48,7 +48,7 @@ def test_memory_that_others_took_meanwhile_is_one_line(monkeypatch):
     backend = backends.build_backend(config, model)
     assert backend.bits == "cuda interpreter invariant"
     with pytest.raises(NoSpace, match="the GPU's memory ran out: say a smaller --gpu-memory"):
-        backend.load(model.weights, lambda: None)
+        backend.load(model.weights, lambda _share: None)
     backend.close()
 
 

@@ -38,7 +38,14 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     )
     info: dict[str, Any] = dict.fromkeys(numbers.split(), 0)
     info |= {"page_bytes": 4096, "quota_bytes": None, "quota_files": None}
-    info |= {"model": "tiny", "mount": "/kv", "socket": "/s", "weights": "loading", "weights_s": 12.3}
+    info |= {
+        "model": "tiny",
+        "mount": "/kv",
+        "socket": "/s",
+        "weights": "loading",
+        "weights_s": 12.3,
+        "weights_share": 0.456,
+    }
     info["held"] = {"num": 120311, "num_long": 3, "long_s": 0.001, "longest_s": 0.00181}
     info["held"]["worst"] = [{"held_s": 0.00181, "processor_s": 0.0003, "task": "serve gate:12"}]
     info["cost_model"] = {}
@@ -51,7 +58,7 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     info["disk"] = DISK | full
     assert "disk     3.0M of 4.0M; 2 changes not on it yet, 8.0K of pages; IT FAILS: full" in stat_lines(info)
     assert "costs    steps take what was expected within 3 % (1 decode), 8 % (mixed)" in stat_lines(info)
-    assert "weights  loading (12 s)" in stat_lines(info)
+    assert "weights  loading (46 %, 12 s)" in stat_lines(info)
     assert stat_lines(info)[-1] == (
         "held     longest 1.8 ms; 3 of 120,311 times over 1 ms; the longest was 0.3 ms of processor, by serve gate:12"
     )
