@@ -35,7 +35,7 @@ from typing import Any
 import xxhash
 
 from decoder.checkpoints.quants import ByteArray
-from decoder.cpu.panel_memory import HUGE_BYTES, FileView, PanelMemory
+from decoder.cpu.panel_memory import HUGE_BYTES, FileView, PanelMemory, gather_huge_pages
 
 BLOCK_BYTES = HUGE_BYTES
 """Bytes of a block, and of the header. A write of a whole huge page makes the page cache use a huge page."""
@@ -47,6 +47,8 @@ _CHECK_BYTES = 8
 _SAMPLED_BLOCKS = 32
 _SYNCED_BLOCKS = 128
 """Blocks between two syncs, so that unwritten bytes never fill the memory that the kernel allows for them."""
+_GATHERED_BLOCKS = 32
+"""Blocks that are written into one gathering of huge pages."""
 _OWN_FILE, _OWN_DIRECTORY = 0o600, 0o700
 
 log = logging.getLogger(__name__)
@@ -248,6 +250,8 @@ class PanelCache:
         os.ftruncate(part, 0)
         sums = []
         for block in range(len(panels) // BLOCK_BYTES):
+            if block % _GATHERED_BLOCKS == 0:
+                gather_huge_pages(_GATHERED_BLOCKS * BLOCK_BYTES)
             _write_all(part, _bytes_of(panels, block), block + 1)
             sums.append(_sum(panels, block))
             if len(sums) % _SYNCED_BLOCKS == 0:
