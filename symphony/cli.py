@@ -17,6 +17,7 @@ from symphony.commands.completion import add_completion
 from symphony.commands.configuration import add_configuration
 from symphony.commands.fleet import add_fleet
 from symphony.commands.manual import add_help
+from symphony.commands.models import add_models
 from symphony.commands.parser import Parser
 from symphony.commands.policies import add_policy
 from symphony.commands.programs import add_program_commands
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_questions(commands)
     add_top(commands)
     add_checks(commands)
+    add_models(commands)
     add_trace(commands)
     add_fleet(commands)
     add_policy(commands)

@@ -118,6 +118,11 @@ class CpuDecoder:
         """Keep packed weights that are not in the cache yet. It takes seconds; another thread may call `step`."""
         self._packed.keep()
 
+    @property
+    def make_room(self) -> Callable[[], object] | None:
+        """Return the function that removes kept weights while the disk is nearly full. None: none are kept."""
+        return self._packed.make_room
+
     def close(self) -> None:
         """Stop the threads, and free the memory."""
         if self._decoder is not None:

@@ -30,7 +30,7 @@ from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
-from decoder.cpu.panel_cache import About, checkpoint_files, open_cache
+from decoder.cpu.panel_cache import REVISION, About, checkpoint_files, open_cache
 from decoder.cpu.panel_memory import PanelMemory
 from decoder.memory import available_memory_bytes
 from decoder.model_config import ModelConfig
@@ -71,6 +71,8 @@ class PackedWeights:
     """Bytes that a step of one row reads: all matrices, without the embedding if the head is another matrix."""
     keep: Callable[[], None]
     """Function that keeps the packed matrices for the next start. It runs for seconds, while steps read the weights."""
+    make_room: Callable[[], object] | None
+    """Function that removes files of the cache while the disk is nearly full. None: there is no cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def pack_weights(
     matrices = _plan(config, weights, precision)
     memory = _allocate(config.name, matrices)
     keep: Callable[[], None] = lambda: None  # noqa: E731 - a field of the result
+    cache = None
     about = None if cache_directory is None else _about(config, weights, precision, isa, matrices)
     if cache_directory is None or about is None or (cache := open_cache(cache_directory)) is None:
         _run(_jobs(weights, matrices), checkpoint)
@@ -149,6 +152,7 @@ def pack_weights(
         owned=tuple(owned),
         num_bytes=sum(map(_num_bytes, read)),
         keep=keep,
+        make_room=None if cache is None else cache.make_room,
     )
 
 
@@ -310,7 +314,7 @@ def _about(config: ModelConfig, weights: Weights, precision: str, isa: str, matr
         log.warning("packed weights of %s are not kept: %s", config.name, error)
         return None
     return About(
-        revision=lib.SYM_PANELS_REVISION,
+        revision=REVISION,
         processor=isa,
         precision=precision,
         model=config.name,

@@ -35,8 +35,10 @@ from typing import Any
 import xxhash
 
 from decoder.checkpoints.quants import ByteArray
+from decoder.cpu._step import lib
 from decoder.cpu.panel_memory import HUGE_BYTES, FileView, PanelMemory, gather_huge_pages
 
+REVISION: int = lib.SYM_PANELS_REVISION
 BLOCK_BYTES = HUGE_BYTES
 """Bytes of a block, and of the header. A write of a whole huge page makes the page cache use a huge page."""
 SUFFIX = ".panels"
@@ -47,8 +49,8 @@ _CHECK_BYTES = 8
 _SAMPLED_BLOCKS = 32
 _SYNCED_BLOCKS = 128
 """Blocks between two syncs, so that unwritten bytes never fill the memory that the kernel allows for them."""
-_GATHERED_BLOCKS = 32
-"""Blocks that are written into one gathering of huge pages."""
+_GATHERED_BLOCKS = 64
+"""Blocks that are written into one gathering of huge pages, which has twice as many: the kernel takes some of them."""
 _OWN_FILE, _OWN_DIRECTORY = 0o600, 0o700
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,26 @@ def read_header(fd: int) -> Header:
     if os.fstat(fd).st_size != (1 + len(header.sums)) * BLOCK_BYTES:
         raise Unfit("it is cut")
     return header
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a file of this name belongs to a cache."""
+    return name.endswith((SUFFIX, f"{SUFFIX}{_PART}"))
+
+
+def is_part(name: str) -> bool:
+    """Return whether a file of this name is not whole yet."""
+    return name.endswith(_PART)
+
+
+def is_in_use(fd: int) -> bool:
+    """Return whether a daemon uses the open file, or writes it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
 
 
 def damaged_blocks(panels: ByteArray, sums: Sequence[str], blocks: Sequence[int]) -> list[int]:
@@ -187,6 +209,36 @@ class PanelCache:
         except (OSError, Unfit) as error:
             log.warning("packed weights are not kept in %s, so the next start packs again: %s", path, error)
 
+    def make_room(self, num_bytes: int = 0) -> bool:
+        """Remove files until `num_bytes` more leave FREE_SHARE of the disk free. Return whether they do.
+
+        Files that no daemon uses are removed, the longest unused first. A file in use would keep its space on the disk.
+        """
+        unused = self._oldest_first()
+        while not self._has_room(num_bytes):
+            if not unused:
+                return False
+            self._remove_unused(unused.pop(0))
+        return True
+
+    def _has_room(self, num_bytes: int) -> bool:
+        disk = os.fstatvfs(self._fd)
+        return num_bytes <= (disk.f_bavail - FREE_SHARE * disk.f_blocks) * disk.f_frsize
+
+    def _oldest_first(self) -> list[str]:
+        with os.scandir(self._fd) as entries:
+            ours = [each for each in entries if is_ours(each.name)]
+            return [each.name for each in sorted(ours, key=lambda each: each.stat(follow_symlinks=False).st_mtime_ns)]
+
+    def _remove_unused(self, name: str) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._fd)
+        try:
+            if not is_in_use(fd):
+                os.unlink(name, dir_fd=self._fd)
+                log.info("%s is removed: the disk is nearly full", self.directory / name)
+        finally:
+            os.close(fd)
+
     def _view(self, about: About, num_bytes: int, checkpoint: Callable[[float], None]) -> FileView:
         """Return the panels of the file that fits `about`, after a check of a sample. OSError, Unfit: there is none."""
         fd = self._open(about.file_name)
@@ -195,6 +247,7 @@ class PanelCache:
             _require_same(header.about, about)
             if len(header.sums) * BLOCK_BYTES != num_bytes:
                 raise Unfit(f"it has {len(header.sums)} blocks of panels, not {num_bytes // BLOCK_BYTES}")
+            os.utime(fd)  # `make_room` goes by the time of the last use
             view = FileView(fd, BLOCK_BYTES, num_bytes)
             view.read(checkpoint)
         finally:
@@ -245,13 +298,14 @@ class PanelCache:
 
     def _write(self, part: int, about: About, panels: ByteArray) -> None:
         """Write a whole file, and give it its name. OSError, Unfit: there is no such file."""
-        self._require_room(BLOCK_BYTES + len(panels))
+        if not self.make_room(needed := BLOCK_BYTES + len(panels)):
+            raise OSError(errno.ENOSPC, f"{needed / 1e9:.1f} GB would leave less than 5 % of the disk free")
         digests = [_digest(Path(path)) for path, *_ in about.checkpoint]
         os.ftruncate(part, 0)
         sums = []
         for block in range(len(panels) // BLOCK_BYTES):
             if block % _GATHERED_BLOCKS == 0:
-                gather_huge_pages(_GATHERED_BLOCKS * BLOCK_BYTES)
+                gather_huge_pages(2 * _GATHERED_BLOCKS * BLOCK_BYTES)
             _write_all(part, _bytes_of(panels, block), block + 1)
             sums.append(_sum(panels, block))
             if len(sums) % _SYNCED_BLOCKS == 0:
@@ -262,11 +316,6 @@ class PanelCache:
         os.fsync(part)
         os.rename(f"{about.file_name}{_PART}", about.file_name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
-
-    def _require_room(self, num_bytes: int) -> None:
-        disk = os.fstatvfs(self._fd)
-        if num_bytes > (disk.f_bavail - FREE_SHARE * disk.f_blocks) * disk.f_frsize:
-            raise OSError(errno.ENOSPC, f"{num_bytes / 1e9:.1f} GB would leave less than 5 % of the disk free")
 
 
 def open_cache(directory: Path) -> PanelCache | None:

@@ -22,8 +22,9 @@ from kvfs.durable.findings import Finding
 from kvfs.durable.fsck import fsck
 from libsym.calls.scrub import daemon_scrub
 from libsym.errors import NotConnected, NotFound, SymError
+from symphony.checks.kept_weights import cache_of, findings_of, kept_files
 from symphony.settings.loading import defaults
-from symphony.views.reports import human_bytes
+from symphony.views.reports import counted, human_bytes
 
 CLEAN, DAMAGED, FAILED = 0, 1, 2
 _MEBIBYTE = 1 << 20
@@ -84,6 +85,8 @@ def _verdict(checked: Checked) -> str:
 
 
 def _fsck(args: argparse.Namespace, socket: Path | None) -> Checked:
+    if args.weights is not None:
+        return _fsck_of_weights(args, socket)
     if args.state is None and _daemon_answers(socket):
         return _fsck_of_daemon(args)
     state = Path(args.state).expanduser().absolute() if args.state else defaults().state
@@ -92,6 +95,18 @@ def _fsck(args: argparse.Namespace, socket: Path | None) -> Checked:
     what = f"{state}: {report.num_files} files, {report.num_pages} pages read"
     numbers = {"state": str(state), "num_files": report.num_files, "num_pages": report.num_pages}
     return Checked(what, report.findings, numbers, report.is_repaired)
+
+
+def _fsck_of_weights(args: argparse.Namespace, socket: Path | None) -> Checked:
+    """Check the files of packed weights: their headers, and without --quick all their bytes."""
+    directory = cache_of(args.weights or None, socket)
+    files = kept_files(directory)
+    with _ProgressLine() as line:
+        findings = findings_of(files, line.show, quick=args.quick, repair=args.repair)
+    num_bytes = sum(file.num_bytes for file in files)
+    what = f"{directory}: {counted(len(files), 'file')} of packed weights, {human_bytes(num_bytes)}"
+    numbers = {"weights": str(directory), "num_files": len(files), "num_bytes": num_bytes}
+    return Checked(what, findings, numbers, is_repaired=args.repair and bool(findings))
 
 
 def _daemon_answers(socket: Path | None) -> bool:

@@ -22,6 +22,13 @@ def add_checks(commands: Commands) -> None:
         help="state directory that no daemon uses (default: ask the running daemon, or check your own state)",
     )
     state.add_argument("--state", metavar="DIR", dest="state_option", help="the same")
+    state.add_argument(
+        "--weights",
+        metavar="DIR",
+        nargs="?",
+        const="",
+        help="check packed weights in place of the state (default: the daemon's, or your own if no daemon answers)",
+    )
     fsck.add_argument("--repair", action="store_true", help="mend what can be mended, and remove damaged parts")
     fsck.add_argument("--quick", action="store_true", help="do not read pages")
     fsck.set_defaults(action=_fsck)

@@ -67,6 +67,8 @@ class Loaded:
     native: NativeStep | None = None
     keep: Callable[[], None] = lambda: None
     """Function that keeps the loaded weights for the next start. It runs for seconds, while steps are computed."""
+    make_room: Callable[[], object] | None = None
+    """Function that removes kept weights while the disk is nearly full. None: no weights are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _load_cpu(
         checkpoint=checkpoint,
         cache_directory=cache_directory,
     )
-    return Loaded(decoder, decoder.native, decoder.keep)
+    return Loaded(decoder, decoder.native, decoder.keep, decoder.make_room)
 
 
 def _build_cuda(config: Config, model: Model) -> Backend:

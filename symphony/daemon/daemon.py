@@ -298,6 +298,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "model": house.model.name,
         "precision": house.config.precision,
         **house.weights.info(),
+        "weights_cache": None if house.config.weights_cache is None else str(house.config.weights_cache),
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
         "mount_helper": None if house.helper is None else {"kept": house.helper.is_kept},
@@ -404,6 +405,7 @@ async def _serve_until(
 async def _load_weights(house: House, notifier: Notifier) -> None:
     await house.weights.run(house.batches)
     notifier.status(house.status())
+    await house.weights.keep()
 
 
 def _allow_many_descriptors() -> None:

@@ -14,6 +14,8 @@ from symphony.daemon.backends import Backend, Loaded
 
 log = logging.getLogger(__name__)
 
+ROOM_EVERY_S = 30.0
+"""Seconds between two looks at the free space of the disk."""
 TOLD_EVERY_S = 5.0
 """Seconds between two lines of the log that tell how far a long loading is."""
 
@@ -31,10 +33,7 @@ class WeightsLoading:
         self._loaded: Loaded | None = None
 
     async def run(self, batches: BatchScheduler) -> None:
-        """Load the weights, give the decoder to the batch scheduler, and keep the weights for the next start.
-
-        A cancellation soon stops the loading. It does not wait for the keeping, whose half-written file is never used.
-        """
+        """Load the weights, and give the decoder to the batch scheduler. A cancellation soon stops the loading."""
         self._began_s = self._told_s = time.monotonic()
         load, weights = self._backend.load, self._weights
         self._weights = Weights({})  # the checkpoint is unmapped once its weights are packed
@@ -42,7 +41,20 @@ class WeightsLoading:
         self._took_s = time.monotonic() - self._began_s
         log.info("weights loaded in %.1f s", self._took_s)
         batches.provide(self._loaded.decoder, self._loaded.native)
+
+    async def keep(self) -> None:
+        """Keep the loaded weights for the next start. Then remove kept weights whenever the disk is nearly full.
+
+        A cancellation does not wait for a file that is being written. Half of a file is never used.
+        """
+        assert self._loaded is not None, "keep() before run()"
         await trio.to_thread.run_sync(self._loaded.keep, abandon_on_cancel=True)
+        while self._loaded.make_room is not None:
+            await trio.sleep(ROOM_EVERY_S)
+            try:
+                await trio.to_thread.run_sync(self._loaded.make_room, abandon_on_cancel=True)
+            except OSError as error:
+                log.warning("packed weights cannot be removed: %s", error)
 
     def info(self) -> dict[str, Any]:
         """Return whether the weights are loaded, the seconds so far, and the share that is loaded."""

@@ -2,10 +2,17 @@
 
 import os
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import trio
 
 import libsym as sym
+from decoder.checkpoints.weights import Weights
+from symphony.daemon import weights_loading
+from symphony.daemon.backends import Loaded
+from symphony.daemon.weights_loading import WeightsLoading
 from tests.decoder.small_checkpoints import write_gguf
 from tests.symphony.launchers import eventually
 
@@ -148,3 +155,43 @@ def test_a_daemon_does_not_wait_for_weights_that_are_being_kept(start_daemon):
     assert len(daemon.program("print(sym.pred(sym.kv_create(), [1]).argmax())").communicate(timeout=60)[0]) > 1
     assert daemon.stop() == 0
     assert "Traceback" not in daemon.log.read_text()
+
+
+@pytest.mark.slow
+def test_symphony_model_asks_the_daemon_for_its_cache(start_daemon, tmp_path):
+    cache, model = tmp_path / "cache", write_gguf(tmp_path / "a.gguf", encoding="Q4_0")
+    daemon = start_daemon("--model", str(model), "--kv-memory", "8M", "--weights-cache", str(cache))
+    eventually(lambda: "packed weights are kept" in daemon.log.read_text())
+    shown = daemon.symphony("model", "list").stdout
+    assert "small  bf16       " in shown
+    assert shown.endswith(f" in {cache}\n")
+    assert daemon.symphony("fsck", "--weights").stdout.startswith(f"{cache}: 1 file of packed weights")
+
+
+def test_a_daemon_looks_for_room_again_and_again(caplog, monkeypatch):
+    monkeypatch.setattr(weights_loading, "ROOM_EVERY_S", 0.001)
+    looks, enough = [], trio.Event()
+
+    def look():
+        looks.append(1)
+        if len(looks) == 2:
+            raise OSError(5, "the disk fails")
+        if len(looks) == 3:
+            trio.from_thread.run_sync(enough.set)
+
+    fake: Any = SimpleNamespace(
+        load=lambda _weights, _checkpoint: Loaded(fake, make_room=look),
+        provide=lambda _decoder, _native: None,
+    )
+
+    async def keep() -> None:
+        loading = WeightsLoading(fake, Weights({}))
+        async with trio.open_nursery() as nursery:
+            await loading.run(fake)
+            nursery.start_soon(loading.keep)
+            with trio.fail_after(20):
+                await enough.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(keep)
+    assert "packed weights cannot be removed: [Errno 5] the disk fails" in caplog.text

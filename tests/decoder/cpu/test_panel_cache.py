@@ -1,5 +1,6 @@
 """Packed weights that are kept in files: what is used, what is packed anew, and what a killed writer leaves."""
 
+import gc
 import os
 import random
 import resource
@@ -218,6 +219,29 @@ def test_a_twentieth_of_the_disk_stays_free(cache, about, caplog, monkeypatch):
     cache.keep(about, memory_of(7))
     assert "would leave less than 5 % of the disk free" in caplog.text
     assert names(cache) == []
+
+
+def test_a_full_disk_loses_the_longest_unused_files_first_and_none_in_use(cache, about, kept, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    used, others = new_memory(), [replace(about, precision=name) for name in ("old", "new")]
+    monkeypatch.setattr(FileView, "is_huge", lambda _view: True)
+    for other in others:
+        cache.keep(other, memory_of(8))
+    assert cache.load(about, used, no_checkpoint)
+    for number, path in enumerate((kept, *(cache.directory / each.file_name for each in others))):
+        os.utime(path, (number, number))
+    assert cache.make_room()
+    assert len(names(cache)) == 3
+    looks = [False, False, True]
+    monkeypatch.setattr(PanelCache, "_has_room", lambda _cache, _num_bytes: looks.pop(0))
+    gc.collect()  # the memory of the others
+    assert cache.make_room()
+    assert sorted(names(cache)) == sorted([kept.name, others[1].file_name])
+    assert f"{cache.directory / others[0].file_name} is removed: the disk is nearly full" in caplog.text
+    looks[:] = [False] * 9
+    assert not cache.make_room()
+    assert names(cache) == [kept.name]
+    assert np.array_equal(used.array, memory_of(7).array)
 
 
 def test_panels_of_a_checkpoint_that_changes_while_they_are_written_are_not_kept(cache, about, caplog):
