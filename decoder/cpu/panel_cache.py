@@ -107,12 +107,13 @@ def read_header(fd: int) -> Header:
     text = data[_CHECK_BYTES:]
     if len(data) != BLOCK_BYTES or xxhash.xxh3_64_digest(text) != data[:_CHECK_BYTES]:
         raise Unfit("its header is damaged")
-    fields = json.loads(text)
     try:
+        fields = json.loads(text)
         header = Header(About(**fields.pop("about")), **fields)
-    except (KeyError, TypeError):
+        num_blocks = len(header.sums)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise Unfit("another release of Symphony wrote it") from None
-    if os.fstat(fd).st_size != (1 + len(header.sums)) * BLOCK_BYTES:
+    if os.fstat(fd).st_size != (1 + num_blocks) * BLOCK_BYTES:
         raise Unfit("it is cut")
     return header
 

@@ -109,12 +109,11 @@ class FileView:
                 return
 
     def _is_cached(self, at: int) -> bool:
+        """Return whether a byte is in the page cache, or cannot be read at all: then no huge pages are of use."""
         try:
             return bool(os.preadv(self.fd, [bytearray(1)], self.offset + at, os.RWF_NOWAIT))
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise
-            return False
+            return error.errno != errno.EAGAIN
 
     def is_huge(self) -> bool:
         """Return whether so many bytes are in huge pages that steps are as fast as from anonymous memory."""

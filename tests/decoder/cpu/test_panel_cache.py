@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from decoder.checkpoints.weights import Weights
 from decoder.cpu import panel_cache
@@ -156,6 +157,15 @@ def test_a_damaged_file_is_not_used_and_replaced(cache, about, kept, caplog, at,
     assert f"{kept} is not used: {why}" in caplog.text
     cache.keep(about, memory_of(7))
     assert loaded_as(cache, about, 7)
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"{}", b'{"about": {"revision": 1}}', b'{"about": 1, "more": 2}'])
+def test_a_header_of_another_release_is_not_used(cache, about, kept, caplog, text):
+    text = text.ljust(BLOCK_BYTES - 8)
+    with kept.open("r+b") as file:
+        file.write(xxhash.xxh3_64_digest(text) + text)
+    assert not loaded_as(cache, about, 7)
+    assert f"{kept} is not used: another release of Symphony wrote it" in caplog.text
 
 
 @pytest.mark.parametrize("size", [0, 100, BLOCK_BYTES, NUM_BLOCKS * BLOCK_BYTES, (2 + NUM_BLOCKS) * BLOCK_BYTES])
