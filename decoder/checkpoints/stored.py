@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import stat
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 from decoder.checkpoints.quants import ENCODINGS, Encoding, Float32Array, dequantize
 from libsym.errors import Invalid, NoAccess, NotFound, SymError
 
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MEMORY = Path("memory")
 """`StoredTensor.file` of an array in memory."""
 
@@ -35,6 +38,13 @@ class StoredTensor:
     @property
     def is_of_file(self) -> bool:
         return self.file != _MEMORY
+
+    def read_ahead(self, first: int, end: int) -> None:
+        """Have the kernel read rows [first, end) of a matrix into the page cache, while this thread goes on."""
+        data = np.frombuffer(self.data, np.uint8).reshape(self.shape[0], -1)[first:end]
+        skipped = data.ctypes.data % mmap.PAGESIZE
+        # The rows may be memory of no file, for which the kernel has nothing to do.
+        _libc.madvise(data.ctypes.data - skipped, data.nbytes + skipped, mmap.MADV_WILLNEED)
 
     def read_into(self, out: Float32Array) -> None:
         """Decode the tensor to float32. Invalid: a value is not finite."""

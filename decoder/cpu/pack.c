@@ -144,6 +144,30 @@ void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scal
     }
 }
 
+float sym_pack_q4_0(const sym_matrix *m, const uint8_t *blocks, int64_t n, int64_t k, int64_t first, int64_t every) {
+    int64_t groups = k / SYM_GROUP, size = group_bytes(m);
+    uint32_t low = 0x0f0f0f0f, high = 0xf0f0f0f0;
+    uint16_t largest = 0; /* as bits: infinity and NaN are larger than all numbers */
+    for (int64_t i = 0; i < n; i++) {
+        int64_t strip = first + i / 16 * every, lane = i % 16;
+        char *codes = feature_at(m, strip, lane, 0), *scales = (char *)scale_at(m, strip, lane, 0);
+        for (int64_t g = 0; g < groups; g++) {
+            const uint8_t *block = blocks + (i * groups + g) * 18;
+            uint16_t scale;
+            uint32_t bytes[4], *steps = (uint32_t *)(codes + g * size);
+            memcpy(&scale, block, sizeof scale);
+            memcpy(bytes, block + sizeof scale, sizeof bytes);
+            largest = largest > (scale & 0x7fff) ? largest : scale & 0x7fff;
+            *(uint16_t *)(scales + g * size) = to_float16(of_float16(scale) / CODE_UNIT);
+            steps[0 * STEP / 4] = (bytes[0] & low) | (bytes[1] & low) << 4;
+            steps[1 * STEP / 4] = (bytes[2] & low) | (bytes[3] & low) << 4;
+            steps[2 * STEP / 4] = (bytes[0] >> 4 & low) | (bytes[1] & high);
+            steps[3 * STEP / 4] = (bytes[2] >> 4 & low) | (bytes[3] & high);
+        }
+    }
+    return of_float16(largest);
+}
+
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out) {
     int64_t strip = row / 16, lane = row % 16;
     if (m->format == SYM_ROTATED8) {

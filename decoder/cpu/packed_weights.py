@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,8 @@ _STRIP = 16
 """Number of features in a strip. A strip is half a panel."""
 _JOB_VALUES = 1 << 21
 """Number of weights that one job decodes: 8 MiB as float32."""
+_JOBS_AHEAD = 16
+"""Jobs whose bytes the disk reads ahead: 18 MiB of 4-bit codes."""
 _PADDING = {
     lib.SYM_FLOAT32: 1,
     lib.SYM_BFLOAT16: 32,
@@ -121,9 +123,9 @@ def pack_weights(
     cache = None
     about = None if cache_directory is None else _about(config, weights, precision, isa, matrices)
     if cache_directory is None or about is None or (cache := open_cache(cache_directory)) is None:
-        _run(_jobs(weights, matrices), checkpoint)
+        _run(list(_jobs(weights, matrices)), checkpoint)
     elif not cache.load(about, memory, checkpoint):
-        _run(_jobs(weights, matrices), checkpoint)
+        _run(list(_jobs(weights, matrices)), checkpoint)
         keep = partial(cache.keep, about, memory)
     owned: list[Any] = [memory, matrices]
 
@@ -228,8 +230,12 @@ def _hartley(size: int) -> Float32Array | None:
     return np.ascontiguousarray((np.cos(angles) + np.sin(angles)) / np.sqrt(size), dtype=np.float32)
 
 
-def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of `_pack`. The embedding comes first: otherwise its jobs would end last."""
+_Job: TypeAlias = tuple[Weights, _Matrix, _Piece, int, int]
+"""Arguments of `_pack`."""
+
+
+def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[_Job]:
+    """Yield the jobs. The embedding comes first: otherwise its jobs would end last."""
     for matrix in reversed(matrices):
         for piece in matrix.pieces:
             rows, inputs = weights.shape(piece.name)
@@ -242,6 +248,11 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
     """Pack rows [first, end) of a tensor into their strips."""
     stored, struct = weights.rows(piece.name, first, end), matrix.struct
     place = (*stored.shape, piece.first + first // _STRIP * piece.every, piece.every)
+    if stored.encoding.name == "Q4_0" and struct.format == lib.SYM_CODES4 and not struct.has_mins:
+        blocks = np.frombuffer(stored.data, np.uint8)
+        largest = lib.sym_pack_q4_0(struct, ffi.cast("uint8_t *", blocks.ctypes.data), *place)
+        _check_scales(stored, np.array([largest], np.float32), None)
+        return
     if matrix.as_stored and _bits(stored):
         codes, scales, mins = _fitted(stored, struct)
         _check_scales(stored, scales, mins)
@@ -291,12 +302,15 @@ def _floats(array: Float32Array) -> Any:
     return ffi.cast("float *", array.ctypes.data)
 
 
-def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[float], None]) -> None:
+def _run(jobs: list[_Job], checkpoint: Callable[[float], None]) -> None:
+    """Pack on all cores, and have the disk read the next jobs' rows meanwhile."""
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="load") as pool:
         futures = [pool.submit(_pack, *job) for job in jobs]
         try:
             for number, future in enumerate(futures):
                 checkpoint(number / len(futures))
+                for weights, _, piece, first, end in jobs[number + _JOBS_AHEAD : number + _JOBS_AHEAD + 1]:
+                    weights.stored(piece.name).read_ahead(first, end)
                 future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -98,6 +98,10 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
 /* Pack codes [n][k] of a file in the same way, with the scales and mins (or null) of their groups [n][k / 32]. */
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
                     int64_t k, int64_t first, int64_t every);
+/* Pack the blocks of Q4_0 as a file has them: a float16 scale, and 16 bytes with the codes of the first 16 inputs in
+ * their low nibbles and of the last 16 in their high nibbles. The result equals that of sym_pack_codes. Return
+ * the largest magnitude of the scales; infinity or NaN if there is one. */
+float sym_pack_q4_0(const sym_matrix *m, const uint8_t *blocks, int64_t n, int64_t k, int64_t first, int64_t every);
 /* Unpack output feature `row` of a matrix to k floats. */
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out);
 

@@ -86,6 +86,18 @@ def test_weights_that_do_not_fit_are_refused_with_the_figures(monkeypatch, preci
     assert raised.value.errno == errno.ENOMEM
 
 
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, 250, -6e4])
+def test_a_scale_of_4_bit_codes_that_does_not_fit_is_refused(scale):
+    weights, name = quantized(random_weights(tiny_config()), "Q4_0"), layer_name(0, "up")
+    stored = weights.stored(name)
+    blocks = np.frombuffer(stored.data, np.uint8).reshape(-1, 18).copy()
+    blocks[7, :2] = np.array([249.9], np.float16).view(np.uint8)
+    pack_weights(tiny_config(), replaced(weights, blocks_of(name, "Q4_0", stored.shape, blocks)), "int4")
+    blocks[7, :2] = np.array([scale], np.float16).view(np.uint8)
+    with pytest.raises(Invalid, match="not finite or too large for codes"):
+        pack_weights(tiny_config(), replaced(weights, blocks_of(name, "Q4_0", stored.shape, blocks)), "int4")
+
+
 @pytest.mark.parametrize(("precision", "value"), [("int8", np.inf), ("int4", np.nan), ("int4", 1e4)])
 def test_weights_that_codes_cannot_hold_are_refused(precision, value):
     weights, name = quantized(random_weights(tiny_config()), "Q4_0"), layer_name(0, "up")
