@@ -175,16 +175,16 @@ class PanelCache:
         """
         try:
             view = self._view(about, memory.num_bytes, checkpoint)
+            is_huge = view.is_huge()
+            if is_huge:
+                memory.show(view)
+            else:
+                memory.copy(view, checkpoint)
         except FileNotFoundError:
             return False
         except (OSError, Unfit) as error:
             log.warning("%s is not used: %s", self.directory / about.file_name, error)
             return False
-        is_huge = view.is_huge()
-        if is_huge:
-            memory.show(view)
-        else:
-            memory.copy(view, checkpoint)
         how = "mapped" if is_huge else "copied, because the page cache has the file in small pages"
         log.info("packed weights of %s: %s", self.directory / about.file_name, how)
         return True
